@@ -1,0 +1,50 @@
+# `make pipeline` sets up and runs the main job; `make test` sets up and passes the tests. `make help` lists the rest.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+CONFIG ?= exp_configs/arithmetic.yaml
+ARGS ?=
+
+# No library calls home from these targets.
+export DO_NOT_TRACK := 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export RAY_USAGE_STATS_ENABLED := 0
+export VLLM_NO_USAGE_STATS := 1
+
+.PHONY: help pipeline test test-fast lint format types clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+pipeline: $(VENV)/.installed  ## Run the whole experiment (CONFIG=..., ARGS='key.path=value ...')
+	$(BIN)/python flows/full_pipeline.py $(CONFIG) $(ARGS)
+
+test: $(VENV)/.installed-dev  ## Run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(VENV)/.installed-dev  ## Run the tests that take seconds
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: $(VENV)/.installed-dev  ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev  ## Rewrite the code in the house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:  ## Remove the environment and the workspace
+	rm -rf $(VENV) workspace

@@ -1,0 +1,130 @@
+"""Turning pydantic's findings into lines that say where, what was found, what is allowed."""
+
+import difflib
+import types
+from collections.abc import Mapping
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from luffy.config.yaml_source import KeyPath
+
+_PLAIN = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "missing": "is missing; add it",
+}
+
+
+def explain(error: ValidationError, root: type[BaseModel], origins: Mapping[KeyPath, str], default_where: str) -> str:
+    """One line for each mistake in `error`, with the file and line that `origins` knows."""
+    lines = []
+    for finding in error.errors(include_url=False):
+        path = _key_path(finding["loc"], root)
+        where = _where(path, origins, default_where)
+        lines.append(f"{where}: {_describe(path, finding, root)}")
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _describe(path: KeyPath, finding: Mapping[str, Any], root: type[BaseModel]) -> str:
+    dotted = ".".join(path)
+    kind, found = finding["type"], finding["input"]
+    if kind == "extra_forbidden":
+        return f"{dotted}: unknown key{_nearest(path, root)}"
+    if kind == "missing":
+        return f"{dotted}: {_PLAIN[kind]}"
+    message = _PLAIN.get(kind) or finding["msg"].removeprefix("Value error, ")
+    if kind == "value_error":
+        return f"{dotted}: {message}" if dotted else message
+    message = message[0].lower() + message[1:]
+    return f"{dotted}: {message}, found {_short(found)}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _where(path: KeyPath, origins: Mapping[KeyPath, str], default: str) -> str:
+    for end in range(len(path), 0, -1):
+        if path[:end] in origins:
+            return origins[path[:end]]
+    return default
+
+
+def _nearest(path: KeyPath, root: type[BaseModel]) -> str:
+    models = _models_at(path[:-1], root)
+    allowed = sorted({name for model in models for name in model.model_fields})
+    close = difflib.get_close_matches(path[-1], allowed, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; allowed here: {', '.join(allowed)}" if allowed else ""
+
+
+def _key_path(location: tuple[int | str, ...], root: type[BaseModel]) -> KeyPath:
+    """The path as the user wrote it: pydantic adds the tag of a union's branch, which stands in no file."""
+    path: list[str] = []
+    annotations: list[Any] = [root]
+    for part in location:
+        below = [step for annotation in annotations for step in _step(annotation, part)]
+        if below:
+            path.append(str(part))
+            annotations = below
+        elif _is_branch(annotations, part):
+            continue
+        else:
+            path.append(str(part))
+            annotations = []
+    return tuple(path)
+
+
+def _is_branch(annotations: list[Any], part: int | str) -> bool:
+    """Whether `part` names a branch of a union (a discriminator's tag, or a type's description)."""
+    if isinstance(part, int):
+        return False
+    tags = {
+        tag
+        for annotation in annotations
+        for model in _members(annotation)
+        if isinstance(model, type) and issubclass(model, BaseModel) and "kind" in model.model_fields
+        for tag in get_args(model.model_fields["kind"].annotation)
+    }
+    return part in tags or part in {"int", "float", "str"} or part.startswith("constrained-") or "[" in part
+
+
+def _models_at(path: KeyPath, root: type[BaseModel]) -> list[type[BaseModel]]:
+    annotations: list[Any] = [root]
+    for part in path:
+        annotations = [step for annotation in annotations for step in _step(annotation, part)]
+    members = [member for annotation in annotations for member in _members(annotation)]
+    return [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The branches of a union, through `Annotated`; a plain annotation is its own only branch."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _members(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [member for branch in get_args(annotation) for member in _members(branch)]
+    return [annotation]
+
+
+def _step(annotation: Any, part: int | str) -> list[Any]:
+    """The annotations one key below `annotation`."""
+    found = []
+    for member in _members(annotation):
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            if part in member.model_fields:
+                found.append(member.model_fields[str(part)].annotation)
+        elif get_origin(member) is dict and "[" not in str(part):
+            found.append(get_args(member)[1])
+        elif get_origin(member) is tuple and str(part).isdigit():
+            found.append(get_args(member)[0])
+    return found

@@ -1,0 +1,41 @@
+"""How checkpoints are evaluated and how answers are graded."""
+
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from luffy.config.strict import StrictModel
+
+
+class DecodingConfig(StrictModel):
+    """One way of decoding; temperature 0 is greedy."""
+
+    temperature: NonNegativeFloat
+    num_samples: PositiveInt = 1
+    """Responses a problem; accuracy is their mean (avg@k)."""
+
+    @model_validator(mode="after")
+    def _greedy_once(self) -> "DecodingConfig":
+        if self.temperature == 0 and self.num_samples > 1:
+            raise ValueError("greedy decoding gives the same response each time; set num_samples: 1")
+        return self
+
+
+class EvaluationConfig(StrictModel):
+    """The protocol; every checkpoint of the chain is evaluated by the same."""
+
+    decodings: dict[str, DecodingConfig] = Field(
+        default={"greedy": DecodingConfig(temperature=0.0), "sampled": DecodingConfig(temperature=1.0, num_samples=4)},
+        min_length=1,
+    )
+    """Decodings by name; the first one makes the headline table."""
+    max_response_tokens: PositiveInt
+    confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
+    """Level of the intervals."""
+
+
+class GradingConfig(StrictModel):
+    """Answer verification by math-verify in killable worker processes."""
+
+    timeout_s: PositiveFloat = 5.0
+    """Wall-clock limit of one verification; past it the worker is killed and the answer counts as `timed_out`."""

@@ -1,0 +1,79 @@
+"""The whole experiment: what one YAML file in `exp_configs/` says."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, model_validator
+
+from luffy.config.data import DataConfig
+from luffy.config.evaluation import EvaluationConfig, GradingConfig
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.model import ModelConfig
+from luffy.config.objective import ObjectiveConfig
+from luffy.config.strict import StrictModel
+from luffy.config.training import BaseConfig, RLConfig, SFTConfig
+
+StageName = Literal["prepare_data", "base", "sft", "rl", "evaluate", "report"]
+STAGE_ORDER: tuple[StageName, ...] = ("prepare_data", "base", "sft", "rl", "evaluate", "report")
+_ALWAYS: tuple[StageName, ...] = ("prepare_data", "base")
+
+
+class ExperimentConfig(StrictModel):
+    """Everything that decides what a run does."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    """Names the runs (`<name>-1`, `<name>-2`, ...)."""
+    chain: str | None = None
+    """Which file of `exp_configs/chains/` gave `stages`; None: the experiment's own."""
+    method: str | None = None
+    """Which file of `exp_configs/methods/` gave `objective`; None: the experiment's own."""
+    stages: tuple[StageName, ...]
+    """The stages of the chain, in order."""
+    seed: NonNegativeInt = 0
+    data: DataConfig
+    model: ModelConfig
+    base: BaseConfig | None = None
+    sft: SFTConfig | None = None
+    rl: RLConfig | None = None
+    objective: ObjectiveConfig | None = None
+    evaluation: EvaluationConfig | None = None
+    grading: GradingConfig = GradingConfig()
+    execution: ExecutionConfig = ExecutionConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def _chain_is_ordered(self) -> "ExperimentConfig":
+        expected = tuple(stage for stage in STAGE_ORDER if stage in self.stages)
+        if self.stages != expected:
+            raise ValueError(f"stages: must be in the order {', '.join(expected)}, each once")
+        missing = [stage for stage in _ALWAYS if stage not in self.stages]
+        if missing:
+            raise ValueError(f"stages: {', '.join(missing)} missing; every chain starts with {', '.join(_ALWAYS)}")
+        if "report" in self.stages and "evaluate" not in self.stages:
+            raise ValueError("stages: report needs evaluate before it")
+        return self
+
+    @model_validator(mode="after")
+    def _sections_of_stages(self) -> "ExperimentConfig":
+        needs = {"sft": ("sft",), "rl": ("rl", "objective"), "evaluate": ("evaluation",)}
+        for stage, sections in needs.items():
+            for section in sections:
+                if stage in self.stages and getattr(self, section) is None:
+                    raise ValueError(f"{section}: missing; stage {stage} needs it")
+        return self
+
+    @model_validator(mode="after")
+    def _base_has_its_text(self) -> "ExperimentConfig":
+        if self.model.path is None and (self.base is None or self.data.corpus is None):
+            raise ValueError("an embedded base policy needs base (its training) and data.corpus (its text)")
+        if self.model.path is not None and (self.base is not None or self.data.corpus is not None):
+            raise ValueError("base and data.corpus have no effect with model.path; remove them")
+        return self
+
+    @model_validator(mode="after")
+    def _traces_fit_the_rollouts(self) -> "ExperimentConfig":
+        if self.rl is not None and self.data.max_trace_tokens > self.rl.max_response_tokens:
+            raise ValueError(
+                f"data.max_trace_tokens {self.data.max_trace_tokens} is above rl.max_response_tokens "
+                f"{self.rl.max_response_tokens}: demonstrations would be longer than any rollout may be"
+            )
+        return self

@@ -1,0 +1,56 @@
+"""The policy: a model folder to adapt, or the architecture of an embedded base policy."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from luffy.config.strict import StrictModel
+
+DType = Literal["float32", "bfloat16"]
+
+
+class TinyArchitecture(StrictModel):
+    """A small Qwen2 with untied embeddings; the vocabulary comes from the data's tokenizer."""
+
+    hidden_size: PositiveInt = 96
+    intermediate_size: PositiveInt = 256
+    num_layers: PositiveInt = 3
+    num_heads: PositiveInt = 4
+    max_position_embeddings: PositiveInt = 512
+    rope_theta: PositiveFloat = 10000.0
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "TinyArchitecture":
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} must be a multiple of 2 x num_heads ({2 * self.num_heads}): "
+                "rotary embeddings need an even head size"
+            )
+        return self
+
+
+class ModelConfig(StrictModel):
+    """Where the policy comes from, and what the `base` stage changes in its folder."""
+
+    path: str | None = None
+    """A Hugging Face model folder or hub id; None: the `base` stage trains `architecture` from scratch."""
+    architecture: TinyArchitecture | None = None
+    """The embedded base policy; refused together with `path`."""
+    dtype: DType = "float32"
+    """Compute type; with `bfloat16` the optimizer keeps float32 master weights."""
+    rope_theta: PositiveFloat | None = None
+    """Overrides the folder's value (Qwen2.5-Math needs 40000 for 16k tokens)."""
+    max_position_embeddings: PositiveInt | None = None
+    """Overrides the folder's value."""
+    chat_template: str | None = Field(default=None)
+    """Path of a Jinja chat template that replaces the folder's; None: kept."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "ModelConfig":
+        if (self.path is None) == (self.architecture is None):
+            raise ValueError("give exactly one of path (a model folder) and architecture (an embedded base policy)")
+        overrides = ("rope_theta", "max_position_embeddings", "chat_template")
+        inert = [name for name in overrides if getattr(self, name) is not None]
+        if self.path is None and inert:
+            raise ValueError(f"{', '.join(inert)} adapt a model folder and have no effect without path; remove them")
+        return self

@@ -1,0 +1,68 @@
+"""What each stage program is given: the part of the experiment that changes its result, and nothing else.
+
+A field that is not in a stage's settings cannot change what it computes, so the settings are its identity
+(`luffy.pipeline.identity`); execution and tracking travel beside them.
+"""
+
+from luffy.config.data import DataConfig
+from luffy.config.evaluation import EvaluationConfig, GradingConfig
+from luffy.config.experiment import ExperimentConfig
+from luffy.config.model import DType, ModelConfig
+from luffy.config.objective import ObjectiveConfig
+from luffy.config.strict import StrictModel
+from luffy.config.training import BaseConfig, RLConfig, SFTConfig
+
+
+class PrepareDataSettings(StrictModel):
+    """`prepare_data`: sources to verified parquet, and the tokenizer that counts its tokens."""
+
+    seed: int
+    data: DataConfig
+    grading: GradingConfig
+    model_path: str | None
+    """Folder or hub id whose tokenizer is adapted; None: a tokenizer is built from the data."""
+    chat_template: str | None
+
+
+class BaseSettings(StrictModel):
+    """`base`: the starting policy, trained from scratch or adapted from a folder."""
+
+    seed: int
+    model: ModelConfig
+    base: BaseConfig | None
+
+
+class SFTSettings(StrictModel):
+    """`sft`: supervised learning on traces."""
+
+    seed: int
+    dtype: DType
+    sft: SFTConfig
+
+
+class RLSettings(StrictModel):
+    """`rl`: mixed-policy reinforcement learning."""
+
+    seed: int
+    dtype: DType
+    rl: RLConfig
+    objective: ObjectiveConfig
+    grading: GradingConfig
+
+
+class EvaluateSettings(StrictModel):
+    """`evaluate`: one checkpoint over all suites and decodings."""
+
+    seed: int
+    dtype: DType
+    evaluation: EvaluationConfig
+    grading: GradingConfig
+
+
+class ReportSettings(StrictModel):
+    """`report`: the page a person opens. It shows the experiment's configuration, so that is its identity."""
+
+    experiment: ExperimentConfig
+
+
+StageSettings = PrepareDataSettings | BaseSettings | SFTSettings | RLSettings | EvaluateSettings | ReportSettings

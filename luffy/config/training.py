@@ -1,0 +1,103 @@
+"""Optimisation settings of the stages that train: `base`, `sft` and `rl`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from luffy.config.objective import NegativeLogLikelihoodLoss, NormaliserConfig, SupervisedObjectiveConfig, TermConfig
+from luffy.config.strict import StrictModel
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class ScheduleConfig(StrictModel):
+    """Learning-rate multiplier over the optimizer steps of a stage."""
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_share: Share = 0.0
+    """Share of all steps over which the rate climbs linearly from 0."""
+    final_share: Share = 0.0
+    """Share of the peak rate that is left at the last step."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> "ScheduleConfig":
+        if self.kind == "constant" and self.final_share:
+            raise ValueError("final_share has no effect with kind: constant; remove it")
+        return self
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the rate at a step changes when the stage is made longer."""
+        return self.kind != "constant" or self.warmup_share > 0
+
+
+class OptimizerConfig(StrictModel):
+    """AdamW."""
+
+    lr: PositiveFloat
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.01
+    max_grad_norm: PositiveFloat = 1.0
+    schedule: ScheduleConfig = ScheduleConfig()
+
+
+class BaseConfig(StrictModel):
+    """Supervised training of the embedded base policy on `data.corpus`."""
+
+    steps: PositiveInt
+    batch_size: PositiveInt
+    """Examples an optimizer step."""
+    optimizer: OptimizerConfig
+    checkpoint_every: PositiveInt = 200
+    """Optimizer steps between checkpoints."""
+
+
+class SFTConfig(StrictModel):
+    """Supervised fine-tuning on traces."""
+
+    num_traces: PositiveInt | None = None
+    """Learn from the traces of this many training prompts (chosen by seed); None: all."""
+    epochs: PositiveInt
+    batch_size: PositiveInt
+    """Traces an optimizer step."""
+    optimizer: OptimizerConfig
+    objective: SupervisedObjectiveConfig = SupervisedObjectiveConfig(
+        terms=(
+            TermConfig(
+                name="sft",
+                select="off_policy",
+                loss=NegativeLogLikelihoodLoss(kind="nll"),
+                normaliser=NormaliserConfig(mode="token", population="own"),
+            ),
+        )
+    )
+    checkpoint_every: PositiveInt = 100
+    """Optimizer steps between checkpoints."""
+
+
+class RLConfig(StrictModel):
+    """The run-time side of RL: how much, how long, how often. What is learned is in `objective`."""
+
+    steps: PositiveInt
+    """RL steps: each rolls out, grades and updates once. Extendable: a longer run continues a shorter one."""
+    prompts_per_step: PositiveInt
+    prompts_per_update: PositiveInt | None = None
+    """Mini-batch of one optimizer step, in prompts; None: one optimizer step an RL step."""
+    temperature: PositiveFloat = 1.0
+    """Of the rollouts; the trainer divides its logits by the same."""
+    max_response_tokens: PositiveInt
+    optimizer: OptimizerConfig
+    checkpoint_every: PositiveInt = 50
+    """RL steps between checkpoints."""
+    keep_checkpoints: PositiveInt = 2
+    """The newest that stay on disk."""
+
+    @model_validator(mode="after")
+    def _whole_mini_batches(self) -> "RLConfig":
+        if self.prompts_per_update is not None and self.prompts_per_step % self.prompts_per_update:
+            raise ValueError(
+                f"prompts_per_step {self.prompts_per_step} must be a multiple of "
+                f"prompts_per_update {self.prompts_per_update}"
+            )
+        return self

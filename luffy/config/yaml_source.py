@@ -1,0 +1,69 @@
+"""Reading one YAML file strictly: duplicate keys refused, `1e-4` a number, every key's line remembered."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from luffy.errors import ConfigError
+
+Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
+KeyPath = tuple[str, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2 floats: PyYAML alone reads `1e-4` as a string."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
+    list("-+0123456789."),
+)
+
+
+def parse_scalar(text: str) -> Value:
+    """The value that `text` has in YAML, as used by `key.path=value` overrides."""
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - derived from SafeLoader
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
+    """The mapping in `path`, and for each key path the `file:line` it stands on.
+
+    Raises ConfigError when the file is missing, is not UTF-8, is not YAML, is not a mapping or repeats a key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; give the path of an experiment's YAML") from None
+    except (IsADirectoryError, PermissionError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        value = parse_scalar(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error})") from None
+    if not isinstance(value, dict) or not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{path}: must hold a mapping of keys to values, found {type(value).__name__}")
+    origins: dict[KeyPath, str] = {}
+    _record_lines(node, (), path, origins)
+    return value, origins
+
+
+def _record_lines(node: yaml.Node, prefix: KeyPath, path: Path, origins: dict[KeyPath, str]) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*prefix, str(key.value))
+            line = f"{path}:{key.start_mark.line + 1}"
+            if here in origins:
+                raise ConfigError(f"{line}: {'.'.join(here)} is given twice (first at {origins[here]}); keep one")
+            origins[here] = line
+            _record_lines(value, here, path, origins)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            origins[*prefix, str(index)] = f"{path}:{value.start_mark.line + 1}"
+            _record_lines(value, (*prefix, str(index)), path, origins)

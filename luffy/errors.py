@@ -1,0 +1,50 @@
+"""The one exception family. A user's mistake is a `UserError`: one line on the terminal, exit code 2, no traceback.
+
+To add one: subclass `UserError` when the person at the keyboard can mend it, `LuffyError` otherwise, and give it a
+message that says what was found, where, what is allowed and what to do.
+"""
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+class LuffyError(Exception):
+    """Base of every error raised on purpose by luffy."""
+
+    exit_code = EXIT_FAILURE
+
+
+class UserError(LuffyError):
+    """A mistake that the user can mend; the message is shown alone, without a traceback."""
+
+    exit_code = EXIT_USER_ERROR
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration file or an override is wrong."""
+
+
+class DataError(UserError, ValueError):
+    """A data source is missing, unreadable or empty."""
+
+
+class WorkspaceError(UserError):
+    """The workspace cannot be used: read-only, full, or written by an incompatible version."""
+
+
+class StageFailed(LuffyError):
+    """A stage program ended with a failure; carries its exit code, so that a user's mistake stays one."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_FAILURE) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class CheckpointError(LuffyError):
+    """A checkpoint is incomplete, or does not belong to this run."""
+
+
+class NumericalError(LuffyError):
+    """Training produced a value that is not finite."""

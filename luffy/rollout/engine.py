@@ -1,0 +1,52 @@
+"""The seam between whoever needs text from the policy and whoever generates it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from luffy.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How responses are drawn; nothing of a model folder's `generation_config` is ever applied."""
+
+    temperature: float
+    """0: greedy."""
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """One response to generate."""
+
+    prompt_ids: tuple[int, ...]
+    seed: int
+    """Decides the draw, independently of what else is in the batch."""
+    prefix_ids: tuple[int, ...] = ()
+    """Start of the response that is given and continued (hybrid rows); not part of the completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What was generated, token ids in and token ids out."""
+
+    token_ids: tuple[int, ...]
+    """Generated tokens, the stop token included when it was sampled."""
+    logprobs: tuple[float, ...]
+    """Log-probability of each token under the distribution it was drawn from (temperature applied; greedy: 1)."""
+    finish_reason: FinishReason
+    weight_version: int
+
+
+class RolloutEngine(Protocol):
+    """Generates responses with the policy's weights."""
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        """One completion a request, in the order of the requests."""
+        ...
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        ...

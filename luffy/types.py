@@ -1,0 +1,142 @@
+"""The currency that passes between floors: prompts, traces, trajectories, groups and training batches.
+
+Shape legend: `B` sequences, `T` tokens (prompt and response, right-padded), `V` vocabulary.
+Importable without torch; `TrainBatch` names its tensors only for the type checker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Source(IntEnum):
+    """Who produced a token."""
+
+    ON_POLICY = 0
+    """Sampled by the policy in training."""
+    OFF_POLICY = 1
+    """Taken from a demonstration."""
+
+
+class Outcome(StrEnum):
+    """What grading found; only `CORRECT` earns the reward, and the others are counted apart."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    """A readable answer that does not equal the reference."""
+    NO_ANSWER = "no_answer"
+    """No final answer in the response (no box, or an empty one)."""
+    UNPARSABLE = "unparsable"
+    """An answer that the verifier cannot read as mathematics."""
+    TIMED_OUT = "timed_out"
+    """Verification passed its time limit and was killed."""
+    CRASHED = "crashed"
+    """The grading worker died."""
+
+
+class FinishReason(StrEnum):
+    """Why generation of a response ended."""
+
+    STOP = "stop"
+    """The stop token was sampled (it is part of the response)."""
+    LENGTH = "length"
+    """The token limit was reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A demonstration for a prompt, by a stronger model or a person."""
+
+    text: str
+    """The assistant's whole reply, without the stop token."""
+    author: str
+    """Who wrote it, e.g. `deepseek-r1` or `arithmetic-teacher`."""
+    verified: bool | None = None
+    """Whether its answer was graded correct; None: not graded yet."""
+    logprobs: tuple[float, ...] | None = None
+    """The author's own log-probabilities of the trace's tokens (and stop token), where known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A task: what the policy is asked, the reference answer, and the demonstrations it may learn from."""
+
+    uid: str
+    """Stable identity: a hash of the data source and the messages."""
+    data_source: str
+    messages: tuple[Message, ...]
+    ground_truth: str
+    traces: tuple[Trace, ...] = ()
+    ability: str = "math"
+    extra_info: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One response to one prompt, token for token as it will be trained on."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    source: tuple[Source, ...]
+    """Per response token; a row may be hybrid (demonstration prefix, own continuation)."""
+    logp_behavior: tuple[float, ...]
+    """Per response token: log-probability under what drew it; NaN where unknown."""
+    weight_version: tuple[int, ...]
+    """Per response token: the number of updates behind the weights that drew it; -1 for demonstrations."""
+    reward: float
+    outcome: Outcome
+    finish_reason: FinishReason
+
+    @property
+    def is_off_policy(self) -> bool:
+        """True when any token comes from a demonstration."""
+        return Source.OFF_POLICY in self.source
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All trajectories of one prompt in one RL step: the population of its group advantage."""
+
+    uid: str
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def rewards(self) -> Sequence[float]:
+        return [trajectory.reward for trajectory in self.trajectories]
+
+
+@dataclass(slots=True)
+class TrainBatch:
+    """Rows ready for the policy; every tensor is `(B, T)` and aligned with `input_ids_BT`.
+
+    Position `t` of a per-token tensor speaks of token `input_ids_BT[:, t]`, whose log-probability is read from the
+    logits at `t - 1`; position 0 never carries a response token.
+    """
+
+    input_ids_BT: Tensor
+    attention_mask_BT: Tensor
+    response_mask_BT: Tensor
+    """True on tokens that may be learned from."""
+    is_off_policy_BT: Tensor
+    advantage_BT: Tensor
+    logp_old_BT: Tensor
+    """The trainer's own log-probabilities at the start of the optimizer phase."""
+    logp_behavior_BT: Tensor
+    """Log-probabilities under what drew the token; NaN where unknown."""
+
+    def __len__(self) -> int:
+        return int(self.input_ids_BT.shape[0])
