@@ -27,7 +27,7 @@ class ExecutionConfig(StrictModel):
     grader_workers: PositiveInt = 2
     """Grading processes."""
     num_threads: PositiveInt | None = None
-    """CPU threads of a stage; None: torch's own choice. Changing it may change the last bits of a float."""
+    """CPU threads of a stage; None: torch's own choice. It may change the last bits of a float, nothing else."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

@@ -51,8 +51,9 @@ def load_experiment(path: Path | str, overrides: Sequence[str] = ()) -> Experime
     command_line = _overrides_layer(overrides)
     top = command_line.over(own)
     method = _preset("methods", top.preset_name("method"), path)
-    chain = _preset("chains", top.preset_name("chain") or method.preset_name("chain"), path)
-    # A chain may name its method (sft_then_luffy); a method named by the experiment itself wins.
+    # A method may name its chain (sft) and a chain its method (sft_then_luffy); what is named nearer to the user wins.
+    nearest = (command_line, method, own) if command_line.preset_name("method") else (top, method)
+    chain = _preset("chains", next(filter(None, (layer.preset_name("chain") for layer in nearest)), None), path)
     if top.preset_name("method") is None and chain.preset_name("method") is not None:
         method = _preset("methods", chain.preset_name("method"), path)
     merged = top.over(method.over(chain))

@@ -173,7 +173,5 @@ class SupervisedObjectiveConfig(StrictModel):
         _check_terms(self.terms)
         wrong = [term.name for term in self.terms if term.is_policy_gradient or term.select == "on_policy"]
         if wrong:
-            raise ValueError(
-                f"terms {', '.join(wrong)}: SFT has neither rollouts nor rewards; use nll or entropy"
-            )
+            raise ValueError(f"terms {', '.join(wrong)}: SFT has neither rollouts nor rewards; use nll or entropy")
         return self

@@ -1,0 +1,152 @@
+"""The embedded engine: batched, KV-cached generation with a transformers model in this process.
+
+Shape legend: `B` rows still running, `T` tokens, `V` vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.types import FinishReason
+
+_COMPACT_BELOW = 0.75
+"""Rows that ended are cut from the cache once fewer than this share of it is still running."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """One response while it grows."""
+
+    index: int
+    uniform_T: Tensor
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class TransformersEngine:
+    """Generates with `model`, which may be the one in training: its present weights are used.
+
+    Each request's draw depends on its own seed alone: one uniform number a token, inverted through the cumulative
+    distribution.
+    """
+
+    def __init__(self, model: PreTrainedModel, batch_size: int, weight_version: int = 0) -> None:
+        self.model = model
+        self.weight_version = weight_version
+        self._batch_size = batch_size
+
+    @classmethod
+    def from_folder(cls, folder: Path, dtype: str, batch_size: int) -> "TransformersEngine":
+        """An engine on a model folder."""
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        ).eval()
+        return cls(model.to("cuda" if torch.cuda.is_available() else "cpu"), batch_size)
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        """One completion a request, in the order of the requests."""
+        by_length = sorted(range(len(requests)), key=lambda i: (len(_context(requests[i])), i))
+        completions: dict[int, Completion] = {}
+        for start in range(0, len(by_length), self._batch_size):
+            indices = by_length[start : start + self._batch_size]
+            finished = self._generate_batch([requests[i] for i in indices], params)
+            completions.update(zip(indices, finished, strict=True))
+        return [completions[i] for i in range(len(requests))]
+
+    def close(self) -> None:
+        """Nothing to free: the model belongs to the caller or goes with this object."""
+
+    def _generate_batch(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        rows = [_Row(i, _uniforms(request, params)) for i, request in enumerate(requests)]
+        input_ids_BT, mask_BT = _left_pad([_context(request) for request in requests], self.model.device)
+        cache = DynamicCache(config=self.model.config)
+        running = rows
+        while running:
+            logits_BV = self._next_logits(input_ids_BT, mask_BT, cache)
+            token_B = _draw(running, logits_BV, params)
+            alive = [b for b, row in enumerate(running) if row.finish_reason is None]
+            # Ended rows ride along, ignored, until enough of them make cutting the cache worth its copy.
+            if len(alive) < _COMPACT_BELOW * len(running) or not alive:
+                running = [running[b] for b in alive]
+                keep_B = torch.tensor(alive, dtype=torch.long, device=mask_BT.device)
+                cache.batch_select_indices(keep_B)
+                token_B, mask_BT = token_B[keep_B], mask_BT[keep_B]
+            input_ids_BT = token_B.unsqueeze(-1)
+            mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(mask_BT), 1)], dim=-1)
+        return [self._completion(row) for row in rows]
+
+    def _next_logits(self, input_ids_BT: Tensor, mask_BT: Tensor, cache: DynamicCache) -> Tensor:
+        position_BT = (mask_BT.cumsum(dim=-1) - 1).clamp(min=0)[:, -input_ids_BT.shape[1] :]
+        output = self.model(
+            input_ids=input_ids_BT,
+            attention_mask=mask_BT,
+            position_ids=position_BT,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1].float()
+
+    def _completion(self, row: _Row) -> Completion:
+        assert row.finish_reason is not None
+        return Completion(tuple(row.tokens), tuple(row.logprobs), row.finish_reason, self.weight_version)
+
+
+def _context(request: RolloutRequest) -> tuple[int, ...]:
+    return request.prompt_ids + request.prefix_ids
+
+
+def _uniforms(request: RolloutRequest, params: SamplingParams) -> Tensor:
+    """One number in [0, 1) for each token that may be drawn."""
+    generator = torch.Generator().manual_seed(request.seed)
+    return torch.rand(params.max_new_tokens, generator=generator, dtype=torch.float64)
+
+
+def _left_pad(contexts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
+    width = max(map(len, contexts))
+    input_ids_BT = torch.zeros(len(contexts), width, dtype=torch.long)
+    mask_BT = torch.zeros(len(contexts), width, dtype=torch.long)
+    for b, context in enumerate(contexts):
+        input_ids_BT[b, width - len(context) :] = torch.tensor(context)
+        mask_BT[b, width - len(context) :] = 1
+    return input_ids_BT.to(device), mask_BT.to(device)
+
+
+def _draw(running: Sequence[_Row], logits_BV: Tensor, params: SamplingParams) -> Tensor:
+    """Draw the next token of every row and record it in the rows that still run."""
+    logp_BV = torch.log_softmax(logits_BV / (params.temperature or 1.0), dim=-1)
+    if params.temperature == 0:
+        token_B = logp_BV.argmax(dim=-1)
+    else:
+        # An ended row may have used up its numbers; what it draws is ignored.
+        uniform_B = torch.stack([row.uniform_T[len(row.tokens) - (row.finish_reason is not None)] for row in running])
+        token_B = _invert(logp_BV, uniform_B.to(logits_BV.device))
+    logp_B = logp_BV.gather(-1, token_B.unsqueeze(-1)).squeeze(-1).tolist()
+    for row, token, logp in zip(running, token_B.tolist(), logp_B, strict=True):
+        if row.finish_reason is None:
+            _record(row, token, logp, params)
+    return token_B
+
+
+def _invert(logp_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """The token whose interval of the cumulative distribution holds the uniform number."""
+    cumulative_BV = logp_BV.double().exp().cumsum(dim=-1)
+    target_B1 = (uniform_B * cumulative_BV[:, -1]).unsqueeze(-1)
+    token_B = torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(-1)
+    return token_B.clamp(max=logp_BV.shape[-1] - 1)
+
+
+def _record(row: _Row, token: int, logp: float, params: SamplingParams) -> None:
+    row.tokens.append(token)
+    row.logprobs.append(logp)
+    if token in params.stop_token_ids:
+        row.finish_reason = FinishReason.STOP
+    elif len(row.tokens) == params.max_new_tokens:
+        row.finish_reason = FinishReason.LENGTH

@@ -1,0 +1,51 @@
+"""Supervised fine-tuning on off-policy traces.
+
+Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
+"""
+
+import math
+
+from luffy.config.settings import SFTSettings
+from luffy.data.parquet import read_prompts
+from luffy.data.templates import load_tokenizer
+from luffy.errors import DataError
+from luffy.seeds import derive_seed
+from luffy.stages.program import StageContext, StageResult, main
+from luffy.stages.supervised_run import run_supervised, trace_examples
+from luffy.training.policy import load_causal_lm
+from luffy.training.supervised import SupervisedPlan
+from luffy.types import Prompt
+
+
+def choose_prompts(prompts: list[Prompt], num_traces: int | None, seed: int) -> list[Prompt]:
+    """The prompts whose traces are learned from: all with a trace, or a subset that depends on seed and uid alone."""
+    with_traces = [prompt for prompt in prompts if prompt.traces]
+    if num_traces is None:
+        return with_traces
+    if num_traces > len(with_traces):
+        raise DataError(f"sft.num_traces is {num_traces} but only {len(with_traces)} training prompts have a trace")
+    return sorted(with_traces, key=lambda prompt: derive_seed(seed, "sft", prompt.uid))[:num_traces]
+
+
+def run(settings: SFTSettings, context: StageContext) -> StageResult:
+    """Fine-tune the upstream model on the traces of `train.parquet`."""
+    sft = settings.sft
+    tokenizer = load_tokenizer(context.inputs["model"] / "model")
+    prompts = choose_prompts(read_prompts(context.inputs["data"] / "train.parquet"), sft.num_traces, settings.seed)
+    examples = trace_examples(tokenizer, prompts)
+    if not examples:
+        raise DataError("data.train: no row has a trace; SFT needs demonstrations")
+    plan = SupervisedPlan(
+        steps=math.ceil(sft.epochs * len(examples) / sft.batch_size),
+        batch_size=sft.batch_size,
+        optimizer=sft.optimizer,
+        terms=sft.objective.terms,
+        checkpoint_every=sft.checkpoint_every,
+        seed=settings.seed,
+    )
+    model = load_causal_lm(context.inputs["model"] / "model", settings.dtype)
+    return run_supervised(settings, context, model, settings.dtype, examples, plan, tokenizer)
+
+
+if __name__ == "__main__":
+    main("sft", run)

@@ -1,0 +1,93 @@
+"""The rollout journal: each RL step's graded groups, committed before the update that uses them.
+
+After a kill, journalled steps behind the last checkpoint are replayed from here instead of being generated again. The
+journal also holds every sample of a run with its lineage. One parquet file a step, complete or absent.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("uid", pa.string(), nullable=False),
+        pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("response_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("source", pa.list_(pa.int8()), nullable=False),
+        # float64 gives back the very numbers the engine returned.
+        pa.field("logp_behavior", pa.list_(pa.float64()), nullable=False),
+        pa.field("weight_version", pa.list_(pa.int32()), nullable=False),
+        pa.field("reward", pa.float64(), nullable=False),
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("group", pa.int32(), nullable=False),
+    ]
+)
+
+
+class RolloutJournal:
+    """Groups by RL step in `directory` (`step_000012.parquet`)."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def commit(self, step: int, groups: Sequence[Group]) -> None:
+        """Make the groups of `step` durable: after this returns, a kill cannot lose them."""
+        rows = [
+            _row(index, group.uid, trajectory)
+            for index, group in enumerate(groups)
+            for trajectory in group.trajectories
+        ]
+        target = self._path(step)
+        partial = target.with_suffix(".partial")
+        pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(target)
+
+    def read(self, step: int) -> list[Group] | None:
+        """The groups of `step` exactly as committed, or None when that step was never committed."""
+        path = self._path(step)
+        if not path.exists():
+            return None
+        grouped: dict[int, list[dict]] = {}
+        for row in pq.read_table(path).to_pylist():
+            grouped.setdefault(row["group"], []).append(row)
+        return [Group(rows[0]["uid"], tuple(map(_trajectory, rows))) for rows in grouped.values()]
+
+    def _path(self, step: int) -> Path:
+        return self._directory / f"step_{step:06d}.parquet"
+
+
+def _row(group: int, uid: str, trajectory: Trajectory) -> dict[str, object]:
+    return {
+        "uid": uid,
+        "prompt_ids": trajectory.prompt_ids,
+        "response_ids": trajectory.response_ids,
+        "source": [int(source) for source in trajectory.source],
+        "logp_behavior": trajectory.logp_behavior,
+        "weight_version": trajectory.weight_version,
+        "reward": trajectory.reward,
+        "outcome": trajectory.outcome.value,
+        "finish_reason": trajectory.finish_reason.value,
+        "group": group,
+    }
+
+
+def _trajectory(row: dict) -> Trajectory:
+    return Trajectory(
+        prompt_ids=tuple(row["prompt_ids"]),
+        response_ids=tuple(row["response_ids"]),
+        source=tuple(Source(source) for source in row["source"]),
+        logp_behavior=tuple(row["logp_behavior"]),
+        weight_version=tuple(row["weight_version"]),
+        reward=row["reward"],
+        outcome=Outcome(row["outcome"]),
+        finish_reason=FinishReason(row["finish_reason"]),
+    )

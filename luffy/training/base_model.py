@@ -1,0 +1,90 @@
+"""The starting policy: a tiny Qwen2 made from nothing, or a model folder adapted file by file."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+
+from luffy.config.model import ModelConfig, TinyArchitecture
+from luffy.errors import DataError
+
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+)
+
+
+def new_tiny_model(architecture: TinyArchitecture, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+    """A randomly initialised Qwen2 in float32 with untied embeddings over the tokenizer's vocabulary."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=architecture.hidden_size,
+        intermediate_size=architecture.intermediate_size,
+        num_hidden_layers=architecture.num_layers,
+        num_attention_heads=architecture.num_heads,
+        num_key_value_heads=architecture.num_heads,
+        max_position_embeddings=architecture.max_position_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": architecture.rope_theta},
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+
+
+def adapt_model_folder(model: ModelConfig, out: Path) -> None:
+    """Copy the folder (or hub snapshot) at `model.path` to `out` with its configuration adapted, weights untouched.
+
+    The tokenizer stays behind: `prepare_data` has adapted it. Sampling habits in `generation_config.json` are dropped:
+    only the settings of the experiment decide how text is drawn.
+    """
+    assert model.path is not None
+    source = Path(model.path)
+    if not source.is_dir():
+        source = Path(snapshot_download(model.path, allow_patterns=["*.json", "*.safetensors"]))
+    if not (source / "config.json").is_file():
+        raise DataError(f"model.path: {source} has no config.json; give a Hugging Face model folder")
+    shutil.copytree(
+        source,
+        out,
+        copy_function=_link_or_copy,
+        ignore=shutil.ignore_patterns(*_TOKENIZER_FILES, "generation_config.json", "config.json", ".*"),
+        dirs_exist_ok=True,
+    )
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    (out / "config.json").write_text(json.dumps(_adapt(config, model), indent=2), encoding="utf-8")
+
+
+def copy_tokenizer(source: Path, out: Path) -> None:
+    """Put the tokenizer of `prepare_data` beside the weights, so that the model folder is complete."""
+    shutil.copytree(source, out, dirs_exist_ok=True)
+
+
+def _adapt(config: dict, model: ModelConfig) -> dict:
+    if model.max_position_embeddings is not None:
+        config["max_position_embeddings"] = model.max_position_embeddings
+        config["sliding_window"] = None
+    if model.rope_theta is not None:
+        # transformers 5 nests it; folders written before keep it at the top.
+        where = config.get("rope_parameters", config)
+        where["rope_theta"] = model.rope_theta
+    return config
+
+
+def _link_or_copy(source: str, target: str) -> str:
+    """A hard link where the file system has them: a 7B folder is not written twice."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target

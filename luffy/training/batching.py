@@ -1,0 +1,108 @@
+"""Rows to batches, and a batch to micro-batches: layout only, nothing here changes a gradient.
+
+Shape legend: `K` objective terms, `B` rows, `T` tokens (prompt and response, right-padded).
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from luffy.types import Source, TrainBatch, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one forward and backward pass sees."""
+
+    batch: TrainBatch
+    """`logp_old_BT` may hold NaN: the policy then stands in for itself (one update a phase)."""
+    weight_KBT: Tensor
+    position_ids_BT: Tensor
+    packed: bool
+    """Sequences lie end to end in one row; positions restart at each."""
+
+
+def collate(trajectories: Sequence[Trajectory], advantage_B: Tensor, pad_id: int) -> TrainBatch:
+    """Right-padded batch of prompts and responses; every response token learns with its row's advantage.
+
+    `logp_old_BT` is NaN until the policy fills it in.
+    """
+    width = max(len(row.prompt_ids) + len(row.response_ids) for row in trajectories)
+    shape = (len(trajectories), width)
+    batch = TrainBatch(
+        input_ids_BT=torch.full(shape, pad_id, dtype=torch.long),
+        attention_mask_BT=torch.zeros(shape, dtype=torch.bool),
+        response_mask_BT=torch.zeros(shape, dtype=torch.bool),
+        is_off_policy_BT=torch.zeros(shape, dtype=torch.bool),
+        advantage_BT=torch.zeros(shape, dtype=torch.float32),
+        logp_old_BT=torch.full(shape, torch.nan, dtype=torch.float32),
+        logp_behavior_BT=torch.full(shape, torch.nan, dtype=torch.float32),
+    )
+    for b, row in enumerate(trajectories):
+        start, end = len(row.prompt_ids), len(row.prompt_ids) + len(row.response_ids)
+        batch.input_ids_BT[b, :end] = torch.tensor(row.prompt_ids + row.response_ids)
+        batch.attention_mask_BT[b, :end] = True
+        batch.response_mask_BT[b, start:end] = True
+        batch.is_off_policy_BT[b, start:end] = torch.tensor([s is Source.OFF_POLICY for s in row.source])
+        batch.logp_behavior_BT[b, start:end] = torch.tensor(row.logp_behavior)
+        batch.advantage_BT[b, start:end] = advantage_B[b].float()
+    return batch
+
+
+def take_rows(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
+    """The given rows, in that order, trimmed to the longest of them."""
+    index = torch.as_tensor(rows, dtype=torch.long)
+    width = int(batch.attention_mask_BT[index].sum(dim=-1).max())
+    return _map(batch, lambda tensor_BT: tensor_BT[index, :width])
+
+
+def split_into_micro_batches(batch: TrainBatch, weight_KBT: Tensor, max_tokens: int, packing: bool) -> list[MicroBatch]:
+    """Micro-batches of at most `max_tokens` tokens (one longer row makes its own), longest rows first.
+
+    `weight_KBT` are the token weights of the whole step (`luffy.objectives.normalisation`), cut along.
+    """
+    length_B = batch.attention_mask_BT.sum(dim=-1).tolist()
+    order = sorted(range(len(batch)), key=lambda b: (-length_B[b], b))
+    make = _pack if packing else _pad
+    return [make(batch, weight_KBT, rows) for rows in _fill(order, length_B, max_tokens, packing)]
+
+
+def weightless(micro: MicroBatch) -> MicroBatch:
+    """The same tokens with weight 0: what a rank with fewer micro-batches runs to keep step with the others."""
+    return dataclasses.replace(micro, weight_KBT=torch.zeros_like(micro.weight_KBT))
+
+
+def _fill(order: Sequence[int], length_B: Sequence[int], max_tokens: int, packing: bool) -> list[list[int]]:
+    bins: list[list[int]] = []
+    used = 0
+    for b in order:
+        width = length_B[b] if packing else length_B[bins[-1][0]] if bins else 0
+        if not bins or used + width > max_tokens:
+            bins.append([])
+            used, width = 0, length_B[b]
+        bins[-1].append(b)
+        used += width
+    return bins
+
+
+def _pad(batch: TrainBatch, weight_KBT: Tensor, rows: Sequence[int]) -> MicroBatch:
+    part = take_rows(batch, rows)
+    rows_, width = part.input_ids_BT.shape
+    position_ids_BT = torch.arange(width).expand(rows_, width)
+    return MicroBatch(part, weight_KBT[:, list(rows), :width], position_ids_BT, packed=False)
+
+
+def _pack(batch: TrainBatch, weight_KBT: Tensor, rows: Sequence[int]) -> MicroBatch:
+    index = torch.as_tensor(rows, dtype=torch.long)
+    keep_BT = batch.attention_mask_BT[index]
+    part = _map(batch, lambda tensor_BT: tensor_BT[index][keep_BT].unsqueeze(0))
+    weight_K1T = torch.stack([weight_BT[index][keep_BT].unsqueeze(0) for weight_BT in weight_KBT])
+    position_ids_BT = torch.arange(keep_BT.shape[1]).expand_as(keep_BT)[keep_BT].unsqueeze(0)
+    return MicroBatch(part, weight_K1T, position_ids_BT, packed=True)
+
+
+def _map(batch: TrainBatch, function: Callable[[Tensor], Tensor]) -> TrainBatch:
+    return TrainBatch(**{field.name: function(getattr(batch, field.name)) for field in fields(batch)})

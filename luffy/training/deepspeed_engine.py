@@ -1,0 +1,68 @@
+"""Starting DeepSpeed: the one place that knows its configuration and its traps."""
+
+import logging
+
+import deepspeed
+import torch
+from deepspeed.utils import set_z3_leaf_modules
+from torch import nn
+
+from luffy.config.execution import ExecutionConfig
+from luffy.config.model import DType
+from luffy.config.training import OptimizerConfig
+from luffy.training.distributed import init_process_group
+from luffy.training.policy_model import LogProbHead
+
+logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+
+
+def deepspeed_config(optimizer: OptimizerConfig, execution: ExecutionConfig, dtype: DType) -> dict[str, object]:
+    """The configuration of the engine; `step()` alone marks the accumulation boundary.
+
+    With managed accumulation, DeepSpeed divides by a micro-batch count fixed in advance; ours varies with the lengths
+    of the sequences, and the loss is already normalised over the whole step.
+    """
+    zero: dict[str, object] = {"stage": execution.zero_stage, "overlap_comm": False}
+    if execution.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        # At stage 0 the clip is made by `clip_before_step`, which also reports the norm.
+        "gradient_clipping": optimizer.max_grad_norm if execution.zero_stage else 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        # DeepSpeed's own CPU Adam would compile C++ at its first start.
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "steps_per_print": 10**9,
+    }
+
+
+def start_engine(
+    model: nn.Module, optimizer: OptimizerConfig, execution: ExecutionConfig, dtype: DType
+) -> deepspeed.DeepSpeedEngine:
+    """A DeepSpeed engine around `model` with torch's AdamW."""
+    _skip_shared_memory_kernel()
+    init_process_group()
+    if execution.zero_stage == 3:
+        # The head loops over chunks; as a leaf its weight is gathered once, however many chunks a rank has.
+        set_z3_leaf_modules(model, [LogProbHead])
+    adamw = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        lr=optimizer.lr,
+        weight_decay=optimizer.weight_decay,
+        betas=optimizer.betas,
+        eps=optimizer.eps,
+    )
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=adamw, config=deepspeed_config(optimizer, execution, dtype), dist_init_required=False
+    )
+    return engine
+
+
+def _skip_shared_memory_kernel() -> None:
+    """Keep DeepSpeed from compiling its shared-memory all-reduce (C++, a minute, and a stale lock when killed)."""
+    if not torch.cuda.is_available():
+        deepspeed.ops.__dict__["__compatible_ops__"] = {"deepspeed_shm_comm": False}

@@ -1,0 +1,89 @@
+"""The policy as a function from tokens to their log-probabilities, in bounded memory.
+
+Shape legend: `B` rows, `T` tokens, `N` response tokens of all rows, `H` hidden size, `V` vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+
+class LogProbHead(nn.Module):
+    """Hidden states to log-probability and entropy of given tokens, a chunk of tokens at a time.
+
+    Logits of 32k tokens over a vocabulary of 152k would take 20 GB; here only `chunk_tokens` rows of them exist at
+    once, and the backward pass computes them again.
+    """
+
+    def __init__(self, output_embeddings: nn.Linear, temperature: float, chunk_tokens: int) -> None:
+        super().__init__()
+        self.linear = output_embeddings
+        self.temperature = temperature
+        self.chunk_tokens = chunk_tokens
+
+    def forward(self, hidden_NH: Tensor, target_N: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+        """`(N,)` log-probabilities of `target_N` and `(N,)` entropies (nats), float32, at the head's temperature."""
+        parts = [
+            checkpoint(self._chunk, hidden, target, entropy_gradient, use_reentrant=False)
+            if torch.is_grad_enabled()
+            else self._chunk(hidden, target, entropy_gradient)
+            for hidden, target in zip(
+                hidden_NH.split(self.chunk_tokens), target_N.split(self.chunk_tokens), strict=True
+            )
+        ]
+        logps, entropies = zip(*parts, strict=True)
+        return torch.cat(logps), torch.cat(entropies)
+
+    def _chunk(self, hidden_NH: Tensor, target_N: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+        logits_NV = F.linear(hidden_NH, self.linear.weight, self.linear.bias).float() / self.temperature
+        logp_NV = torch.log_softmax(logits_NV, dim=-1)
+        logp_N = logp_NV.gather(-1, target_N.unsqueeze(-1)).squeeze(-1)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropy_N = -(logp_NV.exp() * logp_NV).sum(dim=-1)
+        return logp_N, entropy_N
+
+
+class PolicyModel(nn.Module):
+    """A causal language model wrapped so that one call gives log-probabilities and entropies.
+
+    Owns the decoder and the output embeddings; `causal_lm` is the same weights under the names of the model folder.
+    """
+
+    def __init__(self, causal_lm: PreTrainedModel, temperature: float, chunk_tokens: int) -> None:
+        super().__init__()
+        self.decoder = causal_lm.get_decoder()
+        self.head = LogProbHead(causal_lm.get_output_embeddings(), temperature, chunk_tokens)
+        # In a tuple, so that torch does not register the same weights a second time under other names.
+        self._causal_lm = (causal_lm,)
+
+    @property
+    def causal_lm(self) -> PreTrainedModel:
+        return self._causal_lm[0]
+
+    def forward(
+        self,
+        input_ids_BT: Tensor,
+        attention_mask_BT: Tensor | None,
+        position_ids_BT: Tensor,
+        response_mask_BT: Tensor,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """`(B, T)` log-probabilities and entropies at response tokens, 0 elsewhere.
+
+        Packed rows pass `attention_mask_BT=None` with positions that restart at every sequence. `use_cache` must be
+        off: with it on, packed sequences see each other.
+        """
+        hidden_BTH = self.decoder(
+            input_ids=input_ids_BT, attention_mask=attention_mask_BT, position_ids=position_ids_BT, use_cache=False
+        ).last_hidden_state
+        predicted_BT = response_mask_BT[:, 1:]
+        logp_N, entropy_N = self.head(
+            hidden_BTH[:, :-1][predicted_BT], input_ids_BT[:, 1:][predicted_BT], entropy_gradient
+        )
+        return _scatter(logp_N, response_mask_BT), _scatter(entropy_N, response_mask_BT)
+
+
+def _scatter(value_N: Tensor, mask_BT: Tensor) -> Tensor:
+    return torch.zeros(mask_BT.shape, dtype=value_N.dtype, device=value_N.device).masked_scatter(mask_BT, value_N)

@@ -1,0 +1,76 @@
+"""The embedded engine, with a real tiny model."""
+
+import pytest
+import torch
+from reference.gradient_case import VOCABULARY, tiny_model
+from reference.losses import ReferenceRow, forward
+
+from luffy.rollout.engine import RolloutRequest, SamplingParams
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.types import FinishReason
+
+STOP = 4
+PROMPTS = ((1, 2, 3), (5,), (7, 8, 9, 10, 11, 12), (3, 3))
+
+
+def _requests(count: int = 24) -> list[RolloutRequest]:
+    return [RolloutRequest(PROMPTS[i % len(PROMPTS)], seed=i) for i in range(count)]
+
+
+def _params(temperature: float = 1.0) -> SamplingParams:
+    return SamplingParams(temperature, max_new_tokens=20, stop_token_ids=(STOP,))
+
+
+def test_draws_do_not_depend_on_the_batch_they_are_made_in() -> None:
+    model = tiny_model().eval()
+    together = TransformersEngine(model, batch_size=64).generate(_requests(), _params())
+    in_threes = TransformersEngine(model, batch_size=3).generate(_requests(), _params())
+    assert [c.token_ids for c in together] == [c.token_ids for c in in_threes]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(temperature: float) -> None:
+    model = tiny_model().eval()
+    requests = _requests(8)
+    completions = TransformersEngine(model, batch_size=64).generate(requests, _params(temperature))
+    scaled = tiny_model().eval()
+    scaled.lm_head.weight.data /= temperature
+    for request, completion in zip(requests, completions, strict=True):
+        row = ReferenceRow(request.prompt_ids, completion.token_ids, False, 0.0, torch.zeros(0))
+        assert forward(scaled, row).logp.tolist() == pytest.approx(completion.logprobs, abs=1e-5)
+
+
+def test_greedy_equals_transformers_own_generate() -> None:
+    model = tiny_model().eval()
+    (completion,) = TransformersEngine(model, 4).generate([RolloutRequest((1, 2, 3), seed=0)], _params(0.0))
+    expected = model.generate(
+        torch.tensor([[1, 2, 3]]), max_new_tokens=20, do_sample=False, eos_token_id=STOP, pad_token_id=0
+    )
+    assert list(completion.token_ids) == expected[0, 3:].tolist()
+
+
+def test_sampling_follows_the_model_distribution() -> None:
+    model = tiny_model().eval()
+    requests = [RolloutRequest((1, 2, 3), seed=i) for i in range(4000)]
+    params = SamplingParams(1.0, max_new_tokens=1, stop_token_ids=())
+    tokens = [c.token_ids[0] for c in TransformersEngine(model, 4000).generate(requests, params)]
+    probabilities = torch.softmax(model(torch.tensor([[1, 2, 3]])).logits[0, -1].double(), dim=-1)
+    share = torch.bincount(torch.tensor(tokens), minlength=VOCABULARY) / len(tokens)
+    standard_error = (probabilities * (1 - probabilities) / len(tokens)).sqrt()
+    assert ((share - probabilities).abs() < 4.5 * standard_error + 1e-9).all()
+
+
+def test_a_row_ends_at_its_stop_token_or_at_the_limit() -> None:
+    for completion in TransformersEngine(tiny_model().eval(), 64).generate(_requests(64), _params()):
+        assert STOP not in completion.token_ids[:-1]
+        ended = completion.token_ids[-1] == STOP
+        assert completion.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+        assert ended or len(completion.token_ids) == 20
+        assert len(completion.logprobs) == len(completion.token_ids)
+
+
+def test_a_prefix_is_continued_and_not_returned() -> None:
+    engine = TransformersEngine(tiny_model().eval(), 4)
+    whole = engine.generate([RolloutRequest((1, 2, 3, 9, 9), seed=5)], _params())
+    split = engine.generate([RolloutRequest((1, 2, 3), seed=5, prefix_ids=(9, 9))], _params())
+    assert whole == split

@@ -1,0 +1,78 @@
+"""The policy's own numbers: log-probabilities, entropies, memory layout, export."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from reference.gradient_case import MAX_RESPONSE_TOKENS, OPTIMIZER, execution, make_batch, terms_of, tiny_model
+from reference.losses import ReferenceRow, forward
+
+from luffy.config.training import OptimizerConfig
+from luffy.errors import DataError, NumericalError
+from luffy.training.policy import Policy, check_fits, load_causal_lm
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_logprobs_equal_a_plain_forward_pass(packing: bool) -> None:
+    model = tiny_model()
+    batch = make_batch("luffy", model)
+    policy = Policy(copy.deepcopy(model), OPTIMIZER, execution(packing=packing, micro_batch_tokens=50), "float32")
+    found_BT = policy.logprobs(batch)
+    for b in range(len(batch)):
+        mask_T = batch.response_mask_BT[b]
+        start = int(mask_T.nonzero()[0])
+        ids = batch.input_ids_BT[b]
+        row = ReferenceRow(ids[:start].tolist(), ids[mask_T].tolist(), False, 0.0, torch.zeros(0))
+        assert torch.allclose(found_BT[b][mask_T].double(), forward(model.double(), row).logp, atol=1e-5)
+        assert not found_BT[b][~mask_T].any()
+        model.float()
+
+
+def test_temperature_divides_the_logits() -> None:
+    model = tiny_model()
+    batch = make_batch("luffy", model)
+    hot = Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32", temperature=2.0)
+    scaled = copy.deepcopy(model)
+    scaled.lm_head.weight.data /= 2.0
+    plain = Policy(scaled, OPTIMIZER, execution(), "float32")
+    assert torch.allclose(hot.logprobs(batch), plain.logprobs(batch), atol=1e-6)
+
+
+def test_export_is_a_plain_model_folder(tmp_path: Path) -> None:
+    policy = Policy(tiny_model(), OPTIMIZER, execution(), "float32")
+    policy.export(tmp_path)
+    again = load_causal_lm(tmp_path, "float32")
+    for name, parameter in policy.causal_lm.state_dict().items():
+        assert torch.equal(parameter, again.state_dict()[name]), name
+
+
+def test_clipped_tokens_are_reported() -> None:
+    model = tiny_model()
+    batch = make_batch("on_policy", model)
+    metrics = Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32").accumulate(
+        batch, terms_of("on_policy"), MAX_RESPONSE_TOKENS
+    )
+    ratio = torch.tensor(0.0)
+    clean = Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32").logprobs(batch)
+    ratio_BT = (clean - batch.logp_old_BT).exp()
+    high = (ratio_BT > 1.2) & (batch.advantage_BT > 0)
+    low = (ratio_BT < 0.8) & (batch.advantage_BT < 0)
+    ratio = ((high | low) & batch.response_mask_BT).sum() / batch.response_mask_BT.sum()
+    assert metrics["actor/clip_fraction"] == pytest.approx(float(ratio), abs=1e-6)
+    assert 0 < metrics["actor/clip_fraction"] < 1
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_weights_change() -> None:
+    model = tiny_model()
+    batch = make_batch("luffy", model)
+    batch.advantage_BT[batch.response_mask_BT] = float("inf")
+    policy = Policy(copy.deepcopy(model), OptimizerConfig(lr=1e-2), execution(), "float32")
+    with pytest.raises(NumericalError, match="lower the learning rate"):
+        policy.update(batch, terms_of("luffy"), MAX_RESPONSE_TOKENS, 1e-2)
+    assert torch.equal(policy.causal_lm.lm_head.weight, model.lm_head.weight)
+
+
+def test_a_sequence_longer_than_the_model_is_refused() -> None:
+    with pytest.raises(DataError, match="65 tokens but the model has 64 positions"):
+        check_fits(tiny_model(), 65, "the longest example")
