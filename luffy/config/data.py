@@ -57,8 +57,8 @@ class DataConfig(StrictModel):
     """Prompts with traces, for SFT and RL."""
     corpus: SourceConfig | None = None
     """Text from which an embedded base policy is made; needed where `model.path` is not given."""
-    suites: dict[str, SourceConfig] = Field(min_length=1)
-    """Evaluation suites by name."""
+    suites: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")], SourceConfig] = Field(min_length=1)
+    """Evaluation suites by name, which also names their files."""
     max_prompt_tokens: PositiveInt
     """A longer prompt is rejected and counted."""
     max_trace_tokens: PositiveInt

@@ -1,0 +1,236 @@
+"""The rows of prepared data, and the reading of one row from whatever a file holds.
+
+Columns of LUFFY and verl (`data_source, prompt, target, ability, reward_model, extra_info`), plus `uid` and `traces`:
+several demonstrations a prompt, each with its author, verdict and log-probabilities. `target` repeats the first trace
+for readers that know a single one. `extra_info` is written as JSON text, since its keys are arbitrary; on reading a
+struct (LUFFY's files) is as good.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from luffy.data.identity import prompt_uid
+from luffy.errors import LuffyError
+from luffy.types import Message, Prompt, Trace
+
+REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
+"""A file without one of them is refused as a whole."""
+
+_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+_TRACES = pa.list_(
+    pa.struct(
+        [
+            ("text", pa.string()),
+            ("author", pa.string()),
+            ("verified", pa.bool_()),
+            ("logprobs", pa.list_(pa.float64())),
+        ]
+    )
+)
+SCHEMA = pa.schema(
+    [
+        ("uid", pa.string()),
+        ("data_source", pa.string()),
+        ("prompt", _MESSAGES),
+        ("target", _MESSAGES),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+        ("extra_info", pa.string()),
+        ("traces", _TRACES),
+    ]
+)
+COLUMNS = tuple(SCHEMA.names)
+_ROLES = ("system", "user", "assistant", "tool")
+_to_json = json.JSONEncoder(sort_keys=True).encode
+
+
+class RowError(LuffyError):
+    """A row that cannot be used: the field, and what is wrong with it."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Prompt:
+    """Return the row as a `Prompt`; RowError names the first field that is wrong.
+
+    `author` signs the traces that do not say who wrote them. A missing `uid` is computed. `prompt` and `target` may
+    also be plain text: a user's message, an assistant's reply.
+    """
+    data_source = _text(row.get("data_source"), "data_source")
+    messages = _messages(row.get("prompt"), "prompt", role_of_text="user")
+    if not messages:
+        raise RowError("prompt", "is empty; give at least one message")
+    uid = row.get("uid")
+    return Prompt(
+        uid=prompt_uid(data_source, messages) if uid is None else _text(uid, "uid"),
+        data_source=data_source,
+        messages=messages,
+        ground_truth=_ground_truth(row.get("reward_model")),
+        traces=_traces(row.get("traces"), author) or _target(row.get("target"), author),
+        ability=_text(row.get("ability", "math"), "ability"),
+        extra_info=_extra_info(row.get("extra_info")),
+    )
+
+
+def record_batch(prompts: Sequence[Prompt]) -> pa.RecordBatch:
+    """Return the prompts as one batch of `SCHEMA`, built column by column."""
+    truths = pa.array([prompt.ground_truth for prompt in prompts], pa.string())
+    styles = pa.array(["rule"] * len(prompts), pa.string())
+    first_traces = [prompt.traces[:1] for prompt in prompts]
+    columns = [
+        pa.array([prompt.uid for prompt in prompts], pa.string()),
+        pa.array([prompt.data_source for prompt in prompts], pa.string()),
+        _message_column([[(message.role, message.content) for message in prompt.messages] for prompt in prompts]),
+        _message_column([[("assistant", trace.text) for trace in traces] for traces in first_traces]),
+        pa.array([prompt.ability for prompt in prompts], pa.string()),
+        pa.StructArray.from_arrays([styles, truths], fields=list(SCHEMA.field("reward_model").type)),
+        pa.array([_to_json(prompt.extra_info) for prompt in prompts], pa.string()),
+        _trace_column([prompt.traces for prompt in prompts]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _message_column(rows: Sequence[Sequence[tuple[str, str]]]) -> pa.ListArray:
+    roles = pa.array([role for row in rows for role, _ in row], pa.string())
+    contents = pa.array([content for row in rows for _, content in row], pa.string())
+    values = pa.StructArray.from_arrays([roles, contents], fields=list(_MESSAGES.value_type))
+    return pa.ListArray.from_arrays(_offsets(rows), values, type=_MESSAGES)
+
+
+def _trace_column(rows: Sequence[Sequence[Trace]]) -> pa.ListArray:
+    traces = [trace for row in rows for trace in row]
+    fields = [
+        pa.array([trace.text for trace in traces], pa.string()),
+        pa.array([trace.author for trace in traces], pa.string()),
+        pa.array([trace.verified for trace in traces], pa.bool_()),
+        pa.array([trace.logprobs for trace in traces], pa.list_(pa.float64())),
+    ]
+    values = pa.StructArray.from_arrays(fields, fields=list(_TRACES.value_type))
+    return pa.ListArray.from_arrays(_offsets(rows), values, type=_TRACES)
+
+
+def _offsets(rows: Sequence[Sequence[object]]) -> pa.Array:
+    return pa.array(list(itertools.accumulate(map(len, rows), initial=0)), pa.int32())
+
+
+def _text(value: object, field: str, *, may_be_empty: bool = False) -> str:
+    if not isinstance(value, str):
+        raise RowError(field, "is missing" if value is None else f"must be text, found {_short(value)}")
+    if not value.strip() and not may_be_empty:
+        raise RowError(field, "is empty")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise RowError(field, "holds half of a UTF-16 pair, which is no character") from None
+    return value
+
+
+def _messages(value: object, field: str, role_of_text: str) -> tuple[Message, ...]:
+    if isinstance(value, str):
+        return (Message(role_of_text, _text(value, field)),)
+    if not isinstance(value, list):
+        reason = "is missing" if value is None else f"must be a list of messages, found {_short(value)}"
+        raise RowError(field, reason)
+    return tuple([_message(item, field, index) for index, item in enumerate(value)])
+
+
+def _message(value: object, column: str, index: int) -> Message:
+    if not isinstance(value, dict):
+        raise RowError(f"{column}[{index}]", f"must be a mapping with role and content, found {_short(value)}")
+    role = value.get("role")
+    if role not in _ROLES:
+        raise RowError(f"{column}[{index}].role", f"must be one of {', '.join(_ROLES)}, found {_short(role)}")
+    return Message(role, _text(value.get("content"), f"{column}[{index}].content", may_be_empty=role == "system"))
+
+
+def _ground_truth(value: object) -> str:
+    if not isinstance(value, dict):
+        reason = "is missing" if value is None else f"must be a mapping, found {_short(value)}"
+        raise RowError("reward_model", reason)
+    style = value.get("style", "rule")
+    if style != "rule":
+        raise RowError("reward_model.style", f"must be 'rule' (an answer that can be verified), found {_short(style)}")
+    return _text(value.get("ground_truth"), "reward_model.ground_truth")
+
+
+def _target(value: object, author: str) -> tuple[Trace, ...]:
+    if value is None:
+        return ()
+    messages = _messages(value, "target", role_of_text="assistant")
+    if len(messages) > 1 or any(message.role != "assistant" for message in messages):
+        raise RowError("target", f"must hold one assistant message, found {[message.role for message in messages]}")
+    return tuple(Trace(message.content, author) for message in messages)
+
+
+def _traces(value: object, author: str) -> tuple[Trace, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise RowError("traces", f"must be a list, found {_short(value)}")
+    return tuple([_trace(item, f"traces[{index}]", author) for index, item in enumerate(value)])
+
+
+def _trace(value: object, field: str, author: str) -> Trace:
+    if not isinstance(value, dict):
+        raise RowError(field, f"must be a mapping with text, found {_short(value)}")
+    verified = value.get("verified")
+    if verified is not None and not isinstance(verified, bool):
+        raise RowError(f"{field}.verified", f"must be true, false or null, found {_short(verified)}")
+    written_by = value.get("author")
+    return Trace(
+        text=_text(value.get("text"), f"{field}.text"),
+        author=author if written_by is None else _text(written_by, f"{field}.author"),
+        verified=verified,
+        logprobs=_logprobs(value.get("logprobs"), f"{field}.logprobs"),
+    )
+
+
+def _logprobs(value: object, field: str) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise RowError(field, f"must be a list of numbers, found {_short(value)}")
+    for number in value:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number) or number > 0:
+            raise RowError(field, f"must hold finite numbers of at most 0, found {_short(number)}")
+    return tuple(float(number) for number in value)
+
+
+def _extra_info(value: object) -> dict[str, object]:
+    found = _decoded(value) if isinstance(value, str) else value
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise RowError("extra_info", f"must be a mapping (or its JSON text), found {_short(found)}")
+    if found is value:
+        _check_json(value)
+    return found
+
+
+def _check_json(value: object) -> None:
+    try:
+        _to_json(value)
+    except (TypeError, ValueError) as error:
+        raise RowError("extra_info", f"cannot be written as JSON: {error}") from None
+
+
+def _decoded(text: str) -> object:
+    if not text.strip():
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RowError("extra_info", f"is no JSON: {error}") from None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,203 @@
+"""Chains of operations on two-digit numbers modulo 100, with a teacher that writes every step.
+
+`47 a:+8 b:r c:-3 =` means ((47 + 8) with its digits reversed) - 3; each result is taken modulo 100. The letters let a
+small policy find the operation that comes next. A prompt is a function of (seed, purpose) alone: lengths, starts and operations are drawn with numpy's PCG64, whole columns at a time.
+"""
+
+import hashlib
+import json
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from luffy.config.data import ArithmeticSource
+from luffy.data.identity import prompt_uid
+from luffy.data.sources.loaded import LoadedSource
+from luffy.errors import DataError
+from luffy.types import Message, Prompt, Trace
+
+AUTHOR = "arithmetic-teacher"
+MODULUS = 100
+_MAX_ENUMERATED = 1_000_000
+"""Spaces up to this size are listed as a whole when distinct prompts are drawn; larger ones are sampled."""
+
+Chains = npt.NDArray[np.uint8]
+"""One chain a row: the starting number, then the codes of its operations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One step of a chain."""
+
+    symbol: str
+    """As the question writes it."""
+    results: tuple[int, ...]
+    """The result for each number from 0 to 99."""
+
+
+def _operations() -> tuple[tuple[str, Operation], ...]:
+    """All operations with the kind that configuration knows them by; an operation's code is its position."""
+    numbers = range(MODULUS)
+    found = [("add", Operation(f"+{d}", tuple((n + d) % MODULUS for n in numbers))) for d in range(1, 10)]
+    found += [("subtract", Operation(f"-{d}", tuple((n - d) % MODULUS for n in numbers))) for d in range(1, 10)]
+    found += [("reverse", Operation("r", tuple(n % 10 * 10 + n // 10 for n in numbers)))]
+    return tuple(found)
+
+
+OPERATIONS = _operations()
+_LABELS = string.ascii_lowercase
+_TEXT = tuple(f"{number:02d}" for number in range(MODULUS))
+
+
+def render_question(start: int, operations: Sequence[Operation]) -> str:
+    """Return the user's message: `47 a:+8 b:r c:-3 =`."""
+    return " ".join((_TEXT[start], *map(_labelled, _LABELS, operations), "="))
+
+
+def render_solution(start: int, operations: Sequence[Operation], *, stepwise: bool) -> str:
+    r"""Return the teacher's reply: the steps inside `<think>` and the answer in a box, or the box alone.
+
+    The steps of `47 a:+8 b:r =` are the number it starts from and a line an operation: ` a:+8 =55`, ` b:r =55`.
+    """
+    box = f"\\boxed{{{solve(start, operations)}}}"
+    if not stepwise:
+        return box
+    lines = [_TEXT[start]]
+    number = start
+    for label, operation in zip(_LABELS, operations, strict=False):
+        number = operation.results[number]
+        lines.append(f" {_labelled(label, operation)} ={_TEXT[number]}")
+    return "<think>" + "\n".join(lines) + f"\n</think>{box}"
+
+
+def _labelled(label: str, operation: Operation) -> str:
+    return f"{label}:{operation.symbol}"
+
+
+def solve(start: int, operations: Sequence[Operation]) -> str:
+    """Return the answer as two digits."""
+    number = start
+    for operation in operations:
+        number = operation.results[number]
+    return _TEXT[number]
+
+
+def load_arithmetic(source: ArithmeticSource, purpose: str, seed: int) -> LoadedSource:
+    """Return `source.num_prompts` prompts, each with one trace; DataError where so many distinct ones do not exist.
+
+    Lengths have equal shares, to within one prompt; so have the stepwise traces of each length.
+    """
+    rng = np.random.Generator(np.random.PCG64(_entropy(seed, purpose)))
+    quotas = _quotas(source)
+    _check_space(source, purpose, quotas)
+    prompts: list[Prompt] = []
+    for length, quota in sorted(quotas.items()):
+        chains = _draw(source, length, quota, rng)
+        stepwise = rng.permutation(quota) < round(_stepwise_share(source, length) * quota)
+        prompts += [_prompt(row, style) for row, style in zip(chains.tolist(), stepwise.tolist(), strict=True)]
+    order = rng.permutation(len(prompts)).tolist()
+    return LoadedSource("arithmetic", [prompts[index] for index in order], _digest(source, purpose, seed))
+
+
+def _prompt(row: Sequence[int], stepwise: bool) -> Prompt:
+    start, operations = row[0], [OPERATIONS[code][1] for code in row[1:]]
+    messages = (Message("user", render_question(start, operations)),)
+    return Prompt(
+        uid=prompt_uid("arithmetic", messages),
+        data_source="arithmetic",
+        messages=messages,
+        ground_truth=solve(start, operations),
+        traces=(Trace(render_solution(start, operations, stepwise=stepwise), AUTHOR),),
+        ability="arithmetic",
+        extra_info={"num_operations": len(operations), "style": "stepwise" if stepwise else "direct"},
+    )
+
+
+def _quotas(source: ArithmeticSource) -> dict[int, int]:
+    lengths = sorted(source.num_operations)
+    share, remainder = divmod(source.num_prompts, len(lengths))
+    quotas: dict[int, int] = {}
+    for index, length in enumerate(lengths):
+        quotas[length] = quotas.get(length, 0) + share + (index < remainder)
+    return quotas
+
+
+def _check_space(source: ArithmeticSource, purpose: str, quotas: dict[int, int]) -> None:
+    if max(quotas) > len(_LABELS):
+        raise DataError(
+            f"data.{purpose}: num_operations {max(quotas)} is more than there are letters to name operations by; "
+            f"use at most {len(_LABELS)}"
+        )
+    if not source.unique:
+        return
+    num_codes = len(_weights(source)[0])
+    for length, quota in quotas.items():
+        exist = MODULUS * num_codes**length
+        if quota > exist:
+            raise DataError(
+                f"data.{purpose}: {quota} distinct prompts with {length} operations asked for, {exist} exist; "
+                "lower num_prompts, add longer chains to num_operations, or set unique: false"
+            )
+
+
+def _weights(source: ArithmeticSource) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
+    """Codes of the operations in use, and the probability of each: a kind shares its frequency among its members."""
+    members: dict[str, int] = {}
+    for kind, _ in OPERATIONS:
+        members[kind] = members.get(kind, 0) + 1
+    wanted: dict[str, float] = {str(kind): weight for kind, weight in source.operations.items()}
+    codes = [code for code, (kind, _) in enumerate(OPERATIONS) if kind in wanted]
+    weights = np.array([wanted[OPERATIONS[code][0]] / members[OPERATIONS[code][0]] for code in codes])
+    return np.array(codes, dtype=np.uint8), weights / weights.sum()
+
+
+def _draw(source: ArithmeticSource, length: int, quota: int, rng: np.random.Generator) -> Chains:
+    if not source.unique:
+        return _sample(source, length, quota, rng)
+    if MODULUS * len(_weights(source)[0]) ** length <= _MAX_ENUMERATED:
+        return _choose(source, length, quota, rng)
+    distinct = np.zeros((0, length + 1), dtype=np.uint8)
+    while len(distinct) < quota:
+        more = _sample(source, length, quota + 64, rng)
+        distinct = _without_repeats(np.concatenate([distinct, more]))
+    return distinct[:quota]
+
+
+def _sample(source: ArithmeticSource, length: int, count: int, rng: np.random.Generator) -> Chains:
+    """Draw with repeats."""
+    codes, weights = _weights(source)
+    starts = rng.integers(0, MODULUS, size=(count, 1), dtype=np.uint8)
+    return np.concatenate([starts, rng.choice(codes, size=(count, length), p=weights)], axis=1)
+
+
+def _choose(source: ArithmeticSource, length: int, count: int, rng: np.random.Generator) -> Chains:
+    """Draw without repeats from the listed space: the `count` earliest of exponential clocks (Efraimidis-Spirakis)."""
+    codes, weights = _weights(source)
+    index = np.indices((MODULUS, *[len(codes)] * length)).reshape(length + 1, -1)
+    rates = np.prod(weights[index[1:]], axis=0)
+    chosen = np.argsort(rng.exponential(size=len(rates)) / rates, kind="stable")[:count]
+    return np.concatenate([index[:1, chosen], codes[index[1:, chosen]]]).T.astype(np.uint8)
+
+
+def _without_repeats(chains: Chains) -> Chains:
+    """Keep the first of equal rows, in order."""
+    keys = np.ascontiguousarray(chains).view(np.dtype((np.void, chains.shape[1]))).ravel()
+    _, first = np.unique(keys, return_index=True)
+    return chains[np.sort(first)]
+
+
+def _stepwise_share(source: ArithmeticSource, length: int) -> float:
+    share = source.stepwise_share
+    return share[length] if isinstance(share, dict) else share
+
+
+def _entropy(seed: int, purpose: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"arithmetic:{seed}:{purpose}".encode()).digest())
+
+
+def _digest(source: ArithmeticSource, purpose: str, seed: int) -> str:
+    settings = json.dumps(source.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(f"{seed}:{purpose}:{settings}".encode()).hexdigest()

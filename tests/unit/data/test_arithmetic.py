@@ -1,0 +1,96 @@
+"""The generated task and its teacher."""
+
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luffy.config.data import ArithmeticSource
+from luffy.data.sources import load_source
+from luffy.data.sources.arithmetic import OPERATIONS, render_question, render_solution, solve
+from luffy.errors import DataError
+from luffy.types import Prompt
+
+_chains = st.tuples(
+    st.integers(0, 99), st.lists(st.sampled_from([operation for _, operation in OPERATIONS]), min_size=1, max_size=26)
+)
+
+
+def source(**changes: object) -> ArithmeticSource:
+    settings: dict[str, object] = {"kind": "arithmetic", "num_prompts": 60, "num_operations": (2, 3)}
+    return ArithmeticSource.model_validate({**settings, **changes})
+
+
+def load(settings: ArithmeticSource, purpose: str = "train", seed: int = 0) -> list[Prompt]:
+    return load_source(settings, purpose, seed).prompts
+
+
+def answer_of(question: str) -> str:
+    """An independent reading of the question."""
+    start, *operations, _ = question.split()
+    number = int(start)
+    for operation in operations:
+        symbol = operation.partition(":")[2]
+        number = int(f"{number:02d}"[::-1]) if symbol == "r" else (number + int(symbol)) % 100
+    return f"{number:02d}"
+
+
+def test_the_format() -> None:
+    plus_8, minus_3, reverse = OPERATIONS[7][1], OPERATIONS[11][1], OPERATIONS[18][1]
+    chain = (47, [plus_8, reverse, minus_3])
+    assert render_question(*chain) == "47 a:+8 b:r c:-3 ="
+    assert render_solution(*chain, stepwise=True) == "<think>47\n a:+8 =55\n b:r =55\n c:-3 =52\n</think>\\boxed{52}"
+    assert render_solution(*chain, stepwise=False) == "\\boxed{52}"
+
+
+@given(_chains)
+def test_the_teacher_is_right(chain: tuple[int, list]) -> None:
+    expected = answer_of(render_question(*chain))
+    assert solve(*chain) == expected
+    assert render_solution(*chain, stepwise=True).endswith(f"</think>\\boxed{{{expected}}}")
+
+
+def test_lengths_and_styles_have_their_shares() -> None:
+    prompts = load(source(num_prompts=91, num_operations=(2, 3), stepwise_share={2: 0.5, 3: 0.0}))
+    lengths = Counter(prompt.extra_info["num_operations"] for prompt in prompts)
+    styles = Counter((prompt.extra_info["num_operations"], prompt.extra_info["style"]) for prompt in prompts)
+    assert lengths == {2: 46, 3: 45}
+    assert styles == {(2, "stepwise"): 23, (2, "direct"): 23, (3, "direct"): 45}
+    assert all(("<think>" in p.traces[0].text) == (p.extra_info["style"] == "stepwise") for p in prompts)
+
+
+def test_the_same_seed_and_purpose_give_the_same_prompts() -> None:
+    assert load(source()) == load(source())
+    assert load(source()) != load(source(), seed=1)
+    assert load(source()) != load(source(), purpose="suites.longer")
+
+
+def test_the_order_of_mappings_does_not_matter() -> None:
+    weights = {"add": 1.0, "reverse": 2.0, "subtract": 3.0}
+    shares = {2: 0.5, 3: 0.1}
+    forward = source(operations=weights, stepwise_share=shares)
+    backward = source(operations=dict(reversed(weights.items())), stepwise_share=dict(reversed(shares.items())))
+    one, other = (load_source(settings, "train", 0) for settings in (forward, backward))
+    assert one == other
+
+
+def test_operations_have_their_frequencies() -> None:
+    settings = source(num_prompts=4000, num_operations=(5,), operations={"add": 1.0, "reverse": 3.0}, unique=False)
+    text = " ".join(prompt.messages[0].content for prompt in load(settings))
+    added, reversed_ = len(re.findall(r"\+", text)), text.count("r")
+    assert "-" not in text
+    assert reversed_ / (added + reversed_) == pytest.approx(0.75, abs=0.02)
+
+
+@pytest.mark.parametrize("lengths", [(1,), (2,), (4, 5, 6)])
+def test_unique_prompts_do_not_repeat(lengths: tuple[int, ...]) -> None:
+    prompts = load(source(num_prompts=1900, num_operations=lengths))
+    assert len({prompt.uid for prompt in prompts}) == 1900
+
+
+def test_an_exhausted_space_says_how_many_there_are() -> None:
+    with pytest.raises(DataError, match=r"data\.train: 5000 distinct prompts with 1 operations asked for, 1900 exist"):
+        load(source(num_prompts=5000, num_operations=(1,)))
+    assert len(load(source(num_prompts=5000, num_operations=(1,), unique=False))) == 5000

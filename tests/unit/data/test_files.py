@@ -1,0 +1,108 @@
+"""Local files as a source: what is read, what is quarantined, what is refused."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from luffy.config.data import FileSource
+from luffy.data.sources import LoadedSource, load_source
+from luffy.errors import DataError
+
+LUFFY_EVAL = Path(__file__).parents[3].parent / "shared" / "datasets" / "luffy_eval"
+
+
+def row(number: int) -> dict[str, object]:
+    return {
+        "data_source": "math",
+        "prompt": [{"role": "user", "content": f"{number}+1"}],
+        "target": [{"role": "assistant", "content": f"\\boxed{{{number + 1}}}"}],
+        "reward_model": {"style": "rule", "ground_truth": str(number + 1)},
+    }
+
+
+def load(path: Path, **settings: object) -> LoadedSource:
+    return load_source(FileSource.model_validate({"kind": "file", "path": str(path), **settings}), "train", 0)
+
+
+def test_malformed_lines_are_quarantined_with_line_field_and_reason(tmp_path: Path) -> None:
+    lines = [
+        b"\xef\xbb\xbf" + json.dumps(row(0)).encode(),
+        b'{"data_source": "caf\xe9"}',
+        b"",
+        b"{not json",
+        b"[1]",
+        json.dumps({**row(1), "reward_model": {}}).encode(),
+        json.dumps({**row(1), "data_source": "\ud800"}).encode(),
+        json.dumps(row(2)).encode(),
+    ]
+    (tmp_path / "d.jsonl").write_bytes(b"\n".join(lines))
+    loaded = load(tmp_path / "d.jsonl")
+    assert [prompt.ground_truth for prompt in loaded.prompts] == ["1", "3"]
+    found = [(bad.row, bad.field) for bad in loaded.quarantined]
+    assert found == [
+        (2, "(line)"),
+        (4, "(line)"),
+        (5, "(line)"),
+        (6, "reward_model.ground_truth"),
+        (7, "data_source"),
+    ]
+    assert "no UTF-8 text (byte 21: 0xe9)" in loaded.quarantined[0].reason
+    assert loaded.num_rows == 7
+
+
+def test_parquet_with_undecodable_text_loses_that_row_alone(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist([row(0), row(1), row(2)])
+    broken = pa.array([b"math", b"\xff\xfe", b"math"], pa.binary()).view(pa.string())
+    pq.write_table(table.set_column(0, "data_source", broken), tmp_path / "d.parquet")
+    loaded = load(tmp_path / "d.parquet")
+    assert [prompt.ground_truth for prompt in loaded.prompts] == ["1", "3"]
+    assert [(bad.row, bad.field) for bad in loaded.quarantined] == [(2, "data_source")]
+
+
+def test_the_same_rows_give_the_same_prompts_in_both_formats(tmp_path: Path) -> None:
+    rows = [row(number) for number in range(5)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert load(tmp_path / "d.parquet").prompts == load(tmp_path / "d.jsonl").prompts
+
+
+def test_only_the_first_rows_are_read(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text("\n".join(json.dumps(row(number)) for number in range(5)))
+    assert [prompt.ground_truth for prompt in load(tmp_path / "d.jsonl", max_rows=2).prompts] == ["1", "2"]
+
+
+def test_the_author_signs_the_targets(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text(json.dumps(row(1)))
+    (prompt,) = load(tmp_path / "d.jsonl", author="deepseek-r1").prompts
+    assert prompt.traces[0].author == "deepseek-r1"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("missing.jsonl", None, "no such file"),
+        ("folder.jsonl", "", "is a directory"),
+        ("d.csv", "x", "extension '.csv'; use .parquet or .jsonl"),
+        ("d.jsonl", "", "holds no row"),
+        ("d.jsonl", "{}\n[]", "none of its 2 rows can be used; the first: row 1, field data_source: is missing"),
+        ("d.parquet", "x", "no readable parquet"),
+    ],
+)
+def test_an_unusable_file_is_refused_in_one_line(tmp_path: Path, name: str, content: str | None, reason: str) -> None:
+    if name.startswith("folder"):
+        (tmp_path / name).mkdir()
+    elif content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=reason) as caught:
+        load(tmp_path / name)
+    assert "\n" not in str(caught.value)
+    assert name in str(caught.value)
+
+
+@pytest.mark.skipif(not LUFFY_EVAL.is_dir(), reason="luffy_eval is not beside this repository")
+def test_the_published_evaluation_file_has_no_malformed_row() -> None:
+    loaded = load(LUFFY_EVAL / "valid.all.parquet", max_rows=500)
+    assert (len(loaded.prompts), loaded.quarantined) == (500, [])

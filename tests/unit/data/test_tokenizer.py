@@ -1,0 +1,138 @@
+"""Tokenizers and templates."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from luffy.data.templates import (
+    decode,
+    encode_trace,
+    encode_traces,
+    load_tokenizer,
+    prompt_lengths,
+    render_prompt,
+    render_prompts,
+    stop_token_ids,
+    trace_lengths,
+)
+from luffy.data.tokenizer import WHOLE_TOKENS, adapt_tokenizer, build_tokenizer, save_tokenizer
+from luffy.errors import DataError
+from luffy.types import Message
+
+ALPHABET = "0123456789 +-=r\n<>/think\\boxed{}é中🎉"
+TRACE = "<think>\n47+8=55\n</think>\n\\boxed{55}"
+TOKENIZER = build_tokenizer([ALPHABET])
+THINKING_TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ '<think>\\n' }}"
+
+
+@pytest.fixture
+def thinking(tmp_path: Path) -> PreTrainedTokenizerBase:
+    """The same vocabulary with a template that opens the reasoning, adapted as a model's own tokenizer would be."""
+    save_tokenizer(build_tokenizer([ALPHABET + "[]usera"]), tmp_path / "model")
+    (tmp_path / "template.jinja").write_text(THINKING_TEMPLATE)
+    return adapt_tokenizer(str(tmp_path / "model"), str(tmp_path / "template.jinja"))
+
+
+@given(st.lists(st.one_of(st.sampled_from(WHOLE_TOKENS), st.text(ALPHABET, max_size=8))).map("".join))
+def test_encoding_loses_nothing(text: str) -> None:
+    ids = encode_trace(TOKENIZER, text)
+    assert ids[-1] == TOKENIZER.eos_token_id
+    assert decode(TOKENIZER, ids) == text
+    assert decode(TOKENIZER, ids[:-1]) == text
+
+
+def test_tags_and_the_box_are_single_tokens_and_digits_are_single() -> None:
+    ids = encode_trace(TOKENIZER, TRACE)
+    tokens = TOKENIZER.convert_ids_to_tokens(ids)
+    assert tokens[:7] == ["<think>", "\n", "4", "7", "+", "8", "="]
+    assert tokens[-5:] == ["\\boxed{", "5", "5", "}", TOKENIZER.eos_token]
+
+
+def test_the_same_texts_give_the_same_ids_in_any_order() -> None:
+    texts = ["12 a:+3 b:r =", "07 a:-1 ="] * 3
+    one, other = build_tokenizer(texts), build_tokenizer(reversed(texts))
+    assert one.get_vocab() == other.get_vocab()
+    assert len({one.pad_token_id, one.bos_token_id, one.eos_token_id, one.unk_token_id}) == 4
+
+
+def test_frequent_words_become_tokens_and_digits_never_merge() -> None:
+    tokenizer = build_tokenizer(["12 a:+3 b:-4 =88"] * 5)
+    assert tokenizer.tokenize("12 a:+3 b:-4 =88") == ["1", "2", " a:", "+3", " b:", "-4", " =", "8", "8"]
+
+
+def test_an_unknown_character_is_the_unknown_token() -> None:
+    assert encode_trace(TOKENIZER, "Z")[0] == TOKENIZER.unk_token_id
+
+
+def test_a_saved_tokenizer_loads_as_it_was(tmp_path: Path) -> None:
+    save_tokenizer(TOKENIZER, tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    messages = [Message("user", "1 +1 =")]
+    assert render_prompt(loaded, messages) == render_prompt(TOKENIZER, messages)
+    assert decode(loaded, encode_trace(loaded, TRACE)) == TRACE
+    assert stop_token_ids(loaded) == stop_token_ids(TOKENIZER)
+
+
+@pytest.mark.parametrize("turns", [["1 +1 ="], ["be\nkind", "1 +1 ="]])
+def test_the_plain_prompt_is_what_its_template_renders(turns: list[str]) -> None:
+    messages = [Message("user", turn) for turn in turns]
+    rendered = TOKENIZER.apply_chat_template(
+        [{"role": "user", "content": turn} for turn in turns], add_generation_prompt=True, tokenize=False
+    )
+    assert rendered == "<|bos|>" + "\n".join(turns) + "\n"
+    assert decode(TOKENIZER, render_prompt(TOKENIZER, messages)) == rendered
+
+
+def test_batches_equal_single_rows() -> None:
+    conversations = [[Message("user", text)] for text in ("1", "22 +3 =", "é")]
+    texts = [TRACE, "", "\\boxed{1}"]
+    assert render_prompts(TOKENIZER, conversations) == [render_prompt(TOKENIZER, turns) for turns in conversations]
+    assert encode_traces(TOKENIZER, texts) == [encode_trace(TOKENIZER, text) for text in texts]
+    assert prompt_lengths(TOKENIZER, conversations) == [len(render_prompt(TOKENIZER, c)) for c in conversations]
+    assert trace_lengths(TOKENIZER, texts) == [len(encode_trace(TOKENIZER, text)) for text in texts]
+    assert render_prompts(TOKENIZER, []) == []
+
+
+def test_a_trace_continues_behind_a_think_that_the_prompt_opened(thinking: PreTrainedTokenizerBase) -> None:
+    prompt_ids = render_prompt(thinking, [Message("user", "1")])
+    assert decode(thinking, prompt_ids) == "[user]1<think>\n"
+    for ids in (encode_trace(thinking, TRACE, prompt_ids), encode_trace(thinking, TRACE)):
+        assert decode(thinking, ids) == TRACE.removeprefix("<think>\n")
+    assert encode_traces(thinking, [TRACE]) == [encode_trace(thinking, TRACE)]
+    assert decode(thinking, encode_trace(thinking, "55</think>")) == "55</think>"
+
+
+def test_a_plain_prompt_leaves_the_trace_whole() -> None:
+    prompt_ids = render_prompt(TOKENIZER, [Message("user", "1")])
+    assert decode(TOKENIZER, encode_trace(TOKENIZER, TRACE, prompt_ids)) == TRACE
+
+
+@pytest.mark.parametrize(
+    ("model", "template", "reason"),
+    [("missing-folder/model", None, "no tokenizer at"), ("model", "missing.jinja", "no such file")],
+)
+def test_a_missing_model_or_template_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, template: str | None, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    save_tokenizer(TOKENIZER, Path("model"))
+    with pytest.raises(DataError, match=reason) as caught:
+        adapt_tokenizer(str(tmp_path / model), template)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_chat_template_needs_one(tmp_path: Path) -> None:
+    bare = build_tokenizer([ALPHABET])
+    bare.chat_template = None
+    save_tokenizer(bare, tmp_path)
+    with pytest.raises(DataError, match=r"give model\.chat_template"):
+        adapt_tokenizer(str(tmp_path), None)
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path)

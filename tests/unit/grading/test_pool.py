@@ -1,0 +1,193 @@
+"""The pool of killable workers, with real processes and real nasty answers."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from luffy.errors import LuffyError
+from luffy.grading import Grade, GradeRequest, GraderPool
+from luffy.types import Outcome
+
+HANGS = r"\boxed{9^{9^{9^{9}}}}"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GraderPool]:
+    with GraderPool(num_workers=2, timeout_s=20.0) as shared:
+        yield shared
+
+
+def grade_one(pool: GraderPool, response: str, truth: str) -> Grade:
+    return pool.grade([GradeRequest(response, truth)])[0]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "condition never came true"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "outcome"),
+    [
+        (r"\boxed{\frac12}", "0.5", Outcome.CORRECT),
+        (r"\boxed{\sqrt{8}}", r"$2\sqrt{2}$", Outcome.CORRECT),
+        (r"\boxed{x+1}", "1+x", Outcome.CORRECT),
+        (r"\boxed{x+2}", "1+x", Outcome.WRONG),
+        (r"\boxed{}", "1", Outcome.NO_ANSWER),
+        (r"<think>\boxed{1}", "1", Outcome.NO_ANSWER),
+        (r"\boxed{\frac{}{}}", "7x", Outcome.UNPARSABLE),
+        (r"\boxed{52}", "52", Outcome.CORRECT),
+        (r"\boxed{57}", "52", Outcome.WRONG),
+    ],
+)
+def test_outcomes(pool: GraderPool, response: str, truth: str, outcome: Outcome) -> None:
+    grade = grade_one(pool, response, truth)
+    assert grade.outcome is outcome
+    assert grade.reward == (1.0 if outcome is Outcome.CORRECT else 0.0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{" * 2000 + "1" + "}" * 2000,
+        "(" * 1500 + "1" + ")" * 1500,
+        "\\frac{" * 500,
+        "\ud800 5",
+        "5\x00",
+        "__import__('os').system('exit')",
+        "\u202e123",
+        "9" * 4000 + "x",
+    ],
+)
+def test_nasty_answers_are_never_correct_and_never_break_the_pool(pool: GraderPool, answer: str) -> None:
+    assert grade_one(pool, f"\\boxed{{{answer}}}", "x+1").outcome is not Outcome.CORRECT
+    assert grade_one(pool, r"\boxed{1+x}", "x + 1").outcome is Outcome.CORRECT
+
+
+def test_a_million_characters_are_graded_at_once(pool: GraderPool) -> None:
+    started = time.monotonic()
+    grades = pool.grade([GradeRequest("word " * 200_000 + f"\\boxed{{{n}}}", "52") for n in (52, 53)])
+    assert [grade.outcome for grade in grades] == [Outcome.CORRECT, Outcome.WRONG]
+    assert time.monotonic() - started < 5
+
+
+def test_exact_answers_start_no_process() -> None:
+    with GraderPool(num_workers=2, timeout_s=1.0) as pool:
+        pool.grade([GradeRequest(rf"\boxed{{{n}}}", "42") for n in range(100)])
+        assert pool.worker_pids() == []
+
+
+def test_a_hanging_verification_times_out_and_the_others_are_graded() -> None:
+    with GraderPool(num_workers=1, timeout_s=1.0) as pool:
+        grades = pool.grade([GradeRequest(HANGS, "3"), GradeRequest(r"\boxed{x+1}", "1+x")])
+        pids = pool.worker_pids()
+    assert [grade.outcome for grade in grades] == [Outcome.TIMED_OUT, Outcome.CORRECT]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_stopped_worker_times_out() -> None:
+    with GraderPool(num_workers=1, timeout_s=1.0) as pool:
+        grade_one(pool, r"\boxed{x+1}", "1+x")
+        os.kill(pool.worker_pids()[0], signal.SIGSTOP)
+        assert grade_one(pool, r"\boxed{x+2}", "1+x").outcome is Outcome.TIMED_OUT
+
+
+def test_a_worker_killed_in_mid_grade_is_a_crash_and_is_replaced() -> None:
+    with GraderPool(num_workers=1, timeout_s=60.0) as pool, ThreadPoolExecutor(1) as thread:
+        grade_one(pool, r"\boxed{x+1}", "1+x")
+        (pid,) = pool.worker_pids()
+        crashing = thread.submit(grade_one, pool, HANGS, "3")
+        wait_for(lambda: psutil.Process(pid).cpu_percent(0.1) > 20)
+        os.kill(pid, signal.SIGKILL)
+        assert crashing.result(30).outcome is Outcome.CRASHED
+        assert grade_one(pool, r"\boxed{x+2}", "2+x").outcome is Outcome.CORRECT
+        assert pool.worker_pids() != [pid]
+
+
+def test_a_timeout_is_remembered_and_a_crash_is_not() -> None:
+    with GraderPool(num_workers=1, timeout_s=0.5) as pool:
+        assert grade_one(pool, HANGS, "3").outcome is Outcome.TIMED_OUT
+        started = time.monotonic()
+        assert grade_one(pool, HANGS, "3").outcome is Outcome.TIMED_OUT
+        assert time.monotonic() - started < 0.2
+
+
+def test_several_verifications_run_at_once() -> None:
+    with GraderPool(num_workers=3, timeout_s=2.0) as pool:
+        pool.grade([GradeRequest(rf"\boxed{{x+{n}}}", "y") for n in range(3)])  # starts all three
+        started = time.monotonic()
+        grades = pool.grade([GradeRequest(rf"\boxed{{{n}^{{9^{{9^{{9}}}}}}}}", "3") for n in (7, 8, 9)])
+        assert time.monotonic() - started < 5
+    assert {grade.outcome for grade in grades} == {Outcome.TIMED_OUT}
+
+
+def test_threads_share_a_pool(pool: GraderPool) -> None:
+    def grade(n: int) -> Outcome:
+        return grade_one(pool, rf"\boxed{{{n}+x}}", f"x+{n}").outcome
+
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(grade, range(40))) == {Outcome.CORRECT}
+
+
+def test_a_worker_outlives_the_thread_that_asked_first(pool: GraderPool) -> None:
+    asking = threading.Thread(target=grade_one, args=(pool, r"\boxed{x+1}", "1+x"))
+    asking.start()
+    asking.join()
+    pids = pool.worker_pids()
+    time.sleep(0.3)
+    assert pids
+    assert all(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_closing_ends_a_grade_in_flight_and_may_be_repeated() -> None:
+    pool = GraderPool(num_workers=1, timeout_s=600.0)
+    with ThreadPoolExecutor(1) as thread:
+        hanging = thread.submit(pool.grade, [GradeRequest(HANGS, "3"), GradeRequest(r"\boxed{x+1}", "1+x")])
+        wait_for(lambda: bool(pool.worker_pids()))
+        pool.close()
+        pool.close()
+        with pytest.raises(LuffyError, match="closed"):
+            hanging.result(10)
+    with pytest.raises(LuffyError, match="closed"):
+        pool.grade([])
+
+
+def test_a_worker_inherits_no_lock(pool: GraderPool, tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as lock, GraderPool(num_workers=1, timeout_s=20.0) as fresh:
+        os.set_inheritable(lock.fileno(), True)
+        grade_one(fresh, r"\boxed{x+1}", "1+x")
+        (pid,) = fresh.worker_pids()
+        opened = {str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir()}
+    assert lock.name not in opened
+
+
+def test_workers_die_with_a_killed_parent() -> None:
+    program = (
+        "from luffy.grading import GraderPool, GradeRequest\n"
+        "pool = GraderPool(1, 600.0)\n"
+        "pool.grade([GradeRequest(r'\\boxed{x+1}', '1+x')])\n"
+        "print(*pool.worker_pids(), flush=True)\n"
+        f"pool.grade([GradeRequest(r'{HANGS}', '3')])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 10)
+
+
+def test_a_pool_whose_workers_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with GraderPool(1, 1.0) as pool, pytest.raises(LuffyError, match="did not start"):
+        grade_one(pool, r"\boxed{x+1}", "1+x")

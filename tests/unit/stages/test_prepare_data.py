@@ -1,0 +1,136 @@
+"""The stage `prepare_data`, run for real."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from luffy.config.data import DataConfig
+from luffy.config.evaluation import GradingConfig
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.settings import PrepareDataSettings
+from luffy.data.parquet import read_prompts
+from luffy.data.templates import encode_trace, load_tokenizer, render_prompt
+from luffy.data.tokenizer import build_tokenizer, save_tokenizer
+from luffy.errors import DataError
+from luffy.pipeline.events import EventWriter
+from luffy.stages.prepare_data import run
+from luffy.stages.program import StageContext, StageResult
+
+SMALL: dict[str, object] = {
+    "train": {"kind": "arithmetic", "num_prompts": 30, "num_operations": (2, 3)},
+    "corpus": {"kind": "arithmetic", "num_prompts": 200, "num_operations": (1,), "unique": False},
+    "suites": {"retention": {"kind": "arithmetic", "num_prompts": 100, "num_operations": (1,)}},
+    "max_prompt_tokens": 48,
+    "max_trace_tokens": 64,
+}
+
+
+def prepare(out: Path, model_path: str | None = None, **changes: object) -> StageResult:
+    out.mkdir(exist_ok=True)
+    settings = PrepareDataSettings(
+        seed=7,
+        data=DataConfig.model_validate({**SMALL, **changes}),
+        grading=GradingConfig(),
+        model_path=model_path,
+        chat_template=None,
+    )
+    events = EventWriter(out / "events.jsonl")
+    return run(settings, StageContext(out, {}, "key", "prepare_data", ExecutionConfig(), TrackingConfig(), events))
+
+
+def file_source(path: Path, rows: list[dict[str, object]]) -> dict[str, object]:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return {"kind": "file", "path": str(path)}
+
+
+def row(question: str, answer: str, reply: str) -> dict[str, object]:
+    reward = {"style": "rule", "ground_truth": answer}
+    return {"data_source": "t", "prompt": question, "target": reply, "reward_model": reward}
+
+
+def test_everything_promised_is_written(tmp_path: Path) -> None:
+    result = prepare(tmp_path)
+    assert set(result.outputs) == {
+        "train.parquet", "corpus.parquet", "suites/retention.parquet", "tokenizer",
+        "data_card.json", "data_card.md", "quarantine.jsonl",
+    }  # fmt: skip
+    assert all((tmp_path / output).exists() for output in result.outputs)
+    assert result.metrics["rows/train"] == len(read_prompts(tmp_path / "train.parquet")) == 30
+
+
+def test_prepared_rows_are_verified_and_within_the_limits(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    tokenizer = load_tokenizer(tmp_path / "tokenizer")
+    for prompt in read_prompts(tmp_path / "train.parquet"):
+        prompt_ids = render_prompt(tokenizer, prompt.messages)
+        (trace,) = prompt.traces
+        assert trace.verified
+        assert len(prompt_ids) <= 48
+        assert len(encode_trace(tokenizer, trace.text, prompt_ids)) <= 64
+        assert tokenizer.unk_token_id not in prompt_ids
+
+
+def test_a_second_run_writes_the_same_bytes(tmp_path: Path) -> None:
+    outputs = prepare(tmp_path / "a").outputs
+    prepare(tmp_path / "b")
+    for output in outputs:
+        for one in sorted((tmp_path / "a" / output).rglob("*")) or [tmp_path / "a" / output]:
+            assert one.read_bytes() == (tmp_path / "b" / one.relative_to(tmp_path / "a")).read_bytes()
+
+
+def test_a_suite_holds_no_demonstration_and_its_problems_are_nowhere_else(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    suite, corpus = (read_prompts(tmp_path / name) for name in ("suites/retention.parquet", "corpus.parquet"))
+    assert not any(prompt.traces for prompt in suite)
+    assert not {prompt.uid for prompt in suite} & {prompt.uid for prompt in corpus}
+    card = json.loads((tmp_path / "data_card.json").read_text())
+    assert card["sources"]["corpus"]["rejected"]["in_evaluation_suite"] == 200 - len(corpus)
+
+
+def test_rejected_and_malformed_rows_are_accounted_for(tmp_path: Path) -> None:
+    rows = [
+        row("1 + 1", "2", "\\boxed{2}"),
+        row("1 + 1", "2", "\\boxed{2}"),
+        row("1 + 2", "3", "\\boxed{4}"),
+        row("1 + 3", "4", "\\boxed{4}" + "!" * 99),
+        {**row("1 + 4", "5", "\\boxed{5}"), "reward_model": {"ground_truth": 5}},
+    ]
+    prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows))
+    card = json.loads((tmp_path / "out" / "data_card.json").read_text())["sources"]["train"]
+    assert (card["rows_in"], card["rows_out"], card["quarantined"]) == (5, 1, 1)
+    assert card["rejected"] == {"duplicate_uid": 1, "trace_too_long": 1, "trace_unverified": 1}
+    quarantined = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
+    assert (quarantined["source"], quarantined["row"]) == ("train", 5)
+    assert quarantined["field"] == "reward_model.ground_truth"
+
+
+def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path: Path) -> None:
+    rows = [row("1 + 1", "2", "\\boxed{3}"), row("1" * 50, "2", "\\boxed{2}")]
+    with pytest.raises(
+        DataError, match=r"no row is left of 2: rejected 1 prompt_too_long, 1 trace_unverified"
+    ) as caught:
+        prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path: Path) -> None:
+    own = {"role": "system", "content": "mine"}
+    rows = [row("1 + 1", "2", "\\boxed{2}"), row("2 + 1", "3", "\\boxed{3}")]
+    rows[1]["prompt"] = [own, {"role": "user", "content": "2 + 1"}]
+    prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows), system_prompt="think")
+    prompts = read_prompts(tmp_path / "out" / "train.parquet")
+    assert [prompt.messages[0].content for prompt in prompts] == ["think", "mine"]
+
+
+def test_the_tokenizer_of_a_given_model_is_kept(tmp_path: Path) -> None:
+    save_tokenizer(build_tokenizer(["0123456789 +-=r<>/think\\boxed{}Q"]), tmp_path / "model")
+    prepare(tmp_path / "out", model_path=str(tmp_path / "model"), corpus=None)
+    assert "Q" in load_tokenizer(tmp_path / "out" / "tokenizer").get_vocab()
+
+
+@pytest.mark.slow
+def test_a_large_corpus_takes_seconds(tmp_path: Path) -> None:
+    corpus = {"kind": "arithmetic", "num_prompts": 200_000, "num_operations": (1, 2, 3, 4, 5, 6), "unique": False}
+    result = prepare(tmp_path, corpus=corpus)
+    assert result.metrics["rows/corpus"] > 190_000

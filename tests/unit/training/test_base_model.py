@@ -1,0 +1,50 @@
+"""The starting policy's folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from reference.gradient_case import tiny_model
+
+from luffy.config.model import ModelConfig
+from luffy.errors import DataError
+from luffy.training.base_model import adapt_model_folder
+from luffy.training.policy import load_causal_lm
+
+
+def test_adapting_a_folder_changes_its_configuration_and_keeps_its_weights(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.generation_config.temperature = 0.3
+    model.generation_config.do_sample = True
+    model.save_pretrained(tmp_path / "given")
+    adapt_model_folder(
+        ModelConfig(path=str(tmp_path / "given"), rope_theta=40000.0, max_position_embeddings=256), tmp_path / "model"
+    )
+    adapted = load_causal_lm(tmp_path / "model", "float32")
+    assert adapted.config.max_position_embeddings == 256
+    assert adapted.config.rope_parameters["rope_theta"] == 40000.0
+    assert torch.equal(adapted.lm_head.weight, model.lm_head.weight)
+    assert not (tmp_path / "model/generation_config.json").exists()
+
+
+def test_a_folder_written_before_transformers_5_is_adapted_too(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "given")
+    file = tmp_path / "given/config.json"
+    config = json.loads(file.read_text())
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    file.write_text(json.dumps(config))
+    adapt_model_folder(ModelConfig(path=str(tmp_path / "given"), rope_theta=40000.0), tmp_path / "model")
+    assert load_causal_lm(tmp_path / "model", "float32").config.rope_parameters["rope_theta"] == 40000.0
+
+
+def test_the_given_folder_stays_as_it_was(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "given")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "given").iterdir()}
+    adapt_model_folder(ModelConfig(path=str(tmp_path / "given"), rope_theta=1.0), tmp_path / "model")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "given").iterdir()} == before
+
+
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no config\.json"):
+        adapt_model_folder(ModelConfig(path=str(tmp_path)), tmp_path / "model")
