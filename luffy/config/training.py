@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.objective import NegativeLogLikelihoodLoss, NormaliserConfig, SupervisedObjectiveConfig, TermConfig
 from luffy.config.strict import StrictModel
@@ -56,6 +56,8 @@ class BaseConfig(StrictModel):
 class SFTConfig(StrictModel):
     """Supervised fine-tuning on traces."""
 
+    seed: NonNegativeInt | None = None
+    """Of this stage alone (which traces, their order); None: the experiment's. Lets seeds share data and base."""
     num_traces: PositiveInt | None = None
     """Learn from the traces of this many training prompts (chosen by seed); None: all."""
     epochs: PositiveInt
@@ -79,6 +81,8 @@ class SFTConfig(StrictModel):
 class RLConfig(StrictModel):
     """The run-time side of RL: how much, how long, how often. What is learned is in `objective`."""
 
+    seed: NonNegativeInt | None = None
+    """Of this stage alone (order of prompts, rollouts); None: the experiment's. Lets seeds share data and base."""
     steps: PositiveInt
     """RL steps: each rolls out, grades and updates once. Extendable: a longer run continues a shorter one."""
     prompts_per_step: PositiveInt

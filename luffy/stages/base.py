@@ -13,7 +13,7 @@ from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.training.base_model import adapt_model_folder, copy_tokenizer, new_tiny_model
 from luffy.training.supervised import SupervisedPlan
 
-_LANGUAGE_MODELLING = TermConfig(
+LANGUAGE_MODELLING = TermConfig(
     name="nll",
     select="off_policy",
     loss=NegativeLogLikelihoodLoss(kind="nll"),
@@ -37,7 +37,7 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
         steps=settings.base.steps,
         batch_size=settings.base.batch_size,
         optimizer=settings.base.optimizer,
-        terms=(_LANGUAGE_MODELLING,),
+        terms=(LANGUAGE_MODELLING,),
         checkpoint_every=settings.base.checkpoint_every,
         seed=settings.seed,
     )

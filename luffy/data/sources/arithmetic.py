@@ -1,7 +1,8 @@
 """Chains of operations on two-digit numbers modulo 100, with a teacher that writes every step.
 
 `47 a:+8 b:r c:-3 =` means ((47 + 8) with its digits reversed) - 3; each result is taken modulo 100. The letters let a
-small policy find the operation that comes next. A prompt is a function of (seed, purpose) alone: lengths, starts and operations are drawn with numpy's PCG64, whole columns at a time.
+small policy find the operation that comes next. A prompt is a function of (seed, purpose) alone: lengths, starts and
+operations are drawn with numpy's PCG64, whole columns at a time.
 """
 
 import hashlib

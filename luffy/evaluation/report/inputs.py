@@ -1,0 +1,123 @@
+"""Everything the report shows, read from the directories of the finished stages."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from luffy.config import ExperimentConfig
+from luffy.errors import LuffyError
+from luffy.evaluation.results import (
+    RESULTS_FILE,
+    SAMPLES_FILE,
+    EvaluationResults,
+    ResultRow,
+    read_results,
+    read_sample_records,
+)
+from luffy.evaluation.statistics import PairedDifference, paired_difference
+from luffy.pipeline.manifest import Manifest, finished_manifest
+from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
+from luffy.tracking.samples import SampleRollout, read_samples
+
+CHECKPOINTS = ("base", "sft", "rl")
+Cell = tuple[str, str]
+"""Suite and decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluated checkpoint."""
+
+    results: EvaluationResults
+    correct: Mapping[Cell, Mapping[str, int]]
+    """Correct responses by problem."""
+
+    @property
+    def checkpoint(self) -> str:
+        return self.results.checkpoint
+
+    def row(self, cell: Cell) -> ResultRow | None:
+        """The result on a suite under a decoding, if it was evaluated."""
+        return next((row for row in self.results.rows if (row.suite, row.decoding) == cell), None)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedChain:
+    """A finished chain."""
+
+    config: ExperimentConfig
+    manifests: Mapping[str, Manifest]
+    """By node, in the order of the chain."""
+    metrics: Mapping[str, list[MetricRow]]
+    """Training curves by node (`base`, `sft`, `rl`), those that exist."""
+    samples: tuple[tuple[int, SampleRollout], ...]
+    """Rollouts of RL with their steps."""
+    evaluations: tuple[Evaluation, ...]
+    """In the order of the chain."""
+    data_card: Mapping[str, object]
+
+    @property
+    def suites(self) -> list[str]:
+        """Evaluated suites in the order of the configuration."""
+        evaluated = {row.suite for evaluation in self.evaluations for row in evaluation.results.rows}
+        return [name for name in self.config.data.suites if name in evaluated]
+
+    @property
+    def decodings(self) -> list[str]:
+        """Evaluated decodings; the first makes the headline."""
+        return list(self.config.evaluation.decodings) if self.config.evaluation else []
+
+    @property
+    def transitions(self) -> list[tuple[Evaluation, Evaluation]]:
+        """Consecutive checkpoints."""
+        return list(zip(self.evaluations, self.evaluations[1:], strict=False))
+
+    def difference(self, first: Evaluation, second: Evaluation, cell: Cell) -> PairedDifference:
+        """How `second` compares with `first` on the same problems."""
+        before, after = first.correct[cell], second.correct[cell]
+        if before.keys() != after.keys():
+            raise LuffyError(
+                f"{first.checkpoint} and {second.checkpoint} were evaluated on different problems of {cell}"
+            )
+        row = second.row(cell)
+        assert row is not None
+        return paired_difference(
+            [before[uid] / row.num_samples for uid in before],
+            [after[uid] / row.num_samples for uid in before],
+            second.results.confidence,
+        )
+
+
+def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> FinishedChain:
+    """Read the stages that `inputs` name (`data`, `base`, `sft`, `rl`, `evaluate_<checkpoint>`).
+
+    Raises LuffyError when a stage is not finished or there is no evaluation.
+    """
+    evaluations = [f"evaluate_{name}" for name in CHECKPOINTS if f"evaluate_{name}" in inputs]
+    if not evaluations:
+        raise LuffyError("the report needs at least one evaluated checkpoint")
+    trained = [name for name in CHECKPOINTS if name in inputs]
+    nodes = [name for name in ("data", *trained, *evaluations) if name in inputs]
+    manifests = [finished_manifest(inputs[name]) for name in nodes]
+    curves = {name: read_metrics(inputs[name] / METRICS_FILE) for name in trained}
+    return FinishedChain(
+        config=config,
+        manifests={manifest.node: manifest for manifest in manifests},
+        metrics={name: rows for name, rows in curves.items() if rows},
+        samples=tuple(read_samples(inputs["rl"] / SAMPLES_FILE)) if "rl" in inputs else (),
+        evaluations=tuple(_read_evaluation(inputs[name]) for name in evaluations),
+        data_card=_read_data_card(inputs["data"]) if "data" in inputs else {},
+    )
+
+
+def _read_evaluation(directory: Path) -> Evaluation:
+    correct: dict[Cell, dict[str, int]] = {}
+    for record in read_sample_records(directory / SAMPLES_FILE):
+        counts = correct.setdefault((record.suite, record.decoding), {})
+        counts[record.uid] = counts.get(record.uid, 0) + record.correct
+    return Evaluation(read_results(directory / RESULTS_FILE), correct)
+
+
+def _read_data_card(directory: Path) -> Mapping[str, object]:
+    return json.loads((directory / "data_card.json").read_text(encoding="utf-8"))

@@ -1,0 +1,242 @@
+"""The report as one HTML file that needs nothing else, and as Markdown.
+
+Whatever comes from a model or a file is escaped; the same inputs give the same bytes (times are those of the stages).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from luffy.evaluation.report import wording
+from luffy.evaluation.report.curves import (
+    OUTCOME_COLORS,
+    Figure,
+    draw_outcomes,
+    draw_panels,
+    rl_panels,
+    supervised_panels,
+)
+from luffy.evaluation.report.figures import Dot, Share, bar_plot, dot_plot
+from luffy.evaluation.report.inputs import FinishedChain
+from luffy.evaluation.report.summary import Headline, headlines, summarise
+from luffy.evaluation.report.tables import (
+    Table,
+    accuracy_table,
+    data_table,
+    detail_table,
+    difference_table,
+    mapping_table,
+    stage_table,
+)
+from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
+from luffy.tracking.samples import SampleRollout
+from luffy.types import Outcome
+
+_TEMPLATES = Path(__file__).parent
+_CHECKPOINT_COLORS = {"base": "c6", "sft": "c2", "rl": "c1"}
+_SAMPLES_SHOWN = 4
+_STAGE_TITLES = {"rl": "Reinforcement learning", "sft": "Supervised fine-tuning", "base": "Base policy"}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingResults:
+    """The results under one decoding."""
+
+    name: str
+    sampling: str
+    accuracies: Table
+    differences: Table | None
+    dots: str
+    outcomes: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSection:
+    """The curves of one stage."""
+
+    node: str
+    title: str
+    note: str
+    figures: list[Figure]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSample:
+    """A rollout, its reasoning apart from its reply."""
+
+    rollout: SampleRollout
+    reasoning: str
+    reply: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Everything the templates show."""
+
+    name: str
+    subtitle: str
+    finished: str
+    summary: str
+    confidence: str
+    headlines: list[Headline]
+    headline_note: str
+    checkpoint_legend: list[tuple[str, str]]
+    outcome_legend: list[tuple[str, str]]
+    decodings: list[DecodingResults]
+    details: Table
+    training: list[TrainingSection]
+    samples: list[tuple[int, list[ShownSample]]]
+    """Early and late steps."""
+    data: Table
+    stages: Table
+    versions: Table
+    hardware: Table
+    config: str
+
+
+def build_page(chain: FinishedChain) -> Page:
+    """Lay out the report of a finished chain."""
+    manifests = chain.manifests
+    last = max(manifests.values(), key=lambda manifest: wording.moment(manifest.ended))
+    return Page(
+        name=chain.config.name,
+        subtitle=_subtitle(chain),
+        finished=wording.timestamp(last.ended),
+        summary=summarise(chain),
+        confidence=f"{100 * chain.evaluations[0].results.confidence:g}",
+        headlines=headlines(chain),
+        headline_note=f"{chain.suites[0]}, {chain.decodings[0]} decoding",
+        checkpoint_legend=[
+            (_CHECKPOINT_COLORS[e.checkpoint], wording.checkpoint(e.checkpoint)) for e in chain.evaluations
+        ],
+        outcome_legend=[(OUTCOME_COLORS[name], name.replace("_", " ")) for name in _seen_outcomes(chain)],
+        decodings=[_decoding(chain, name) for name in chain.decodings],
+        details=detail_table(chain),
+        training=_training(chain),
+        samples=_early_and_late(chain.samples),
+        data=data_table(chain.data_card),
+        stages=stage_table(manifests),
+        versions=mapping_table(("package", "version"), last.versions),
+        hardware=mapping_table(("part", "found"), last.hardware),
+        config=yaml.safe_dump(chain.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100),
+    )
+
+
+def render_html(page: Page) -> str:
+    """The page a person opens."""
+    return _environment().get_template("report.html.jinja").render(page=page)
+
+
+def render_markdown(page: Page) -> str:
+    """The same in text: tables and samples, no plots."""
+    return _environment().get_template("report.md.jinja").render(page=page)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=select_autoescape(enabled_extensions=("html.jinja",), default=False),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["svg"] = Markup  # drawn by this package, which escapes what it writes into it
+    environment.filters["cell"] = _markdown_cell
+    environment.filters["fence"] = _fenced
+    return environment
+
+
+def _subtitle(chain: FinishedChain) -> str:
+    config = chain.config
+    parts = (
+        " → ".join(wording.checkpoint(evaluation.checkpoint) for evaluation in chain.evaluations),
+        f"method {config.method}" if config.method else "",
+        f"seed {config.seed}",
+    )
+    return " · ".join(part for part in parts if part)
+
+
+def _decoding(chain: FinishedChain, name: str) -> DecodingResults:
+    assert chain.config.evaluation is not None
+    decoding = chain.config.evaluation.decodings[name]
+    samples = wording.count(decoding.num_samples, "response")
+    sampling = "the likeliest token" if decoding.temperature == 0 else f"temperature {decoding.temperature:g}"
+    return DecodingResults(
+        name=name,
+        sampling=f"{sampling}, {samples} a problem",
+        accuracies=accuracy_table(chain, name),
+        differences=difference_table(chain, name) if chain.transitions else None,
+        dots=dot_plot(f"accuracy-{name}", [(suite, _dots(chain, suite, name)) for suite in chain.suites]),
+        outcomes=bar_plot(f"outcomes-{name}", [(suite, _bars(chain, suite, name)) for suite in chain.suites]),
+    )
+
+
+def _dots(chain: FinishedChain, suite: str, decoding: str) -> list[Dot]:
+    found = ((e.checkpoint, e.row((suite, decoding))) for e in chain.evaluations)
+    return [Dot(_CHECKPOINT_COLORS[name], row.accuracy, *row.interval) for name, row in found if row is not None]
+
+
+def _bars(chain: FinishedChain, suite: str, decoding: str) -> list[tuple[str, list[Share]]]:
+    bars = []
+    for evaluation in chain.evaluations:
+        row = evaluation.row((suite, decoding))
+        if row is not None:
+            total = sum(row.outcomes.values())
+            shares = [Share(OUTCOME_COLORS[o], row.outcomes[o] / total) for o in OUTCOME_COLORS if row.outcomes.get(o)]
+            bars.append((wording.checkpoint(evaluation.checkpoint), shares))
+    return bars
+
+
+def _seen_outcomes(chain: FinishedChain) -> list[Outcome]:
+    rows = [row for evaluation in chain.evaluations for row in evaluation.results.rows]
+    return [outcome for outcome in OUTCOME_COLORS if any(row.outcomes.get(outcome) for row in rows)]
+
+
+def _training(chain: FinishedChain) -> list[TrainingSection]:
+    sections = []
+    for node, title in _STAGE_TITLES.items():
+        rows = chain.metrics.get(node, [])
+        if not rows:
+            continue
+        terms = chain.config.objective.terms if chain.config.objective else ()
+        figures = draw_panels(node, rl_panels(terms) if node == "rl" else supervised_panels(), rows)
+        outcomes = draw_outcomes(rows) if node == "rl" else None
+        if outcomes:
+            figures.insert(1, outcomes)
+        sections.append(TrainingSection(node, title, wording.count(len(rows), "logged step"), figures))
+    return sections
+
+
+def _early_and_late(samples: Sequence[tuple[int, SampleRollout]]) -> list[tuple[int, list[ShownSample]]]:
+    """The rollouts of the first logged step and of the last."""
+    steps = [(step, [rollout for _, rollout in rows]) for step, rows in groupby(samples, key=lambda sample: sample[0])]
+    chosen = [steps[0], steps[-1]] if len(steps) > 1 else steps
+    return [(step, [_shown(rollout) for rollout in rollouts[:_SAMPLES_SHOWN]]) for step, rollouts in chosen]
+
+
+def _shown(rollout: SampleRollout) -> ShownSample:
+    before, close, after = rollout.response.rpartition(THINK_CLOSE)
+    if not close and THINK_OPEN in rollout.response:
+        return ShownSample(rollout, reasoning=rollout.response, reply="")
+    return ShownSample(rollout, reasoning=before + close, reply=after)
+
+
+def _markdown_cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _fenced(text: str) -> str:
+    """A code block whose fence is longer than any run of backticks inside."""
+    longest = max((len(run) for run in _backticks(text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"
+
+
+def _backticks(text: str) -> Iterable[str]:
+    return ("".join(run) for is_tick, run in groupby(text, key=lambda letter: letter == "`") if is_tick)

@@ -1,0 +1,173 @@
+"""The tables of the report as rows of text and numbers, for both of its formats."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from luffy.evaluation.report import wording
+from luffy.evaluation.report.inputs import Evaluation, FinishedChain
+from luffy.evaluation.results import ResultRow
+from luffy.evaluation.statistics import PairedDifference
+from luffy.pipeline.manifest import Manifest
+
+Tone = Literal["", "better", "worse"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableCell:
+    """A number with what stands behind it in small print."""
+
+    text: str
+    details: tuple[str, ...] = ()
+    tone: Tone = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table whose first column names the rows."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[TableCell, ...], ...]
+
+
+def accuracy_table(chain: FinishedChain, decoding: str) -> Table:
+    """Accuracy in percent: a row a suite, a column a checkpoint, the best of a row in bold by its tone."""
+    rows = []
+    for suite in chain.suites:
+        found = [evaluation.row((suite, decoding)) for evaluation in chain.evaluations]
+        problems = max(row.num_problems for row in found if row)
+        name = TableCell(suite, (wording.count(problems, "problem"),))
+        rows.append((name, *(_accuracy_cell(row) for row in found)))
+    names = (wording.checkpoint(evaluation.checkpoint) for evaluation in chain.evaluations)
+    return Table(("suite", *names), tuple(rows))
+
+
+def difference_table(chain: FinishedChain, decoding: str) -> Table:
+    """Percentage points between consecutive checkpoints on the same problems."""
+    header = tuple(_step_name(first, second) for first, second in chain.transitions)
+    rows = tuple(
+        (
+            TableCell(suite),
+            *(
+                _difference_cell(chain.difference(first, second, (suite, decoding)))
+                for first, second in chain.transitions
+            ),
+        )
+        for suite in chain.suites
+    )
+    return Table(("suite", *header), rows)
+
+
+def detail_table(chain: FinishedChain) -> Table:
+    """Everything in the results: a row a checkpoint, suite and decoding."""
+    header = (
+        "checkpoint", "suite", "decoding", "problems", "samples each", "accuracy %", "interval", "pass@k %",
+        "mean tokens", "truncated %", "other outcomes",
+    )  # fmt: skip
+    rows = tuple(
+        tuple(TableCell(text) for text in (wording.checkpoint(evaluation.checkpoint), *_details(row)))
+        for evaluation in chain.evaluations
+        for row in evaluation.results.rows
+    )
+    return Table(header, rows)
+
+
+def data_table(card: Mapping[str, object]) -> Table:
+    """Rows in and out of each source, and why the others were rejected."""
+    sources = card.get("sources", {})
+    assert isinstance(sources, Mapping)
+    header = ("source", "kind", "rows in", "rows out", "traces", "rejected rows", "rejected traces", "malformed")
+    lengths = ("prompt tokens", "trace tokens")
+    rows = tuple(
+        (
+            TableCell(name),
+            TableCell(str(source["kind"])),
+            *(TableCell(f"{source[field]:,}") for field in ("rows_in", "rows_out", "traces_out")),
+            TableCell(_tally(source["rejected"])),
+            TableCell(_tally(source["rejected_traces"])),
+            TableCell(f"{source['quarantined']:,}"),
+            TableCell(_quantiles(source["prompt_tokens"])),
+            TableCell(_quantiles(source["trace_tokens"])),
+        )
+        for name, source in sources.items()
+    )
+    return Table((*header, *lengths), rows)
+
+
+def stage_table(manifests: Mapping[str, Manifest]) -> Table:
+    """What ran: key, when, how long, how much it left on disk."""
+    header = ("stage", "key", "started", "took", "size", "resumed")
+    rows = tuple(
+        (
+            TableCell(node),
+            TableCell(manifest.key, _doubts(manifest)),
+            TableCell(wording.timestamp(manifest.started)),
+            TableCell(wording.duration(seconds(manifest))),
+            TableCell(wording.size(sum(output.bytes for output in manifest.outputs))),
+            TableCell(_resumed(manifest)),
+        )
+        for node, manifest in manifests.items()
+    )
+    return Table(header, rows)
+
+
+def mapping_table(header: tuple[str, str], mapping: Mapping[str, str]) -> Table:
+    """Names and values."""
+    return Table(header, tuple((TableCell(name), TableCell(value)) for name, value in mapping.items()))
+
+
+def seconds(manifest: Manifest) -> float:
+    """From the start of the last attempt to its end."""
+    return (wording.moment(manifest.ended) - wording.moment(manifest.started)).total_seconds()
+
+
+def _accuracy_cell(row: ResultRow | None) -> TableCell:
+    return (
+        TableCell("–") if row is None else TableCell(wording.percent(row.accuracy), (wording.interval(*row.interval),))
+    )
+
+
+def _difference_cell(difference: PairedDifference) -> TableCell:
+    estimate = difference.difference
+    tone: Tone = "" if not difference.is_clear else "better" if estimate.value > 0 else "worse"
+    counts = (f"{difference.wins} better,", f"{difference.losses} worse,", f"{difference.ties} same")
+    return TableCell(wording.signed(estimate.value), (wording.signed_interval(difference), *counts), tone)
+
+
+def _step_name(first: Evaluation, second: Evaluation) -> str:
+    return f"{wording.checkpoint(first.checkpoint)} → {wording.checkpoint(second.checkpoint)}"
+
+
+def _details(row: ResultRow) -> Sequence[str]:
+    odd = {name: number for name, number in row.outcomes.items() if name not in ("correct", "wrong") and number}
+    return (
+        row.suite,
+        row.decoding,
+        f"{row.num_problems:,}",
+        str(row.num_samples),
+        wording.percent(row.accuracy),
+        wording.interval(*row.interval),
+        ", ".join(f"{k}: {wording.percent(value)}" for k, value in row.pass_at_k.items()) or "–",
+        f"{row.mean_tokens:.0f}",
+        wording.percent(row.truncated_share),
+        _tally(odd),
+    )
+
+
+def _tally(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in counts.items()) or "–"
+
+
+def _quantiles(quantiles: Mapping[str, int]) -> str:
+    return f"{quantiles['p50']} (max {quantiles['max']})" if quantiles else "–"
+
+
+def _doubts(manifest: Manifest) -> tuple[str, ...]:
+    """What a reader must know before trusting the key."""
+    changed = ", ".join(manifest.code_changed)
+    return (f"not made by the code of this key: {changed} was edited before the start",) if changed else ()
+
+
+def _resumed(manifest: Manifest) -> str:
+    extended = f", continues {manifest.extended}" if manifest.extended else ""
+    return (f"from step {manifest.resumed_from}" if manifest.resumed_from else "–") + extended

@@ -1,0 +1,137 @@
+"""One checkpoint over all suites and decodings: graded responses, and accuracies with intervals.
+
+Run: python -m luffy.stages.evaluate --config DIR/config.yaml --out DIR
+
+Writes samples.jsonl and results.json. Each finished pair of suite and decoding is kept in parts/, so that a killed
+evaluation goes on with the next one.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from luffy.config.settings import EvaluateSettings
+from luffy.data.parquet import read_prompts
+from luffy.data.templates import load_tokenizer
+from luffy.errors import DataError
+from luffy.evaluation.protocol import Evaluator, Suite, check_suite
+from luffy.evaluation.results import (
+    RESULTS_FILE,
+    SAMPLES_FILE,
+    EvaluationResults,
+    ResultRow,
+    SampleRecord,
+    join_sample_records,
+    read_sample_records,
+    result_row,
+    write_results,
+    write_sample_records,
+)
+from luffy.grading import GraderPool
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.stages.program import StageContext, StageResult, main
+
+logger = logging.getLogger(__name__)
+_PARTS = "parts"
+_NODE_PREFIX = "evaluate_"
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Counts responses of this attempt and tells the supervisor."""
+
+    context: StageContext
+    total: int
+    done: int
+    correct: int = 0
+    graded: int = 0
+    tokens: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+    def add(self, batch: Sequence[SampleRecord]) -> None:
+        self.done += len(batch)
+        self.graded += len(batch)
+        self.correct += sum(record.correct for record in batch)
+        self.tokens += sum(record.num_tokens for record in batch)
+        speed = self.tokens / max(time.perf_counter() - self.began, 1e-9)
+        self.context.events.progress(self.done, self.total, reward=self.correct / self.graded, tokens_per_s=speed)
+
+
+def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
+    """Evaluate the upstream model by the protocol that every checkpoint of the chain shares."""
+    config, model = settings.evaluation, context.inputs["model"] / "model"
+    tokenizer = load_tokenizer(model)
+    suites = read_suites(context.inputs["data"])
+    for suite in suites:
+        check_suite(suite, tokenizer, config.max_response_tokens, _context_length(model))
+    cells = [(suite, decoding) for decoding in config.decodings for suite in suites]
+    (context.out / _PARTS).mkdir(exist_ok=True)
+    waiting = [(suite, decoding) for suite, decoding in cells if not _part(context, suite, decoding).exists()]
+    total, left = _num_responses(cells, settings), _num_responses(waiting, settings)
+    if waiting:
+        _evaluate(waiting, settings, context, _Progress(context, total, done=total - left))
+    parts = [_part(context, suite, decoding) for suite, decoding in cells]
+    rows = tuple(result_row(list(read_sample_records(part)), config.confidence) for part in parts)
+    join_sample_records(context.out / SAMPLES_FILE, parts)
+    checkpoint = context.node.removeprefix(_NODE_PREFIX)
+    write_results(
+        context.out / RESULTS_FILE,
+        EvaluationResults(checkpoint=checkpoint, confidence=config.confidence, rows=rows),
+    )
+    return StageResult((SAMPLES_FILE, RESULTS_FILE), _headline(rows), resumed_from=total - left)
+
+
+def read_suites(data: Path) -> list[Suite]:
+    """The prepared suites, in the order of the configuration (which the data card keeps); DataError without any."""
+    files = {path.stem: path for path in sorted((data / "suites").glob("*.parquet"))}
+    card = data / "data_card.json"
+    sources = json.loads(card.read_text(encoding="utf-8"))["sources"] if card.exists() else {}
+    order = [name.removeprefix("suites.") for name in sources]
+    if not files:
+        raise DataError(f"{data / 'suites'}: no suite to evaluate; give at least one in data.suites")
+    names = sorted(files, key=lambda name: (order.index(name) if name in order else len(order), name))
+    return [Suite(name, read_prompts(files[name])) for name in names]
+
+
+def _evaluate(
+    cells: Sequence[tuple[Suite, str]], settings: EvaluateSettings, context: StageContext, progress: _Progress
+) -> None:
+    """Fill in the missing parts."""
+    model, execution = context.inputs["model"] / "model", context.execution
+    engine = TransformersEngine.from_folder(model, settings.dtype, execution.rollout_batch_size)
+    try:
+        with GraderPool(execution.grader_workers, settings.grading.timeout_s) as grader:
+            evaluator = Evaluator(
+                engine, grader, load_tokenizer(model), settings.evaluation, settings.seed, execution.rollout_batch_size
+            )
+            for suite, decoding in cells:
+                records = evaluator.evaluate(suite, decoding, progress.add)
+                write_sample_records(_part(context, suite, decoding), records)
+                logger.info("%s, %s: %d responses", suite.name, decoding, len(records))
+    finally:
+        engine.close()
+
+
+def _part(context: StageContext, suite: Suite, decoding: str) -> Path:
+    return context.out / _PARTS / f"{quote(decoding, safe='')}@{quote(suite.name, safe='')}.jsonl"
+
+
+def _num_responses(cells: Sequence[tuple[Suite, str]], settings: EvaluateSettings) -> int:
+    return sum(len(suite.prompts) * settings.evaluation.decodings[name].num_samples for suite, name in cells)
+
+
+def _context_length(model: Path) -> int | None:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return config.get("max_position_embeddings")
+
+
+def _headline(rows: Sequence[ResultRow]) -> dict[str, float]:
+    return {f"accuracy/{row.decoding}/{row.suite}": row.accuracy for row in rows}
+
+
+if __name__ == "__main__":
+    main("evaluate", run)

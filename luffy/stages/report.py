@@ -1,0 +1,31 @@
+"""The page a person opens: what was learned, how it went, and with what.
+
+Run: python -m luffy.stages.report --config DIR/config.yaml --out DIR
+
+Writes report.html, which needs no other file, and report.md.
+"""
+
+from luffy.config.settings import ReportSettings
+from luffy.evaluation.report.inputs import read_chain
+from luffy.evaluation.report.page import build_page, render_html, render_markdown
+from luffy.pipeline.atomic import write_atomic
+from luffy.stages.program import StageContext, StageResult, main
+
+HTML_FILE = "report.html"
+MARKDOWN_FILE = "report.md"
+
+
+def run(settings: ReportSettings, context: StageContext) -> StageResult:
+    """Read the finished stages, draw, write."""
+    chain = read_chain(settings.experiment, context.inputs)
+    context.events.progress(1, 3)
+    page = build_page(chain)
+    context.events.progress(2, 3)
+    write_atomic(context.out / HTML_FILE, render_html(page))
+    write_atomic(context.out / MARKDOWN_FILE, render_markdown(page))
+    context.events.progress(3, 3)
+    return StageResult((HTML_FILE, MARKDOWN_FILE), metrics={})
+
+
+if __name__ == "__main__":
+    main("report", run)

@@ -1,0 +1,73 @@
+"""A file of JSON objects, one a line, each with a `step`: appended while a run lives, cut back when it resumes."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+class StepLines:
+    """Appends to `path`; each line is one `write`, so that a killed process leaves at most one torn line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+
+    def append(self, line: Mapping[str, Json]) -> None:
+        """Write one object; it survives the death of this process as soon as this returns."""
+        # Strict JSON: a value that is not finite is the caller's to handle.
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+        self._file.write(text.encode("utf-8", errors="replace") + b"\n")
+
+    def truncate(self, after_step: int) -> None:
+        """Drop the lines of later steps, and torn ones: what the run is about to write again."""
+        self._file.close()
+        kept = [line for line, values in _parsed_lines(self._path) if _step(values) <= after_step]
+        partial = self._path.with_name(f".{self._path.name}.partial")
+        with partial.open("wb") as file:
+            file.write(b"".join(kept))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)
+        self._file = self._path.open("ab", buffering=0)
+
+    def close(self) -> None:
+        """Make everything durable and close the file."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Json]]:
+    """Yield the objects of a file in its order; torn lines are left out, a missing file is empty."""
+    for _, values in _parsed_lines(path):
+        yield values
+
+
+def _parsed_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Json]]]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            values = _parse(line)
+            if values is not None:
+                yield line, values
+
+
+def _parse(line: bytes) -> dict[str, Json] | None:
+    """The object in `line`; None for what a kill or a power cut left of one."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def _step(values: Mapping[str, Json]) -> int:
+    step = values["step"]
+    assert isinstance(step, int)
+    return step

@@ -1,0 +1,69 @@
+"""`metrics.jsonl`: one flat object a step, for people, plots and the comparison of runs.
+
+    {"step": 12, "actor/loss": -0.013, "reward/mean": 0.44, "perf/tokens_per_s": 9120.5}
+
+Everything that depends on time is in the namespace `perf`, so that two runs of the same experiment agree in all the
+others, bit for bit.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from luffy.tracking.jsonl import Json, StepLines, read_lines
+
+METRICS_FILE = "metrics.jsonl"
+NAMESPACES = ("actor", "batch", "rollout", "reward", "val", "perf")
+"""The learner, the batch it learned from, the sampling, the rewards, validation, and time."""
+TIME_NAMESPACE = "perf"
+
+MetricRow = dict[str, float]
+"""A line of the file: `step` (a whole number) and the metrics of that step."""
+
+
+class MetricsWriter:
+    """Appends to `metrics.jsonl`; every line is out of this process as soon as `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = StepLines(path)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add the metrics of `step`; a value that is not finite is written as null."""
+        check_names(metrics)
+        values = {name: _finite(float(value)) for name, value in metrics.items()}
+        self._lines.append({"step": step, **values})
+
+    def truncate(self, after_step: int) -> None:
+        """Forget the steps behind `after_step`: a run that resumes there writes them again."""
+        self._lines.truncate(after_step)
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def read_metrics(path: Path) -> list[MetricRow]:
+    """The lines of a metrics file in order, null as NaN; empty where there is no file."""
+    return [{name: _number(value) for name, value in line.items()} for line in read_lines(path)]
+
+
+def without_times(row: Mapping[str, float]) -> MetricRow:
+    """What two runs of one experiment have in common: everything outside `perf/`."""
+    return {name: value for name, value in row.items() if not name.startswith(f"{TIME_NAMESPACE}/")}
+
+
+def check_names(metrics: Mapping[str, float]) -> None:
+    """Refuse a name outside the namespaces: a programmer's mistake that would hide a curve from every reader."""
+    for name in metrics:
+        namespace, slash, rest = name.partition("/")
+        assert namespace in NAMESPACES and slash and rest, f"metric {name!r} is in none of {NAMESPACES}"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: Json) -> float:
+    if value is None:
+        return math.nan
+    assert isinstance(value, int | float)
+    return value

@@ -1,0 +1,53 @@
+"""`samples.jsonl`: a few rollouts now and then, as a person would read them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from luffy.tracking.jsonl import Json, StepLines, read_lines
+
+SAMPLES_FILE = "samples.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRollout:
+    """One response of one RL step."""
+
+    uid: str
+    """Of the prompt."""
+    prompt: str
+    response: str
+    source: Literal["on_policy", "off_policy"]
+    reward: float
+    outcome: str
+    advantage: float
+
+
+class SamplesWriter:
+    """Appends rollouts, one a line, each with its step."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = StepLines(path)
+
+    def write(self, step: int, rows: Sequence[SampleRollout]) -> None:
+        """Add the rollouts of `step`."""
+        for row in rows:
+            self._lines.append({"step": step, **asdict(row)})
+
+    def truncate(self, after_step: int) -> None:
+        """Forget the steps behind `after_step`: a run that resumes there writes them again."""
+        self._lines.truncate(after_step)
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def read_samples(path: Path) -> Iterator[tuple[int, SampleRollout]]:
+    """Yield (step, rollout) in the order of the file; nothing where there is no file."""
+    names = [field.name for field in fields(SampleRollout)]
+    for line in read_lines(path):
+        values: dict[str, Json] = {name: line[name] for name in names}
+        step = line["step"]
+        assert isinstance(step, int)
+        yield step, SampleRollout(**values)  # type: ignore[arg-type]  # the file has no types of its own

@@ -1,0 +1,234 @@
+"""Directories as a finished chain leaves them, with plausible numbers, for what only reads them."""
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from luffy.config import ExperimentConfig, load_experiment
+from luffy.config.execution import ExecutionConfig
+from luffy.evaluation.results import (
+    EvaluationResults,
+    SampleRecord,
+    join_sample_records,
+    result_row,
+    write_results,
+    write_sample_records,
+)
+from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
+from luffy.tracking.metrics import MetricsWriter
+from luffy.tracking.samples import SampleRollout, SamplesWriter
+
+SKILL = {
+    "base": {"in_distribution": 0.12, "longer": 0.04, "other_mix": 0.10, "retention": 0.985},
+    "sft": {"in_distribution": 0.42, "longer": 0.21, "other_mix": 0.30, "retention": 0.955},
+    "rl": {"in_distribution": 0.79, "longer": 0.52, "other_mix": 0.41, "retention": 0.94},
+}
+HOSTILE = "<script>alert(1)</script> & <b>bold</b> ``` |"
+"""Model output that must never become markup."""
+
+
+def write_chain(root: Path, num_problems: int = 100, num_steps: int = 200) -> tuple[ExperimentConfig, dict[str, Path]]:
+    """Write all upstream stages of a report; returns the experiment and the report's inputs."""
+    config = load_experiment(
+        Path("exp_configs/smoke.yaml"), ["name=arithmetic", "evaluation.decodings.sampled.num_samples=4"]
+    )
+    inputs = {name: root / name for name in ("data", "base", "sft", "rl", *(f"evaluate_{name}" for name in SKILL))}
+    for directory in inputs.values():
+        directory.mkdir(parents=True)
+    _write_data(inputs["data"])
+    _write_curves(inputs["base"], 1500, _supervised)
+    _write_curves(inputs["sft"], 48, _supervised)
+    _write_curves(inputs["rl"], num_steps, _reinforced)
+    _write_rollouts(inputs["rl"], num_steps)
+    for checkpoint in SKILL:
+        _write_evaluation(inputs[f"evaluate_{checkpoint}"], checkpoint, config, num_problems)
+    for position, (name, directory) in enumerate(inputs.items()):
+        _finish(directory, "prepare_data" if name == "data" else name, position)
+    return config, inputs
+
+
+def _write_data(directory: Path) -> None:
+    def source(rows: int, traces: int, rejected: Mapping[str, int]) -> dict[str, object]:
+        return {
+            "kind": "arithmetic",
+            "source_sha256": "ab" * 32,
+            "rows_in": rows + sum(rejected.values()),
+            "rows_out": rows,
+            "quarantined": 0,
+            "rejected": rejected,
+            "rejected_traces": {},
+            "traces_out": traces,
+            "trace_outcomes": {},
+            "trace_authors": {},
+            "data_sources": {},
+            "prompt_tokens": {"p50": 17, "max": 26},
+            "trace_tokens": {"p50": 41, "max": 62} if traces else {},
+        }
+
+    sources = {"train": source(500, 500, {"prompt_in_a_suite": 9, "trace_too_long": 3})}
+    sources |= {f"suites.{name}": source(200, 0, {}) for name in SKILL["base"]}
+    (directory / "data_card.json").write_text(json.dumps({"vocabulary_size": 43, "sources": sources}))
+
+
+def _write_curves(directory: Path, steps: int, metrics: Callable[[float, random.Random], dict[str, float]]) -> None:
+    noise = random.Random(directory.name)
+    writer = MetricsWriter(directory / "metrics.jsonl")
+    for step in range(1, steps + 1):
+        writer.write(step, metrics(step / steps, noise))
+    writer.close()
+    (directory / "model").mkdir()
+    (directory / "model" / "model.safetensors").write_bytes(b"\0" * 1_500_000)
+
+
+def _supervised(progress: float, noise: random.Random) -> dict[str, float]:
+    return {
+        "actor/loss": 0.35 + 2.6 * math.exp(-6 * progress) + noise.gauss(0, 0.04),
+        "actor/grad_norm": 0.6 + 2 * math.exp(-8 * progress) + abs(noise.gauss(0, 0.2)),
+        "actor/lr": 3e-3 * min(progress * 10, 0.5 * (1 + math.cos(math.pi * progress))),
+        "perf/tokens_per_s": noise.gauss(21000, 900),
+    }
+
+
+def _reinforced(progress: float, noise: random.Random) -> dict[str, float]:
+    def near(value: float, spread: float) -> float:
+        return value + noise.gauss(0, spread)
+
+    reward = min(1.0, max(0.0, near(0.38 + 0.42 * (1 - math.exp(-4 * progress)), 0.05)))
+    wrong, none = 0.75 * (1 - reward), 0.2 * (1 - reward)
+    return {
+        "reward/mean": reward,
+        "batch/on_reward": reward,
+        "batch/off_reward": 1.0,
+        "reward/correct_share": reward,
+        "reward/wrong_share": wrong,
+        "reward/no_answer_share": none,
+        "reward/unparsable_share": 1 - reward - wrong - none,
+        "reward/timed_out_share": 0.0,
+        "reward/crashed_share": 0.0,
+        "actor/loss": near(-0.02, 0.02),
+        "actor/on_policy_loss": near(0.0, 0.02),
+        "actor/off_policy_loss": near(-0.03, 0.01),
+        "actor/entropy_loss": -0.3,
+        "actor/entropy_on_policy": near(0.35 - 0.2 * progress, 0.02),
+        "actor/entropy_off_policy": near(0.5 - 0.15 * progress, 0.03),
+        "actor/on_policy_prob": near(0.85 + 0.05 * progress, 0.01),
+        "actor/off_policy_prob": near(0.72 + 0.1 * progress, 0.01),
+        "actor/grad_norm": abs(near(0.4, 0.12)),
+        "actor/lr": 1e-4,
+        "actor/off_policy_weight_mean": near(0.78 + 0.06 * progress, 0.01),
+        "batch/solve_none": max(0, near(0.3 - 0.25 * progress, 0.05)),
+        "batch/solve_all": max(0, near(0.05 + 0.3 * progress, 0.05)),
+        "batch/zero_advantage_share": max(0, near(0.1 + 0.25 * progress, 0.05)),
+        "batch/off_policy_token_share": near(0.14, 0.01),
+        "rollout/response_length_mean": near(31 + 12 * progress, 1.5),
+        "rollout/off_policy_length_mean": near(43, 1.0),
+        "rollout/truncated_share": max(0, near(0.08 - 0.07 * progress, 0.02)),
+        "rollout/logp_gap_mean": abs(near(2e-7, 4e-8)),
+        "perf/tokens_per_s": near(8000, 400),
+        "perf/step_s": near(0.7, 0.05),
+    }
+
+
+def _write_rollouts(directory: Path, steps: int) -> None:
+    writer = SamplesWriter(directory / "samples.jsonl")
+    for step in (1, steps // 2, steps):
+        good = "<think>47 + 25 = 72\nreverse 72 = 27\n27 - 9 = 18</think>\\boxed{18}"
+        rows = [
+            SampleRollout(
+                "a1",
+                "47 +25 rev -9",
+                "\\boxed{63}" if step == 1 else good,
+                "on_policy",
+                float(step > 1),
+                "wrong" if step == 1 else "correct",
+                0.125 if step > 1 else -0.25,
+            ),
+            SampleRollout("a2", "11 rev +80", f"<think>{HOSTILE}", "on_policy", 0.0, "no_answer", -0.25),
+            SampleRollout("a1", "47 +25 rev -9", good, "off_policy", 1.0, "correct", 0.75),
+        ]
+        writer.write(step, rows)
+    writer.close()
+
+
+def _write_evaluation(directory: Path, checkpoint: str, config: ExperimentConfig, num_problems: int) -> None:
+    assert config.evaluation is not None
+    rows, parts = [], []
+    for decoding, how in config.evaluation.decodings.items():
+        for suite in config.data.suites:
+            difficulty = random.Random(suite)
+            luck = random.Random(checkpoint + decoding + suite)
+            skill = SKILL[checkpoint][suite]
+            records = []
+            for problem in range(num_problems):
+                ease = difficulty.betavariate(1.5, 1.5) - 0.5
+                chance = min(1.0, max(0.0, skill + ease * min(skill, 1 - skill)))
+                records += [
+                    _record(suite, decoding, problem, sample, chance, luck) for sample in range(how.num_samples)
+                ]
+            rows.append(result_row(records, config.evaluation.confidence))
+            parts.append(directory / f"{decoding}@{suite}.jsonl")
+            write_sample_records(parts[-1], records)
+    join_sample_records(directory / "samples.jsonl", parts)
+    write_results(
+        directory / "results.json",
+        EvaluationResults(checkpoint=checkpoint, confidence=config.evaluation.confidence, rows=tuple(rows)),
+    )
+
+
+def _record(suite: str, decoding: str, problem: int, sample: int, chance: float, luck: random.Random) -> SampleRecord:
+    correct = luck.random() < chance
+    outcome = "correct" if correct else luck.choices(("wrong", "no_answer", "unparsable"), (8, 3, 1))[0]
+    return SampleRecord(
+        suite=suite,
+        decoding=decoding,
+        uid=f"p{problem}",
+        sample=sample,
+        seed=1,
+        prompt="1 +1",
+        response="\\boxed{2}",
+        answer="2",
+        ground_truth="2",
+        outcome=outcome,
+        correct=correct,
+        finish_reason="length" if outcome == "no_answer" else "stop",
+        num_tokens=luck.randint(12, 60),
+    )
+
+
+def _finish(directory: Path, node: str, position: int) -> None:
+    seconds = {"base": 193, "rl": 141, "sft": 12}.get(node, 9)
+    write_manifest(
+        directory,
+        Manifest(
+            stage=node.partition("_")[0] if node.startswith("evaluate") else node,  # type: ignore[arg-type]
+            node=node,
+            key=f"{position:02d}f3a9c1d2e4b5a6"[:16],
+            series=None,
+            settings={},
+            upstream={},
+            consumed={},
+            outputs=collect_outputs(directory, [path.name for path in sorted(directory.iterdir())]),
+            metrics={},
+            execution=ExecutionConfig(),
+            versions={
+                "python": "3.11.9",
+                "torch": "2.13.0",
+                "transformers": "5.19.0",
+                "deepspeed": "0.19.8",
+                "math-verify": "0.9.0",
+                "commit": "0123456789ab",
+            },
+            hardware={
+                "host": "bench",
+                "system": "Linux-6.1-x86_64",
+                "cpu": "AMD EPYC 7763 64-Core Processor",
+                "cpu_cores": "2",
+                "memory_gib": "8",
+            },
+            started=f"2026-03-04T10:{position:02d}:00+00:00",
+            ended=f"2026-03-04T10:{position + seconds // 60:02d}:{seconds % 60:02d}+00:00",
+            resumed_from=100 if node == "rl" else 0,
+        ),
+    )

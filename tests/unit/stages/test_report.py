@@ -1,0 +1,155 @@
+"""The stage `report`: one file that stands alone, says what happened, and trusts no text from a model."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from synthetic.finished_chain import HOSTILE, write_chain
+
+from luffy.config import ExperimentConfig
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.settings import ReportSettings
+from luffy.errors import LuffyError
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.manifest import finished_manifest
+from luffy.stages.program import StageContext
+from luffy.stages.report import run
+
+Chain = tuple[ExperimentConfig, dict[str, Path]]
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    return write_chain(tmp_path_factory.mktemp("chain"), num_problems=30, num_steps=40)
+
+
+def report(chain: Chain, out: Path, *without: str) -> tuple[str, str]:
+    config, inputs = chain
+    out.mkdir()
+    kept = {name: path for name, path in inputs.items() if name not in without}
+    events = EventWriter(out / "events.jsonl")
+    context = StageContext(out, kept, "key", "report", ExecutionConfig(), TrackingConfig(), events)
+    assert run(ReportSettings(experiment=config), context).outputs == ("report.html", "report.md")
+    return (out / "report.html").read_text(), (out / "report.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def written(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return report(chain, tmp_path_factory.mktemp("report") / "out")
+
+
+class Tags(HTMLParser):
+    """Checks that tags nest, and collects them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def parsed(html: str) -> Tags:
+    tags = Tags()
+    tags.feed(html)
+    assert tags.open == []
+    return tags
+
+
+def references(tags: Tags) -> Iterator[str]:
+    for _, attributes in tags.seen:
+        yield from (attributes.get(name) or "" for name in ("href", "src", "xlink:href") if name in attributes)
+
+
+def test_the_page_is_well_formed_and_needs_nothing_else(written: tuple[str, str]) -> None:
+    tags = parsed(written[0])
+    assert all(reference.startswith("#") for reference in references(tags))
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags.seen}
+    assert "@import" not in written[0]
+    assert re.findall(r"url\((?!#)", written[0]) == []
+
+
+def test_no_two_elements_share_an_id_and_every_link_has_its_target(written: tuple[str, str]) -> None:
+    tags = parsed(written[0])
+    ids = [attributes["id"] for _, attributes in tags.seen if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = {reference[1:] for reference in references(tags)} | set(re.findall(r"url\(#([^)]*)\)", written[0]))
+    assert targets <= set(ids)
+
+
+def test_text_from_a_model_is_never_markup(written: tuple[str, str]) -> None:
+    html, markdown = written
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &lt;b&gt;bold&lt;/b&gt;" in html
+    block = next(block for block in markdown.split("````") if HOSTILE in block)
+    assert block.startswith("\n11 rev +80")
+
+
+def test_the_summary_says_the_headline_numbers_in_words(written: tuple[str, str], chain: Chain) -> None:
+    for text in written:
+        assert "Accuracy on in_distribution (30 problems, greedy decoding, 95\u00a0% intervals): base " in text
+        assert re.search(r"RL minus SFT on the same problems: \+\d+\.\d \[", text)
+        assert "Over 40 RL steps (luffy) the mean reward of rollouts went from" in text
+        assert "The 7 stages took 6 min 22 s in all." in text
+
+
+def test_every_suite_checkpoint_and_decoding_is_shown(written: tuple[str, str]) -> None:
+    for text in written:
+        for name in ("in_distribution", "longer", "other_mix", "retention", "base → SFT", "SFT → RL", "sampled"):
+            assert name in text
+
+
+def test_curves_of_all_stages_are_drawn(written: tuple[str, str]) -> None:
+    titles = re.findall(r"<figcaption><h4>([^<]*)</h4>", written[0])
+    wanted = {"Reward", "Outcomes", "Entropy", "Response length", "Off-policy share", "Shaping weight", "Gradient norm"}
+    assert wanted <= set(titles)
+    assert titles.count("Loss") == 3
+    assert titles.count("Outcomes of grading") == 2
+
+
+def test_keys_versions_times_and_configuration_are_there(written: tuple[str, str], chain: Chain) -> None:
+    for directory in chain[1].values():
+        manifest = finished_manifest(directory)
+        assert all(manifest.key in text for text in written)
+    for text in written:
+        for fact in ("2026-03-04 10:03 UTC", "2 min 21 s", "from step 100", "torch", "2.13.0", "prompts_per_step: 4"):
+            assert fact in text
+
+
+def test_the_same_inputs_give_the_same_bytes(written: tuple[str, str], chain: Chain, tmp_path: Path) -> None:
+    assert report(chain, tmp_path / "again") == written
+
+
+def test_a_chain_without_rl_or_sft_has_a_report_too(chain: Chain, tmp_path: Path) -> None:
+    html, markdown = report(chain, tmp_path / "out", "rl", "evaluate_rl", "sft", "evaluate_sft")
+    parsed(html)
+    assert "Sample rollouts" not in html
+    assert "The 3 stages took" in markdown
+
+
+def test_a_constant_or_missing_metric_does_not_break_the_page(chain: Chain, tmp_path: Path) -> None:
+    rl = tmp_path / "rl"
+    shutil.copytree(chain[1]["rl"], rl)
+    (rl / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.0, "actor/loss": null}\n')
+    html, _ = report((chain[0], {**chain[1], "rl": rl}), tmp_path / "out")
+    assert "1 logged step<" in html
+
+
+def test_an_unfinished_input_is_named(chain: Chain, tmp_path: Path) -> None:
+    unfinished = tmp_path / "sft"
+    unfinished.mkdir()
+    with pytest.raises(LuffyError, match="sft: not a finished stage"):
+        report((chain[0], {**chain[1], "sft": unfinished}), tmp_path / "out")

@@ -1,0 +1,98 @@
+"""Metrics and samples: a resumed run's files equal an undisturbed one's."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luffy.config.evaluation import GradingConfig
+from luffy.config.execution import TrackingConfig
+from luffy.tracking.metrics import MetricsWriter, read_metrics, without_times
+from luffy.tracking.samples import SampleRollout, read_samples
+from luffy.tracking.tracker import Tracker
+
+
+def opened(out: Path, resumed_from: int = 0) -> Tracker:
+    return Tracker(out, "abc123", "rl", TrackingConfig(), GradingConfig(), resumed_from)
+
+
+def rollout(step: int) -> SampleRollout:
+    return SampleRollout("u", "1 +1", f"ansẅer {step}\u2028\n", "on_policy", 1.0, "correct", 0.5)
+
+
+def train(tracker: Tracker, steps: range) -> None:
+    for step in steps:
+        tracker.log(step, {"actor/loss": 1 / step, "reward/mean": step / 7})
+        if step % 2 == 0:
+            tracker.samples(step, [rollout(step)])
+
+
+def test_a_resumed_run_leaves_the_same_files_as_an_undisturbed_one(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    with opened(whole) as tracker:
+        train(tracker, range(1, 11))
+    train(opened(broken), range(1, 8))  # killed after step 7, checkpoint at 4
+    with (broken / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 8, "actor/lo')
+    with opened(broken, resumed_from=4) as tracker:
+        train(tracker, range(5, 11))
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (whole / name).read_bytes() == (broken / name).read_bytes()
+
+
+def test_a_run_that_starts_anew_forgets_everything(tmp_path: Path) -> None:
+    train(opened(tmp_path), range(1, 4))
+    opened(tmp_path).close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
+    assert list(read_samples(tmp_path / "samples.jsonl")) == []
+
+
+def test_a_line_is_in_the_file_as_soon_as_it_is_logged(tmp_path: Path) -> None:
+    tracker = opened(tmp_path)
+    tracker.log(1, {"actor/loss": 0.5})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "actor/loss": 0.5}
+
+
+def test_samples_come_back_as_they_were(tmp_path: Path) -> None:
+    with opened(tmp_path) as tracker:
+        tracker.samples(3, [rollout(1), rollout(2)])
+    assert list(read_samples(tmp_path / "samples.jsonl")) == [(3, rollout(1)), (3, rollout(2))]
+
+
+def test_values_that_are_not_finite_stay_strict_json(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path / "m.jsonl")
+    writer.write(1, {"actor/loss": math.nan, "actor/lr": math.inf})
+    assert json.loads((tmp_path / "m.jsonl").read_text()) == {"step": 1, "actor/loss": None, "actor/lr": None}
+    assert math.isnan(read_metrics(tmp_path / "m.jsonl")[0]["actor/loss"])
+
+
+@pytest.mark.parametrize("name", ["loss", "learner/loss", "actor/", "actor"])
+def test_a_name_outside_the_namespaces_is_a_programming_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(AssertionError, match="none of"):
+        opened(tmp_path).log(1, {name: 1.0})
+
+
+def test_only_time_is_left_out_of_a_comparison() -> None:
+    row = {"step": 1.0, "actor/loss": 0.5, "perf/step_s": 0.1}
+    assert without_times(row) == {"step": 1.0, "actor/loss": 0.5}
+
+
+def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / "nothing.jsonl") == []
+
+
+@given(values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5), cut=st.integers(0, 6))
+def test_truncating_keeps_exactly_the_steps_up_to_the_cut(
+    values: list[float], cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("metrics") / "m.jsonl"
+    writer = MetricsWriter(path)
+    for step, value in enumerate(values, start=1):
+        writer.write(step, {"actor/loss": value})
+    writer.truncate(cut)
+    assert [row["actor/loss"] for row in read_metrics(path)] == values[:cut]
