@@ -1,22 +1,22 @@
 """The experiment's tokenizer: built from the data for an embedded base policy, or adapted from a model's own."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2Tokenizer
 
 from luffy.data.templates import PLAIN_TEMPLATE, stop_token_ids
 from luffy.errors import DataError
 from luffy.types import Prompt
 
-PAD, BOS, EOS, UNKNOWN = "<|pad|>", "<|bos|>", "<|eos|>", "<|unk|>"
+PAD, BOS, EOS = "<|pad|>", "<|bos|>", "<|eos|>"
 WHOLE_TOKENS = ("<think>", "</think>", "\\boxed{")
 """Single tokens wherever they occur: a policy opens and closes its reasoning and its box by one choice each."""
 MAX_VOCABULARY = 512
-_WORD = r" ?[A-Za-z]+:?|[+-]\d|\d| ?[^\sA-Za-z\d]|\s"
-"""Where merges may happen: a word with its leading space, a signed digit, a digit, a mark, a white space."""
+"""Of an embedded policy: 256 bytes, the tokens above, and what the data repeats."""
 
 
 def texts_of(prompts: Iterable[Prompt]) -> Iterable[str]:
@@ -27,38 +27,40 @@ def texts_of(prompts: Iterable[Prompt]) -> Iterable[str]:
         yield prompt.ground_truth
 
 
-def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Return a byte-pair tokenizer trained on `texts`, of at most `MAX_VOCABULARY` tokens.
+def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerBase:
+    """Return a Qwen2 tokenizer (byte-level byte-pair encoding) trained on `texts`, of at most `MAX_VOCABULARY` tokens.
 
-    Its alphabet is the characters of the texts, its merges stay inside words, and the digits of a number are tokens of
-    their own: a policy that computes must see them. Any text of these characters decodes to itself, spaces and line
-    ends included; other characters become `<|unk|>`. The same texts always give the same ids.
+    It is Qwen2's own class and pre-tokenizer because the embedded policy is a Qwen2: transformers 5 loads the
+    tokenizer of such a folder by the model's type and rebuilds it, so any other kind would come back as another
+    tokenizer, in silence. Digits are tokens of their own, every text decodes to itself, and the same texts always give
+    the same ids.
     """
-    texts = list(texts)
-    specials = [AddedToken(token, normalized=False) for token in (PAD, BOS, EOS, UNKNOWN, *WHOLE_TOKENS)]
-    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN, fuse_unk=False))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
+    trainee = Tokenizer(models.BPE())
+    qwen = Qwen2Tokenizer().backend_tokenizer
+    trainee.normalizer, trainee.pre_tokenizer = qwen.normalizer, qwen.pre_tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=MAX_VOCABULARY,
-        special_tokens=specials,
-        initial_alphabet=sorted(set().union("\n", *texts)),
+        min_frequency=2,
+        special_tokens=[PAD, BOS, EOS, *WHOLE_TOKENS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_without_whole_tokens(texts), trainer)
-    # Only these are control tokens; the others are text that happens to be one token each.
-    tokenizer.add_special_tokens(specials[:4])
-    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in WHOLE_TOKENS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    trainee.train_from_iterator(_without_whole_tokens(texts), trainer)
+    learned = json.loads(trainee.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(pair) for pair in learned["merges"]],
         pad_token=PAD,
         bos_token=BOS,
         eos_token=EOS,
-        unk_token=UNKNOWN,
-        clean_up_tokenization_spaces=False,
+        unk_token=None,
         padding_side="left",
+        clean_up_tokenization_spaces=False,
         chat_template=PLAIN_TEMPLATE,
     )
+    # Text that happens to be one token each, not control tokens: they stay in what is decoded.
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in WHOLE_TOKENS])
+    return tokenizer
 
 
 def _without_whole_tokens(texts: Iterable[str]) -> Iterator[str]:

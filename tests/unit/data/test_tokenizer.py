@@ -1,11 +1,12 @@
 """Tokenizers and templates."""
 
+import unicodedata
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2Config
 
 from luffy.data.templates import (
     decode,
@@ -46,7 +47,7 @@ def test_encoding_loses_nothing(text: str) -> None:
 
 def test_tags_and_the_box_are_single_tokens_and_digits_are_single() -> None:
     ids = encode_trace(TOKENIZER, TRACE)
-    tokens = TOKENIZER.convert_ids_to_tokens(ids)
+    tokens = [TOKENIZER.decode([i]) for i in ids]
     assert tokens[:7] == ["<think>", "\n", "4", "7", "+", "8", "="]
     assert tokens[-5:] == ["\\boxed{", "5", "5", "}", TOKENIZER.eos_token]
 
@@ -55,16 +56,31 @@ def test_the_same_texts_give_the_same_ids_in_any_order() -> None:
     texts = ["12 a:+3 b:r =", "07 a:-1 ="] * 3
     one, other = build_tokenizer(texts), build_tokenizer(reversed(texts))
     assert one.get_vocab() == other.get_vocab()
-    assert len({one.pad_token_id, one.bos_token_id, one.eos_token_id, one.unk_token_id}) == 4
+    assert len({one.pad_token_id, one.bos_token_id, one.eos_token_id}) == 3
 
 
 def test_frequent_words_become_tokens_and_digits_never_merge() -> None:
     tokenizer = build_tokenizer(["12 a:+3 b:-4 =88"] * 5)
-    assert tokenizer.tokenize("12 a:+3 b:-4 =88") == ["1", "2", " a:", "+3", " b:", "-4", " =", "8", "8"]
+    tokens = tokenizer.tokenize("12 a:+3 b:-4 =88")
+    assert tokens == ["1", "2", "\u0120a", ":+", "3", "\u0120b", ":-", "4", "\u0120=", "8", "8"]
 
 
-def test_an_unknown_character_is_the_unknown_token() -> None:
-    assert encode_trace(TOKENIZER, "Z")[0] == TOKENIZER.unk_token_id
+@given(st.text(max_size=12))
+def test_text_the_data_never_held_still_decodes_to_itself(text: str) -> None:
+    composed = unicodedata.normalize("NFC", text)
+    assert decode(TOKENIZER, encode_trace(TOKENIZER, composed)) == composed
+
+
+def test_the_tokenizer_is_the_same_beside_a_qwen2_model(tmp_path: Path) -> None:
+    """transformers 5 picks a folder's tokenizer class by the model's type, and rebuilds it."""
+    texts = ["12 a:+3 b:r =", "<think>12\n a:+3 =15\n b:r =51\n</think>\\boxed{51}"]
+    built = build_tokenizer(texts * 3)
+    save_tokenizer(built, tmp_path)
+    Qwen2Config(vocab_size=len(built)).save_pretrained(tmp_path)
+    beside_model = AutoTokenizer.from_pretrained(tmp_path)
+    for text in texts:
+        assert beside_model(text)["input_ids"] == built(text)["input_ids"]
+        assert beside_model.decode(built(text)["input_ids"]) == text
 
 
 def test_a_saved_tokenizer_loads_as_it_was(tmp_path: Path) -> None:
