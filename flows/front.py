@@ -1,0 +1,115 @@
+"""The command line of the flows: arguments, plan, Prefect's surroundings and exit codes."""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+
+from flows.prefect_session import ApiServer, prefect_api, set_environment
+from luffy.cli.console import show_error
+from luffy.cli.main import parse_with_overrides, show_plan
+from luffy.config import load_experiment
+from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError
+from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.workspace import WORKSPACE_VARIABLE, find_workspace
+
+_EXAMPLES = """\
+examples:
+  python flows/full_pipeline.py exp_configs/arithmetic.yaml
+  python flows/full_pipeline.py exp_configs/arithmetic.yaml rl.steps=400 seed=1
+  python flows/full_pipeline.py exp_configs/arithmetic.yaml --dry-run
+
+The same command again reuses every finished stage, and resumes an interrupted one.
+exit codes: 0 done, 1 failure, 2 mistake in the command, the configuration or the data, 130 interrupted
+"""
+
+
+@dataclass(frozen=True)
+class Front:
+    """A checked command line, with a Prefect API on its way up."""
+
+    config_file: str
+    overrides: list[str]
+    verify: bool
+    debug: bool
+    server: ApiServer | None
+
+    def run(self, flow: Callable[[str, list[str], bool], object]) -> int:
+        """Run `flow` to its end; returns the exit code."""
+        return _exit_code(lambda: self._run(flow), debug=self.debug)
+
+    def _run(self, flow: Callable[[str, list[str], bool], object]) -> int:
+        # Imported here, after its environment is set.
+        from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+        if self.server is not None:
+            self.server.wait()
+        # Nobody listens to an embedded server's heartbeats, and stopping them takes a second.
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if self.server else {}):
+            flow(self.config_file, self.overrides, self.verify)
+        return EXIT_OK
+
+
+def begin(description: str, arguments: Sequence[str] | None = None) -> Front:
+    """The checked command line. Exits at once for `--help`, `--dry-run` and the user's mistakes.
+
+    To be called before `prefect` is imported: it sets Prefect's environment and starts its server.
+    """
+    options = parse_with_overrides(_parser(description), arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.excepthook = _last_words
+    code = _exit_code(lambda: _check(options), debug=options.debug)
+    if code != EXIT_OK or options.dry_run:
+        sys.exit(code)
+    return Front(options.config, options.overrides, options.verify, options.debug, prefect_api())
+
+
+def _check(options: argparse.Namespace) -> int:
+    workspace = find_workspace(options.workspace)
+    if options.dry_run:
+        return show_plan(options.config, options.overrides, workspace, verify=options.verify)
+    config = load_experiment(options.config, options.overrides)
+    open_experiment(config, workspace, fingerprint=lambda stage: {})  # finds missing files; the flow computes the keys
+    workspace.prepare()
+    os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
+    set_environment(workspace.prefect_home, debug=options.debug)
+    return EXIT_OK
+
+
+def _exit_code(action: Callable[[], int], *, debug: bool) -> int:
+    try:
+        return action()
+    except LuffyError as error:
+        if debug:
+            raise
+        show_error(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        show_error("interrupted; the same command resumes")
+        return EXIT_INTERRUPTED
+
+
+def _last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Ctrl-C between here and the flow, while Prefect is imported, is no reason for a traceback."""
+    if not issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=description, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", help="an experiment's YAML, e.g. exp_configs/arithmetic.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="override any field of the experiment")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done with each stage, and why")
+    parser.add_argument("--workspace", help="where results go (default: $LUFFY_WORKSPACE, else ./workspace)")
+    parser.add_argument("--verify", action="store_true", help="compare full hashes before a result is reused")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks and Prefect's warnings")
+    return parser

@@ -1,0 +1,50 @@
+"""The whole experiment: data, base policy, SFT, mixed-policy RL, evaluation of every checkpoint, report.
+
+Each stage is a cached, restartable program; a second run reuses what is finished.
+"""
+
+import sys
+
+if __name__ == "__main__":
+    from flows.front import begin
+
+    # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
+    front = begin(__doc__)
+
+from prefect import flow
+
+from luffy.cli.console import show_report_path, terminal, text_table
+from luffy.cli.results import by_suite, read_accuracies
+from luffy.config import load_experiment
+from luffy.pipeline.workspace import find_workspace
+from tasks.session import open_session
+from tasks.stages import FinishedStage, base, evaluate, prepare_data, report, train_rl, train_sft
+
+
+@flow(name="full-pipeline", retries=0, persist_result=False)
+def full_pipeline(config_file: str, overrides: list[str] | None = None, verify: bool = False) -> None:
+    """Run the experiment in `config_file` with `overrides` (`key.path=value`), in the workspace of LUFFY_WORKSPACE."""
+    config = load_experiment(config_file, overrides or [])
+    with open_session(config, find_workspace(), verify=verify) as session:
+        data = prepare_data(session)
+        model = base(session, data)
+        checkpoints = [model]
+        if "sft" in config.stages:
+            model = train_sft(session, data, model)
+            checkpoints.append(model)
+        if "rl" in config.stages:
+            model = train_rl(session, data, model)
+            checkpoints.append(model)
+        evaluations: list[FinishedStage] = []
+        if "evaluate" in config.stages:
+            evaluations = [evaluate(session, data, checkpoint) for checkpoint in checkpoints]
+        page = report(session, [data, *checkpoints, *evaluations]) if "report" in config.stages else None
+    if evaluations:
+        header, rows = by_suite(read_accuracies(stage.directory for stage in evaluations))
+        terminal().print(text_table(header, rows, title="\nAccuracy in % with its interval"))
+    if page is not None:
+        show_report_path(page.directory / "report.html")
+
+
+if __name__ == "__main__":
+    sys.exit(front.run(full_pipeline))

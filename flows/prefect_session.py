@@ -1,0 +1,152 @@
+"""A Prefect API for one run: the configured one when it answers, else an embedded server that dies with this process.
+
+Everything here happens before `prefect` is imported, since Prefect reads its environment then. Prefect's own embedded
+server is not used: it survives a `kill -9` of the flow.
+"""
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from luffy.errors import LuffyError
+from luffy.pipeline.lock import StageLock
+from luffy.pipeline.processes import die_with
+
+_API_VARIABLE = "PREFECT_API_URL"
+_DEFAULTS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_CLI_PROMPT": "false",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "luffy",
+}
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 3.0
+
+
+def set_environment(home: Path, *, debug: bool) -> None:
+    """Point Prefect at `home` and keep its logs off the terminal; what the user has set stays."""
+    home.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("PREFECT_HOME", str(home))
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    # Failures are shown by the flow's front, in one line; Prefect would print a traceback for each.
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING" if debug else "CRITICAL")
+
+
+def prefect_api() -> "ApiServer | None":
+    """See that PREFECT_API_URL names an API for this run.
+
+    Returns None when a configured one answers, else an embedded server that has begun to start: call its `wait` before
+    the first request. It stops at the exit of this process, after Prefect has sent its last events and logs there
+    (exit handlers run in reverse, and Prefect's are registered later).
+    """
+    configured = configured_api()
+    if configured is not None and _answers(configured, timeout_s=5.0):
+        return None
+    if configured is not None:
+        sys.stderr.write(f"note: no Prefect API at {configured}; using an embedded server for this run\n")
+    server = ApiServer(Path(os.environ["PREFECT_HOME"]))
+    atexit.register(server.stop)
+    os.environ[_API_VARIABLE] = server.url
+    return server
+
+
+def configured_api() -> str | None:
+    """The API address that Prefect would use: of the environment, the project's files or the active profile."""
+    if os.environ.get(_API_VARIABLE):
+        return os.environ[_API_VARIABLE]
+    project = _toml(Path("pyproject.toml")).get("tool", {}).get("prefect", {})
+    for settings in (_toml(Path("prefect.toml")), project):
+        if url := settings.get("api", {}).get("url"):
+            return url
+    profiles = _toml(Path(os.environ["PREFECT_HOME"]) / "profiles.toml")
+    active = os.environ.get("PREFECT_PROFILE") or profiles.get("active")
+    return profiles.get("profiles", {}).get(active, {}).get(_API_VARIABLE)
+
+
+class ApiServer:
+    """An embedded Prefect server on a free loopback port, ended by the kernel when this process dies."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self._starting = ExitStack()
+        # The first start migrates the database: one server at a time.
+        self._starting.enter_context(StageLock(home))
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}/api"
+        self._log_path = home / "server.log"
+        parent = os.getpid()
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                _command(port),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PREFECT__SERVER_EPHEMERAL": "1", _API_VARIABLE: self.url},
+                start_new_session=True,  # a Ctrl-C is for the flow, which must still report how it ended
+                preexec_fn=lambda: die_with(parent, signal.SIGKILL),
+            )
+
+    def wait(self) -> None:
+        """Return once the server answers; raises LuffyError when it does not within two minutes."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        with self._starting:
+            while not _answers(self.url, timeout_s=1.0):
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise LuffyError(f"the embedded Prefect server did not start; see {self._log_path}")
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End the server; what it holds is in its database already."""
+        self._starting.close()
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _command(port: int) -> list[str]:
+    """What Prefect itself starts as its ephemeral server (3.7)."""
+    specification = find_spec("prefect")
+    assert specification is not None
+    assert specification.origin is not None
+    site = Path(specification.origin).parents[1]
+    application = ["--app-dir", str(site), "--factory", "prefect.server.api.server:create_app"]
+    address = ["--host", "127.0.0.1", "--port", str(port)]
+    return [sys.executable, "-m", "uvicorn", *application, *address, "--log-level", "error", "--lifespan", "on"]
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _answers(url: str, timeout_s: float) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=timeout_s) as response:  # noqa: S310
+            return response.status == 200
+    except urllib.error.HTTPError:
+        return True  # it is there; what it says to a request with a key is Prefect's business
+    except (OSError, ValueError):
+        return False
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # Prefect itself will complain where it matters

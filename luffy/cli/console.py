@@ -1,0 +1,173 @@
+"""Everything that luffy shows on a terminal, and the only place that knows `rich`."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from luffy.cli.progress import ChainProgress, StageLine, StageState
+from luffy.pipeline.events import Event
+from luffy.pipeline.experiment import StageObserver
+from luffy.pipeline.manifest import Manifest
+from luffy.pipeline.plan import StagePlan
+
+_STYLES: dict[StageState, str] = {
+    "pending": "dim",
+    "starting": "cyan",
+    "waiting": "yellow",
+    "running": "cyan",
+    "finished": "green",
+    "reused": "green",
+    "failed": "bold red",
+    "interrupted": "yellow",
+}
+_BAR_CELLS = 16
+_PLAIN_INTERVAL_S = 10.0
+_ACTIVE = ("starting", "waiting", "running")
+
+
+def terminal(*, errors: bool = False) -> Console:
+    """A console on stdout (or stderr), without automatic colouring of numbers."""
+    return Console(highlight=False, stderr=errors, soft_wrap=errors)
+
+
+def show_error(message: str) -> None:
+    """One line (or what the message holds) on stderr."""
+    terminal(errors=True).print(Text.assemble(("error: ", "bold red"), message))
+
+
+@contextmanager
+def stage_display(names: list[str], console: Console | None = None) -> Iterator[StageObserver]:
+    """Shows a running chain: one live line a stage on a terminal, plain lines elsewhere."""
+    console = console or terminal()
+    progress = ChainProgress(names)
+    if not console.is_terminal:
+        yield PlainDisplay(progress, console)
+        return
+    with Live(console=console, get_renderable=lambda: live_table(progress), refresh_per_second=4):
+        yield progress
+
+
+class PlainDisplay:
+    """A line when a stage starts, ends, or has something to say, and every ten seconds in between."""
+
+    def __init__(self, progress: ChainProgress, console: Console) -> None:
+        self._progress = progress
+        self._console = console
+        self._last_time: dict[str, float] = {}
+
+    def planned(self, plan: StagePlan) -> None:
+        self._progress.planned(plan)
+        if plan.action != "reuse":
+            self._say(plan, self._line(plan).note)
+
+    def event(self, plan: StagePlan, event: Event) -> None:
+        self._progress.event(plan, event)
+        line = self._line(plan)
+        if event.kind in ("waiting", "message"):
+            self._say(plan, line.note)
+        elif event.kind == "progress" and event.time - self._last_time[plan.node.name] >= _PLAIN_INTERVAL_S:
+            self._say(plan, _progress_words(line))
+
+    def line(self, plan: StagePlan, text: str) -> None:
+        self._progress.line(plan, text)
+
+    def finished(self, plan: StagePlan, manifest: Manifest) -> None:
+        self._progress.finished(plan, manifest)
+        line = self._line(plan)
+        took = "" if line.state == "reused" else f" in {duration(line.seconds(time.time()) or 0.0)}"
+        self._say(plan, " ".join(filter(None, [f"{line.state}{took}", _metric_words(line), f"({line.note})"])))
+
+    def failed(self, plan: StagePlan, error: BaseException) -> None:
+        self._progress.failed(plan, error)
+        self._say(plan, self._line(plan).state)
+
+    def _line(self, plan: StagePlan) -> StageLine:
+        return self._progress.lines[plan.node.name]
+
+    def _say(self, plan: StagePlan, text: str) -> None:
+        self._last_time[plan.node.name] = time.time()
+        self._console.print(Text(f"{time.strftime('%H:%M:%S')} {plan.node.name}: {text}"), soft_wrap=True)
+
+
+def live_table(progress: ChainProgress) -> Table:
+    """The lines of all stages as they are now."""
+    table = Table.grid(padding=(0, 2))
+    for line in progress.lines.values():
+        style = _STYLES[line.state]
+        elapsed = line.seconds(time.time())
+        left = line.seconds_left if line.state == "running" else None
+        table.add_row(
+            Text(line.name, style=style),
+            Text(line.state, style=style),
+            _bar(line),
+            _metric_words(line),
+            Text(duration(elapsed) if elapsed is not None and line.state != "reused" else "", style="dim"),
+            f"{duration(left)} left" if left is not None else "",
+            Text(line.note if line.state != "running" else "", style="dim", overflow="ellipsis", no_wrap=True),
+        )
+    return table
+
+
+def plan_table(plans: Iterable[StagePlan]) -> Table:
+    """What would be done with each stage, and why."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in ("stage", "key", "plan", "why"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("stage", "key"))
+    for plan in plans:
+        style = "green" if plan.action == "reuse" else "cyan"
+        table.add_row(plan.node.name, plan.identity.key, Text(plan.headline, style=style), Text(plan.reason))
+    return table
+
+
+def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
+    """A plain table of texts."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in header:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def show_report_path(path: Path, console: Console | None = None) -> None:
+    """The last line of a run."""
+    (console or terminal()).print(Text(f"report: {path}"), soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """`8s`, `3m20s`, `2h05m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def _bar(line: StageLine) -> Text:
+    if not line.total:
+        return Text("")
+    full = round(_BAR_CELLS * line.step / line.total)
+    bar = Text("━" * full, style="cyan") + Text("━" * (_BAR_CELLS - full), style="grey30")
+    return bar + Text(f" {line.step}/{line.total}")
+
+
+def _progress_words(line: StageLine) -> str:
+    left = line.seconds_left
+    parts = [
+        f"step {line.step}/{line.total}",
+        _metric_words(line),
+        f"{duration(left)} left" if left is not None else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _metric_words(line: StageLine) -> str:
+    formats = {"loss": "loss {:.4f}", "reward": "reward {:.3f}", "tokens_per_s": "{:.0f} tokens/s"}
+    return "  ".join(words.format(line.metrics[name]) for name, words in formats.items() if name in line.metrics)

@@ -1,0 +1,82 @@
+"""`python -m luffy`: looking at what is there and what would be done. Starts nothing, needs neither Prefect nor torch.
+
+python -m luffy plan exp_configs/arithmetic.yaml [key.path=value ...]
+python -m luffy runs
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from luffy.cli.console import plan_table, show_error, terminal, text_table
+from luffy.cli.inventory import list_runs, list_stages
+from luffy.config import load_experiment
+from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError
+from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.workspace import Workspace, find_workspace
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    options = parse_with_overrides(_parser(), arguments)
+    workspace = find_workspace(options.workspace)
+    try:
+        if options.command == "plan":
+            return show_plan(options.config, options.overrides, workspace, verify=options.verify)
+        return show_runs(workspace)
+    except LuffyError as error:
+        if options.debug:
+            raise
+        show_error(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def parse_with_overrides(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Like `parse_args`, but `key.path=value` may also stand after options, which argparse alone refuses."""
+    options, left = parser.parse_known_args(arguments)
+    unknown = [text for text in left if text.startswith("-") or "=" not in text or "overrides" not in options]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if left:
+        options.overrides = [*options.overrides, *left]
+    return options
+
+
+def show_plan(config_file: str, overrides: Sequence[str], workspace: Workspace, *, verify: bool) -> int:
+    """Print what a run would do with each stage, and why."""
+    experiment = open_experiment(load_experiment(config_file, overrides), workspace, verify=verify)
+    console = terminal()
+    console.print(f"workspace {workspace.root}", markup=False, soft_wrap=True)
+    console.print(plan_table(experiment.plan()))
+    return EXIT_OK
+
+
+def show_runs(workspace: Workspace) -> int:
+    """Print the runs and the stage results in the workspace."""
+    console = terminal()
+    console.print(f"workspace {workspace.root}", markup=False, soft_wrap=True)
+    console.print(text_table(["run", "state", "age", "stages"], list_runs(workspace), title="Runs"))
+    console.print()
+    header = ["stage", "key", "state", "age", "size", "used by"]
+    console.print(text_table(header, list_stages(workspace), title="Stage results"))
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m luffy", description="Look at experiments; starts nothing.")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--workspace", help="default: $LUFFY_WORKSPACE, else ./workspace")
+    shared.add_argument("--debug", action="store_true", help="show tracebacks")
+    commands = parser.add_subparsers(dest="command", required=True)
+    plan = commands.add_parser("plan", parents=[shared], help="what a run would do with each stage, and why")
+    plan.add_argument("config", help="an experiment's YAML")
+    plan.add_argument("overrides", nargs="*", metavar="key.path=value", help="fields to override")
+    plan.add_argument("--verify", action="store_true", help="compare full hashes of all outputs")
+    commands.add_parser("runs", parents=[shared], help="experiments and stage results in the workspace")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

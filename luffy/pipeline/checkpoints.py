@@ -1,0 +1,18 @@
+"""Where training stages keep their checkpoints: `checkpoints/step_000040/`, complete once it holds `COMPLETE`."""
+
+import re
+from pathlib import Path
+
+CHECKPOINTS_FOLDER = "checkpoints"
+COMPLETE_FILE = "COMPLETE"
+_NAME = re.compile(r"step_(\d+)")
+
+
+def newest_checkpoint(directory: Path) -> tuple[int, Path] | None:
+    """Step and folder of the newest complete checkpoint of the stage in `directory`; None without one."""
+    complete = [
+        (int(match[1]), folder)
+        for folder in (directory / CHECKPOINTS_FOLDER).glob("step_*")
+        if (match := _NAME.fullmatch(folder.name)) and (folder / COMPLETE_FILE).is_file()
+    ]
+    return max(complete, default=None)

@@ -1,0 +1,59 @@
+"""Why a stage has no finished result: the difference to the result that is most like it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from luffy.pipeline.identity import IDENTITY_FILE, Identity, Json, read_identity
+
+_SHOWN = 3
+
+
+def why_not_reused(siblings: Iterable[Path], node: str, identity: Identity) -> str:
+    """One line: "first run", or what differs from the result of `node` among `siblings` that is most like it.
+
+    Of several that are equally near, the newest speaks.
+    """
+    candidates = []
+    for directory in siblings:
+        record = read_identity(directory)
+        if record is not None and record.node == node and record.key != identity.key:
+            found = list(differences(record.identity, identity))
+            age = -(directory / IDENTITY_FILE).stat().st_mtime_ns
+            candidates.append((len(found), age, record.key, found))
+    if not candidates:
+        return "first run"
+    *_, nearest, found = min(candidates)
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"{', '.join(found[:_SHOWN])}{more} (against {nearest})"
+
+
+def differences(before: Identity, after: Identity) -> Iterator[str]:
+    """Each difference in words, settings first."""
+    old, new = dict(_flatten(before.settings)), dict(_flatten(after.settings))
+    for path in [*new, *(path for path in old if path not in new)]:
+        if old.get(path, "none") != new.get(path, "none"):
+            yield f"{path} {_short(old.get(path, 'none'))} -> {_short(new.get(path, 'none'))}"
+    for name in _changed(before.files, after.files):
+        yield f"{name} has new content"
+    for name in _changed(before.upstream, after.upstream):
+        yield f"upstream {name} changed"
+    modules = list(_changed(before.code, after.code))
+    if modules:
+        yield f"code changed ({', '.join(modules[:_SHOWN])}{', ...' if len(modules) > _SHOWN else ''})"
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    return (name for name in sorted({*before, *after}) if before.get(name) != after.get(name))
+
+
+def _flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, Json]]:
+    if isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from _flatten(below, f"{prefix}.{name}" if prefix else name)
+    else:
+        yield prefix, value
+
+
+def _short(value: Json) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,0 +1,121 @@
+"""The event protocol between a stage program and whoever supervises it: JSON lines in `events.jsonl`.
+
+The stage appends, the supervisor reads what is new. A file and not a pipe, so that neither side dies with the other.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, get_args
+
+EVENTS_FILE = "events.jsonl"
+EventKind = Literal["started", "waiting", "progress", "message", "finished", "failed"]
+_KINDS = frozenset(get_args(EventKind))
+_PROGRESS_INTERVAL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of `events.jsonl`."""
+
+    kind: EventKind
+    time: float
+    """Seconds since the epoch."""
+    pid: int
+    """Who wrote the event."""
+    step: int = 0
+    total: int = 0
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    text: str = ""
+
+
+class EventWriter:
+    """Appends events to a file; each line is one `write`, so that lines of several processes do not mix."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last_progress_time: float | None = None
+        if _ends_in_torn_line(path):
+            self._file.write(b"\n")
+
+    def started(self, text: str = "") -> None:
+        """The stage has its lock and begins to work."""
+        self._write("started", {"text": text})
+
+    def waiting(self, holder: str) -> None:
+        """Another process has the stage's lock; `holder` says which."""
+        self._write("waiting", {"text": holder})
+
+    def progress(self, step: int, total: int, **metrics: float) -> None:
+        """`step` of `total` is done. At most four a second are written; the first and the last always are."""
+        with self._lock:
+            now, last = self._clock(), self._last_progress_time
+            if last is not None and step < total and 0 <= now - last < _PROGRESS_INTERVAL_S:
+                return
+            self._last_progress_time = now
+        self._write("progress", {"step": step, "total": total, "metrics": metrics})
+
+    def message(self, text: str) -> None:
+        """A line for the person who watches."""
+        self._write("message", {"text": text})
+
+    def finished(self, text: str = "") -> None:
+        """The manifest is written, or was found."""
+        self._write("finished", {"text": text})
+
+    def failed(self, text: str) -> None:
+        """The stage gives up; `text` is the one line that says why."""
+        self._write("failed", {"text": text})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, kind: EventKind, fields: Mapping[str, object]) -> None:
+        line = json.dumps({"kind": kind, "time": self._clock(), "pid": os.getpid(), **fields}, ensure_ascii=False)
+        with self._lock:
+            self._file.write(line.encode() + b"\n")
+
+
+class EventReader:
+    """Tails an event file that may not exist yet."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def read(self) -> list[Event]:
+        """The complete events since the last call; a half-written last line waits for its end."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            block = file.read()
+        complete = block[: block.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        events = (_parse(line) for line in complete.splitlines())
+        return [event for event in events if event is not None]
+
+
+def _parse(line: bytes) -> Event | None:
+    """The event in `line`; None for a line that was torn when its writer was killed."""
+    try:
+        fields = json.loads(line)
+        return Event(**fields) if fields["kind"] in _KINDS else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _ends_in_torn_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

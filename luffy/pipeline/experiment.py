@@ -1,0 +1,215 @@
+"""One run of an experiment: decides stage by stage, starts what is needed, and keeps the run's record."""
+
+import errno
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, Protocol
+
+from luffy.config import ExperimentConfig, StageName
+from luffy.errors import EXIT_USER_ERROR, StageFailed, WorkspaceError
+from luffy.pipeline.events import Event
+from luffy.pipeline.fingerprint import code_fingerprint
+from luffy.pipeline.graph import StageNode, build_graph
+from luffy.pipeline.identity import Identity, identity_of
+from luffy.pipeline.job import JOB_FILE, StageJob, write_job
+from luffy.pipeline.manifest import Manifest, finished_manifest
+from luffy.pipeline.outside import outside_files
+from luffy.pipeline.plan import StagePlan, plan_graph, plan_stage
+from luffy.pipeline.supervise import stage_command, supervise
+from luffy.pipeline.workspace import Workspace, link, write_run
+
+RunState = Literal["running", "finished", "failed", "interrupted"]
+_UNUSABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class StageObserver(Protocol):
+    """Whoever shows what happens to a stage."""
+
+    def planned(self, plan: StagePlan) -> None:
+        """The decision has been taken."""
+        ...
+
+    def event(self, plan: StagePlan, event: Event) -> None:
+        """The stage program has reported something."""
+        ...
+
+    def line(self, plan: StagePlan, text: str) -> None:
+        """The stage program has logged a line."""
+        ...
+
+    def finished(self, plan: StagePlan, manifest: Manifest) -> None:
+        """The stage's result is there, made now or before."""
+        ...
+
+    def failed(self, plan: StagePlan, error: BaseException) -> None:
+        """The stage has failed or was interrupted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A configuration in a workspace: its stages and their identities."""
+
+    config: ExperimentConfig
+    workspace: Workspace
+    nodes: tuple[StageNode, ...]
+    identities: Mapping[str, Identity]
+    verify: bool = False
+    """Compare full hashes before a result is reused."""
+
+    def plan(self) -> tuple[StagePlan, ...]:
+        """What a run would do now; starts and writes nothing."""
+        return plan_graph(self.workspace, self.nodes, self.identities, verify=self.verify)
+
+    def plan_node(self, name: str) -> StagePlan:
+        """The decision for one stage whose inputs are finished."""
+        node = next(node for node in self.nodes if node.name == name)
+        return plan_stage(self.workspace, node, self.identities, verify=self.verify)
+
+    def job(self, plan: StagePlan) -> StageJob:
+        """The order for the stage program."""
+        return StageJob(
+            node=plan.node.name,
+            stage=plan.node.stage,
+            key=plan.identity.key,
+            settings=plan.node.settings,
+            inputs={name: str(directory) for name, directory in plan.inputs.items()},
+            upstream=plan.identity.upstream,
+            code=plan.identity.code,
+            files=plan.identity.files,
+            extendable=plan.identity.extendable,
+            extends=str(plan.extends) if plan.extends else None,
+            verify=self.verify,
+            execution=self.config.execution,
+            tracking=self.config.tracking,
+        )
+
+
+def open_experiment(
+    config: ExperimentConfig,
+    workspace: Workspace,
+    *,
+    verify: bool = False,
+    fingerprint: Callable[[StageName], Mapping[str, str]] = code_fingerprint,
+) -> Experiment:
+    """The experiment with all keys computed; raises DataError when a file that it names is missing."""
+    nodes = build_graph(config)
+    code = {stage: fingerprint(stage) for stage in {node.stage for node in nodes}}
+    identities: dict[str, Identity] = {}
+    for node in nodes:
+        upstream = {name: identities[source].key for name, source in node.inputs.items()}
+        files = outside_files(node.settings)
+        identities[node.name] = identity_of(node.stage, node.settings, upstream, code[node.stage], files)
+    return Experiment(config, workspace, nodes, identities, verify)
+
+
+class ExperimentRun:
+    """A started run; every stage that is done is entered into its `run.json`."""
+
+    def __init__(
+        self, experiment: Experiment, directory: Path, command: Callable[[str, Path], list[str]] = stage_command
+    ) -> None:
+        self.experiment = experiment
+        self.directory = directory
+        self._command = command
+        self._stages: dict[str, dict[str, str]] = {}
+        self._started = _now()
+
+    def execute(self, name: str, observer: StageObserver) -> Manifest:
+        """Make the stage `name`, or reuse it; returns its manifest. Raises StageFailed or WorkspaceError."""
+        plan = self.experiment.plan_node(name)
+        observer.planned(plan)
+        try:
+            with usable(plan.directory):
+                if plan.action != "reuse":
+                    self._start(plan, observer)
+                manifest = finished_manifest(plan.directory)
+                self._enter(plan)
+        except BaseException as error:  # whatever ends the stage, the display must know; it goes on upwards
+            observer.failed(plan, error)
+            raise
+        observer.finished(plan, manifest)
+        return manifest
+
+    def close(self, state: RunState) -> None:
+        """Write how the run ended."""
+        write_run(self.directory, self._record(state))
+
+    def _start(self, plan: StagePlan, observer: StageObserver) -> None:
+        plan.directory.mkdir(parents=True, exist_ok=True)
+        write_job(plan.directory / JOB_FILE, self.experiment.job(plan))
+        self._enter(plan)
+        try:
+            supervise(
+                self._command(plan.node.stage, plan.directory),
+                plan.directory,
+                on_event=lambda event: observer.event(plan, event),
+                on_line=lambda text: observer.line(plan, text),
+            )
+        except StageFailed as failure:
+            if failure.exit_code == EXIT_USER_ERROR:
+                raise
+            raise StageFailed(f"{plan.node.name} {failure}", failure.exit_code) from None
+
+    def _enter(self, plan: StagePlan) -> None:
+        self._stages[plan.node.name] = {
+            "key": plan.identity.key,
+            "directory": str(plan.directory),
+            "action": plan.headline,
+            "reason": plan.reason,
+        }
+        link(plan.directory, self.directory / "stages" / plan.node.name)
+        write_run(self.directory, self._record("running"))
+
+    def _record(self, state: RunState) -> dict[str, object]:
+        return {
+            "experiment": self.experiment.config.name,
+            "state": state,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": self._started,
+            "updated": _now(),
+            "stages": self._stages,
+            "config": self.experiment.config.model_dump(mode="json"),
+        }
+
+
+@contextmanager
+def start_run(experiment: Experiment) -> Iterator[ExperimentRun]:
+    """A new `runs/<experiment>-<n>/` whose record says how the run ended."""
+    experiment.workspace.prepare()
+    with usable(experiment.workspace.root):
+        directory = experiment.workspace.new_run(experiment.config.name, {"state": "running"})
+    run = ExperimentRun(experiment, directory)
+    run.close("running")
+    try:
+        yield run
+    except Exception:
+        run.close("failed")
+        raise
+    except BaseException:  # Ctrl-C, cancellation
+        run.close("interrupted")
+        raise
+    run.close("finished")
+
+
+@contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Turns a full or read-only disk into a WorkspaceError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _UNUSABLE:
+            raise
+        raise WorkspaceError(
+            f"workspace: {error.filename or path}: {error.strerror}; free space or give another with --workspace"
+        ) from None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,122 @@
+"""What a stage's result depends on, and the key that stands for it; known before anything runs.
+
+A key covers the stage's name, its settings, the *keys* of its upstream stages, the fingerprint of its code and the
+contents of the files that its settings name. The order of the entries in a mapping counts: the first decoding, for
+example, makes the headline table.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from luffy.config import StageName
+from luffy.config.settings import RLSettings, StageSettings
+from luffy.pipeline.atomic import write_atomic
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+IDENTITY_FILE = "identity.json"
+KEY_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The ingredients of a key, kept beside the result so that a later plan can say what changed."""
+
+    stage: StageName
+    settings: dict[str, Json]
+    upstream: dict[str, str]
+    """Input name to the key of the stage that fills it."""
+    code: dict[str, str]
+    """Module (or packaged file) to the hash of its code."""
+    files: dict[str, str]
+    """File or folder outside the workspace, as the settings name it, to the hash of its content."""
+    extendable: bool = False
+    """A longer run may continue a shorter one (`rl` with a schedule that does not depend on the length)."""
+
+    @property
+    def key(self) -> str:
+        """Sixteen hex digits."""
+        return _digest(self._ingredients(self.settings))
+
+    @property
+    def series(self) -> str | None:
+        """What all lengths of an extendable run share; None when the stage cannot be extended."""
+        if not self.extendable:
+            return None
+        endless = {name: value for name, value in self._rl.items() if name != "steps"}
+        return _digest(self._ingredients({**self.settings, "rl": endless}))
+
+    @property
+    def length(self) -> int:
+        """RL steps of an extendable run."""
+        steps = self._rl["steps"]
+        assert isinstance(steps, int)
+        return steps
+
+    @property
+    def _rl(self) -> dict[str, Json]:
+        rl = self.settings["rl"]
+        assert isinstance(rl, dict)
+        return rl
+
+    def _ingredients(self, settings: dict[str, Json]) -> Json:
+        return [
+            self.stage,
+            settings,
+            _pairs(self.upstream),
+            _pairs(self.code),
+            _pairs(self.files),
+        ]
+
+
+def identity_of(
+    stage: StageName,
+    settings: StageSettings,
+    upstream: Mapping[str, str],
+    code: Mapping[str, str],
+    files: Mapping[str, str],
+) -> Identity:
+    """The identity of a stage with these settings, upstream keys, code and outside files."""
+    extendable = isinstance(settings, RLSettings) and not settings.rl.optimizer.schedule.depends_on_length
+    return Identity(stage, settings.model_dump(mode="json"), dict(upstream), dict(code), dict(files), extendable)
+
+
+def canonical_json(value: Json) -> str:
+    """The one text that stands for `value`; mappings keep their order."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityRecord:
+    """What `identity.json` in a stage's directory says about the last attempt there."""
+
+    key: str
+    node: str
+    identity: Identity
+    consumed: dict[str, str]
+    """Input name to the digest of what the attempt started from."""
+
+
+def write_identity(directory: Path, record: IdentityRecord) -> None:
+    """Put `identity.json` into a stage's directory."""
+    fields = {**asdict(record), "series": record.identity.series}
+    write_atomic(directory / IDENTITY_FILE, json.dumps(fields, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_identity(directory: Path) -> IdentityRecord | None:
+    """The record in `directory`; None where there is none that can be read."""
+    try:
+        fields = json.loads((directory / IDENTITY_FILE).read_text(encoding="utf-8"))
+        return IdentityRecord(fields["key"], fields["node"], Identity(**fields["identity"]), dict(fields["consumed"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # written by another version, or damaged: it explains nothing
+
+
+def _pairs(mapping: Mapping[str, str]) -> list[Json]:
+    return [[name, mapping[name]] for name in sorted(mapping)]
+
+
+def _digest(ingredients: Json) -> str:
+    return hashlib.sha256(canonical_json(ingredients).encode()).hexdigest()[:KEY_LENGTH]

@@ -1,0 +1,95 @@
+"""The order a stage program is given: `config.yaml` in its directory."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+import yaml
+from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
+
+from luffy.config import StageName
+from luffy.config.complaints import explain
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.settings import (
+    BaseSettings,
+    EvaluateSettings,
+    PrepareDataSettings,
+    ReportSettings,
+    RLSettings,
+    SFTSettings,
+    StageSettings,
+)
+from luffy.config.strict import StrictModel
+from luffy.config.yaml_source import read_yaml
+from luffy.errors import ConfigError
+from luffy.pipeline.atomic import write_atomic
+from luffy.pipeline.identity import Identity
+
+JOB_FILE = "config.yaml"
+SETTINGS_OF: Mapping[StageName, type[StageSettings]] = MappingProxyType(
+    {
+        "prepare_data": PrepareDataSettings,
+        "base": BaseSettings,
+        "sft": SFTSettings,
+        "rl": RLSettings,
+        "evaluate": EvaluateSettings,
+        "report": ReportSettings,
+    }
+)
+
+
+class StageJob(StrictModel):
+    """Everything a stage program needs to know."""
+
+    node: str
+    """Name in the chain, unique there (`evaluate_sft`)."""
+    stage: StageName
+    """The program."""
+    key: str
+    settings: Annotated[SerializeAsAny[StageSettings], Field(union_mode="left_to_right")]
+    inputs: dict[str, str]
+    """Input name to the directory of the finished upstream stage (absolute)."""
+    upstream: dict[str, str]
+    """Input name to the upstream stage's key."""
+    code: dict[str, str] = Field(default_factory=dict)
+    """Code fingerprint: module to hash."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Files outside the workspace that the settings name, and the hashes of their contents."""
+    extendable: bool = False
+    """Whether a longer run may continue this one."""
+    extends: str | None = None
+    """Directory of a finished, shorter run of the same series to continue."""
+    verify: bool = False
+    """Compare full hashes before a finished result is reused."""
+    execution: ExecutionConfig
+    tracking: TrackingConfig
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _of_the_stage(cls, value: object, info: ValidationInfo) -> object:
+        settings_class = SETTINGS_OF.get(info.data.get("stage", ""))
+        if settings_class is None or isinstance(value, settings_class):
+            return value
+        return settings_class.model_validate_json(json.dumps(value))
+
+    @property
+    def identity(self) -> Identity:
+        """What `key` was made of."""
+        settings = self.settings.model_dump(mode="json")
+        return Identity(self.stage, settings, self.upstream, self.code, self.files, self.extendable)
+
+
+def write_job(path: Path, job: StageJob) -> None:
+    """Write `job` as YAML, atomically."""
+    write_atomic(path, yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120))
+
+
+def read_job(path: Path) -> StageJob:
+    """The job in `path`; raises ConfigError with one line for each mistake."""
+    values, origins = read_yaml(path)
+    try:
+        return StageJob.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise ConfigError(explain(error, StageJob, origins, default_where=str(path))) from None

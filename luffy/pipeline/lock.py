@@ -1,0 +1,87 @@
+"""One process at a time in a stage directory: `flock` on a file in it, freed by the death of the holder.
+
+`flock` works on one machine, and on network file systems that pass it on.
+"""
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+LOCK_FILE = ".lock"
+_POLL_S = 0.2
+
+
+class StageLock:
+    """Context manager: holds the lock of `directory` while inside.
+
+    `waiting` is called with the name of the holder ("pid 17 on host") once for each holder that is waited for.
+    """
+
+    def __init__(self, directory: Path, waiting: Callable[[str], None] = lambda holder: None) -> None:
+        self._path = directory / LOCK_FILE
+        self._waiting = waiting
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> "StageLock":
+        # Close-on-exec: a child that outlives the stage must not keep the lock.
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._wait(descriptor)
+        except BaseException:  # an interrupt while waiting must not leave the file open
+            os.close(descriptor)
+            raise
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, _own_name().encode(), 0)
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _wait(self, descriptor: int) -> None:
+        told: str | None = None
+        while not _try_lock(descriptor):
+            holder = _name_in(descriptor)
+            if holder and holder != told:
+                self._waiting(holder)
+                told = holder
+            time.sleep(_POLL_S)
+
+
+def holder_of(directory: Path) -> str | None:
+    """Who holds the lock of `directory` now ("pid 17 on host"), None when it is free."""
+    try:
+        descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        if _try_lock(descriptor, fcntl.LOCK_SH):
+            return None
+        return _name_in(descriptor) or "another process"
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _own_name() -> str:
+    return f"pid {os.getpid()} on {socket.gethostname()}"
+
+
+def _name_in(descriptor: int) -> str:
+    return os.pread(descriptor, 256, 0).decode(errors="replace")

@@ -1,0 +1,159 @@
+"""The record of a finished stage: `manifest.json`, written last, so that its presence means that the stage is done.
+
+Outputs are compared by size and modification time; a file whose time differs is hashed before it counts as changed,
+so that a copied workspace stays valid. `verify` hashes every file.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from luffy.config import StageName
+from luffy.config.execution import ExecutionConfig
+from luffy.config.strict import StrictModel
+from luffy.errors import LuffyError
+from luffy.pipeline.atomic import write_atomic
+
+MANIFEST_FILE = "manifest.json"
+_BLOCK_BYTES = 1 << 20
+
+
+class OutputFile(StrictModel):
+    """One file of a stage's result."""
+
+    path: str
+    """Relative to the stage's directory, with `/`."""
+    bytes: int
+    mtime_ns: int
+    sha256: str
+
+
+class Manifest(StrictModel):
+    """What a finished stage made, from what, with what."""
+
+    stage: StageName
+    node: str
+    key: str
+    series: str | None
+    """Shared by all lengths of an extendable run."""
+    settings: Mapping[str, object]
+    upstream: dict[str, str]
+    """Input name to the upstream stage's key."""
+    consumed: dict[str, str]
+    """Input name to the digest of what was read there."""
+    outputs: tuple[OutputFile, ...]
+    metrics: dict[str, float]
+    execution: ExecutionConfig
+    versions: dict[str, str]
+    hardware: dict[str, str]
+    started: str
+    """ISO 8601, UTC."""
+    ended: str
+    resumed_from: int = 0
+    """Step of the checkpoint that the last attempt started from; 0: from the beginning."""
+    extended: str | None = None
+    """Key of the shorter run that was continued."""
+    code_changed: tuple[str, ...] = ()
+    """Modules that were edited between the plan and the start of the stage: the key does not stand for this result."""
+
+    @property
+    def digest(self) -> str:
+        """Hash over all outputs: 64 hex digits."""
+        return self.digest_under("")
+
+    def digest_under(self, folder: str) -> str:
+        """Hash over the outputs below `folder` ("": all of them)."""
+        inside = (output for output in self.outputs if output.path.startswith(folder))
+        lines = sorted(f"{output.path}\0{output.sha256}\n" for output in inside)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def damaged(self, directory: Path, *, verify: bool = False) -> dict[str, str]:
+        """Outputs that are not as they were, each with what is wrong ("missing", "changed"); empty when intact."""
+        findings = {output.path: _complaint(directory / output.path, output, verify) for output in self.outputs}
+        return {path: complaint for path, complaint in findings.items() if complaint}
+
+    def is_intact(self, directory: Path, *, verify: bool = False) -> bool:
+        """Whether every output is there, unchanged."""
+        return not self.damaged(directory, verify=verify)
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """The manifest in `directory`; None when there is none, or none that this version can read."""
+    try:
+        text = (directory / MANIFEST_FILE).read_text(encoding="utf-8")
+        return Manifest.model_validate_json(text)
+    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError, ValidationError):
+        return None
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Mark the stage as finished."""
+    write_atomic(directory / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
+
+
+def collect_outputs(directory: Path, names: Iterable[str]) -> tuple[OutputFile, ...]:
+    """The files that `names` (files or folders in `directory`) stand for, hashed and flushed to disk.
+
+    Raises LuffyError when a name stands for nothing: a stage must not promise what it did not write.
+    """
+    files: set[Path] = set()
+    for name in names:
+        path = directory / name
+        below = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        if not below:
+            raise LuffyError(f"{path}: the stage names it as an output, but it is not there (or an empty folder)")
+        files.update(below)
+    return tuple(_output(directory, file) for file in sorted(files))
+
+
+def consumed_digest(input_name: str, manifest: Manifest) -> str:
+    """The digest of what a stage reads through `input_name`: of a model only its folder, else everything.
+
+    So a model that is trained again and comes out the same leaves what was made from it valid, although the times in
+    its metrics differ.
+    """
+    return manifest.digest_under("model/" if input_name == "model" else "")
+
+
+def consumed_digests(inputs: Mapping[str, Path]) -> dict[str, str]:
+    """Input name to the digest of what a stage reads there; raises LuffyError when an input is not finished."""
+    return {name: consumed_digest(name, finished_manifest(directory)) for name, directory in inputs.items()}
+
+
+def finished_manifest(directory: Path) -> Manifest:
+    """The manifest in `directory`; raises LuffyError when the stage there is not finished."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        raise LuffyError(
+            f"{directory}: not a finished stage (no readable {MANIFEST_FILE}); run the chain up to it first"
+        )
+    return manifest
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of the content, 64 hex digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _output(directory: Path, file: Path) -> OutputFile:
+    stat = file.stat()
+    relative = file.relative_to(directory).as_posix()
+    return OutputFile(path=relative, bytes=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=hash_file(file))
+
+
+def _complaint(file: Path, expected: OutputFile, verify: bool) -> str:
+    try:
+        stat = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing"
+    if not file.is_file() or stat.st_size != expected.bytes:
+        return "changed"
+    if (verify or stat.st_mtime_ns != expected.mtime_ns) and hash_file(file) != expected.sha256:
+        return "changed"
+    return ""

@@ -1,0 +1,102 @@
+"""Where everything lives: stages by key, runs by name.
+
+<root>/stages/<stage>/<key>/         one directory a result
+<root>/runs/<experiment>-<n>/        run.json, links to the stages it used
+<root>/prefect/                      the database of the embedded Prefect server
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from luffy.config import StageName
+from luffy.errors import WorkspaceError
+from luffy.pipeline.atomic import write_atomic
+
+WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
+RUN_FILE = "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The paths below one root; making one touches nothing."""
+
+    root: Path
+
+    @property
+    def stages(self) -> Path:
+        return self.root / "stages"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def prefect_home(self) -> Path:
+        return self.root / "prefect"
+
+    def stage_directory(self, stage: StageName, key: str) -> Path:
+        """Where the result `key` of `stage` is, or will be."""
+        return self.stages / stage / key
+
+    def siblings(self, stage: StageName) -> Iterator[Path]:
+        """The directories of all results of `stage`, finished or not, in the order of their keys."""
+        folder = self.stages / stage
+        return iter(sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else [])
+
+    def prepare(self) -> None:
+        """Make the root and see that it can be written; raises WorkspaceError."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-") as probe:
+                probe.write(b"x" * 4096)
+                probe.flush()
+                os.fsync(probe.fileno())
+        except OSError as error:
+            raise WorkspaceError(
+                f"workspace {self.root}: cannot be written ({error.strerror}); "
+                f"give another with --workspace or {WORKSPACE_VARIABLE}"
+            ) from None
+
+    def new_run(self, experiment: str, record: dict[str, object]) -> Path:
+        """A new directory `runs/<experiment>-<n>/` with `record` in its run.json; `n` is the first that was free."""
+        number = 1 + max((number for number in self._numbers(experiment)), default=0)
+        while True:
+            directory = self.runs / f"{experiment}-{number}"
+            try:
+                directory.mkdir(parents=True)
+                break
+            except FileExistsError:
+                number += 1  # another run has just taken it
+        write_run(directory, record)
+        return directory
+
+    def _numbers(self, experiment: str) -> Iterator[int]:
+        prefix = f"{experiment}-"
+        for directory in self.runs.glob(f"{prefix}*"):
+            number = directory.name.removeprefix(prefix)
+            if number.isdecimal():
+                yield int(number)
+
+
+def find_workspace(chosen: Path | str | None = None) -> Workspace:
+    """The workspace: `chosen`, else the environment's LUFFY_WORKSPACE, else ./workspace."""
+    root = Path(chosen or os.environ.get(WORKSPACE_VARIABLE) or "workspace")
+    return Workspace(root.expanduser().resolve())
+
+
+def write_run(directory: Path, record: dict[str, object]) -> None:
+    """Replace the run's record."""
+    write_atomic(directory / RUN_FILE, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def link(target: Path, name: Path) -> None:
+    """Make `name` a relative symbolic link to `target`, in place of an older one."""
+    name.parent.mkdir(parents=True, exist_ok=True)
+    relative = os.path.relpath(target, name.parent)
+    temporary = name.with_name(f".{name.name}.{os.getpid()}")
+    temporary.symlink_to(relative)
+    temporary.replace(name)

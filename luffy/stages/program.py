@@ -1,0 +1,244 @@
+"""The frame around every stage program: arguments, lock, reuse, events, manifest, exit code.
+
+A stage module ends with `main("rl", run)` and is started as
+
+    python -m luffy.stages.rl --config DIR/config.yaml --out DIR
+
+The same program runs under the pipeline, under a job scheduler or by hand. Exit codes: 0, 1 failure, 2 the user's
+mistake (one line on stderr), 130 interrupted.
+"""
+
+import argparse
+import errno
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar, cast
+
+from luffy.config import StageName
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.settings import StageSettings
+from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, ConfigError, UserError, WorkspaceError
+from luffy.pipeline.events import EVENTS_FILE, EventWriter
+from luffy.pipeline.fingerprint import code_fingerprint
+from luffy.pipeline.identity import IdentityRecord, write_identity
+from luffy.pipeline.job import StageJob, read_job
+from luffy.pipeline.lock import StageLock
+from luffy.pipeline.manifest import Manifest, collect_outputs, consumed_digests, finished_manifest, write_manifest
+from luffy.pipeline.processes import MARK_VARIABLE, die_with, end_processes, take_supervisor, watch_parent
+from luffy.pipeline.provenance import hardware, package_versions
+from luffy.pipeline.reuse import clear, examine
+
+logger = logging.getLogger(__name__)
+Settings = TypeVar("Settings", bound=StageSettings)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """What a stage's `run` may know besides its settings."""
+
+    out: Path
+    """The stage's own directory; it exists and is locked."""
+    inputs: Mapping[str, Path]
+    """Input name to the finished upstream directory."""
+    key: str
+    node: str
+    """Name in the chain (`evaluate_sft`)."""
+    execution: ExecutionConfig
+    tracking: TrackingConfig
+    events: EventWriter
+    extends: Path | None = None
+    """`rl` only: a finished, shorter run of the same series whose checkpoints and journal may be continued."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What a stage's `run` has made."""
+
+    outputs: tuple[str, ...]
+    """Files or folders (all files below them) in the stage's directory; they are hashed into the manifest."""
+    metrics: dict[str, float]
+    """Headline numbers."""
+    resumed_from: int = 0
+    """Step of the checkpoint it started from."""
+
+
+def main(stage: StageName, run: Callable[[Settings, StageContext], StageResult]) -> None:
+    """Run the stage that the command line asks for, and exit."""
+    sys.exit(run_program(stage, run, sys.argv[1:]))
+
+
+def run_program(
+    stage: StageName, run: Callable[[Settings, StageContext], StageResult], arguments: Sequence[str]
+) -> int:
+    """Run the stage that `arguments` ask for; returns the exit code."""
+    parser = argparse.ArgumentParser(prog=f"python -m luffy.stages.{stage}", description=f"The stage {stage}.")
+    parser.add_argument("--config", type=Path, required=True, help="the stage's config.yaml")
+    parser.add_argument("--out", type=Path, required=True, help="the stage's directory")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="INFO")
+    signal.signal(signal.SIGTERM, _interrupt)
+    _end_with_supervisor()
+    out: Path = options.out.resolve()
+    try:
+        job = _read(stage, options.config)
+        logging.getLogger().setLevel(job.execution.log_level.upper())
+        _limit_threads(job.execution)
+        out.mkdir(parents=True, exist_ok=True)
+        events = EventWriter(out / EVENTS_FILE)
+    except (UserError, OSError) as error:
+        return _report(_as_user_error(error) or error)
+    return _guarded(job, run, out, events)
+
+
+def _guarded(
+    job: StageJob, run: Callable[[Settings, StageContext], StageResult], out: Path, events: EventWriter
+) -> int:
+    """Run under the lock; every ending becomes an event and an exit code, and leaves no child process."""
+    try:
+        with StageLock(out, waiting=lambda holder: _waiting(holder, events)):
+            _run_locked(job, run, out, events)
+    except KeyboardInterrupt:
+        events.failed("interrupted")
+        return EXIT_INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last frame: whatever it is, the supervisor is told in one line
+        known = _as_user_error(error)
+        events.failed(str(known) if known else f"{type(error).__name__}: {error}".splitlines()[0])
+        return _report(known or error)
+    finally:
+        _end_children()
+    return EXIT_OK
+
+
+def _run_locked(
+    job: StageJob, run: Callable[[Settings, StageContext], StageResult], out: Path, events: EventWriter
+) -> None:
+    inputs = {name: Path(directory) for name, directory in job.inputs.items()}
+    consumed = consumed_digests(inputs)
+    condition = examine(out, job.key, consumed, verify=job.verify)
+    if condition.reusable:
+        events.finished("reused")
+        return
+    clear(out, condition)
+    write_identity(out, IdentityRecord(job.key, job.node, job.identity, consumed))
+    events.started(f"from step {condition.step}" if condition.step else "")
+    started, edited = _now(), _edited_modules(job)
+    if edited:
+        events.message(f"{', '.join(edited)} was edited since the plan: this result will not be reused")
+    extends = Path(job.extends) if job.extends and not condition.step else None
+    context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, extends)
+    # The job validated its settings with this stage's class, which is what `run` declares to take.
+    result = run(cast(Settings, job.settings), context)
+    write_manifest(out, _manifest(job, context, consumed, result, started, edited))
+    events.finished()
+
+
+def _manifest(
+    job: StageJob,
+    context: StageContext,
+    consumed: dict[str, str],
+    result: StageResult,
+    started: str,
+    edited: tuple[str, ...],
+) -> Manifest:
+    return Manifest(
+        stage=job.stage,
+        node=job.node,
+        key=job.key,
+        series=job.identity.series,
+        settings=job.identity.settings,
+        upstream=job.upstream,
+        consumed=consumed,
+        outputs=collect_outputs(context.out, result.outputs),
+        metrics={name: float(value) for name, value in result.metrics.items()},
+        execution=job.execution,
+        versions=package_versions(),
+        hardware=hardware(),
+        started=started,
+        ended=_now(),
+        resumed_from=result.resumed_from,
+        extended=finished_manifest(context.extends).key if context.extends else None,
+        code_changed=edited,
+    )
+
+
+def _edited_modules(job: StageJob) -> tuple[str, ...]:
+    """Modules whose code is not what the job was planned with; a job written by hand names none."""
+    if not job.code:
+        return ()
+    now = code_fingerprint(job.stage)
+    return tuple(name for name in sorted({*now, *job.code}) if now.get(name) != job.code.get(name))
+
+
+def _read(stage: StageName, path: Path) -> StageJob:
+    job = read_job(path)
+    if job.stage != stage:
+        raise ConfigError(f"{path}: stage: is {job.stage!r}; start it with python -m luffy.stages.{job.stage}")
+    return job
+
+
+def _waiting(holder: str, events: EventWriter) -> None:
+    logger.info("waiting for %s", holder)
+    events.waiting(holder)
+
+
+def _end_with_supervisor() -> None:
+    parent = take_supervisor()
+    if parent is None:
+        return
+    die_with(parent)
+    watch_parent(parent, orphaned=_orphaned)
+
+
+def _orphaned() -> None:
+    """The supervisor is gone: ask the main thread to end in order, and make sure that it does."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    _end_children()
+    os._exit(EXIT_INTERRUPTED)
+
+
+def _end_children() -> None:
+    mark = os.environ.get(MARK_VARIABLE)
+    if mark:
+        end_processes(mark)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: a second signal must not break the clean-up
+    raise KeyboardInterrupt
+
+
+def _limit_threads(execution: ExecutionConfig) -> None:
+    if execution.num_threads is None:
+        return
+    os.environ["OMP_NUM_THREADS"] = str(execution.num_threads)
+    torch = sys.modules.get("torch")  # stages that need no torch must not load it here
+    if torch is not None:
+        torch.set_num_threads(execution.num_threads)
+
+
+def _as_user_error(error: Exception) -> UserError | None:
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        return WorkspaceError(f"{error.filename or 'workspace'}: no space left; free some, the stage will resume")
+    return None
+
+
+def _report(error: Exception) -> int:
+    if isinstance(error, UserError):
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    logger.error("the stage failed", exc_info=error)
+    return getattr(error, "exit_code", EXIT_FAILURE)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

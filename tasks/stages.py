@@ -1,0 +1,78 @@
+"""One Prefect task a stage: it starts the stage program, watches it and returns where its result is.
+
+A stage that is finished already is returned without starting anything. Tasks are called directly, never submitted:
+only then does a cancelled run end its stage at once. They are not retried: a stage resumes by itself.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect import task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from luffy.cli.results import by_suite, read_accuracies
+from tasks.session import PrefectObserver, Session
+
+
+@dataclass(frozen=True)
+class FinishedStage:
+    """Where the result of a stage is."""
+
+    node: str
+    directory: Path
+    digest: str
+    """Hash over all its outputs."""
+
+
+@task(name="prepare_data", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def prepare_data(session: Session) -> FinishedStage:
+    """Verified prompts with traces, the evaluation suites and the tokenizer."""
+    return _make(session, "prepare_data")
+
+
+@task(name="base", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def base(session: Session, data: FinishedStage) -> FinishedStage:
+    """The starting policy."""
+    return _make(session, "base")
+
+
+@task(name="train_sft", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def train_sft(session: Session, data: FinishedStage, model: FinishedStage) -> FinishedStage:
+    """The policy after supervised learning on traces."""
+    return _make(session, "sft")
+
+
+@task(name="train_rl", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def train_rl(session: Session, data: FinishedStage, model: FinishedStage) -> FinishedStage:
+    """The policy after mixed-policy reinforcement learning."""
+    return _make(session, "rl")
+
+
+@task(
+    name="evaluate",
+    task_run_name="evaluate_{checkpoint.node}",
+    retries=0,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def evaluate(session: Session, data: FinishedStage, checkpoint: FinishedStage) -> FinishedStage:
+    """Accuracy of one checkpoint over all suites and decodings."""
+    return _make(session, f"evaluate_{checkpoint.node}")
+
+
+@task(name="report", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def report(session: Session, stages: list[FinishedStage]) -> FinishedStage:
+    """The page a person opens; the accuracies also become a table in the Prefect UI."""
+    finished = _make(session, "report")
+    evaluated = [stage.directory for stage in stages if stage.node.startswith("evaluate_")]
+    header, rows = by_suite(read_accuracies(evaluated))
+    key = f"{session.run.experiment.config.name}-accuracy".replace("_", "-").replace(".", "-")
+    create_table_artifact([dict(zip(header, row, strict=True)) for row in rows], key=key)
+    return finished
+
+
+def _make(session: Session, node: str) -> FinishedStage:
+    manifest = session.run.execute(node, PrefectObserver(session.display))
+    directory = session.run.experiment.workspace.stage_directory(manifest.stage, manifest.key)
+    return FinishedStage(node, directory, manifest.digest)

@@ -1,0 +1,222 @@
+"""The real chain of exp_configs/smoke.yaml through the real flow: reuse, damage, kills, interrupts, mistakes.
+
+One undisturbed run makes a workspace; every other test changes a copy of it.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.prefect_session import ApiServer
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SMOKE = "exp_configs/smoke.yaml"
+NODES = ["prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "evaluate_rl", "report"]
+
+
+def start(workspace, *arguments, **environment):
+    command = [sys.executable, "flows/full_pipeline.py", *(arguments or (SMOKE,))]
+    env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONUNBUFFERED": "1", **environment}
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(workspace, *arguments, **environment):
+    process = start(workspace, *arguments, **environment)
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def states(result):
+    """What each stage's last line says: `{"sft": "reused", ...}`."""
+    lines = re.findall(r"^\d\d:\d\d:\d\d (\w+): (\w+)", result.stdout, re.MULTILINE)
+    return dict(lines)
+
+
+def only(*nodes):
+    return {name: "finished" if name in nodes else "reused" for name in NODES}
+
+
+def stage(workspace, node):
+    """The directory that the newest run used for `node`."""
+    newest = max((workspace / "runs").iterdir(), key=lambda path: int(path.name.rpartition("-")[2]))
+    return (newest / "stages" / node).resolve()
+
+
+def processes_of(workspace):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("LUFFY_WORKSPACE") == str(workspace):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def wait_until(condition, timeout_s=60.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def last_step(directory):
+    text = (directory / "events.jsonl").read_text() if (directory / "events.jsonl").exists() else ""
+    return max((int(step) for step in re.findall(r'"step": (\d+)', text)), default=0)
+
+
+def learned(directory):
+    """What a training stage must reproduce bit for bit: weights, and metrics without times."""
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    metrics = [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in rows]
+    return (directory / "model" / "model.safetensors").read_bytes(), metrics
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A workspace after one undisturbed run with an embedded server."""
+    workspace = tmp_path_factory.mktemp("finished")
+    result = run(workspace)
+    assert result.returncode == 0, result.stderr
+    assert states(result) == only(*NODES)
+    report = Path(result.stdout.splitlines()[-1].removeprefix("report: "))
+    assert report.name == "report.html"
+    assert report.is_file()
+    assert processes_of(workspace) == []
+    return workspace
+
+
+@pytest.fixture
+def workspace(finished, tmp_path):
+    copy = tmp_path / "workspace"
+    shutil.copytree(finished, copy, symlinks=True)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A Prefect server of its own, so that not every run has to start one."""
+    started = ApiServer(tmp_path_factory.mktemp("prefect"))
+    started.wait()
+    yield {"PREFECT_API_URL": started.url}
+    started.stop()
+
+
+def test_a_second_run_reuses_every_stage_in_under_15_s(workspace):
+    began = time.monotonic()
+    result = run(workspace)
+    assert states(result) == only()
+    assert "Accuracy in %" in result.stdout
+    assert time.monotonic() - began < 15
+
+
+def test_a_dry_run_says_what_and_why_and_starts_nothing(workspace):
+    before = sorted(path.name for path in (workspace / "runs").iterdir())
+    command = [sys.executable, "-X", "importtime", "flows/full_pipeline.py", SMOKE, "sft.epochs=3", "--dry-run"]
+    env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "COLUMNS": "160"}
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert re.search(r"^base +\w{16} +reused *$", result.stdout, re.MULTILINE)
+    assert re.search(r"^sft +\w{16} +run +sft.epochs 2 -> 3 \(against \w{16}\)", result.stdout, re.MULTILINE)
+    assert not re.search(r"\| +(prefect|torch)$", result.stderr, re.MULTILINE)
+    assert sorted(path.name for path in (workspace / "runs").iterdir()) == before
+
+
+@pytest.mark.parametrize("victim", ["stage", "flow"])
+def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, victim):
+    directory = stage(workspace, "rl")
+    undisturbed = learned(directory)
+    shutil.rmtree(directory)
+    flow = start(workspace)
+    wait_until(lambda: last_step(directory) >= 3, timeout_s=120)
+    (program,) = (process for process in processes_of(workspace) if "luffy.stages.rl" in process.cmdline())
+    (flow if victim == "flow" else program).kill()
+    flow.communicate(timeout=60)
+    wait_until(lambda: processes_of(workspace) == [])
+    assert not (directory / "manifest.json").exists()
+    result = run(workspace)
+    assert re.search(r"rl: resume from step \d", result.stdout)
+    found = states(result)
+    found.pop("report")  # shows times, too, which differ
+    assert found.items() <= only("rl").items()
+    assert learned(directory) == undisturbed
+
+
+def test_a_longer_rl_run_continues_and_equals_one_of_that_length_from_the_start(workspace, server):
+    result = run(workspace, SMOKE, "rl.steps=8", **server)
+    assert re.search(r"rl: continue \w{16} from step 6: rl.steps 6 -> 8", result.stdout)
+    continued = stage(workspace, "rl")
+    found = learned(continued)
+    for directory in (workspace / "stages" / "rl").iterdir():
+        shutil.rmtree(directory)
+    run(workspace, SMOKE, "rl.steps=8", **server)
+    assert learned(continued) == found
+
+
+def test_an_evaluation_option_runs_evaluation_and_report_only(workspace, server):
+    result = run(workspace, SMOKE, "evaluation.confidence=0.9", **server)
+    assert states(result) == only("evaluate_base", "evaluate_sft", "evaluate_rl", "report")
+
+
+def test_damaged_outputs_run_their_stages_and_only_what_depends_on_them(workspace, server):
+    (stage(workspace, "prepare_data") / "suites" / "longer.parquet").unlink()
+    (stage(workspace, "evaluate_base") / "results.json").write_text("{}")
+    (stage(workspace, "sft") / "model" / "config.json").unlink()
+    found = states(run(workspace, **server))
+    found.pop("report")  # shows times, too, which may differ
+    assert found.items() <= only("prepare_data", "evaluate_base", "sft").items()
+    assert states(run(workspace, **server)) == only()
+
+
+def test_of_two_flows_at_once_one_works_and_the_other_waits_and_reuses(workspace):
+    shutil.rmtree(stage(workspace, "sft"))
+    flows = [start(workspace), start(workspace)]
+    outputs = [flow.communicate(timeout=200)[0] for flow in flows]
+    assert [flow.returncode for flow in flows] == [0, 0]
+    assert sum("sft: run" in text for text in outputs) >= 1
+    starts = (stage(workspace, "sft") / "events.jsonl").read_text().count('"started"')
+    assert starts == 1
+    assert states(run(workspace)) == only()
+
+
+def test_ctrl_c_ends_everything_with_exit_code_130(tmp_path, server):
+    flow = start(tmp_path, **server)
+    wait_until(lambda: len(processes_of(tmp_path)) >= 2, timeout_s=60)
+    flow.send_signal(signal.SIGINT)
+    _, err = flow.communicate(timeout=30)
+    assert flow.returncode == 130
+    assert "Traceback" not in err
+    wait_until(lambda: processes_of(tmp_path) == [], timeout_s=5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.yaml"], "none.yaml: no such file"),
+        ([SMOKE, "rl.stepz=3"], "rl.stepz: unknown key; did you mean 'steps'?"),
+        ([SMOKE, "data.train={kind: file, path: none.jsonl}"], "data.train.path: none.jsonl: no such file"),
+        ([SMOKE, "--workspace", "/dev/null/w"], "workspace /dev/null/w: cannot be written"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, arguments, message):
+    result = run(tmp_path, *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_mistake_that_a_stage_finds_is_one_line_and_exit_code_2(tmp_path, server):
+    (tmp_path / "empty.jsonl").touch()
+    result = run(tmp_path, SMOKE, f"data.train={{kind: file, path: {tmp_path}/empty.jsonl}}", **server)
+    assert result.returncode == 2
+    assert "empty.jsonl" in result.stderr
+    assert result.stderr.count("\n") == 1

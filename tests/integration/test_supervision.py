@@ -1,0 +1,148 @@
+"""Real stage processes under supervision: what is passed on, and that nothing outlives its supervisor."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from toy_run import Recorder, toy_run
+
+from luffy.errors import StageFailed
+from luffy.pipeline.lock import holder_of
+from luffy.pipeline.supervise import supervise
+
+DRIVER = Path(__file__).with_name("toy_run.py")
+
+
+def alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def wait_until(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def driver(root, *nodes):
+    return subprocess.Popen([sys.executable, str(DRIVER), str(root), *nodes], stdout=subprocess.PIPE, text=True)
+
+
+def read_until(process, pattern):
+    """Lines of the driver up to the one that matches; returns the match."""
+    for line in process.stdout:
+        if match := re.search(pattern, line):
+            return match
+    raise AssertionError(f"the driver ended without {pattern!r}")
+
+
+def stage_pid(root):
+    (directory,) = (root / "stages" / "prepare_data").iterdir()
+    return int(re.search(r"pid (\d+)", holder_of(directory))[1])
+
+
+def test_events_and_log_lines_are_passed_on(tmp_path):
+    code = "import os; print('WARNING one'); print('two')"
+    lines = []
+    supervise([sys.executable, "-c", code], tmp_path, on_event=lambda event: None, on_line=lines.append)
+    assert lines == ["WARNING one", "two"]
+    assert (tmp_path / "log.txt").read_text() == "WARNING one\ntwo\n"
+
+
+def test_progress_arrives_from_first_to_last(tmp_path):
+    recorder = Recorder()
+    manifest = toy_run(tmp_path).execute("prepare_data", recorder)
+    assert recorder.texts("progress")[0] == "1/3"
+    assert recorder.texts("progress")[-1] == "3/3"
+    assert [kind for kind, _ in recorder.told][-1] == "done"
+    assert manifest.metrics == {"loss": 0.5}
+
+
+def test_the_users_mistake_keeps_its_line_and_exit_code(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOY_MODE", "mistake")
+    with pytest.raises(StageFailed, match=r"^train\.jsonl:3: prompt: missing; add it$") as caught:
+        toy_run(tmp_path).execute("prepare_data", Recorder())
+    assert caught.value.exit_code == 2
+
+
+def test_a_crash_carries_the_end_of_the_log(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOY_MODE", "crash")
+    with pytest.raises(StageFailed) as caught:
+        toy_run(tmp_path).execute("prepare_data", Recorder())
+    assert caught.value.exit_code == 1
+    assert "prepare_data failed with exit code 1: RuntimeError: the matrix is not finite" in str(caught.value)
+    assert "Traceback" in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_whatever_stops_the_supervisor_ends_the_whole_family(tmp_path, monkeypatch, error):
+    monkeypatch.setenv("TOY_MODE", "family")
+    monkeypatch.setenv("TOY_STEP_S", "30")
+    pids = []
+
+    class Stopper(Recorder):
+        def line(self, plan, text):
+            pids.extend(int(pid) for pid in re.findall(r"child (\d+)", text))
+            if pids:
+                raise error
+
+    with pytest.raises(error):
+        toy_run(tmp_path).execute("prepare_data", Stopper())
+    assert pids
+    assert not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOY_MODE", "family")
+    monkeypatch.setenv("TOY_STEP_S", "60")
+    process = driver(tmp_path, "prepare_data")
+    grandchild = int(read_until(process, r"child (\d+)")[1])
+    stage = stage_pid(tmp_path)
+    assert alive(stage)
+    process.kill()
+    wait_until(lambda: not alive(stage) and not alive(grandchild))
+
+
+@pytest.mark.slow
+def test_a_stage_that_ignores_sigterm_notices_that_it_is_orphaned(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOY_MODE", "deaf")
+    monkeypatch.setenv("TOY_STEP_S", "60")
+    process = driver(tmp_path, "prepare_data")
+    read_until(process, "progress")
+    stage = stage_pid(tmp_path)
+    process.kill()
+    wait_until(lambda: not alive(stage))
+
+
+@pytest.mark.slow
+def test_kill_9_of_the_stage_ends_its_children_and_the_next_run_resumes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOY_MODE", "family")
+    monkeypatch.setenv("TOY_STEP_S", "0.3")
+    monkeypatch.setenv("TOY_STEPS", "8")
+    killed = []
+
+    class Killer(Recorder):
+        def event(self, plan, event):
+            super().event(plan, event)
+            if event.step == 4 and not killed:
+                killed.append(event.pid)
+                os.kill(event.pid, signal.SIGKILL)
+
+    recorder = Killer()
+    with pytest.raises(StageFailed, match="prepare_data was ended by SIGKILL"):
+        toy_run(tmp_path).execute("prepare_data", recorder)
+    child = int(re.search(r"child (\d+)", "\n".join(recorder.texts("line")))[1])
+    assert not alive(child)
+    monkeypatch.setenv("TOY_MODE", "")
+    again = Recorder()
+    manifest = toy_run(tmp_path).execute("prepare_data", again)
+    assert again.texts("planned") == ["resume from step 3"]
+    assert (again.texts("progress")[0], manifest.resumed_from) == ("4/8", 3)

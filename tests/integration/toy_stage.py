@@ -1,0 +1,45 @@
+"""A stage program that trains nothing: `python toy_stage.py STAGE --config FILE --out DIR`; TOY_* say how."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from luffy.errors import DataError
+from luffy.stages.program import StageContext, StageResult, run_program
+
+CHILD = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(120)"
+
+
+def run(settings: object, context: StageContext) -> StageResult:
+    behave(os.environ.get("TOY_MODE", ""))
+    first = max((int(path.name[5:]) for path in (context.out / "checkpoints").glob("step_*")), default=0)
+    total = int(os.environ.get("TOY_STEPS", "3"))
+    for step in range(first + 1, total + 1):
+        context.events.progress(step, total, loss=1.0 / step)
+        time.sleep(float(os.environ.get("TOY_STEP_S", "0")))
+        checkpoint = context.out / "checkpoints" / f"step_{step:06d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "COMPLETE").touch()
+    (context.out / "model").mkdir(exist_ok=True)
+    (context.out / "model" / "weights").write_text(os.environ.get("TOY_WEIGHTS", "same"))
+    (context.out / "metrics.jsonl").write_text(f'{{"pid": {os.getpid()}}}\n')
+    return StageResult(("model", "metrics.jsonl"), {"loss": 0.5}, resumed_from=first)
+
+
+def behave(mode: str) -> None:
+    if mode == "mistake":
+        raise DataError("train.jsonl:3: prompt: missing; add it")
+    if mode == "crash":
+        raise RuntimeError("the matrix is not finite")
+    if mode == "family":  # a child in a session of its own that does not listen
+        child = subprocess.Popen([sys.executable, "-c", CHILD], start_new_session=True)
+        sys.stderr.write(f"child {child.pid}\n")
+    if mode == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    stage = sys.argv[1]
+    sys.exit(run_program(stage, run, sys.argv[2:]))

@@ -1,0 +1,75 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from luffy.cli.console import duration, live_table, plan_table, stage_display
+from luffy.cli.progress import ChainProgress
+from luffy.cli.results import Accuracy, by_suite
+from luffy.config import load_experiment
+from luffy.pipeline.events import Event
+from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.workspace import Workspace
+
+
+@pytest.fixture
+def plans(request, tmp_path):
+    config = load_experiment(request.config.rootpath / "exp_configs" / "smoke.yaml")
+    return open_experiment(config, Workspace(tmp_path), fingerprint=lambda stage: {}).plan()
+
+
+def text_of(renderable, width=120):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def test_plan_table_says_what_and_why(plans):
+    lines = text_of(plan_table(plans)).splitlines()
+    assert len(lines) == 9
+    assert lines[1].split() == ["prepare_data", plans[0].identity.key, "run", "first", "run"]
+
+
+def test_live_table_has_one_line_a_stage_with_its_numbers(plans):
+    progress = ChainProgress([plan.node.name for plan in plans])
+    progress.planned(plans[3])
+    progress.event(plans[3], Event("started", 0.0, 1))
+    progress.event(plans[3], Event("progress", 0.0, 1, 1, 100, {"loss": 0.5, "reward": 0.25, "tokens_per_s": 1234.0}))
+    progress.event(plans[3], Event("progress", 1.0, 1, 2, 100, {"loss": 0.5}))
+    lines = text_of(live_table(progress)).splitlines()
+    assert len(lines) == len(plans)
+    for part in ("rl", "running", "2/100", "loss 0.5000", "reward 0.250", "1234 tokens/s", "1m38s left"):
+        assert part in lines[3]
+
+
+def test_without_a_terminal_a_stage_gives_few_plain_lines(plans):
+    console = Console(file=io.StringIO(), width=80)
+    with stage_display(["prepare_data"], console) as display:
+        display.planned(plans[0])
+        for step in range(1, 50):
+            display.event(plans[0], Event("progress", 4e9 + step, 1, step, 50, {}))
+        display.event(plans[0], Event("waiting", 0.0, 1, text="pid 17 on host"))
+        display.failed(plans[0], KeyboardInterrupt())
+    lines = [line.split(" ", 1)[1] for line in console.file.getvalue().splitlines()]
+    assert lines[0] == "prepare_data: run: first run"
+    assert lines[-2:] == ["prepare_data: waiting for pid 17 on host", "prepare_data: interrupted"]
+    assert "\x1b" not in console.file.getvalue()
+
+
+def test_accuracies_stand_by_suite_and_checkpoint():
+    cells = [
+        Accuracy(checkpoint, suite, decoding, 0.5, (0.25, 0.751))
+        for checkpoint in ("base", "rl")
+        for suite in ("short", "long")
+        for decoding in ("greedy", "sampled")
+    ]
+    header, rows = by_suite(cells[:-1])
+    assert header == ["suite", "decoding", "base", "rl"]
+    assert [row[:2] for row in rows] == [[s, d] for d in ("greedy", "sampled") for s in ("short", "long")]
+    assert rows[0][2] == "50.0 [25.0, 75.1]"
+    assert rows[-1][3] == "-"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(7.6, "8s"), (200, "3m20s"), (7500, "2h05m")])
+def test_durations_are_short(seconds, text):
+    assert duration(seconds) == text

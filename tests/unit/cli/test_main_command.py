@@ -1,0 +1,60 @@
+import subprocess
+import sys
+
+import pytest
+
+from luffy.cli import main as command
+from luffy.pipeline.experiment import open_experiment
+
+
+@pytest.fixture(autouse=True)
+def surroundings(request, tmp_path, monkeypatch):
+    monkeypatch.chdir(request.config.rootpath)
+    monkeypatch.setenv("LUFFY_WORKSPACE", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    without_code = lambda *args, **kwargs: open_experiment(*args, **kwargs, fingerprint=lambda stage: {})  # noqa: E731
+    monkeypatch.setattr(command, "open_experiment", without_code)
+
+
+def test_plan_prints_a_line_a_stage(capsys):
+    assert command.main(["plan", "exp_configs/smoke.yaml", "chain=sft"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("first run") == 6
+    assert "evaluate_rl" not in out
+
+
+def test_overrides_may_stand_after_options(capsys):
+    assert command.main(["plan", "exp_configs/smoke.yaml", "--verify", "chain=sft"]) == 0
+    assert "evaluate_rl" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.yaml"], "none.yaml: no such file"),
+        (["exp_configs/smoke.yaml", "rl.stepz=3"], "rl.stepz: unknown key; did you mean 'steps'?"),
+        (["exp_configs/smoke.yaml", "rl.steps=many"], "rl.steps: must be a whole number, found 'many'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, message):
+    assert command.main(["plan", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_runs_lists_runs_and_results(capsys, tmp_path):
+    (tmp_path / "runs" / "exp-1").mkdir(parents=True)
+    (tmp_path / "runs" / "exp-1" / "run.json").write_text('{"state": "finished", "stages": {"base": {"key": "abc"}}}')
+    (tmp_path / "stages" / "base" / "abc" / "checkpoints" / "step_000040").mkdir(parents=True)
+    (tmp_path / "stages" / "base" / "abc" / "checkpoints" / "step_000040" / "COMPLETE").touch()
+    assert command.main(["runs"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["exp-1", "finished", "0s", "base"] in lines
+    assert ["base", "abc", "interrupted", "(step", "40)", "0s", "0", "B", "exp-1"] in lines
+
+
+def test_the_command_loads_neither_prefect_nor_torch():
+    code = "import sys, luffy.cli.main; sys.exit(any(name in sys.modules for name in ('torch', 'prefect')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,101 @@
+from pathlib import Path
+
+import pytest
+
+from luffy.config import load_experiment
+from luffy.errors import ConfigError
+
+SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def complaint(*arguments):
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(*arguments)
+    return str(caught.value)
+
+
+@pytest.fixture
+def child(tmp_path):
+    """An experiment that extends smoke.yaml with the given text."""
+    return lambda text, name="child.yaml": write(tmp_path / name, f"extends: {SMOKE}\n{text}")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rl.stepz=3", "command line: rl.stepz: unknown key; did you mean 'steps'?"),
+        ("rl.steps=1.5", "command line: rl.steps: must be a whole number, found 1.5"),
+        ("rl.steps=0", "command line: rl.steps: input should be greater than 0, found 0"),
+        ("seed=yes", "command line: seed: must be a whole number, found True"),
+        ("data.train.kind=csv", "data.train"),
+        ("model.architecture.num_heads=3", "must be a multiple of 2 x num_heads"),
+        ("rl", "'rl' is not of the form key.path=value"),
+    ],
+)
+def test_a_mistake_on_the_command_line_says_what_and_where(override, message):
+    assert message in complaint(SMOKE, [override])
+
+
+def test_a_mistake_in_a_file_names_the_file_and_the_line(child):
+    path = child("rl:\n  prompts_per_stop: 4\n")
+    assert complaint(path) == f"{path}:3: rl.prompts_per_stop: unknown key; did you mean 'prompts_per_step'?"
+
+
+def test_every_mistake_gets_a_line(child):
+    assert len(complaint(child("seeed: 1\nrl: {steps: x}\n")).splitlines()) == 2
+
+
+def test_a_key_given_twice_is_refused_with_both_lines(child):
+    path = child("seed: 1\nseed: 2\n")
+    assert complaint(path) == f"{path}:3: seed is given twice (first at {path}:2); keep one"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"name: \xff\n", "not UTF-8"), (b"a: [1\n", "not valid YAML"), (b"- 1\n", "a mapping"), (b"", "a mapping")],
+)
+def test_a_file_that_is_no_mapping_of_text_is_refused(tmp_path, content, message):
+    (tmp_path / "bad.yaml").write_bytes(content)
+    assert message in complaint(tmp_path / "bad.yaml")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    assert f"{tmp_path / 'none.yaml'}: no such file" in complaint(tmp_path / "none.yaml")
+
+
+def test_a_circle_of_extends_is_refused(tmp_path):
+    write(tmp_path / "a.yaml", "extends: b.yaml\n")
+    write(tmp_path / "b.yaml", "extends: a.yaml\n")
+    assert "extends itself" in complaint(tmp_path / "a.yaml")
+
+
+def test_later_layers_win(child, tmp_path):
+    luffy = SMOKE.parent / "methods" / "luffy.yaml"
+    write(tmp_path / "method.yaml", f"extends: {luffy}\nseed: 2\nrl: {{temperature: 0.5}}\n")
+    path = child("method: method.yaml\nrl: {steps: 9}\n")
+    config = load_experiment(path, ["rl.steps=11"])
+    assert (config.rl.steps, config.rl.temperature, config.rl.prompts_per_step) == (11, 0.5, 4)
+    assert config.seed == 7
+
+
+def test_mappings_merge_and_lists_replace(child):
+    config = load_experiment(child("data: {train: {num_operations: [5]}}\n"))
+    assert (config.data.train.num_operations, config.data.train.num_prompts) == ((5,), 24)
+
+
+def test_a_new_kind_drops_the_fields_of_the_old_one(child):
+    config = load_experiment(child("data: {train: {kind: file, path: x.jsonl}}\n"))
+    assert config.data.train.path == "x.jsonl"
+
+
+def test_numbers_may_be_written_with_an_exponent():
+    assert load_experiment(SMOKE, ["rl.optimizer.lr=1e-4"]).rl.optimizer.lr == 1e-4
+
+
+def test_an_unknown_preset_names_those_that_exist():
+    assert "no preset 'lufy' in exp_configs/methods/; there are luffy, on_policy" in complaint(SMOKE, ["method=lufy"])

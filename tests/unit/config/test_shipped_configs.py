@@ -1,0 +1,36 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from luffy.config import available_presets, load_experiment
+
+ROOT = Path(__file__).parents[3] / "exp_configs"
+EXPERIMENTS = sorted(ROOT.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_experiment_loads(path):
+    assert load_experiment(path).name
+
+
+@pytest.mark.parametrize("name", available_presets("methods"))
+def test_every_method_loads_over_smoke(name):
+    if (ROOT / "methods" / f"{name}.yaml").read_text().startswith("chain:") or name == "sft":
+        config = load_experiment(ROOT / "smoke.yaml", [f"method={name}", f"chain={name}"])
+    else:
+        config = load_experiment(ROOT / "smoke.yaml", [f"method={name}", "chain=rl"])
+        assert config.objective is not None
+    assert config.method == name
+
+
+@pytest.mark.parametrize("name", available_presets("chains"))
+def test_every_chain_loads_over_smoke(name):
+    overrides = [f"chain={name}"] if name != "rl" else ["chain=rl", "method=luffy"]
+    assert load_experiment(ROOT / "smoke.yaml", overrides).chain == name
+
+
+def test_the_configuration_is_read_without_torch():
+    code = "import sys, luffy.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,78 @@
+import pytest
+
+from luffy.config import STAGE_ORDER
+from luffy.pipeline.fingerprint import code_fingerprint
+
+FILES = {
+    "__init__.py": "",
+    "stages/__init__.py": "",
+    "stages/program.py": "from pkg.pipeline import lock",
+    "stages/rl.py": '"""Docs."""\nfrom pkg.core import used\nfrom pkg.stages.program import main\n'
+    "def run():\n    from .. import late\n",
+    "core/__init__.py": "SETTING = 1",
+    "core/used.py": "import pkg.deep.worker as w\nclass A:\n    x: int\n    '''Doc of x.'''\n",
+    "core/unused.py": "y = 1",
+    "deep/__init__.py": "",
+    "deep/worker.py": "PROGRAM = 'pkg.deep.by_name'",
+    "deep/by_name.py": "z = 1",
+    "late.py": "late = 1",
+    "pipeline/__init__.py": "",
+    "pipeline/lock.py": "",
+}
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    monkeypatch.setattr("luffy.pipeline.fingerprint._FRAME", ("pkg.pipeline", "pkg.stages.program"))
+    root = tmp_path / "pkg"
+    for name, code in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(code)
+    return root
+
+
+def changed_by(package, name, code):
+    before = code_fingerprint("rl", package)
+    (package / name).write_text(code)
+    return code_fingerprint("rl", package) != before
+
+
+def test_it_covers_the_import_closure(package):
+    assert set(code_fingerprint("rl", package)) == {
+        "pkg",
+        "pkg.core",
+        "pkg.core.used",
+        "pkg.deep",
+        "pkg.deep.worker",
+        "pkg.deep.by_name",
+        "pkg.late",
+        "pkg.stages",
+        "pkg.stages.rl",
+    }
+
+
+@pytest.mark.parametrize("name", ["core/__init__.py", "core/used.py", "deep/by_name.py", "late.py"])
+def test_code_that_is_reached_changes_it(package, name):
+    assert changed_by(package, name, "other = 2")
+
+
+@pytest.mark.parametrize("name", ["core/unused.py", "pipeline/lock.py", "stages/program.py"])
+def test_code_that_is_not_reached_and_the_frame_do_not_change_it(package, name):
+    assert not changed_by(package, name, "other = 2")
+
+
+def test_docstrings_comments_and_layout_do_not_change_it(package):
+    code = "import   pkg.deep.worker as w  # why\n\nclass A:\n    'New.'\n    x: int\n    'Other doc.'\n"
+    assert not changed_by(package, "core/used.py", code)
+
+
+def test_files_packaged_beside_a_module_change_it(package):
+    (package / "core" / "page.html.jinja").write_text("<p>")
+    assert changed_by(package, "core/page.html.jinja", "<div>")
+
+
+@pytest.mark.parametrize("stage", STAGE_ORDER)
+def test_every_stage_of_the_package_has_one(stage):
+    fingerprint = code_fingerprint(stage)
+    assert f"luffy.stages.{stage}" in fingerprint
+    assert not any(name.startswith("luffy.pipeline") for name in fingerprint)

@@ -1,0 +1,46 @@
+import pytest
+
+from luffy.config import load_experiment
+from luffy.pipeline.graph import build_graph
+from luffy.pipeline.job import SETTINGS_OF
+
+CHAINS = {
+    "sft_then_luffy": ["prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "evaluate_rl", "report"],
+    "sft": ["prepare_data", "base", "sft", "evaluate_base", "evaluate_sft", "report"],
+    "rl": ["prepare_data", "base", "rl", "evaluate_base", "evaluate_rl", "report"],
+}
+
+
+def graph(smoke_path, chain):
+    return build_graph(load_experiment(smoke_path, [f"chain={chain}", "method=luffy"]))
+
+
+@pytest.fixture
+def smoke_path(request):
+    return request.config.rootpath / "exp_configs" / "smoke.yaml"
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_nodes_of_each_chain(smoke_path, chain):
+    assert [node.name for node in graph(smoke_path, chain)] == CHAINS[chain]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_every_node_stands_after_its_inputs(smoke_path, chain):
+    seen = set()
+    for node in graph(smoke_path, chain):
+        assert set(node.inputs.values()) <= seen
+        assert isinstance(node.settings, SETTINGS_OF[node.stage])
+        seen.add(node.name)
+
+
+@pytest.mark.parametrize(("chain", "start"), [("sft_then_luffy", "sft"), ("rl", "base")])
+def test_rl_starts_from_the_last_checkpoint_before_it(smoke_path, chain, start):
+    rl = next(node for node in graph(smoke_path, chain) if node.name == "rl")
+    assert rl.inputs == {"data": "prepare_data", "model": start}
+
+
+def test_report_reads_every_other_stage(smoke_path):
+    *others, report = graph(smoke_path, "sft_then_luffy")
+    assert set(report.inputs.values()) == {node.name for node in others}
+    assert report.inputs["data"] == "prepare_data"

@@ -1,0 +1,72 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luffy.pipeline.identity import Identity, IdentityRecord, read_identity, write_identity
+
+
+def keys(experiment):
+    return {name: identity.key for name, identity in experiment.identities.items()}
+
+
+def changed(before, after):
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_keys_are_the_same_every_time(opened):
+    assert keys(opened()) == keys(opened())
+    assert all(len(key) == 16 and int(key, 16) >= 0 for key in keys(opened()).values())
+
+
+@pytest.mark.parametrize(
+    ("override", "stages"),
+    [
+        ("evaluation.max_response_tokens=32", {"evaluate_base", "evaluate_sft", "evaluate_rl", "report"}),
+        ("rl.steps=7", {"rl", "evaluate_rl", "report"}),
+        ("sft.epochs=3", {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}),
+        ("execution.grader_workers=3", {"report"}),
+    ],
+)
+def test_a_setting_changes_the_keys_of_what_depends_on_it(opened, override, stages):
+    assert changed(keys(opened()), keys(opened(override))) == stages
+
+
+def test_code_changes_every_key(opened):
+    assert changed(keys(opened()), keys(opened(code={"module": "2"}))) == set(keys(opened()))
+
+
+def test_the_order_of_named_entries_counts():
+    one = Identity("evaluate", {"decodings": {"a": 1, "b": 2}}, {}, {}, {})
+    two = Identity("evaluate", {"decodings": {"b": 2, "a": 1}}, {}, {}, {})
+    assert one.key != two.key
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_the_order_of_upstream_and_code_does_not_count(entries):
+    backwards = dict(reversed(entries.items()))
+    assert Identity("sft", {}, entries, entries, {}).key == Identity("sft", {}, backwards, backwards, {}).key
+
+
+def test_runs_of_different_length_share_a_series(opened):
+    short, long = opened().identities["rl"], opened("rl.steps=60").identities["rl"]
+    other = opened("rl.temperature=0.9").identities["rl"]
+    assert short.series == long.series != other.series
+    assert (short.length, long.length) == (6, 60)
+
+
+def test_no_series_when_the_schedule_depends_on_the_length(opened):
+    assert opened("rl.optimizer.schedule.kind=cosine").identities["rl"].series is None
+    assert opened().identities["sft"].series is None
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path, opened):
+    identity = opened().identities["rl"]
+    record = IdentityRecord(identity.key, "rl", identity, {"data": "abc"})
+    write_identity(tmp_path, record)
+    assert read_identity(tmp_path) == record
+    assert read_identity(tmp_path).identity.key == identity.key
+
+
+def test_a_damaged_record_explains_nothing(tmp_path):
+    (tmp_path / "identity.json").write_text('{"key": ')
+    assert read_identity(tmp_path) is None

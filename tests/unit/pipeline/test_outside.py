@@ -1,0 +1,30 @@
+import pytest
+
+from luffy.errors import DataError
+
+
+def source(path):
+    return f"data.train={{kind: file, path: {path}}}"
+
+
+def test_the_content_of_a_source_file_is_identity(opened, tmp_path):
+    file = tmp_path / "train.jsonl"
+    file.write_text("one")
+    before = opened(source(file))
+    file.write_text("two")
+    after = opened(source(file))
+    assert before.identities["prepare_data"].key != after.identities["prepare_data"].key
+    assert before.identities["report"].key != after.identities["report"].key
+
+
+def test_a_missing_source_names_the_field_and_the_file(opened):
+    with pytest.raises(DataError, match=r"data\.train\.path: /none/x\.jsonl: no such file"):
+        opened(source("/none/x.jsonl"))
+
+
+def test_new_content_is_the_reason_in_the_plan(opened, tmp_path, finish):
+    file = tmp_path / "train.jsonl"
+    file.write_text("one")
+    finish(opened(source(file)), "prepare_data")
+    file.write_text("two")
+    assert opened(source(file)).plan()[0].reason.startswith(f"{file} has new content")

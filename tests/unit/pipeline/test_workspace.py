@@ -1,0 +1,50 @@
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from luffy.errors import WorkspaceError
+from luffy.pipeline.workspace import find_workspace, link
+
+
+def test_the_argument_wins_over_the_environment_over_the_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LUFFY_WORKSPACE", raising=False)
+    assert find_workspace().root == tmp_path / "workspace"
+    monkeypatch.setenv("LUFFY_WORKSPACE", str(tmp_path / "env"))
+    assert find_workspace().root == tmp_path / "env"
+    assert find_workspace(tmp_path / "given").root == tmp_path / "given"
+
+
+def test_runs_are_numbered_without_a_clash(workspace):
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda n: workspace.new_run("exp", {"n": n}), range(20)))
+    assert sorted(path.name for path in found) == sorted(f"exp-{n}" for n in range(1, 21))
+    assert sorted(json.loads((path / "run.json").read_text())["n"] for path in found) == list(range(20))
+
+
+def test_an_experiment_whose_name_begins_like_another_counts_for_itself(workspace):
+    workspace.new_run("exp-large", {})
+    assert workspace.new_run("exp", {}).name == "exp-1"
+
+
+def test_links_are_relative_and_replaced(tmp_path):
+    for target in ("one", "two"):
+        (tmp_path / target).mkdir()
+        link(tmp_path / target, tmp_path / "runs" / "stages" / "rl")
+    assert (tmp_path / "runs/stages/rl").readlink() == Path("../../two")
+
+
+@pytest.mark.parametrize("root", ["/proc/luffy", "/dev/null/luffy", "/dev/full"])
+def test_a_place_that_cannot_be_written_is_the_users_mistake(root):
+    with pytest.raises(WorkspaceError, match=f"workspace {root}: cannot be written"):
+        find_workspace(root).prepare()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_the_users_mistake(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(WorkspaceError, match="--workspace"):
+        find_workspace(tmp_path / "w").prepare()

@@ -1,0 +1,64 @@
+"""The floors of the house: imports go downwards, and nobody reaches into a neighbour's private names."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FLOORS = (
+    {"config", "errors", "types", "seeds"},
+    {"objectives", "grading", "pipeline", "tracking"},
+    {"data", "environments", "rollout", "training"},
+    {"cluster", "evaluation"},
+    {"stages"},
+    {"cli"},
+    {"__main__"},
+)
+FLOOR_OF = {package: number for number, packages in enumerate(FLOORS) for package in packages}
+MODULES = sorted((ROOT / "luffy").rglob("*.py"))
+PREFECT_SIDE = {"prefect", "tasks", "flows"}
+
+
+def imported(path):
+    """Each imported name in full, `luffy.data.parquet.read_prompts`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def package_of(path):
+    return path.relative_to(ROOT / "luffy").parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_only_from_floors_below(path):
+    own = package_of(path)
+    for name in imported(path):
+        parts = name.split(".")
+        assert parts[0] not in PREFECT_SIDE, f"{path} imports {name}"
+        if parts[0] == "luffy" and own != "__init__" and len(parts) > 1 and parts[1] not in (own, "__version__"):
+            below = FLOOR_OF[parts[1]] < FLOOR_OF[own]
+            ground = FLOOR_OF[parts[1]] == FLOOR_OF[own] == 0
+            assert below or ground, f"{path} imports {name}, which is not below it"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nobody_imports_private_names(path):
+    private = [name for name in imported(path) if name.startswith("luffy.") and name.split(".")[-1].startswith("_")]
+    assert [name for name in private if not name.endswith("__version__")] == []
+
+
+def test_every_package_has_a_floor():
+    packages = {package_of(path) for path in MODULES} - {"__init__"}
+    assert packages <= set(FLOOR_OF)
+
+
+def test_only_the_console_knows_rich():
+    users = {
+        path.relative_to(ROOT).as_posix() for path in MODULES for name in imported(path) if name.startswith("rich")
+    }
+    assert users == {"luffy/cli/console.py"}
