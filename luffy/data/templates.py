@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from tokenizers import Encoding
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from luffy.errors import DataError
 from luffy.types import Message
@@ -34,6 +34,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a prepared folder; DataError where there is none. Nothing is fetched."""
     if not (folder / "tokenizer_config.json").is_file():
         raise DataError(f"{folder}: holds no tokenizer (tokenizer_config.json); prepare the data again")
+    from transformers import AutoTokenizer  # loads torch, which those who only count tokens can do without
+
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 

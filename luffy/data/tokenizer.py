@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2Tokenizer
+from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
 from luffy.data.templates import PLAIN_TEMPLATE, stop_token_ids
 from luffy.errors import DataError
@@ -49,11 +49,11 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerBase:
     learned = json.loads(trainee.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=learned["vocab"],
-        merges=[tuple(pair) for pair in learned["merges"]],
+        merges=[tuple(pair) for pair in learned["merges"]],  # type: ignore[misc]  # pairs, as the backend wants
         pad_token=PAD,
         bos_token=BOS,
         eos_token=EOS,
-        unk_token=None,
+        unk_token=None,  # type: ignore[arg-type]  # byte-level: nothing is unknown
         padding_side="left",
         clean_up_tokenization_spaces=False,
         chat_template=PLAIN_TEMPLATE,
@@ -76,6 +76,8 @@ def adapt_tokenizer(model_path: str, chat_template: str | None) -> PreTrainedTok
     DataError where the model has no tokenizer, or no chat template and none is given. A missing pad token becomes the
     stop token: padding is always masked.
     """
+    from transformers import AutoTokenizer  # loads torch, which a tokenizer built from the data can do without
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_path)
     except (OSError, ValueError) as error:

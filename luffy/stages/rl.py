@@ -24,8 +24,9 @@ from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.rollout_samples import sample_rollouts
 from luffy.tracking.journal import RolloutJournal
+from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.rollout_metrics import rollout_metrics
-from luffy.tracking.samples import SampleRollout
+from luffy.tracking.samples import SAMPLES_FILE, SampleRollout
 from luffy.tracking.tracker import Tracker
 from luffy.training.base_model import copy_tokenizer
 from luffy.training.checkpoint import CheckpointStore
@@ -55,7 +56,6 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
         adopt_shorter_run(context.extends, context.out)
     checkpoints = CheckpointStore(context.out / "checkpoints", rl.keep_checkpoints)
     start = checkpoints.newest() or 0
-    metrics: dict[str, float] = {}
     with ExitStack() as stack:
         parts = _open(settings, context, stack)
         if start:
@@ -78,8 +78,9 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
             _announce(context, step, rl.steps, metrics)
         parts.policy.export(context.out / "model")
     copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
-    headline = {name: value for name, value in metrics.items() if name in ("reward/mean", "actor/loss")}
-    return StageResult(("model", "metrics.jsonl", "samples.jsonl"), headline, resumed_from=start)
+    last = read_metrics(context.out / METRICS_FILE)[-1]
+    headline = {name: last[name] for name in ("reward/mean", "actor/loss")}
+    return StageResult(("model", METRICS_FILE, SAMPLES_FILE), headline, resumed_from=start)
 
 
 def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Components:

@@ -8,6 +8,7 @@ from luffy.config.model import DType
 from luffy.config.settings import BaseSettings, SFTSettings
 from luffy.data.templates import encode_traces, render_prompts
 from luffy.stages.program import StageContext, StageResult
+from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.tracker import Tracker
 from luffy.training.base_model import copy_tokenizer
 from luffy.training.checkpoint import CheckpointStore
@@ -45,12 +46,10 @@ def run_supervised(
     start = checkpoints.newest() or 0
     if start:
         checkpoints.load(policy.engine, start)
-    last: dict[str, float] = {}
     with Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start) as tracker:
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
             tracker.log(step, metrics)
-            last.update(metrics)
             context.events.progress(
                 step, plan.steps, loss=metrics["actor/loss"], tokens_per_s=metrics["perf/tokens_per_s"]
             )
@@ -58,4 +57,5 @@ def run_supervised(
         train_supervised(policy, examples, plan, checkpoints, tokenizer.pad_token_id, start, on_step)
     policy.export(context.out / "model")
     copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
-    return StageResult(("model", "metrics.jsonl"), {"actor/loss": last["actor/loss"]}, resumed_from=start)
+    last = read_metrics(context.out / METRICS_FILE)[-1]
+    return StageResult(("model", METRICS_FILE), {"actor/loss": last["actor/loss"]}, resumed_from=start)
