@@ -4,6 +4,7 @@ Each stage is a cached, restartable program; a second run reuses what is finishe
 """
 
 import sys
+from pathlib import Path
 
 if __name__ == "__main__":
     from flows.front import begin
@@ -12,6 +13,7 @@ if __name__ == "__main__":
     front = begin(__doc__)
 
 from prefect import flow
+from prefect.runtime import flow_run
 
 from luffy.cli.console import show_report_path, terminal, text_table
 from luffy.cli.results import by_suite, read_accuracies
@@ -21,7 +23,13 @@ from tasks.session import open_session
 from tasks.stages import FinishedStage, base, evaluate, prepare_data, report, train_rl, train_sft
 
 
-@flow(name="full-pipeline", retries=0, persist_result=False)
+def _run_name() -> str:
+    """What the run is called in the UI: the experiment, and what was changed on the command line."""
+    parameters = flow_run.get_parameters()
+    return " ".join([Path(parameters["config_file"]).stem, *(parameters["overrides"] or [])])
+
+
+@flow(name="full-pipeline", flow_run_name=_run_name, retries=0, persist_result=False)
 def full_pipeline(config_file: str, overrides: list[str] | None = None, verify: bool = False) -> None:
     """Run the experiment in `config_file` with `overrides` (`key.path=value`), in the workspace of LUFFY_WORKSPACE."""
     config = load_experiment(config_file, overrides or [])
@@ -38,12 +46,15 @@ def full_pipeline(config_file: str, overrides: list[str] | None = None, verify: 
         evaluations: list[FinishedStage] = []
         if "evaluate" in config.stages:
             evaluations = [evaluate(session, data, checkpoint) for checkpoint in checkpoints]
-        page = report(session, [data, *checkpoints, *evaluations]) if "report" in config.stages else None
+        page = None
+        if "report" in config.stages:
+            report(session, [data, *checkpoints, *evaluations])
+            page = session.run.directory / "report.html"
     if evaluations:
         header, rows = by_suite(read_accuracies(stage.directory for stage in evaluations))
         terminal().print(text_table(header, rows, title="\nAccuracy in % with its interval"))
     if page is not None:
-        show_report_path(page.directory / "report.html")
+        show_report_path(page)
 
 
 if __name__ == "__main__":

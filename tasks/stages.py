@@ -25,25 +25,25 @@ class FinishedStage:
     """Hash over all its outputs."""
 
 
-@task(name="prepare_data", retries=0, cache_policy=NO_CACHE, persist_result=False)
+@task(name="prepare_data", task_run_name="prepare_data", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def prepare_data(session: Session) -> FinishedStage:
     """Verified prompts with traces, the evaluation suites and the tokenizer."""
     return _make(session, "prepare_data")
 
 
-@task(name="base", retries=0, cache_policy=NO_CACHE, persist_result=False)
+@task(name="base", task_run_name="base", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def base(session: Session, data: FinishedStage) -> FinishedStage:
     """The starting policy."""
     return _make(session, "base")
 
 
-@task(name="train_sft", retries=0, cache_policy=NO_CACHE, persist_result=False)
+@task(name="train_sft", task_run_name="train_sft", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def train_sft(session: Session, data: FinishedStage, model: FinishedStage) -> FinishedStage:
     """The policy after supervised learning on traces."""
     return _make(session, "sft")
 
 
-@task(name="train_rl", retries=0, cache_policy=NO_CACHE, persist_result=False)
+@task(name="train_rl", task_run_name="train_rl", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def train_rl(session: Session, data: FinishedStage, model: FinishedStage) -> FinishedStage:
     """The policy after mixed-policy reinforcement learning."""
     return _make(session, "rl")
@@ -61,7 +61,7 @@ def evaluate(session: Session, data: FinishedStage, checkpoint: FinishedStage) -
     return _make(session, f"evaluate_{checkpoint.node}")
 
 
-@task(name="report", retries=0, cache_policy=NO_CACHE, persist_result=False)
+@task(name="report", task_run_name="report", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def report(session: Session, stages: list[FinishedStage]) -> FinishedStage:
     """The page a person opens; the accuracies also become a table in the Prefect UI."""
     finished = _make(session, "report")

@@ -130,6 +130,9 @@ class ExperimentRun:
                     self._start(plan, observer)
                 manifest = finished_manifest(plan.directory)
                 self._enter(plan)
+                if plan.node.stage == "report":
+                    for page in manifest.outputs:
+                        link(plan.directory / page.path, self.directory / page.path)
         except BaseException as error:  # whatever ends the stage, the display must know; it goes on upwards
             observer.failed(plan, error)
             raise

@@ -88,13 +88,15 @@ def run_arm(arm: Arm, workspace: Path) -> Outcome | None:
     config = load_experiment(CONFIG, arm.overrides())
     experiment = open_experiment(config, find_workspace(workspace))
     last = "sft" if arm.method == "sft" else "rl"
+    wanted = ("evaluate_base", f"evaluate_{last}")
     try:
         with start_run(experiment) as run:
             folders = {}
             for plan in experiment.plan():
-                if plan.node.stage != "report":
-                    run.execute(plan.node.name, Silent())
-                    folders[plan.node.name] = plan.directory
+                if plan.node.stage in ("evaluate", "report") and plan.node.name not in wanted:
+                    continue
+                run.execute(plan.node.name, Silent())
+                folders[plan.node.name] = plan.directory
     except LuffyError as error:
         print(f"FAILED {arm}: {error}", flush=True)
         return None

@@ -1,0 +1,21 @@
+"""The shipped samples are what their README says."""
+
+from pathlib import Path
+
+import pytest
+
+from luffy.config.data import FileSource
+from luffy.data.sources import load_source
+from luffy.data.verify_traces import verify_traces
+from luffy.grading.pool import GraderPool
+
+SAMPLES = Path(__file__).resolve().parents[3] / "data/samples"
+
+
+@pytest.mark.parametrize(("name", "count"), [("arithmetic_train", 64), ("arithmetic_test", 24)])
+def test_every_sample_row_is_well_formed_and_its_trace_correct(name: str, count: int) -> None:
+    loaded = load_source(FileSource(kind="file", path=str(SAMPLES / f"{name}.jsonl")), "train", seed=0)
+    assert (len(loaded.prompts), len(loaded.quarantined)) == (count, 0)
+    with GraderPool(1, 5.0) as grader:
+        verified, _ = verify_traces(loaded.prompts, grader)
+    assert all(trace.verified for prompt in verified for trace in prompt.traces)
