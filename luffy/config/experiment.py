@@ -70,6 +70,14 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _half_precision_has_master_weights(self) -> "ExperimentConfig":
+        if self.model.dtype == "bfloat16" and self.execution.zero_stage == 0:
+            raise ValueError(
+                "execution.zero_stage: 0 keeps no float32 master weights for model.dtype: bfloat16; set it to 1, 2 or 3"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _traces_fit_the_rollouts(self) -> "ExperimentConfig":
         if self.rl is not None and self.data.max_trace_tokens > self.rl.max_response_tokens:
             raise ValueError(

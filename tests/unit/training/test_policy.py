@@ -8,8 +8,11 @@ import torch
 from reference.gradient_case import MAX_RESPONSE_TOKENS, OPTIMIZER, execution, make_batch, terms_of, tiny_model
 from reference.losses import ReferenceRow, forward
 
+from luffy.config.model import DType
 from luffy.config.training import OptimizerConfig
 from luffy.errors import DataError, NumericalError
+from luffy.rollout.engine import RolloutRequest, SamplingParams
+from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.policy import Policy, check_fits, load_causal_lm
 
 
@@ -76,3 +79,19 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_weights_change() -> 
 def test_a_sequence_longer_than_the_model_is_refused() -> None:
     with pytest.raises(DataError, match="65 tokens but the model has 64 positions"):
         check_fits(tiny_model(), 65, "the longest example")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_generation_between_updates_sees_the_updated_weights(zero_stage: int, dtype: DType) -> None:
+    model = tiny_model().to(getattr(torch, dtype))
+    batch = make_batch("luffy", tiny_model())
+    policy = Policy(model, OptimizerConfig(lr=0.05), execution(zero_stage=zero_stage), dtype)
+    request = RolloutRequest((1, 2, 3), seed=0)
+    drawn = []
+    for _ in range(2):
+        with policy.inference_model() as whole:
+            (completion,) = TransformersEngine(whole, 1).generate([request], SamplingParams(1.0, 4, ()))
+        drawn.append(completion.logprobs)
+        policy.update(batch, terms_of("luffy"), MAX_RESPONSE_TOKENS, 0.05)
+    assert drawn[0] != drawn[1]
