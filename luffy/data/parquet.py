@@ -4,10 +4,7 @@ write_prompts(path, prompts)    # atomic
 prompts = read_prompts(path)
 """
 
-import contextlib
 import itertools
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -17,7 +14,7 @@ import pyarrow.parquet as pq
 
 from luffy.data.schema import COLUMNS, REQUIRED_COLUMNS, SCHEMA, RowError, prompt_from_row, record_batch
 from luffy.errors import DataError
-from luffy.pipeline.atomic import sync_directory
+from luffy.files import replacing
 from luffy.types import Prompt
 
 ROWS_AT_ONCE = 16_384
@@ -28,20 +25,8 @@ _OWN_COLUMNS = tuple(name for name in COLUMNS if name != "target")  # it only re
 
 def write_prompts(path: Path, prompts: Iterable[Prompt]) -> int:
     """Write the prompts to `path` with `SCHEMA`; returns how many. A reader sees the whole file or none of it."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            count = _write(file, prompts)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:  # also on an interrupt, no temporary file stays behind
-        with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
-    sync_directory(path.parent)
-    return count
+    with replacing(path) as file:
+        return _write(file, prompts)
 
 
 def read_prompts(path: Path) -> list[Prompt]:

@@ -1,7 +1,6 @@
 """What an evaluation writes: `samples.jsonl`, a line a response, and `results.json`, a row a suite and decoding."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -12,7 +11,7 @@ from pydantic import Field, ValidationError
 from luffy.config.strict import StrictModel
 from luffy.errors import LuffyError
 from luffy.evaluation.statistics import accuracy, pass_at_k
-from luffy.pipeline.atomic import write_atomic
+from luffy.files import replacing, write_atomic
 from luffy.types import FinishReason, Outcome
 
 RESULTS_FILE = "results.json"
@@ -136,14 +135,10 @@ def read_sample_records(path: Path) -> Iterator[SampleRecord]:
 
 def join_sample_records(path: Path, parts: Iterable[Path]) -> None:
     """Write the records of `parts`, one file after the other, to `path`: all of them or nothing."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as target:
+    with replacing(path) as target:
         for part in parts:
             with part.open("rb") as source:
                 shutil.copyfileobj(source, target)
-        target.flush()
-        os.fsync(target.fileno())
-    partial.replace(path)
 
 
 def _by_problem(records: Iterable[SampleRecord]) -> Mapping[str, list[SampleRecord]]:

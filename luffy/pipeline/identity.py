@@ -13,7 +13,7 @@ from pathlib import Path
 
 from luffy.config import StageName
 from luffy.config.settings import RLSettings, StageSettings
-from luffy.pipeline.atomic import write_atomic
+from luffy.files import write_atomic
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 IDENTITY_FILE = "identity.json"

@@ -24,7 +24,7 @@ from luffy.config.settings import (
 from luffy.config.strict import StrictModel
 from luffy.config.yaml_source import read_yaml
 from luffy.errors import ConfigError
-from luffy.pipeline.atomic import write_atomic
+from luffy.files import write_atomic
 from luffy.pipeline.identity import Identity
 
 JOB_FILE = "config.yaml"

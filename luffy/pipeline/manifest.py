@@ -14,7 +14,7 @@ from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig
 from luffy.config.strict import StrictModel
 from luffy.errors import LuffyError
-from luffy.pipeline.atomic import write_atomic
+from luffy.files import write_atomic
 
 MANIFEST_FILE = "manifest.json"
 _BLOCK_BYTES = 1 << 20

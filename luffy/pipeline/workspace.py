@@ -14,7 +14,7 @@ from pathlib import Path
 
 from luffy.config import StageName
 from luffy.errors import WorkspaceError
-from luffy.pipeline.atomic import write_atomic
+from luffy.files import write_atomic
 
 WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
 RUN_FILE = "run.json"

@@ -1,8 +1,9 @@
 """A longer RL run continues a finished shorter one of the same series; the shorter one stays as it is."""
 
-import os
 import shutil
 from pathlib import Path
+
+from luffy.files import link_or_copy
 
 _HISTORY = ("metrics.jsonl", "samples.jsonl")
 
@@ -16,19 +17,9 @@ def adopt_shorter_run(finished: Path, out: Path) -> None:
     for name in _HISTORY:
         if (finished / name).exists():
             shutil.copy2(finished / name, out / name)
-    shutil.copytree(finished / "journal", out / "journal", copy_function=_link_or_copy, dirs_exist_ok=True)
+    shutil.copytree(finished / "journal", out / "journal", copy_function=link_or_copy, dirs_exist_ok=True)
     newest = max((finished / "checkpoints").glob("step_*/COMPLETE")).parent
     incoming = out / "checkpoints" / f"incoming_{newest.name}"
     shutil.rmtree(incoming, ignore_errors=True)
-    shutil.copytree(newest, incoming, copy_function=_link_or_copy)
+    shutil.copytree(newest, incoming, copy_function=link_or_copy)
     incoming.replace(out / "checkpoints" / newest.name)
-
-
-def _link_or_copy(source: str, target: str) -> str:
-    """Checkpoints and journal files are never changed in place, so a hard link is as good as a copy."""
-    Path(target).unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-    return target

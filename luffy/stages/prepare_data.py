@@ -27,8 +27,8 @@ from luffy.data.sources import LoadedSource, load_source
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer, texts_of
 from luffy.data.verify_traces import verify_traces
 from luffy.errors import DataError
+from luffy.files import write_atomic
 from luffy.grading import GraderPool
-from luffy.pipeline.atomic import write_atomic
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.types import Message, Outcome, Prompt
 

@@ -8,7 +8,7 @@ Writes report.html, which needs no other file, and report.md.
 from luffy.config.settings import ReportSettings
 from luffy.evaluation.report.inputs import read_chain
 from luffy.evaluation.report.page import build_page, render_html, render_markdown
-from luffy.pipeline.atomic import write_atomic
+from luffy.files import write_atomic
 from luffy.stages.program import StageContext, StageResult, main
 
 HTML_FILE = "report.html"

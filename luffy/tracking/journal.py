@@ -4,13 +4,13 @@ After a kill, journalled steps behind the last checkpoint are replayed from here
 journal also holds every sample of a run with its lineage. One parquet file a step, complete or absent.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from luffy.files import replacing
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 _SCHEMA = pa.schema(
@@ -44,12 +44,8 @@ class RolloutJournal:
             for index, group in enumerate(groups)
             for trajectory in group.trajectories
         ]
-        target = self._path(step)
-        partial = target.with_suffix(".partial")
-        pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(target)
+        with replacing(self._path(step)) as file:
+            pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), file)
 
     def read(self, step: int) -> list[Group] | None:
         """The groups of `step` exactly as committed, or None when that step was never committed."""

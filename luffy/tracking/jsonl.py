@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from luffy.files import replacing
+
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
@@ -25,12 +27,8 @@ class StepLines:
         """Drop the lines of later steps, and torn ones: what the run is about to write again."""
         self._file.close()
         kept = [line for line, values in _parsed_lines(self._path) if _step(values) <= after_step]
-        partial = self._path.with_name(f".{self._path.name}.partial")
-        with partial.open("wb") as file:
+        with replacing(self._path) as file:
             file.write(b"".join(kept))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
         self._file = self._path.open("ab", buffering=0)
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
 """The starting policy: a tiny Qwen2 made from nothing, or a model folder adapted file by file."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, 
 
 from luffy.config.model import ModelConfig, TinyArchitecture
 from luffy.errors import DataError
+from luffy.files import link_or_copy
 
 _TOKENIZER_FILES = (
     "tokenizer*",
@@ -57,7 +57,7 @@ def adapt_model_folder(model: ModelConfig, out: Path) -> None:
     shutil.copytree(
         source,
         out,
-        copy_function=_link_or_copy,
+        copy_function=link_or_copy,
         ignore=shutil.ignore_patterns(*_TOKENIZER_FILES, "generation_config.json", "config.json", ".*"),
         dirs_exist_ok=True,
     )
@@ -79,12 +79,3 @@ def _adapt(config: dict, model: ModelConfig) -> dict:
         where = config.get("rope_parameters", config)
         where["rope_theta"] = model.rope_theta
     return config
-
-
-def _link_or_copy(source: str, target: str) -> str:
-    """A hard link where the file system has them: a 7B folder is not written twice."""
-    try:
-        os.link(os.path.realpath(source), target)
-    except OSError:
-        shutil.copy2(source, target)
-    return target

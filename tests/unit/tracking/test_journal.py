@@ -27,5 +27,5 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
 
 def test_a_step_that_was_not_committed_is_absent(tmp_path: Path) -> None:
     journal = RolloutJournal(tmp_path)
-    (tmp_path / "step_000001.partial").write_bytes(b"torn")
+    (tmp_path / ".step_000001.parquet.torn").write_bytes(b"torn")
     assert journal.read(1) is None

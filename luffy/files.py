@@ -1,0 +1,56 @@
+"""Files that a reader sees whole or not at all, even after a kill or a power cut."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that takes the place of `path` when the context ends well, and vanishes when it does not."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:  # also on an interrupt, no temporary file stays behind
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace `path` by `text` (UTF-8)."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the renames inside `directory` durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def link_or_copy(source: str, target: str) -> str:
+    """Put `source` at `target`: a hard link where the file system has them, else a copy. For `shutil.copytree`.
+
+    Only for files that are never changed in place.
+    """
+    Path(target).unlink(missing_ok=True)
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
