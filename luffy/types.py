@@ -96,7 +96,7 @@ class Trajectory:
     logp_behavior: tuple[float, ...]
     """Per response token: log-probability under what drew it; NaN where unknown."""
     weight_version: tuple[int, ...]
-    """Per response token: the number of updates behind the weights that drew it; -1 for demonstrations."""
+    """Per response token: the number of RL steps behind the weights that drew it; -1 for demonstrations."""
     reward: float
     outcome: Outcome
     finish_reason: FinishReason

@@ -7,6 +7,19 @@ from pydantic import PositiveInt, model_validator
 from luffy.config.strict import StrictModel
 
 
+class CheckpointConfig(StrictModel):
+    """How much work a kill can cost; every stage resumes from its newest complete checkpoint."""
+
+    base_every: PositiveInt = 200
+    """Optimizer steps between checkpoints of `base`."""
+    sft_every: PositiveInt = 100
+    """Optimizer steps between checkpoints of `sft`."""
+    rl_every: PositiveInt = 50
+    """RL steps between checkpoints of `rl`; steps behind the newest are replayed from the journal."""
+    keep: PositiveInt = 2
+    """The newest that stay on disk."""
+
+
 class ExecutionConfig(StrictModel):
     """How the work is laid out on the machine."""
 
@@ -28,6 +41,7 @@ class ExecutionConfig(StrictModel):
     """Grading processes."""
     num_threads: PositiveInt | None = None
     """CPU threads of a stage; None: torch's own choice. It may change the last bits of a float, nothing else."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

@@ -79,7 +79,7 @@ class ExperimentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _traces_fit_the_rollouts(self) -> "ExperimentConfig":
-        if self.rl is not None and self.data.max_trace_tokens > self.rl.max_response_tokens:
+        if "rl" in self.stages and self.rl is not None and self.data.max_trace_tokens > self.rl.max_response_tokens:
             raise ValueError(
                 f"data.max_trace_tokens {self.data.max_trace_tokens} is above rl.max_response_tokens "
                 f"{self.rl.max_response_tokens}: demonstrations would be longer than any rollout may be"

@@ -174,4 +174,6 @@ class SupervisedObjectiveConfig(StrictModel):
         wrong = [term.name for term in self.terms if term.is_policy_gradient or term.select == "on_policy"]
         if wrong:
             raise ValueError(f"terms {', '.join(wrong)}: SFT has neither rollouts nor rewards; use nll or entropy")
+        if any(term.normaliser.mode == "constant" for term in self.terms):
+            raise ValueError("normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence")
         return self

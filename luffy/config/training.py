@@ -8,6 +8,7 @@ from luffy.config.objective import NegativeLogLikelihoodLoss, NormaliserConfig, 
 from luffy.config.strict import StrictModel
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class ScheduleConfig(StrictModel):
@@ -35,7 +36,7 @@ class OptimizerConfig(StrictModel):
     """AdamW."""
 
     lr: PositiveFloat
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.01
     max_grad_norm: PositiveFloat = 1.0
@@ -49,8 +50,6 @@ class BaseConfig(StrictModel):
     batch_size: PositiveInt
     """Examples an optimizer step."""
     optimizer: OptimizerConfig
-    checkpoint_every: PositiveInt = 200
-    """Optimizer steps between checkpoints."""
 
 
 class SFTConfig(StrictModel):
@@ -74,8 +73,6 @@ class SFTConfig(StrictModel):
             ),
         )
     )
-    checkpoint_every: PositiveInt = 100
-    """Optimizer steps between checkpoints."""
 
 
 class RLConfig(StrictModel):
@@ -92,10 +89,6 @@ class RLConfig(StrictModel):
     """Of the rollouts; the trainer divides its logits by the same."""
     max_response_tokens: PositiveInt
     optimizer: OptimizerConfig
-    checkpoint_every: PositiveInt = 50
-    """RL steps between checkpoints."""
-    keep_checkpoints: PositiveInt = 2
-    """The newest that stay on disk."""
 
     @model_validator(mode="after")
     def _whole_mini_batches(self) -> "RLConfig":

@@ -25,6 +25,8 @@ class Rejection(StrEnum):
     """Counted with the stop token."""
     TRACE_HOLDS_STOP_TOKEN = "trace_holds_stop_token"  # noqa: S105 - a token of the vocabulary, no secret
     """The text of the stop token stands inside the trace, so that the policy would learn to end there."""
+    TRACE_LOGPROBS_MISMATCH = "trace_logprobs_mismatch"
+    """It carries another number of log-probabilities than it has tokens, stop token included."""
     TRACE_UNVERIFIED = "trace_unverified"
     """Its answer was not graded correct."""
 
@@ -118,6 +120,8 @@ def _keep(
 def _reason_against_trace(trace: Trace, tokens: int, rules: Rules, stop: str) -> Rejection | None:
     if tokens > rules.max_trace_tokens:
         return Rejection.TRACE_TOO_LONG
+    if trace.logprobs is not None and len(trace.logprobs) != tokens:
+        return Rejection.TRACE_LOGPROBS_MISMATCH
     if stop in trace.text:
         return Rejection.TRACE_HOLDS_STOP_TOKEN
     return Rejection.TRACE_UNVERIFIED if rules.require_verified_traces and not trace.verified else None

@@ -11,7 +11,7 @@ def schedule_multiplier(config: ScheduleConfig, step: int, total_steps: int) -> 
     Warm-up climbs linearly and reaches 1 with its last step; `linear` and `cosine` then fall to `final_share` at the
     last step of the stage.
     """
-    warmup_steps = math.ceil(config.warmup_share * total_steps)
+    warmup_steps = math.ceil(round(config.warmup_share * total_steps, 6))  # 0.07 x 100 is 7, not 7.000000000000001
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     progress = (step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1)

@@ -1,6 +1,7 @@
 """From prompts to graded groups: rollouts from the engine, complete demonstrations beside them."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -55,8 +56,8 @@ class GroupCollector:
         """One group a task, in the order of the tasks: rollouts first, demonstrations last."""
         guides = [self._demonstrations(task, step) for task in tasks]
         requests = [
-            RolloutRequest(task.prompt_ids, derive_seed(self._seed, "rollout", step, task.uid, sample))
-            for task, demonstrations in zip(tasks, guides, strict=True)
+            RolloutRequest(task.prompt_ids, derive_seed(self._seed, "rollout", step, task.uid, first + sample))
+            for task, demonstrations, first in zip(tasks, guides, self._first_samples(tasks), strict=True)
             for sample in range(self._group.size - len(demonstrations))
         ]
         completions = iter(engine.generate(requests, self._params))
@@ -65,6 +66,15 @@ class GroupCollector:
             for task, demonstrations in zip(tasks, guides, strict=True)
         ]
         return self._graded(replies)
+
+    def _first_samples(self, tasks: Sequence[RolloutTask]) -> list[int]:
+        """Where each task's samples start to count: a prompt that comes twice in a step is sampled anew."""
+        seen: Counter[str] = Counter()
+        firsts = []
+        for task in tasks:
+            firsts.append(seen[task.uid] * self._group.size)
+            seen[task.uid] += 1
+        return firsts
 
     def _demonstrations(self, task: RolloutTask, step: int) -> tuple[Demonstration, ...]:
         """As many as the group wants and the task has; a task with more of them takes turns over the steps."""

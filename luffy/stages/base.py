@@ -38,7 +38,7 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
         batch_size=settings.base.batch_size,
         optimizer=settings.base.optimizer,
         terms=(LANGUAGE_MODELLING,),
-        checkpoint_every=settings.base.checkpoint_every,
+        checkpoint_every=context.execution.checkpoint.base_every,
         seed=settings.seed,
     )
     model = new_tiny_model(settings.model.architecture, tokenizer, settings.seed)

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from luffy.files import link_or_copy
+from luffy.pipeline.checkpoints import CHECKPOINTS_FOLDER, newest_checkpoint
 
 _HISTORY = ("metrics.jsonl", "samples.jsonl")
 
@@ -14,12 +15,17 @@ def adopt_shorter_run(finished: Path, out: Path) -> None:
     The checkpoint comes last and by one rename: a kill before it leaves a directory that starts anew, never one that
     believes to be further than it is.
     """
+    newest = newest_checkpoint(finished)
+    if newest is None or not (finished / "journal").is_dir():
+        return  # removed since the plan was made: the longer run starts anew
+    checkpoint = newest[1]
     for name in _HISTORY:
         if (finished / name).exists():
             shutil.copy2(finished / name, out / name)
     shutil.copytree(finished / "journal", out / "journal", copy_function=link_or_copy, dirs_exist_ok=True)
-    newest = max((finished / "checkpoints").glob("step_*/COMPLETE")).parent
-    incoming = out / "checkpoints" / f"incoming_{newest.name}"
+    incoming = out / CHECKPOINTS_FOLDER / f"incoming_{checkpoint.name}"
     shutil.rmtree(incoming, ignore_errors=True)
-    shutil.copytree(newest, incoming, copy_function=link_or_copy)
-    incoming.replace(out / "checkpoints" / newest.name)
+    shutil.copytree(checkpoint, incoming, copy_function=link_or_copy)
+    target = out / CHECKPOINTS_FOLDER / checkpoint.name
+    shutil.rmtree(target, ignore_errors=True)  # what a kill left of one that never became complete
+    incoming.replace(target)

@@ -54,7 +54,7 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
     rl = settings.rl
     if context.extends is not None:
         adopt_shorter_run(context.extends, context.out)
-    checkpoints = CheckpointStore(context.out / "checkpoints", rl.keep_checkpoints)
+    checkpoints = CheckpointStore(context.out, context.execution.checkpoint.keep)
     start = checkpoints.newest() or 0
     with ExitStack() as stack:
         parts = _open(settings, context, stack)
@@ -73,7 +73,7 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
             tracker.log(step, metrics)
             if step % context.tracking.samples_every == 0 or step == 1:
                 tracker.samples(step, parts.read(groups, context.tracking.num_samples))
-            if step % rl.checkpoint_every == 0 or step == rl.steps:
+            if step % context.execution.checkpoint.rl_every == 0 or step == rl.steps:
                 checkpoints.save(parts.policy.engine, step)
             _announce(context, step, rl.steps, metrics)
         parts.policy.export(context.out / "model")
@@ -89,6 +89,11 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
     tasks = tokenize_tasks(tokenizer, read_prompts(context.inputs["data"] / "train.parquet"))
     if not tasks:
         raise DataError("data.train: no prompts are left; see data_card.md for why rows were rejected")
+    if rl.prompts_per_step > len(tasks):
+        raise DataError(
+            f"rl.prompts_per_step is {rl.prompts_per_step} but only {len(tasks)} training prompts are left; "
+            "lower it or add prompts"
+        )
     model = load_causal_lm(context.inputs["model"] / "model", settings.dtype)
     check_fits(model, max(len(task.prompt_ids) for task in tasks) + rl.max_response_tokens, "a prompt and its response")
     opener = prompt_opener(tokenizer)

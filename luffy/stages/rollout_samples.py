@@ -19,7 +19,7 @@ def sample_rollouts(
     samples = []
     for index, group in enumerate(chosen):
         pairs = [(row, next(advantages)) for row in group.trajectories]
-        row, advantage = pairs[-1] if index == count - 1 else pairs[0]
+        row, advantage = pairs[-1] if index == len(chosen) - 1 else pairs[0]
         samples.append(_sample(group.uid, row, advantage, decode_prompt, decode_response))
     return samples
 

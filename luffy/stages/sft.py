@@ -40,7 +40,7 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
         batch_size=sft.batch_size,
         optimizer=sft.optimizer,
         terms=sft.objective.terms,
-        checkpoint_every=sft.checkpoint_every,
+        checkpoint_every=context.execution.checkpoint.sft_every,
         seed=settings.seed,
     )
     model = load_causal_lm(context.inputs["model"] / "model", settings.dtype)

@@ -16,8 +16,6 @@ from luffy.training.policy import Policy, check_fits
 from luffy.training.supervised import SupervisedPlan, demonstration, train_supervised
 from luffy.types import Prompt, Trajectory
 
-_KEEP_CHECKPOINTS = 1
-
 
 def trace_examples(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[Trajectory]:
     """Every trace of every prompt as a pair to imitate."""
@@ -42,7 +40,7 @@ def run_supervised(
     """Train `model` on `examples` from the newest checkpoint to the plan's end and write `model/`."""
     check_fits(model, max(len(row.prompt_ids) + len(row.response_ids) for row in examples), "the longest example")
     policy = Policy(model, plan.optimizer, context.execution, dtype)
-    checkpoints = CheckpointStore(context.out / "checkpoints", _KEEP_CHECKPOINTS)
+    checkpoints = CheckpointStore(context.out, context.execution.checkpoint.keep)
     start = checkpoints.newest() or 0
     if start:
         checkpoints.load(policy.engine, start)

@@ -20,7 +20,6 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "batch/on_reward": fmean(row.reward for row in on),
         "batch/solve_none": fmean(not any(_on_rewards(group)) for group in groups),
         "batch/solve_all": fmean(all(reward == 1.0 for reward in _on_rewards(group)) for group in groups),
-        "batch/zero_advantage_share": fmean(len(set(group.rewards)) == 1 for group in groups),
         "batch/off_policy_token_share": _tokens(off) / (_tokens(on) + _tokens(off)),
     }
     metrics |= {f"reward/{outcome}_share": fmean(row.outcome is outcome for row in on) for outcome in Outcome}

@@ -47,6 +47,7 @@ def collate(trajectories: Sequence[Trajectory], advantage_B: Tensor, pad_id: int
         batch.attention_mask_BT[b, :end] = True
         batch.response_mask_BT[b, start:end] = True
         batch.is_off_policy_BT[b, start:end] = torch.tensor([s is Source.OFF_POLICY for s in row.source])
+        assert len(row.logp_behavior) == len(row.source) == len(row.response_ids)
         batch.logp_behavior_BT[b, start:end] = torch.tensor(row.logp_behavior)
         batch.advantage_BT[b, start:end] = advantage_B[b].float()
     return batch

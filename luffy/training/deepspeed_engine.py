@@ -29,13 +29,15 @@ def deepspeed_config(optimizer: OptimizerConfig, execution: ExecutionConfig, dty
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
-        # At stage 0 the clip is made by `clip_before_step`, which also reports the norm.
+        # At stage 0 the clip is made by `Policy._clip_before_step`, which also reports the norm.
         "gradient_clipping": optimizer.max_grad_norm if execution.zero_stage else 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         # DeepSpeed's own CPU Adam would compile C++ at its first start.
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": dtype == "bfloat16"},
+        # Left alone it follows the model, and a sum over many micro-batches in bfloat16 depends on how they were cut.
+        "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": 10**9,
     }
 

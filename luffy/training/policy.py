@@ -17,14 +17,14 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.objective import TermConfig
 from luffy.config.training import OptimizerConfig
-from luffy.errors import DataError, NumericalError
+from luffy.errors import ConfigError, DataError, NumericalError
 from luffy.objectives.losses import TokenBatch
 from luffy.objectives.normalisation import token_weights
 from luffy.objectives.objective import needs_entropy_gradient, objective_loss
 from luffy.training.batching import MicroBatch, split_into_micro_batches, weightless
 from luffy.training.deepspeed_engine import start_engine
 from luffy.training.distributed import device, max_over_ranks, sum_over_ranks
-from luffy.training.policy_model import PolicyModel
+from luffy.training.policy_model import PolicyModel, refuse_processed_logits
 from luffy.training.update_metrics import UpdateMetrics
 from luffy.types import TrainBatch
 
@@ -53,6 +53,7 @@ class Policy:
             causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
         causal_lm.train()
         causal_lm.to(device())  # type: ignore[arg-type]
+        refuse_processed_logits(causal_lm)
         model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens)
         self.engine = start_engine(model, optimizer, execution, dtype)
         self._execution = execution
@@ -71,14 +72,12 @@ class Policy:
         """`(B, T)` log-probabilities of the response tokens under the present weights, 0 elsewhere."""
         logp_BT = torch.zeros(batch.input_ids_BT.shape)
         width = batch.input_ids_BT.shape[1]
-        row_KBT = torch.arange(len(batch)).view(1, -1, 1).expand(1, -1, width)
-        column_KBT = torch.arange(width).view(1, 1, -1).expand(1, len(batch), width)
-        index_KBT = torch.cat([row_KBT, column_KBT])
-        for micro in self._micro_batches(batch, index_KBT):
+        # Each token's place in the batch, from 1, travels where its weight would.
+        place_1BT = torch.arange(1, len(batch) * width + 1).view(1, len(batch), width)
+        for micro in self._micro_batches(batch, place_1BT):
             micro_logp_BT, _ = self._forward(micro, entropy_gradient=False)
-            mask_BT = micro.batch.response_mask_BT
-            rows, columns = micro.weight_KBT[:, mask_BT]
-            logp_BT[rows, columns] = micro_logp_BT[mask_BT.to(micro_logp_BT.device)].cpu()
+            mask_BT = micro.batch.response_mask_BT & (micro.weight_KBT[0] > 0)
+            logp_BT.view(-1)[micro.weight_KBT[0][mask_BT] - 1] = micro_logp_BT.cpu()[mask_BT]
         return logp_BT
 
     def update(
@@ -92,7 +91,9 @@ class Policy:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         self.engine.step()
-        return metrics | {"actor/grad_norm": self._last_grad_norm(), "actor/lr": lr}
+        norm = self._last_grad_norm()
+        _check_finite("gradient norm", norm)  # ZeRO 1 to 3 skip such a step without a word
+        return metrics | {"actor/grad_norm": norm, "actor/lr": lr}
 
     def accumulate(self, batch: TrainBatch, terms: Sequence[TermConfig], max_response_tokens: int) -> dict[str, float]:
         """Add the gradient of a batch to the engine without stepping; returns the batch's metrics."""
@@ -108,13 +109,15 @@ class Policy:
             if micro.weight_KBT.any():
                 metrics.add(micro.batch, tokens, output)
         summary = metrics.summary(sum_over_ranks)
-        if not math.isfinite(summary["actor/loss"]):
-            raise NumericalError(f"the loss is {summary['actor/loss']}; lower the learning rate or check the data")
+        _check_finite("loss", summary["actor/loss"])
         return summary
 
     @contextmanager
     def inference_model(self) -> Iterator[PreTrainedModel]:
         """The whole model for generation, its weights gathered while the context lasts (ZeRO 3 shards them)."""
+        if self._execution.zero_stage == 3 and self.causal_lm.config.tie_word_embeddings:
+            # The hook of the input embedding shards the shared weight again before the output embedding reads it.
+            raise ConfigError("execution.zero_stage: 3 cannot generate with a model of tied embeddings; use 1 or 2")
         parameters = list(self.causal_lm.parameters()) if self._execution.zero_stage == 3 else []
         self.causal_lm.eval()
         with deepspeed.zero.GatheredParameters(parameters, enabled=bool(parameters)):
@@ -155,14 +158,18 @@ class Policy:
         parameters = self.engine.module.parameters()
         norm = torch.nn.utils.clip_grad_norm_(parameters, self._optimizer.max_grad_norm, error_if_nonfinite=False)
         self._grad_norm = float(norm)
-        if not math.isfinite(self._grad_norm):
-            raise NumericalError(f"the gradient norm is {self._grad_norm}; lower the learning rate or check the data")
+        _check_finite("gradient norm", self._grad_norm)
 
     def _last_grad_norm(self) -> float:
         """Norm before clipping, over all ranks."""
         if self._execution.zero_stage == 0:
             return self._grad_norm
         return float(self.engine.get_global_grad_norm())
+
+
+def _check_finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise NumericalError(f"the {name} is {value}; lower the learning rate or check the data")
 
 
 def _token_batch(micro: MicroBatch, logp_BT: Tensor, entropy_BT: Tensor) -> TokenBatch:

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from luffy.errors import DataError
+
 
 class LogProbHead(nn.Module):
     """Hidden states to log-probability and entropy of given tokens, a chunk of tokens at a time.
@@ -83,6 +85,24 @@ class PolicyModel(nn.Module):
             hidden_BTH[:, :-1][predicted_BT], input_ids_BT[:, 1:][predicted_BT], entropy_gradient
         )
         return _scatter(logp_N, response_mask_BT), _scatter(entropy_N, response_mask_BT)
+
+
+@torch.no_grad()
+def refuse_processed_logits(causal_lm: PreTrainedModel) -> None:
+    """Raise DataError for architectures that scale or cap the logits behind their output embeddings.
+
+    `LogProbHead` applies the embeddings alone, so that it can work in chunks; for such a model it would train on other
+    log-probabilities than the rollouts were drawn from.
+    """
+    input_ids_BT = torch.arange(4, device=causal_lm.device).unsqueeze(0) % causal_lm.config.vocab_size
+    hidden_BTH = causal_lm.get_decoder()(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+    plain_BTV = causal_lm.get_output_embeddings()(hidden_BTH).float()
+    full_BTV = causal_lm(input_ids=input_ids_BT, use_cache=False).logits.float()
+    if not torch.allclose(plain_BTV, full_BTV, rtol=1e-2, atol=1e-2):
+        raise DataError(
+            f"model.path: {type(causal_lm).__name__} scales or caps its logits, which training does not support; "
+            "use an architecture whose logits are its output embeddings (Qwen2, Llama, Mistral, ...)"
+        )
 
 
 def _scatter(value_N: Tensor, mask_BT: Tensor) -> Tensor:

@@ -14,9 +14,6 @@ from luffy.training.batching import collate, take_rows
 from luffy.training.policy import Policy
 from luffy.types import Group, TrainBatch
 
-# Means over the optimizer steps of an RL step would hide that the first one meets the rollouts' own weights.
-_FIRST_ONLY = ("rollout/logp_gap_mean",)
-
 
 def updates_per_step(rl: RLConfig) -> int:
     """Optimizer steps an RL step makes."""
@@ -39,7 +36,8 @@ def learn(
 ) -> dict[str, float]:
     """The optimizer steps of RL step `step` (counted from 1); returns their metrics, averaged."""
     rows = [row for group in groups for row in group.trajectories]
-    batch = collate(rows, advantages_of(groups, objective.advantage), pad_id)
+    advantage_B = advantages_of(groups, objective.advantage)
+    batch = collate(rows, advantage_B, pad_id)
     num_updates = updates_per_step(rl)
     if num_updates > 1:
         # From the second update on the policy has moved; with one update it stands in for itself.
@@ -49,7 +47,13 @@ def learn(
         index, total = (step - 1) * num_updates + update, rl.steps * num_updates
         lr = rl.optimizer.lr * schedule_multiplier(rl.optimizer.schedule, index, total)
         history.append(policy.update(part, objective.terms, rl.max_response_tokens, lr))
-    return _mean_over_updates(history)
+    return _mean_over_updates(history) | {"batch/zero_advantage_share": _silent_share(groups, advantage_B)}
+
+
+def _silent_share(groups: Sequence[Group], advantage_B: Tensor) -> float:
+    """Share of groups whose rows all have advantage 0: the policy gradient learns nothing from them."""
+    parts = advantage_B.split([len(group.trajectories) for group in groups])
+    return sum(not part.any() for part in parts) / len(parts)
 
 
 def _mini_batches(batch: TrainBatch, groups: Sequence[Group], num_updates: int) -> Iterator[TrainBatch]:
@@ -67,5 +71,5 @@ def _mean_over_updates(history: Sequence[dict[str, float]]) -> dict[str, float]:
     means = {}
     for name in names:
         values = [metrics[name] for metrics in history if name in metrics]
-        means[name] = values[0] if name in _FIRST_ONLY else sum(values) / len(values)
+        means[name] = sum(values) / len(values)
     return means

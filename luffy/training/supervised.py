@@ -67,6 +67,7 @@ def train_supervised(
         seconds = time.perf_counter() - began
         metrics["perf/tokens_per_s"] = float(batch.attention_mask_BT.sum()) / seconds
         metrics["perf/step_s"] = seconds
+        # What is told first is known after a kill; a checkpoint that came first would skip this step's metrics.
+        on_step(step, metrics)
         if step % plan.checkpoint_every == 0 and step < plan.steps:
             checkpoints.save(policy.engine, step)
-        on_step(step, metrics)

@@ -48,7 +48,7 @@ def _mean(parts: Sequence[Tensor]) -> Tensor:
 
 
 def luffy(rows: Sequence[RowTerms]) -> Tensor:
-    """arXiv 2504.14945 eq. 5 with f(x) = x / (x + 0.1), pi_phi = 1, no clip; entropy bonus 0.0004."""
+    """arXiv 2504.14945 eq. 5 with f(x) = x / (x + 0.1), pi_phi = 1, no clip; entropy bonus 0.0003."""
     total = torch.zeros((), dtype=torch.float64)
     for r in rows:
         if r.row.is_off_policy:
@@ -56,24 +56,24 @@ def luffy(rows: Sequence[RowTerms]) -> Tensor:
             total = total - (r.row.advantage * p / (p + 0.1)).sum()
         else:
             total = total - (r.row.advantage * (r.logp - r.row.logp_old).exp()).sum()
-    return total / sum(len(r.logp) for r in rows) - 0.0004 * _mean([r.entropy for r in rows])
+    return total / sum(len(r.logp) for r in rows) - 0.0003 * _mean([r.entropy for r in rows])
 
 
 def on_policy(rows: Sequence[RowTerms]) -> Tensor:
-    """PPO clip 0.2 over all response tokens; entropy bonus 0.0004."""
+    """PPO clip 0.2 over all response tokens; entropy bonus 0.0003."""
     parts = []
     for r in rows:
         ratio = (r.logp - r.row.logp_old).exp()
         parts.append(-torch.minimum(ratio * r.row.advantage, ratio.clamp(0.8, 1.2) * r.row.advantage))
-    return _mean(parts) - 0.0004 * _mean([r.entropy for r in rows])
+    return _mean(parts) - 0.0003 * _mean([r.entropy for r in rows])
 
 
 def rl_sft_loss(rows: Sequence[RowTerms]) -> Tensor:
-    """Unclipped surrogate on rollouts + 1.0 x token-mean cross entropy on demonstrations + entropy on rollouts."""
+    """Unclipped surrogate on rollouts + 1.0 x token-mean cross entropy on demonstrations + entropy of all rows."""
     on = [r for r in rows if not r.row.is_off_policy]
     off = [r for r in rows if r.row.is_off_policy]
     policy = _mean([-r.row.advantage * (r.logp - r.row.logp_old).exp() for r in on])
-    return policy + _mean([-r.logp for r in off]) - 0.0004 * _mean([r.entropy for r in on])
+    return policy + _mean([-r.logp for r in off]) - 0.0003 * _mean([r.entropy for r in rows])
 
 
 def sft(rows: Sequence[RowTerms]) -> Tensor:

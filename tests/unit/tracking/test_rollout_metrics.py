@@ -23,7 +23,6 @@ def test_demonstrations_do_not_count_as_the_policy_s_success() -> None:
     assert metrics["batch/solve_none"] == 0.5
     assert metrics["batch/solve_all"] == 0.5
     assert metrics["batch/off_reward"] == 1.0
-    assert metrics["batch/zero_advantage_share"] == 0.5
 
 
 def test_lengths_and_shares() -> None:
