@@ -50,7 +50,7 @@ def errors(preset: str, settings: dict[str, object]) -> dict[str, float]:
     """Relative L2 of gradients, parameters and movement of one step on this rank's share of the batch."""
     model = tiny_model()
     batch = make_batch(preset, model)
-    gradients, parameters = reference_step(preset, model, batch)
+    gradients, parameters = reference_step(preset, model)
     start = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     policy = Policy(copy.deepcopy(model), OPTIMIZER, execution(**settings), "float32")
     policy.accumulate(shard(batch, dist.get_rank(), dist.get_world_size()), terms_of(preset), MAX_RESPONSE_TOKENS)

@@ -1,6 +1,7 @@
 """One optimizer step, twice: by the training engine and by the float64 reference, from the same rows and weights."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from luffy.config.training import OptimizerConfig
 from luffy.objectives.advantages import group_advantages
 from luffy.training.batching import collate, take_rows
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
-from reference.losses import REFERENCES, ReferenceRow, forward
+from reference.losses import REFERENCES, ReferenceRow, advantages, forward
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESETS = ("luffy", "on_policy", "rl_sft_loss", "sft")
@@ -60,17 +61,47 @@ def trajectories(preset: str, num_groups: int = 3, seed: int = 1) -> tuple[list[
             reward = float(torch.rand((), generator=generator) < 0.5) if not off else 1.0
             n = len(response)
             source = (Source.OFF_POLICY if off else Source.ON_POLICY,) * n
+            # One demonstration's author is known.
+            known = off and group == 0
+            behavior = tuple((-0.1 - 0.2 * t) for t in range(n)) if known else (float("nan"),) * n
             rows.append(
-                Trajectory(
-                    prompt, response, source, (float("nan"),) * n, (0,) * n, reward, Outcome.WRONG, FinishReason.STOP
-                )
+                Trajectory(prompt, response, source, behavior, (0,) * n, reward, Outcome.WRONG, FinishReason.STOP)
             )
             groups.append(group)
     return rows, groups
 
 
+def reference_rows(
+    preset: str, rows: Sequence[Trajectory], groups: Sequence[int], logp_old: Sequence[Tensor]
+) -> list[ReferenceRow]:
+    """The rows as the papers speak of them, from the trajectories themselves."""
+    found = []
+    for group in dict.fromkeys(groups):
+        members = [i for i, other in enumerate(groups) if other == group]
+        off = [rows[i].source[0] is Source.OFF_POLICY for i in members]
+        values = advantages([rows[i].reward for i in members], off, preset)
+        for i, is_off, advantage in zip(members, off, values, strict=True):
+            row = rows[i]
+            known = is_off and row.logp_behavior[0] == row.logp_behavior[0]
+            teacher = torch.tensor(row.logp_behavior, dtype=torch.float64) if known else None
+            found.append(ReferenceRow(row.prompt_ids, row.response_ids, is_off, advantage, logp_old[i], teacher))
+    return found
+
+
+def noisy_logp(model: PreTrainedModel, rows: Sequence[Trajectory]) -> list[Tensor]:
+    """Log-probabilities a little off the model's own, in float32, so that ratios differ from 1."""
+    generator = torch.Generator().manual_seed(5)
+    noisy = []
+    with torch.no_grad():
+        for row in rows:
+            n = len(row.response_ids)
+            own = forward(model, ReferenceRow(row.prompt_ids, row.response_ids, False, 0.0, torch.zeros(n))).logp
+            noisy.append((own + 0.3 * torch.randn(n, generator=generator)).float().double())
+    return noisy
+
+
 def make_batch(preset: str, model: PreTrainedModel) -> TrainBatch:
-    """A batch whose `logp_old` lies a little off the model's own log-probabilities, so that ratios differ from 1."""
+    """The engine's side of the case: collated rows, group advantages, and the noisy `logp_old`."""
     rows, groups = trajectories(preset)
     advantage_B = torch.zeros(len(rows))
     if preset != "sft":
@@ -80,13 +111,9 @@ def make_batch(preset: str, model: PreTrainedModel) -> TrainBatch:
         reward_B = torch.tensor([row.reward for row in rows])
         advantage_B = group_advantages(reward_B, torch.tensor(groups), off_B, config.advantage)
     batch = collate(rows, advantage_B, pad_id=0)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for b, row in enumerate(rows):
-            start, n = len(row.prompt_ids), len(row.response_ids)
-            own = forward(model, ReferenceRow(row.prompt_ids, row.response_ids, False, 0.0, torch.zeros(n))).logp
-            noise = 0.3 * torch.randn(n, generator=generator)
-            batch.logp_old_BT[b, start : start + n] = (own + noise).float()
+    for b, (row, logp) in enumerate(zip(rows, noisy_logp(model, rows), strict=True)):
+        start = len(row.prompt_ids)
+        batch.logp_old_BT[b, start : start + len(logp)] = logp.float()
     return batch
 
 
@@ -96,33 +123,31 @@ def shard(batch: TrainBatch, rank: int, world_size: int) -> TrainBatch:
     return take_rows(batch, range(cut) if rank == 0 else range(cut, len(batch)))
 
 
-def reference_step(
-    preset: str, model: PreTrainedModel, batch: TrainBatch
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def reference_step(preset: str, model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Gradients and parameters after one AdamW step, in float64 on the whole batch."""
+    rows, groups = trajectories(preset)
     model64 = copy.deepcopy(model).double()
-    rows = []
-    for b in range(len(batch)):
-        mask_T = batch.response_mask_BT[b]
-        start = int(mask_T.nonzero()[0])
-        rows.append(
-            ReferenceRow(
-                prompt_ids=batch.input_ids_BT[b, :start].tolist(),
-                response_ids=batch.input_ids_BT[b][mask_T].tolist(),
-                is_off_policy=bool(batch.is_off_policy_BT[b].any()),
-                advantage=float(batch.advantage_BT[b, start]),
-                logp_old=batch.logp_old_BT[b][mask_T].double(),
-            )
-        )
-    REFERENCES[preset]([forward(model64, row) for row in rows]).backward()
+    written = reference_rows(preset, rows, groups, noisy_logp(model, rows))
+    REFERENCES[preset]([forward(model64, row) for row in written]).backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model64.named_parameters()}
-    optimizer = torch.optim.AdamW(
+    adamw_step(model64, reference_optimizer(model64))
+    return gradients, {name: parameter.detach() for name, parameter in model64.named_parameters()}
+
+
+def reference_optimizer(model64: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
         model64.parameters(), lr=OPTIMIZER.lr, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps,
         weight_decay=OPTIMIZER.weight_decay,
     )  # fmt: skip
+
+
+def adamw_step(model64: torch.nn.Module, optimizer: torch.optim.Optimizer, lr: float = OPTIMIZER.lr) -> None:
+    """Clip, set the rate, step, forget the gradient."""
     torch.nn.utils.clip_grad_norm_(model64.parameters(), OPTIMIZER.max_grad_norm)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
     optimizer.step()
-    return gradients, {name: parameter.detach() for name, parameter in model64.named_parameters()}
+    optimizer.zero_grad()
 
 
 def relative_l2(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

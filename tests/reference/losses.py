@@ -18,6 +18,8 @@ class ReferenceRow:
     advantage: float
     logp_old: Tensor
     """Per response token."""
+    logp_teacher: Tensor | None = None
+    """Per response token, where the demonstration's author is known."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,15 @@ def forward(model: nn.Module, row: ReferenceRow) -> RowTerms:
     return RowTerms(row, logp, entropy)
 
 
+def advantages(rewards: Sequence[float], is_off_policy: Sequence[bool], preset: str) -> list[float]:
+    """Of one group, written out: A_i = R_i - mean; `rl_sft_loss` leaves demonstrations outside."""
+    if preset == "sft":
+        return [0.0] * len(rewards)
+    counted = [r for r, off in zip(rewards, is_off_policy, strict=True) if preset != "rl_sft_loss" or not off]
+    mean = sum(counted) / len(counted)
+    return [0.0 if off and preset == "rl_sft_loss" else r - mean for r, off in zip(rewards, is_off_policy, strict=True)]
+
+
 def _cat(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts)) if parts else torch.zeros(0, dtype=torch.float64)
 
@@ -48,12 +59,12 @@ def _mean(parts: Sequence[Tensor]) -> Tensor:
 
 
 def luffy(rows: Sequence[RowTerms]) -> Tensor:
-    """arXiv 2504.14945 eq. 5 with f(x) = x / (x + 0.1), pi_phi = 1, no clip; entropy bonus 0.0003."""
+    """arXiv 2504.14945 eq. 5 with f(x) = x / (x + 0.1), pi_phi = 1 where unknown, no clip; entropy bonus 0.0003."""
     total = torch.zeros((), dtype=torch.float64)
     for r in rows:
         if r.row.is_off_policy:
-            p = r.logp.exp()
-            total = total - (r.row.advantage * p / (p + 0.1)).sum()
+            rho = r.logp.exp() if r.row.logp_teacher is None else (r.logp - r.row.logp_teacher).exp()
+            total = total - (r.row.advantage * rho / (rho + 0.1)).sum()
         else:
             total = total - (r.row.advantage * (r.logp - r.row.logp_old).exp()).sum()
     return total / sum(len(r.logp) for r in rows) - 0.0003 * _mean([r.entropy for r in rows])

@@ -62,3 +62,8 @@ def test_seeds_differ_between_samples_and_steps_and_repeat_for_the_same_step() -
     assert len(set(seeds)) == 8
     assert seeds == [request.seed for request in again.requests]
     assert not set(seeds) & {request.seed for request in later.requests}
+
+
+def test_a_prompt_that_comes_twice_in_a_step_is_sampled_anew() -> None:
+    engine, _ = _collect([_task("a", "7"), _task("a", "7")])
+    assert len({request.seed for request in engine.requests}) == 8

@@ -48,3 +48,12 @@ def test_the_given_folder_stays_as_it_was(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no config\.json"):
         adapt_model_folder(ModelConfig(path=str(tmp_path)), tmp_path / "model")
+
+
+def test_adapting_again_after_a_kill_succeeds(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "given")
+    for _ in range(2):
+        adapt_model_folder(ModelConfig(path=str(tmp_path / "given")), tmp_path / "model")
+    assert (tmp_path / "given/model.safetensors").stat().st_size == (
+        tmp_path / "model/model.safetensors"
+    ).stat().st_size

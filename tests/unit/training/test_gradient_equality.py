@@ -39,7 +39,7 @@ def _names(policy: Policy) -> dict[str, torch.nn.Parameter]:
 def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(preset: str, split: str) -> None:
     model = tiny_model()
     batch = make_batch(preset, model)
-    expected_gradients, expected_parameters = reference_step(preset, model, batch)
+    expected_gradients, expected_parameters = reference_step(preset, model)
     policy = Policy(copy.deepcopy(model), OPTIMIZER, execution(**SPLITS[split]), "float32")
     policy.accumulate(batch, terms_of(preset), MAX_RESPONSE_TOKENS)
     gradients = {name: safe_get_full_grad(parameter) for name, parameter in _names(policy).items()}
@@ -57,7 +57,7 @@ def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(prese
 def test_reported_gradient_norm_is_the_one_before_clipping() -> None:
     model = tiny_model()
     batch = make_batch("luffy", model)
-    gradients, _ = reference_step("luffy", model, batch)
+    gradients, _ = reference_step("luffy", model)
     norm = float(sum(gradient.square().sum() for gradient in gradients.values()).sqrt())
     policy = Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32")
     metrics = policy.update(batch, terms_of("luffy"), MAX_RESPONSE_TOKENS, lr=1e-2)

@@ -7,10 +7,11 @@ import pytest
 import torch
 from reference.gradient_case import MAX_RESPONSE_TOKENS, OPTIMIZER, execution, make_batch, terms_of, tiny_model
 from reference.losses import ReferenceRow, forward
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from luffy.config.model import DType
 from luffy.config.training import OptimizerConfig
-from luffy.errors import DataError, NumericalError
+from luffy.errors import ConfigError, DataError, NumericalError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.policy import Policy, check_fits, load_causal_lm
@@ -95,3 +96,38 @@ def test_generation_between_updates_sees_the_updated_weights(zero_stage: int, dt
         drawn.append(completion.logprobs)
         policy.update(batch, terms_of("luffy"), MAX_RESPONSE_TOKENS, 0.05)
     assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])  # stage 3 sums the norm in float64, where this one is finite
+def test_a_gradient_that_is_not_finite_stops_the_run_under_zero(zero_stage: int) -> None:
+    batch = make_batch("luffy", tiny_model())
+    batch.advantage_BT[batch.response_mask_BT] = 1e38
+    policy = Policy(tiny_model(), OptimizerConfig(lr=1e-2), execution(zero_stage=zero_stage), "float32")
+    with pytest.raises(NumericalError):
+        policy.update(batch, terms_of("luffy"), MAX_RESPONSE_TOKENS, 1e-2)
+
+
+def test_bfloat16_gradients_hardly_depend_on_the_split() -> None:
+    """Summed in bfloat16, a hundred micro-batches would lose more than a percent."""
+    batch = make_batch("luffy", tiny_model())
+    norms = []
+    for tokens in (10_000, 1):
+        model = tiny_model().to(torch.bfloat16)
+        policy = Policy(model, OptimizerConfig(lr=1e-3), execution(zero_stage=2, micro_batch_tokens=tokens), "bfloat16")
+        norms.append(policy.update(batch, terms_of("luffy"), MAX_RESPONSE_TOKENS, 1e-3)["actor/grad_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=5e-3)
+
+
+def test_an_architecture_that_caps_its_logits_is_refused() -> None:
+    config = Gemma2Config(
+        vocab_size=23, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, final_logit_softcapping=0.5, initializer_range=0.5,
+    )  # fmt: skip
+    with pytest.raises(DataError, match="Gemma2ForCausalLM scales or caps its logits"):
+        Policy(Gemma2ForCausalLM(config), OPTIMIZER, execution(), "float32")
+
+
+def test_tied_embeddings_cannot_generate_under_zero_3() -> None:
+    policy = Policy(tiny_model(tie=True), OPTIMIZER, execution(zero_stage=3), "float32")
+    with pytest.raises(ConfigError, match="use 1 or 2"), policy.inference_model():
+        pass
