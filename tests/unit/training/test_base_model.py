@@ -54,6 +54,4 @@ def test_adapting_again_after_a_kill_succeeds(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path / "given")
     for _ in range(2):
         adapt_model_folder(ModelConfig(path=str(tmp_path / "given")), tmp_path / "model")
-    assert (tmp_path / "given/model.safetensors").stat().st_size == (
-        tmp_path / "model/model.safetensors"
-    ).stat().st_size
+    assert load_causal_lm(tmp_path / "model", "float32").num_parameters() == tiny_model().num_parameters()

@@ -37,7 +37,7 @@ RATES = tuple(OPTIMIZER.lr * share for share in (1.0, 0.75, 0.5, 0.25))
 
 
 def test_training_equals_the_reference_step_by_step(tmp_path: Path) -> None:
-    model, (rows, groups) = tiny_model(), trajectories("sft")
+    model, rows = tiny_model(), trajectories("sft")[0]
     policy = Policy(copy.deepcopy(model), PLAN.optimizer, execution(micro_batch_tokens=40), "float32")
     seen: list[dict[str, float]] = []
     train_supervised(
