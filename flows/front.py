@@ -89,8 +89,12 @@ def _check(options: argparse.Namespace) -> int:
 def _warm_server(options: argparse.Namespace) -> WarmServer | None:
     """A warm server on its way up, unless too little is left to do for it to pay."""
     workspace = find_workspace(options.workspace)
-    experiment = open_experiment(load_experiment(options.config, options.overrides), workspace, verify=options.verify)
-    to_make = [plan for plan in experiment.plan() if plan.action not in ("reuse", "depends")]
+    try:
+        config = load_experiment(options.config, options.overrides)
+        plans = open_experiment(config, workspace, verify=options.verify).plan()
+    except LuffyError:
+        return None  # the flow will meet it, and report it
+    to_make = [plan for plan in plans if plan.action not in ("reuse", "depends")]
     if len(to_make) < _MIN_WARM_STAGES or not can_start_warm():
         return None
     return WarmServer(workspace.warm_log)

@@ -22,7 +22,7 @@ from pathlib import Path
 from signal import SIGKILL
 
 from luffy.errors import EXIT_INTERRUPTED, StageFailed
-from luffy.pipeline.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with
+from luffy.pipeline.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
 from luffy.pipeline.warm_server import READY, Order
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class WarmServer:
                 env={**os.environ, MARK_VARIABLE: self.mark, "PYTHONUNBUFFERED": "1"},
                 pass_fds=[far_end.fileno()],
                 start_new_session=True,
-                # Its stage gets SIGTERM then.
+                # Its stage gets SIGTERM then. The signal follows the thread that forks: use it from this one.
                 preexec_fn=lambda: die_with(parent, SIGKILL),
             )
         self.pid = self._process.pid
@@ -101,13 +101,17 @@ class WarmServer:
             logger.info("stages start without a warm server from now on: %s", error or type(error).__name__)
             self.stop()
             return None
+        except BaseException:  # Ctrl-C: the answer that is still to come would be taken for that to the next order
+            self.stop()
+            raise
         return self._stage
 
     def stop(self) -> None:
-        """End the server; a stage that it runs gets SIGTERM."""
+        """End the server, and a stage that it still runs. May be called again."""
         self._connection.close()
         self._process.kill()  # it has nothing to put in order
         self._process.wait()
+        end_processes(self.mark)
 
     def _fits(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
         busy = self._stage is not None and self._stage.returncode is None

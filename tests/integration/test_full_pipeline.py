@@ -139,14 +139,17 @@ def test_a_dry_run_says_what_and_why_and_starts_nothing(workspace):
     assert not (workspace / "warm_server.log").exists()
 
 
-@pytest.mark.parametrize("victim", ["stage", "flow"])
+@pytest.mark.parametrize("victim", ["stage", "flow", "warm server"])
 def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, victim):
     directory = stage(workspace, "rl")
     undisturbed = learned(directory)
+    shutil.rmtree(stage(workspace, "evaluate_rl"))
     shutil.rmtree(directory)
     flow = start(workspace)
     wait_until(lambda: last_step(directory) >= 3, timeout_s=120)
-    (flow if victim == "flow" else program_of(directory)).kill()
+    program = program_of(directory)
+    assert "luffy.pipeline.warm_server" in program.parent().cmdline()
+    {"stage": program, "flow": flow, "warm server": program.parent()}[victim].kill()
     flow.communicate(timeout=60)
     wait_until(lambda: processes_of(workspace) == [])
     assert not (directory / "manifest.json").exists()
@@ -154,7 +157,7 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, victim
     assert re.search(r"rl: resume from step \d", result.stdout)
     found = states(result)
     found.pop("report")  # shows times, too, which differ
-    assert found.items() <= only("rl").items()
+    assert found.items() <= only("rl", "evaluate_rl").items()
     assert learned(directory) == undisturbed
 
 

@@ -151,7 +151,6 @@ def test_a_server_with_a_second_thread_never_forks(program, tmp_path, library):
     assert "no fork with several threads" in (tmp_path / "server.log").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_whatever_stops_the_supervisor_ends_the_family_and_not_the_server(program, tmp_path, never_cold, error):
     program(FAMILY)
@@ -196,7 +195,7 @@ def test_after_the_death_of_the_server_stages_start_cold(program, tmp_path):
 
 def trained(root):
     """What base and RL have made: hashes of all files, but of metrics.jsonl what is no time."""
-    config = load_experiment(ROOT / "exp_configs" / "smoke.yaml", ["chain=rl"])
+    config = load_experiment(ROOT / "exp_configs" / "smoke.yaml", ["chain=rl", "method=luffy"])
     experiment = open_experiment(config, Workspace(root))
     started = ExperimentRun(experiment, experiment.workspace.new_run("warm", {}))
     made = {}
