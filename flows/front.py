@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
@@ -14,8 +15,10 @@ from luffy.cli.main import parse_with_overrides, show_plan
 from luffy.config import load_experiment
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError
 from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, find_workspace
 
+_MIN_WARM_STAGES = 2
 _EXAMPLES = """\
 examples:
   python flows/full_pipeline.py exp_configs/arithmetic.yaml
@@ -36,6 +39,7 @@ class Front:
     verify: bool
     debug: bool
     server: ApiServer | None
+    warm: WarmServer | None
 
     def run(self, flow: Callable[[str, list[str], bool], object]) -> int:
         """Run `flow` to its end; returns the exit code."""
@@ -48,7 +52,10 @@ class Front:
         if self.server is not None:
             self.server.wait()
         # Nobody listens to an embedded server's heartbeats, and stopping them takes a second.
-        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if self.server else {}):
+        with (
+            temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if self.server else {}),
+            self.warm.use() if self.warm else nullcontext(),
+        ):
             flow(self.config_file, self.overrides, self.verify)
         return EXIT_OK
 
@@ -64,7 +71,7 @@ def begin(description: str, arguments: Sequence[str] | None = None) -> Front:
     code = _exit_code(lambda: _check(options), debug=options.debug)
     if code != EXIT_OK or options.dry_run:
         sys.exit(code)
-    return Front(options.config, options.overrides, options.verify, options.debug, prefect_api())
+    return Front(options.config, options.overrides, options.verify, options.debug, prefect_api(), _warm_server(options))
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -77,6 +84,20 @@ def _check(options: argparse.Namespace) -> int:
     os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
     set_environment(workspace.prefect_home, debug=options.debug)
     return EXIT_OK
+
+
+def _warm_server(options: argparse.Namespace) -> WarmServer | None:
+    """A warm server on its way up, unless too little is left to do for it to pay."""
+    workspace = find_workspace(options.workspace)
+    try:
+        config = load_experiment(options.config, options.overrides)
+        plans = open_experiment(config, workspace, verify=options.verify).plan()
+    except LuffyError:
+        return None  # the flow will meet it, and report it
+    to_make = [plan for plan in plans if plan.action not in ("reuse", "depends")]
+    if len(to_make) < _MIN_WARM_STAGES or not can_start_warm():
+        return None
+    return WarmServer(workspace.warm_log)
 
 
 def _exit_code(action: Callable[[], int], *, debug: bool) -> int:

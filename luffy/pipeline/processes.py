@@ -1,7 +1,8 @@
 """Keeping a stage's processes together, so that all of them end when the stage or its supervisor does (Linux).
 
 Every process of a stage inherits a mark in its environment. The mark finds them again, in whatever session they
-put themselves, and after their parents have died.
+put themselves, and after their parents have died. A warm server carries the mark of the stages that it forks, whose
+mark is its own; it is spared when they are ended.
 """
 
 import ctypes
@@ -54,12 +55,12 @@ def watch_parent(parent_pid: int, orphaned: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def marked_processes(mark: str) -> list[psutil.Process]:
-    """All live processes, this one excepted, that carry `mark`."""
+def marked_processes(mark: str, spared: int | None = None) -> list[psutil.Process]:
+    """All live processes, this one and `spared` excepted, that carry `mark`."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+            if process.pid in (os.getpid(), spared) or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if process.environ().get(MARK_VARIABLE) == mark:
                 found.append(process)
@@ -68,17 +69,17 @@ def marked_processes(mark: str) -> list[psutil.Process]:
     return found
 
 
-def end_processes(mark: str, grace_s: float = _GRACE_S) -> None:
-    """End all processes that carry `mark`: SIGTERM, and after `grace_s` SIGKILL."""
-    _signal(marked_processes(mark), signal.SIGTERM)
+def end_processes(mark: str, grace_s: float = _GRACE_S, spared: int | None = None) -> None:
+    """End all processes that carry `mark`, but `spared`: SIGTERM, and after `grace_s` SIGKILL."""
+    _signal(marked_processes(mark, spared), signal.SIGTERM)
     deadline = time.monotonic() + grace_s
-    while (left := marked_processes(mark)) and time.monotonic() < deadline:
+    while (left := marked_processes(mark, spared)) and time.monotonic() < deadline:
         time.sleep(0.05)
     # A process that is killed while it forks leaves a child behind: look again until nobody is left.
     while left:
         _signal(left, signal.SIGKILL)
         time.sleep(0.05)
-        left = marked_processes(mark)
+        left = marked_processes(mark, spared)
 
 
 def _signal(processes: list[psutil.Process], sent: signal.Signals) -> None:

@@ -2,6 +2,8 @@
 
 The child has a session of its own and writes to files (`log.txt`, `events.jsonl`), so that it can end in order when
 the supervisor is gone. It gets SIGTERM when the supervisor dies, by whatever signal, and watches for that itself.
+
+With a warm server in use the child is forked from that server, which the kernel kills with the supervisor.
 """
 
 import os
@@ -12,16 +14,36 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from luffy.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, StageFailed
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
 from luffy.pipeline.reuse import LOG_FILE
+from luffy.pipeline.warm_start import WarmServer, current_warm_server
 
 _POLL_S = 0.1
 _TAIL_LINES = 25
+
+
+class StageProcess(Protocol):
+    """A started stage: `subprocess.Popen` or `WarmStage`."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+    def wait(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    process: StageProcess
+    mark: str
+    spared: int | None = None
+    """The warm server, which carries the mark but must live on."""
 
 
 def stage_command(stage: str, directory: Path) -> list[str]:
@@ -46,7 +68,6 @@ def supervise(
 
     Raises StageFailed: for exit code 2 with the stage's own line, else with the end of its log.
     """
-    mark = f"{os.getpid()}-{uuid.uuid4().hex}"
     log_path = directory / LOG_FILE
     events = EventReader(directory / EVENTS_FILE, from_end=True)
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -59,47 +80,55 @@ def supervise(
             on_line(line.rstrip("\n"))
         for event in events.read():
             # A stage that waits shows the progress of the one it waits for; other events are its own.
-            if event.pid == child.pid or event.kind == "progress":
+            if event.pid == process.pid or event.kind == "progress":
                 failure = event.text if event.kind == "failed" else failure
                 on_event(event)
 
     with log_path.open("ab") as out, log_path.open(encoding="utf-8", errors="replace") as log:
         log.seek(0, os.SEEK_END)
-        child = _start(command, out, mark, environment or {})
+        child = _start(command, out, {**os.environ, **(environment or {})}, current_warm_server())
+        process = child.process
         try:
-            while child.poll() is None:
+            while process.poll() is None:
                 forward(log)
                 time.sleep(_POLL_S)
             forward(log)
         finally:
-            _end(child, mark, grace_s)
-    if child.returncode:
-        raise _failed(child.returncode, failure, tail, log_path)
+            _end(child, grace_s)
+    if process.returncode:
+        raise _failed(process.returncode, failure, tail, log_path)
 
 
-def _start(command: Sequence[str], out: IO[bytes], mark: str, extra: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    parent = os.getpid()
-    own = {MARK_VARIABLE: mark, SUPERVISOR_VARIABLE: str(parent), "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
+def _start(command: Sequence[str], out: IO[bytes], environment: dict[str, str], warm: WarmServer | None) -> _Child:
+    environment = {**environment, "PYTHONUNBUFFERED": "1"}
+    if warm is not None and (stage := warm.start(command, Path(out.name), environment)) is not None:
+        return _Child(stage, warm.mark, spared=warm.pid)
+    return _start_cold(command, out, environment)
+
+
+def _start_cold(command: Sequence[str], out: IO[bytes], environment: dict[str, str]) -> _Child:
+    parent, mark = os.getpid(), f"{os.getpid()}-{uuid.uuid4().hex}"
+    process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=subprocess.STDOUT,
-        env={**os.environ, **extra, **own},
+        env={**environment, MARK_VARIABLE: mark, SUPERVISOR_VARIABLE: str(parent)},
         start_new_session=True,
         # The signal follows the thread that forks, which is this one, and it stays until the child has ended.
         preexec_fn=lambda: die_with(parent),
     )
+    return _Child(process, mark)
 
 
-def _end(child: subprocess.Popen[bytes], mark: str, grace_s: float) -> None:
+def _end(child: _Child, grace_s: float) -> None:
     try:
-        end_processes(mark, grace_s)
+        end_processes(child.mark, grace_s, child.spared)
     except KeyboardInterrupt:  # a second Ctrl-C: no more patience
-        end_processes(mark, 0.0)
+        end_processes(child.mark, 0.0, child.spared)
         raise
     finally:
-        child.wait()
+        child.process.wait()
 
 
 def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> StageFailed:

@@ -3,6 +3,7 @@
 <root>/stages/<stage>/<key>/         one directory a result
 <root>/runs/<experiment>-<n>/        run.json, links to the stages it used
 <root>/prefect/                      the database of the embedded Prefect server
+<root>/warm_server.log               what the process said that stages were forked from
 """
 
 import json
@@ -37,6 +38,11 @@ class Workspace:
     @property
     def prefect_home(self) -> Path:
         return self.root / "prefect"
+
+    @property
+    def warm_log(self) -> Path:
+        """What the process says that stages are forked from."""
+        return self.root / "warm_server.log"
 
     def stage_directory(self, stage: StageName, key: str) -> Path:
         """Where the result `key` of `stage` is, or will be."""

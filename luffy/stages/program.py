@@ -85,7 +85,8 @@ def run_program(
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="INFO")
     signal.signal(signal.SIGTERM, _interrupt)
-    _end_with_supervisor()
+    supervisor = take_supervisor()
+    _end_with(supervisor)
     out: Path = options.out.resolve()
     try:
         job = _read(stage, options.config)
@@ -95,11 +96,15 @@ def run_program(
         events = EventWriter(out / EVENTS_FILE)
     except (UserError, OSError) as error:
         return _report(_as_user_error(error) or error)
-    return _guarded(job, run, out, events)
+    return _guarded(job, run, out, events, supervisor)
 
 
 def _guarded(
-    job: StageJob, run: Callable[[Settings, StageContext], StageResult], out: Path, events: EventWriter
+    job: StageJob,
+    run: Callable[[Settings, StageContext], StageResult],
+    out: Path,
+    events: EventWriter,
+    supervisor: int | None,
 ) -> int:
     """Run under the lock; every ending becomes an event and an exit code, and leaves no child process."""
     try:
@@ -113,7 +118,7 @@ def _guarded(
         events.failed(str(known) if known else f"{type(error).__name__}: {error}".splitlines()[0])
         return _report(known or error)
     finally:
-        _end_children()
+        _end_children(supervisor)
     return EXIT_OK
 
 
@@ -189,12 +194,11 @@ def _waiting(holder: str, events: EventWriter) -> None:
     events.waiting(holder)
 
 
-def _end_with_supervisor() -> None:
-    parent = take_supervisor()
-    if parent is None:
+def _end_with(supervisor: int | None) -> None:
+    if supervisor is None:
         return
-    die_with(parent)
-    watch_parent(parent, orphaned=_orphaned)
+    die_with(supervisor)
+    watch_parent(supervisor, orphaned=_orphaned)
 
 
 def _orphaned() -> None:
@@ -204,10 +208,11 @@ def _orphaned() -> None:
     os._exit(EXIT_INTERRUPTED)
 
 
-def _end_children() -> None:
+def _end_children(supervisor: int | None = None) -> None:
+    """End what this stage has started; a warm server, which is its supervisor then, carries the same mark."""
     mark = os.environ.get(MARK_VARIABLE)
     if mark:
-        end_processes(mark)
+        end_processes(mark, spared=supervisor)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

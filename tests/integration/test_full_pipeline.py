@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from flows.prefect_session import ApiServer
+from luffy.pipeline.lock import holder_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,11 @@ def wait_until(condition, timeout_s=60.0):
         time.sleep(0.02)
 
 
+def program_of(directory):
+    """The process that works in `directory`."""
+    return psutil.Process(int(re.search(r"pid (\d+)", holder_of(directory))[1]))
+
+
 def last_step(directory):
     text = (directory / "events.jsonl").read_text() if (directory / "events.jsonl").exists() else ""
     return max((int(step) for step in re.findall(r'"step": (\d+)', text)), default=0)
@@ -99,7 +105,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def workspace(finished, tmp_path):
     copy = tmp_path / "workspace"
-    shutil.copytree(finished, copy, symlinks=True)
+    shutil.copytree(finished, copy, symlinks=True, ignore=shutil.ignore_patterns("warm_server.log"))
     return copy
 
 
@@ -117,6 +123,7 @@ def test_a_second_run_reuses_every_stage_in_under_15_s(workspace):
     result = run(workspace)
     assert states(result) == only()
     assert "Accuracy in %" in result.stdout
+    assert not (workspace / "warm_server.log").exists()
     assert time.monotonic() - began < 15
 
 
@@ -129,17 +136,20 @@ def test_a_dry_run_says_what_and_why_and_starts_nothing(workspace):
     assert re.search(r"^sft +\w{16} +run +sft.epochs 2 -> 3 \(against \w{16}\)", result.stdout, re.MULTILINE)
     assert not re.search(r"\| +(prefect|torch)$", result.stderr, re.MULTILINE)
     assert sorted(path.name for path in (workspace / "runs").iterdir()) == before
+    assert not (workspace / "warm_server.log").exists()
 
 
-@pytest.mark.parametrize("victim", ["stage", "flow"])
+@pytest.mark.parametrize("victim", ["stage", "flow", "warm server"])
 def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, victim):
     directory = stage(workspace, "rl")
     undisturbed = learned(directory)
+    shutil.rmtree(stage(workspace, "evaluate_rl"))
     shutil.rmtree(directory)
     flow = start(workspace)
     wait_until(lambda: last_step(directory) >= 3, timeout_s=120)
-    (program,) = (process for process in processes_of(workspace) if "luffy.stages.rl" in process.cmdline())
-    (flow if victim == "flow" else program).kill()
+    program = program_of(directory)
+    assert "luffy.pipeline.warm_server" in program.parent().cmdline()
+    {"stage": program, "flow": flow, "warm server": program.parent()}[victim].kill()
     flow.communicate(timeout=60)
     wait_until(lambda: processes_of(workspace) == [])
     assert not (directory / "manifest.json").exists()
@@ -147,7 +157,7 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, victim
     assert re.search(r"rl: resume from step \d", result.stdout)
     found = states(result)
     found.pop("report")  # shows times, too, which differ
-    assert found.items() <= only("rl").items()
+    assert found.items() <= only("rl", "evaluate_rl").items()
     assert learned(directory) == undisturbed
 
 
@@ -190,7 +200,7 @@ def test_of_two_flows_at_once_one_works_and_the_other_waits_and_reuses(workspace
 
 def test_ctrl_c_ends_everything_with_exit_code_130(tmp_path, server):
     flow = start(tmp_path, **server)
-    wait_until(lambda: len(processes_of(tmp_path)) >= 2, timeout_s=60)
+    wait_until(lambda: list(tmp_path.glob("stages/*/*/config.yaml")), timeout_s=60)  # a stage is being started
     flow.send_signal(signal.SIGINT)
     _, err = flow.communicate(timeout=30)
     assert flow.returncode == 130

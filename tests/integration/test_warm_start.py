@@ -1,0 +1,216 @@
+"""Stages forked from a warm server: everything is as when they are started cold, whoever dies."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from toy_run import Recorder
+
+from luffy.config import load_experiment
+from luffy.errors import EXIT_INTERRUPTED, StageFailed
+from luffy.pipeline import supervise as supervision
+from luffy.pipeline.experiment import ExperimentRun, open_experiment
+from luffy.pipeline.processes import marked_processes
+from luffy.pipeline.supervise import supervise
+from luffy.pipeline.warm_start import LIBRARIES, WarmServer
+from luffy.pipeline.workspace import Workspace
+from luffy.tracking.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+DRIVER = Path(__file__).with_name("warm_run.py")
+SLEEP = "import time; time.sleep(60)"
+FAMILY = """
+import os, subprocess, sys, time
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.readline()
+fork = os.fork()  # no exec: its environment in /proc is the server's
+if fork == 0:
+    os.setsid()
+    time.sleep(60)
+print("pids", os.getpid(), child.pid, fork)
+time.sleep(60)
+"""
+
+
+def alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def wait_until(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def pids_in(text):
+    return [int(pid) for pid in re.findall(r"\d+", text)]
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Writes the module `warm_probe`."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    return lambda code: (tmp_path / "warm_probe.py").write_text(code)
+
+
+@contextmanager
+def warm_server(directory, libraries=()):
+    """A server in use. Not a fixture, since pytest changes the environment between a test's setup and the test."""
+    server = WarmServer(directory / "server.log", libraries)
+    with server.use():
+        yield server
+
+
+@pytest.fixture
+def never_cold(monkeypatch):
+    monkeypatch.delattr(supervision, "_start_cold")
+
+
+def run(directory, *arguments, on_line=lambda line: None):
+    command = [sys.executable, "-m", "warm_probe", *arguments]
+    supervise(command, directory, on_event=lambda event: None, on_line=on_line)
+    return (directory / "log.txt").read_text()
+
+
+def test_a_warm_stage_has_what_a_cold_one_has(program, tmp_path):
+    program(
+        "import os, sys\n"
+        "mark = 'LUFFY_STAGE_RUN' in os.environ, int(os.environ['LUFFY_SUPERVISOR_PID']) == os.getppid()\n"
+        "print(__name__, sys.argv, sys.stdin.read(), mark, os.getsid(0) == os.getpid(), os.getcwd())\n"
+        "print(sorted(os.listdir('/proc/self/fd')), sys.path, sys.modules['__main__'].__spec__.name)\n"
+        "print(sorted(os.environ), file=sys.stderr)\n"
+        "print(os.getppid())\n"
+    )
+    with warm_server(tmp_path) as warm:
+        *found, parent = run(tmp_path, "--one", "two words").splitlines()
+    assert int(parent) == warm.pid
+    (tmp_path / "log.txt").unlink()
+    assert run(tmp_path, "--one", "two words").splitlines() == [*found, str(os.getpid())]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise SystemExit(3)", "failed with exit code 3"),
+        ("1 / 0", "failed with exit code 1(.|\n)*ZeroDivisionError"),
+        ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+        ("import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()", None),
+    ],
+)
+def test_how_a_warm_stage_ended_is_reported_and_the_next_one_starts(program, tmp_path, never_cold, code, message):
+    program(code)
+    with warm_server(tmp_path):
+        if message:
+            with pytest.raises(StageFailed, match=message):
+                run(tmp_path)
+        else:
+            assert run(tmp_path).endswith("late\n")
+        program("print('next')")
+        assert run(tmp_path).endswith("next\n")
+
+
+def test_edited_code_and_packages_of_the_project_are_never_stale(program, tmp_path, never_cold):
+    program("import sys; print('first', 'luffy.errors' in sys.modules)")
+    with warm_server(tmp_path):
+        assert run(tmp_path) == "first False\n"
+        program("print('second, edited')")
+        assert run(tmp_path).endswith("second, edited\n")
+
+
+def test_another_environment_means_a_cold_start(program, tmp_path, monkeypatch):
+    program("import os; print(os.getppid(), os.environ.get('OMP_NUM_THREADS'))")
+    with warm_server(tmp_path) as warm:
+        assert run(tmp_path).startswith(f"{warm.pid} ")
+        monkeypatch.setenv("OMP_NUM_THREADS", "7")
+        assert run(tmp_path).endswith(f"{os.getpid()} 7\n")
+
+
+def test_a_server_that_cannot_load_means_a_cold_start(program, tmp_path):
+    program("import os; print(os.getppid())")
+    with warm_server(tmp_path, ["no_such_library"]):
+        assert int(run(tmp_path)) == os.getpid()
+    assert "No module named 'no_such_library'" in (tmp_path / "server.log").read_text()
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "threaded_library"])
+def test_a_server_with_a_second_thread_never_forks(program, tmp_path, library):
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    (tmp_path / "threaded_library.py").write_text(code)
+    program("import os; print(os.getppid())")
+    with warm_server(tmp_path, [library]):
+        assert int(run(tmp_path)) == os.getpid()
+    assert "no fork with several threads" in (tmp_path / "server.log").read_text()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_whatever_stops_the_supervisor_ends_the_family_and_not_the_server(program, tmp_path, never_cold, error):
+    program(FAMILY)
+    pids = []
+
+    def stop(line):
+        pids.extend(pids_in(line))
+        raise error
+
+    with warm_server(tmp_path) as warm:
+        with pytest.raises(error):
+            supervise([sys.executable, "-m", "warm_probe"], tmp_path, on_event=print, on_line=stop, grace_s=0.5)
+        assert len(pids) == 3
+        assert not any(alive(pid) for pid in pids)
+        assert [process.pid for process in marked_processes(warm.mark)] == [warm.pid]
+        program("print('next')")
+        assert run(tmp_path).endswith("next\n")
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "server"])
+def test_kill_9_of_supervisor_or_server_leaves_nothing_behind(program, tmp_path, victim):
+    program(f"import os; print('stage', os.getpid()); {SLEEP}")
+    command = [sys.executable, str(DRIVER), str(tmp_path), "warm_probe"]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    server, stage = (pids_in(driver.stdout.readline())[0] for _ in range(2))
+    assert psutil.Process(stage).ppid() == server
+    os.kill(server if victim == "server" else driver.pid, signal.SIGKILL)
+    wait_until(lambda: not alive(server) and not alive(stage), timeout_s=5)
+    _, complaint = driver.communicate(timeout=20)
+    assert victim == "supervisor" or "the warm server that had started it has died" in complaint
+
+
+def test_after_the_death_of_the_server_stages_start_cold(program, tmp_path):
+    program(f"print('stage', flush=True); {SLEEP}")
+    with warm_server(tmp_path) as warm:
+        with pytest.raises(StageFailed, match="the same command resumes it") as caught:
+            run(tmp_path, on_line=lambda line: os.kill(warm.pid, signal.SIGKILL))
+        assert caught.value.exit_code == EXIT_INTERRUPTED
+        program("import os; print(os.getppid())")
+        assert run(tmp_path).endswith(f"\n{os.getpid()}\n")
+
+
+def trained(root):
+    """What base and RL have made: hashes of all files, but of metrics.jsonl what is no time."""
+    config = load_experiment(ROOT / "exp_configs" / "smoke.yaml", ["chain=rl", "method=luffy"])
+    experiment = open_experiment(config, Workspace(root))
+    started = ExperimentRun(experiment, experiment.workspace.new_run("warm", {}))
+    made = {}
+    for node in ("prepare_data", "base", "rl"):
+        manifest = started.execute(node, Recorder())
+        made[node] = {file.path: file.sha256 for file in manifest.outputs}
+        if made[node].pop("metrics.jsonl", None):
+            rows = read_metrics(experiment.plan_node(node).directory / "metrics.jsonl")
+            made[node]["metrics"] = [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows]
+    return made
+
+
+@pytest.mark.slow
+def test_warm_and_cold_training_are_equal_bit_for_bit(tmp_path, never_cold, monkeypatch):
+    with warm_server(tmp_path, LIBRARIES):
+        warm = trained(tmp_path / "warm")
+    monkeypatch.undo()
+    assert trained(tmp_path / "cold") == warm
