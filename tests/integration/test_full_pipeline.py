@@ -118,13 +118,11 @@ def server(tmp_path_factory):
     started.stop()
 
 
-def test_a_second_run_reuses_every_stage_in_under_15_s(workspace):
-    began = time.monotonic()
+def test_a_second_run_reuses_every_stage_and_starts_nothing_heavy(workspace):
     result = run(workspace)
     assert states(result) == only()
     assert "Accuracy in %" in result.stdout
     assert not (workspace / "warm_server.log").exists()
-    assert time.monotonic() - began < 15
 
 
 def test_a_dry_run_says_what_and_why_and_starts_nothing(workspace):
