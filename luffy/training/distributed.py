@@ -15,7 +15,8 @@ def init_process_group() -> None:
     if dist.is_initialized():
         return
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    if "RANK" in os.environ:
+    # A launcher names the meeting point. A bare RANK may be inherited from a process that did what follows here.
+    if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, timeout=_TIMEOUT)
         return
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")

@@ -21,7 +21,7 @@ def test_keys_are_the_same_every_time(opened):
 @pytest.mark.parametrize(
     ("override", "stages"),
     [
-        ("evaluation.max_response_tokens=32", {"evaluate_base", "evaluate_sft", "evaluate_rl", "report"}),
+        ("evaluation.max_response_tokens=16", {"evaluate_base", "evaluate_sft", "evaluate_rl", "report"}),
         ("rl.steps=7", {"rl", "evaluate_rl", "report"}),
         ("sft.epochs=3", {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}),
         ("execution.grader_workers=3", {"report"}),
