@@ -28,7 +28,16 @@ NODES = ["prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "
 def start(workspace, *arguments, **environment):
     command = [sys.executable, "flows/full_pipeline.py", *(arguments or (SMOKE,))]
     env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONUNBUFFERED": "1", **environment}
-    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # As in a terminal: a shell that runs this in the background has its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def run(workspace, *arguments, **environment):
