@@ -22,6 +22,8 @@ class Source(IntEnum):
     """Sampled by the policy in training."""
     OFF_POLICY = 1
     """Taken from a demonstration."""
+    REPLAY = 2
+    """Sampled by the policy in an earlier step; off-policy, with the log-probabilities of that time."""
 
 
 class Outcome(StrEnum):
@@ -103,8 +105,16 @@ class Trajectory:
 
     @property
     def is_off_policy(self) -> bool:
-        """True when any token comes from a demonstration."""
-        return Source.OFF_POLICY in self.source
+        """True when any token was not sampled for this step: demonstrations, guided rows, replayed rows."""
+        return any(source is not Source.ON_POLICY for source in self.source)
+
+    @property
+    def is_correct(self) -> bool:
+        return self.outcome is Outcome.CORRECT
+
+    @property
+    def is_truncated(self) -> bool:
+        return self.finish_reason is FinishReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +123,24 @@ class Group:
 
     uid: str
     trajectories: tuple[Trajectory, ...]
+    displaced: tuple[Trajectory, ...] = ()
+    """Wrong rollouts that traces took the place of: nothing is learned from them, but they say how the policy does."""
 
     @property
     def rewards(self) -> Sequence[float]:
         return [trajectory.reward for trajectory in self.trajectories]
+
+    @property
+    def rollouts(self) -> Sequence[Trajectory]:
+        """The rows that the policy sampled for this step from the prompt alone."""
+        own = [trajectory for trajectory in self.trajectories if not trajectory.is_off_policy]
+        return [*own, *self.displaced]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of correct rollouts; 0 without a rollout."""
+        rollouts = self.rollouts
+        return sum(row.is_correct for row in rollouts) / len(rollouts) if rollouts else 0.0
 
 
 @dataclass(slots=True)
@@ -137,6 +161,14 @@ class TrainBatch:
     """The trainer's own log-probabilities at the start of the optimizer phase."""
     logp_behavior_BT: Tensor
     """Log-probabilities under what drew the token; NaN where unknown."""
+    logp_ref_BT: Tensor
+    """Log-probabilities under the frozen policy the stage started from; 0 where no term asks for them."""
+    sequence_BT: Tensor
+    """Which sequence the token belongs to (int64, unique within the step's batch): rows may be packed."""
+    is_correct_BT: Tensor
+    """True on rows that earned the reward."""
+    group_accuracy_BT: Tensor
+    """Share of correct rollouts in the row's group."""
 
     def __len__(self) -> int:
         return int(self.input_ids_BT.shape[0])

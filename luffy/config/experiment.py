@@ -62,6 +62,18 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _critic_has_its_use(self) -> "ExperimentConfig":
+        if "rl" not in self.stages or self.rl is None or self.objective is None:
+            return self
+        if self.objective.needs_critic and self.rl.critic is None:
+            raise ValueError("rl.critic: missing; objective.advantage.kind: gae needs it")
+        if self.rl.critic is not None and not self.objective.needs_critic:
+            raise ValueError(
+                f"rl.critic has no effect with objective.advantage.kind: {self.objective.advantage.kind}; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _base_has_its_text(self) -> "ExperimentConfig":
         if self.model.path is None and (self.base is None or self.data.corpus is None):
             raise ValueError("an embedded base policy needs base (its training) and data.corpus (its text)")

@@ -49,6 +49,13 @@ class RLSettings(StrictModel):
     objective: ObjectiveConfig
     grading: GradingConfig
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether what happens at a step changes when the stage is made longer."""
+        critic = self.rl.critic
+        schedules = [self.rl.optimizer.schedule] + ([critic.optimizer.schedule] if critic is not None else [])
+        return self.objective.depends_on_length or any(schedule.depends_on_length for schedule in schedules)
+
 
 class EvaluateSettings(StrictModel):
     """`evaluate`: one checkpoint over all suites and decodings."""

@@ -75,6 +75,16 @@ class SFTConfig(StrictModel):
     )
 
 
+class CriticConfig(StrictModel):
+    """The value model of PPO: a model of its own beside the policy, started from the policy's weights."""
+
+    optimizer: OptimizerConfig
+    value_clip: PositiveFloat | None = 0.2
+    """A value may move this far from the one before the update; None: no clip."""
+    warmup_steps: NonNegativeInt = 0
+    """RL steps at the start in which the critic alone learns."""
+
+
 class RLConfig(StrictModel):
     """The run-time side of RL: how much, how long, how often. What is learned is in `objective`."""
 
@@ -89,6 +99,8 @@ class RLConfig(StrictModel):
     """Of the rollouts; the trainer divides its logits by the same."""
     max_response_tokens: PositiveInt
     optimizer: OptimizerConfig
+    critic: CriticConfig | None = None
+    """Of `objective.advantage.kind: gae` (PPO); None: no critic."""
 
     @model_validator(mode="after")
     def _whole_mini_batches(self) -> "RLConfig":

@@ -1,5 +1,8 @@
 """What training minimises: pure torch, knows no engine and no file.
 
-From a preset's YAML to the tensor line: `advantages` -> `normalisation` (token weights) -> `losses` (token losses)
--> `objective` (their product). A new loss is a config class in `luffy.config.objective` and a function in `losses`.
+From a preset's YAML to the tensor line: `advantages` (or `gae`) -> `normalisation` (a weight for each token of each
+term) -> `losses` (token losses) and `modifiers` (constant factors on them) -> `objective` (their product and sum).
+
+A new loss is a config class in `luffy.config.objective.losses` and a function of the same `kind` in `losses`; a new
+estimator is one in `luffy.config.objective.advantage` and one in `advantages`. Nothing else changes.
 """

@@ -1,46 +1,161 @@
-"""Group advantages (LUFFY eq. 4 without its standard deviation; GRPO with it).
+"""Advantages of whole rows, from the rewards of their groups.
 
-Shape legend: `B` rows; every row belongs to one group.
+Shape legend: `B` rows, each in one group; `P` groups.
 """
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from luffy.config.objective import AdvantageConfig
+from luffy.config.objective import (
+    AdvantageConfig,
+    GlobalBatchAdvantage,
+    GroupAdvantage,
+    GroupMeanAdvantage,
+    LengthWeightedAdvantage,
+    PassAtKAdvantage,
+)
 
 _EPS = 1e-6
-"""Added to the standard deviation, as in GRPO's published code."""
+"""Added to standard deviations, as in GRPO's published code."""
+_ROUNDING = 1e-12
+"""Differences of rewards below this share of the reward are rounding of the mean, not signal."""
+
+SumOverRanks = Callable[[Tensor], Tensor]
 
 
-def group_advantages(reward_B: Tensor, group_B: Tensor, is_off_policy_B: Tensor, config: AdvantageConfig) -> Tensor:
-    """`(B,)` float64 advantages: A_i = R_i - mean(R over the population of i's group), optionally over its std.
+@dataclass(frozen=True, slots=True)
+class RowRewards:
+    """What estimators look at; every tensor is `(B,)`."""
 
-    Args:
-        reward_B: rewards.
-        group_B: index of each row's group, from 0.
-        is_off_policy_B: True for demonstrations. With `population: on_policy` they do not enter the baseline and
-            get advantage 0.
+    reward_B: Tensor
+    length_B: Tensor
+    """Response tokens."""
+    group_B: Tensor
+    """Index of the row's group, from 0."""
+    is_off_policy_B: Tensor
+    """True for demonstrations, guided and replayed rows."""
 
-    A group of one row has advantage 0 under `joint` (it is its own mean); a group whose rewards are all equal
-    has exactly 0 everywhere, with and without the std.
+
+@dataclass(frozen=True, slots=True)
+class _Population:
+    """The rewards in float64 and who makes the baseline."""
+
+    reward_B: Tensor
+    length_B: Tensor
+    group_B: Tensor
+    counts_B: Tensor
+    """1 for rows of the population, 0 for those outside."""
+
+    def sum(self, value_B: Tensor) -> Tensor:
+        """`(B,)`: at each row, the sum over the population of its group."""
+        num_groups = int(self.group_B.max()) + 1 if len(self.group_B) else 0
+        total_P = value_B.new_zeros(num_groups).index_add_(0, self.group_B, value_B * self.counts_B)
+        return total_P[self.group_B]
+
+    def mean(self, weight_B: Tensor) -> Tensor:
+        """Mean reward of each row's group, weighted; 0 where the weights are."""
+        return self.sum(self.reward_B * weight_B) / self.sum(weight_B).clamp(min=1)
+
+    def size(self) -> Tensor:
+        """`(B,)` rows in the population of each row's group."""
+        return self.sum(torch.ones_like(self.reward_B))
+
+
+def group_advantages(rows: RowRewards, config: AdvantageConfig, sum_over_ranks: SumOverRanks) -> Tensor:
+    """`(B,)` float64 advantages; rows outside the population have 0.
+
+    A row alone in its population has advantage 0 (but under `global_batch` without group baseline, which compares with
+    the whole batch); rewards that are all equal give exactly 0 everywhere. GAE has advantages of its own for every
+    token (`luffy.objectives.gae`).
     """
-    reward_B = reward_B.double()
-    counts_B = torch.ones_like(reward_B) if config.population == "joint" else (~is_off_policy_B).double()
-    num_groups = int(group_B.max()) + 1 if len(group_B) else 0
-    count_P = _group_sum(counts_B, group_B, num_groups).clamp(min=1)
-    mean_P = _group_sum(reward_B * counts_B, group_B, num_groups) / count_P
-    advantage_B = (reward_B - mean_P[group_B]) * counts_B
-    spread_P = _group_max(advantage_B.abs(), group_B, num_groups)
-    advantage_B = torch.where(spread_P[group_B] > 1e-12 * reward_B.abs().clamp(min=1), advantage_B, 0.0)
-    if config.scale_by_std:
-        variance_P = _group_sum(advantage_B.square(), group_B, num_groups) / (count_P - 1).clamp(min=1)
-        advantage_B = advantage_B / (variance_P.sqrt()[group_B] + _EPS)
-    return advantage_B
+    assert isinstance(config, GroupAdvantage), f"{config.kind} gives no advantages to whole rows"
+    joint = config.population == "joint"
+    reward_B = rows.reward_B.double()
+    population = _Population(
+        reward_B=reward_B,
+        length_B=rows.length_B.double(),
+        group_B=rows.group_B,
+        counts_B=torch.ones_like(reward_B) if joint else (~rows.is_off_policy_B).double(),
+    )
+    return _ESTIMATORS[config.kind](population, config, sum_over_ranks) * population.counts_B
 
 
-def _group_sum(value_B: Tensor, group_B: Tensor, num_groups: int) -> Tensor:
-    return torch.zeros(num_groups, dtype=value_B.dtype).index_add_(0, group_B, value_B)
+def _group_mean(population: _Population, config: GroupMeanAdvantage, _: SumOverRanks) -> Tensor:
+    advantage_B = _centred(population, torch.ones_like(population.reward_B))
+    if not config.scale_by_std:
+        return advantage_B
+    variance_B = population.sum(advantage_B.square()) / (population.size() - 1).clamp(min=1)
+    return advantage_B / (variance_B.sqrt() + _EPS)
 
 
-def _group_max(value_B: Tensor, group_B: Tensor, num_groups: int) -> Tensor:
-    return torch.zeros(num_groups, dtype=value_B.dtype).scatter_reduce_(0, group_B, value_B, "amax")
+def _leave_one_out(population: _Population, config: AdvantageConfig, _: SumOverRanks) -> Tensor:
+    """(R_i - mean) n / (n - 1), which is R_i - mean of the others."""
+    size_B = population.size()
+    return _centred(population, torch.ones_like(size_B)) * size_B / (size_B - 1).clamp(min=1)
+
+
+def _length_weighted(population: _Population, config: LengthWeightedAdvantage, _: SumOverRanks) -> Tensor:
+    return _centred(population, population.length_B)
+
+
+def _pass_at_k(population: _Population, config: PassAtKAdvantage, _: SumOverRanks) -> Tensor:
+    """Arithmetic of arXiv 2508.10751, section 2.4: the advantage of a row, averaged over the subsets it is in.
+
+    A subset of k rows earns 1 when any of them is right. With w wrong rows of n, its mean over subsets is
+    1 - C(w, k) / C(n, k), its standard deviation that of a coin of this mean.
+    """
+    k = config.k
+    right_B = (population.reward_B > 0).double()
+    n_B, w_B = population.size(), population.sum(1 - right_B)
+    mean_B = 1 - torch.tensor([_choose(w, k) / max(_choose(n, k), 1) for w, n in _pairs(w_B, n_B)], dtype=torch.float64)
+    std_B = (mean_B * (1 - mean_B)).sqrt()
+    # The other k - 1 rows of a wrong row's subset: all wrong with this probability.
+    fails_B = torch.tensor(
+        [_choose(w - 1, k - 1) / max(_choose(n - 1, k - 1), 1) for w, n in _pairs(w_B, n_B)], dtype=torch.float64
+    )
+    earned_B = torch.where(right_B > 0, 1.0, 1 - fails_B)
+    return torch.where(std_B > 0, (earned_B - mean_B) / std_B.clamp(min=_EPS), 0.0)
+
+
+def _global_batch(population: _Population, config: GlobalBatchAdvantage, sum_over_ranks: SumOverRanks) -> Tensor:
+    """Mean and (unbiased) deviation over the tokens of the RL step, all ranks: a row counts once for each token."""
+    value_B = population.reward_B
+    if config.group_baseline:
+        value_B = _centred(population, torch.ones_like(value_B))
+    weight_B = population.length_B * population.counts_B
+    count, total = sum_over_ranks(torch.stack([weight_B.sum(), (weight_B * value_B).sum()]))
+    centred_B = value_B - total / count.clamp(min=1)
+    (squares,) = sum_over_ranks((weight_B * centred_B.square()).sum().unsqueeze(0))
+    std = (squares / (count - 1).clamp(min=1)).sqrt()
+    # Deviations this small beside the mean are its rounding: all rewards are equal.
+    scale = (total / count.clamp(min=1)).abs().clamp(min=1)
+    return centred_B / (std + _EPS) if std > _ROUNDING * scale else torch.zeros_like(centred_B)
+
+
+def _centred(population: _Population, weight_B: Tensor) -> Tensor:
+    """R_i - weighted mean of its group; exactly 0 where all rewards of the group are equal."""
+    advantage_B = population.reward_B - population.mean(weight_B)
+    scale_B = population.reward_B.abs().clamp(min=1)
+    signal_B = population.sum((advantage_B.abs() > _ROUNDING * scale_B).double())
+    return torch.where(signal_B > 0, advantage_B, 0.0)
+
+
+def _pairs(wrong_B: Tensor, size_B: Tensor) -> list[tuple[int, int]]:
+    return list(zip(wrong_B.long().tolist(), size_B.long().tolist(), strict=True))
+
+
+def _choose(n: int, k: int) -> int:
+    return math.comb(n, k) if n >= 0 else 0
+
+
+_ESTIMATORS: dict[str, Callable[[_Population, AdvantageConfig, SumOverRanks], Tensor]] = {
+    "group_mean": _group_mean,  # type: ignore[dict-item]
+    "leave_one_out": _leave_one_out,
+    "length_weighted": _length_weighted,  # type: ignore[dict-item]
+    "pass_at_k": _pass_at_k,  # type: ignore[dict-item]
+    "global_batch": _global_batch,  # type: ignore[dict-item]
+}

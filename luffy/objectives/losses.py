@@ -11,14 +11,25 @@ import torch
 from torch import Tensor
 
 from luffy.config.objective import (
+    AipoLoss,
+    CispoLoss,
     ClippedSurrogateLoss,
     EntropyLoss,
+    KLLoss,
     LossConfig,
+    MultipleImportanceLoss,
     NegativeLogLikelihoodLoss,
+    SequenceSurrogateLoss,
     ShapedSurrogateLoss,
     SurrogateLoss,
+    TokenWeight,
+    TotalVariationMaskedLoss,
 )
+from luffy.objectives.ratios import bounded_exp, sequence_mean
 from luffy.objectives.shaping import shape
+
+_MAX_ABS_LOG_RATIO = 20.0
+"""Bound on the log-ratio of a divergence, both ways, as in the common frameworks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +44,87 @@ class TokenBatch:
     """Trainer's log-probabilities at the start of the optimizer phase, constant."""
     logp_behavior_BT: Tensor
     """Log-probabilities under what drew the tokens, constant; NaN where unknown."""
+    logp_ref_BT: Tensor
+    """Log-probabilities under the frozen reference, constant."""
     advantage_BT: Tensor
+    sequence_BT: Tensor
+    """int64: tokens of the same sequence share a number."""
+    selected_BT: Tensor
+    """bool: the term's tokens; the other tensors are 0 elsewhere."""
 
 
 def surrogate(tokens: TokenBatch, config: SurrogateLoss) -> Tensor:
     """-A r, r = exp(logp - logp_old): LUFFY's on-policy term, without clip (appendix E.1)."""
-    return -tokens.advantage_BT * torch.exp(tokens.logp_BT - tokens.logp_old_BT)
+    return -tokens.advantage_BT * bounded_exp(tokens.logp_BT - tokens.logp_old_BT)
 
 
 def clipped_surrogate(tokens: TokenBatch, config: ClippedSurrogateLoss) -> Tensor:
     """-min(A r, A clip(r, 1 - low, 1 + high)): PPO (arXiv 1707.06347, eq. 7); high > low: DAPO (2503.14476)."""
-    ratio_BT = torch.exp(tokens.logp_BT - tokens.logp_old_BT)
-    clipped_BT = ratio_BT.clamp(1 - config.clip_low, 1 + config.clip_high)
-    return -torch.minimum(tokens.advantage_BT * ratio_BT, tokens.advantage_BT * clipped_BT)
+    ratio_BT = bounded_exp(tokens.logp_BT - tokens.logp_old_BT)
+    objective_BT = _clipped_minimum(ratio_BT, tokens.advantage_BT, config.clip_low, config.clip_high)
+    if config.dual_clip is not None:
+        floor_BT = config.dual_clip * tokens.advantage_BT
+        objective_BT = torch.where(tokens.advantage_BT < 0, torch.maximum(objective_BT, floor_BT), objective_BT)
+    return -objective_BT
+
+
+def sequence_surrogate(tokens: TokenBatch, config: SequenceSurrogateLoss) -> Tensor:
+    """-min(A s, A clip(s)), s = exp(mean_t (logp_t - logp_old_t)): GSPO (arXiv 2507.18071, eq. 5 to 7).
+
+    Every token of a sequence carries the sequence's loss, so under `mode: sequence` each counts once.
+    """
+    log_ratio_BT = sequence_mean(tokens.logp_BT - tokens.logp_old_BT, tokens.selected_BT, tokens.sequence_BT)
+    return -_clipped_minimum(bounded_exp(log_ratio_BT), tokens.advantage_BT, config.clip_low, config.clip_high)
+
+
+def cispo(tokens: TokenBatch, config: CispoLoss) -> Tensor:
+    """-sg(clip(r)) A logp (arXiv 2506.13585, eq. 4 and 5)."""
+    ratio_BT = bounded_exp(tokens.logp_BT - tokens.logp_old_BT).detach()
+    low = 0.0 if config.clip_low is None else 1 - config.clip_low
+    return -ratio_BT.clamp(low, 1 + config.clip_high) * tokens.advantage_BT * tokens.logp_BT
+
+
+def aipo(tokens: TokenBatch, config: AipoLoss) -> Tensor:
+    """-sg(min(pi_theta / mu, max_ratio)) A logp (arXiv 2505.24034)."""
+    ratio_BT = bounded_exp(tokens.logp_BT - logp_sampler(tokens)).detach()
+    return -ratio_BT.clamp(max=config.max_ratio) * tokens.advantage_BT * tokens.logp_BT
+
+
+def tv_masked_surrogate(tokens: TokenBatch, config: TotalVariationMaskedLoss) -> Tensor:
+    """-A pi_theta / mu on tokens whose probability has not moved too far in the direction of A."""
+    logp_sampler_BT = logp_sampler(tokens)
+    moved_BT = (tokens.logp_BT.exp() - logp_sampler_BT.exp()).detach()
+    too_far_BT = torch.where(tokens.advantage_BT > 0, moved_BT > config.max_increase, -moved_BT > config.max_decrease)
+    loss_BT = -tokens.advantage_BT * bounded_exp(tokens.logp_BT - logp_sampler_BT)
+    return loss_BT.masked_fill(too_far_BT, 0.0)
 
 
 def shaped_surrogate(tokens: TokenBatch, config: ShapedSurrogateLoss) -> Tensor:
-    """-A f(rho), rho = pi_theta / pi_phi, with pi_phi = 1 where the teacher is unknown (LUFFY eq. 6)."""
-    log_rho_BT = tokens.logp_BT - torch.nan_to_num(tokens.logp_behavior_BT, nan=0.0)
-    return -tokens.advantage_BT * shape(log_rho_BT, config.shaping)
+    """-A f(rho), rho = pi_theta / pi_phi, with pi_phi = 1 where the author is unknown (LUFFY eq. 6)."""
+    weight_BT = shape(log_rho(tokens, config), config.shaping)
+    if config.min_weight is not None or config.max_weight is not None:
+        weight_BT = weight_BT.clamp(config.min_weight, config.max_weight)
+    return -tokens.advantage_BT * weight_BT
+
+
+def log_rho(tokens: TokenBatch, config: ShapedSurrogateLoss) -> Tensor:
+    """`(B, T)` log(pi_theta / pi_phi)."""
+    if config.behavior == "one":
+        return tokens.logp_BT
+    return tokens.logp_BT - torch.nan_to_num(tokens.logp_behavior_BT, nan=0.0)
+
+
+def multiple_importance(tokens: TokenBatch, config: MultipleImportanceLoss) -> Tensor:
+    """-A (1 - sg(p))^e 2 p / (p_old + (p_old + 1) / 2): RL-PLUS (arXiv 2508.00222)."""
+    p_BT, p_old_BT = tokens.logp_BT.exp(), tokens.logp_old_BT.exp()
+    # p may round to just above 1.
+    exploration_BT = (1 - p_BT.detach()).clamp(min=0.0) ** config.exploration_exponent
+    return -tokens.advantage_BT * exploration_BT * 2 * p_BT / (p_old_BT + 0.5 * (p_old_BT + 1))
 
 
 def nll(tokens: TokenBatch, config: NegativeLogLikelihoodLoss) -> Tensor:
-    """-log pi_theta: cross entropy on demonstrations."""
-    return -tokens.logp_BT
+    """-sg(w) log pi_theta: cross entropy on demonstrations."""
+    return -_TOKEN_WEIGHTS[config.token_weight](tokens).detach() * tokens.logp_BT
 
 
 def entropy(tokens: TokenBatch, config: EntropyLoss) -> Tensor:
@@ -64,12 +132,55 @@ def entropy(tokens: TokenBatch, config: EntropyLoss) -> Tensor:
     return -tokens.entropy_BT
 
 
+def kl(tokens: TokenBatch, config: KLLoss) -> Tensor:
+    """Estimators of KL(pi_theta || q) from one sample: k1 log(p/q), k2 log(p/q)^2 / 2, k3 q/p - 1 - log(q/p)."""
+    log_ratio_BT = tokens.logp_BT - _ANCHORS[config.against](tokens)
+    log_ratio_BT = log_ratio_BT.clamp(-_MAX_ABS_LOG_RATIO, _MAX_ABS_LOG_RATIO)
+    return _KL_ESTIMATORS[config.estimator](log_ratio_BT)
+
+
+def _clipped_minimum(ratio_BT: Tensor, advantage_BT: Tensor, low: float, high: float) -> Tensor:
+    return torch.minimum(advantage_BT * ratio_BT, advantage_BT * ratio_BT.clamp(1 - low, 1 + high))
+
+
+def logp_sampler(tokens: TokenBatch) -> Tensor:
+    """What drew the tokens; where that is unknown, the policy at the start of the phase stands in."""
+    return torch.where(tokens.logp_behavior_BT.isnan(), tokens.logp_old_BT, tokens.logp_behavior_BT)
+
+
+def _row_entropy(tokens: TokenBatch) -> Tensor:
+    return sequence_mean(tokens.entropy_BT.detach(), tokens.selected_BT, tokens.sequence_BT)
+
+
+_TOKEN_WEIGHTS: dict[TokenWeight, Callable[[TokenBatch], Tensor]] = {
+    "one": lambda tokens: torch.ones_like(tokens.logp_BT),
+    "probability": lambda tokens: tokens.logp_BT.exp(),
+    "p_one_minus_p": lambda tokens: tokens.logp_BT.exp() * (1 - tokens.logp_BT.exp()),
+    "exp_entropy": lambda tokens: _row_entropy(tokens).exp(),
+    "exp_minus_entropy": lambda tokens: (-_row_entropy(tokens)).exp(),
+}
+_KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "k1": lambda log_ratio_BT: log_ratio_BT,
+    "k2": lambda log_ratio_BT: 0.5 * log_ratio_BT.square(),
+    "k3": lambda log_ratio_BT: torch.expm1(-log_ratio_BT) + log_ratio_BT,
+}
+_ANCHORS: dict[str, Callable[[TokenBatch], Tensor]] = {
+    "reference": lambda tokens: tokens.logp_ref_BT,
+    "old": lambda tokens: tokens.logp_old_BT,
+    "behavior": logp_sampler,
+}
 _LOSSES: dict[str, Callable[[TokenBatch, LossConfig], Tensor]] = {
     "surrogate": surrogate,  # type: ignore[dict-item]
     "clipped_surrogate": clipped_surrogate,  # type: ignore[dict-item]
+    "sequence_surrogate": sequence_surrogate,  # type: ignore[dict-item]
+    "cispo": cispo,  # type: ignore[dict-item]
+    "aipo": aipo,  # type: ignore[dict-item]
+    "tv_masked_surrogate": tv_masked_surrogate,  # type: ignore[dict-item]
     "shaped_surrogate": shaped_surrogate,  # type: ignore[dict-item]
+    "multiple_importance": multiple_importance,  # type: ignore[dict-item]
     "nll": nll,  # type: ignore[dict-item]
     "entropy": entropy,  # type: ignore[dict-item]
+    "kl": kl,  # type: ignore[dict-item]
 }
 
 

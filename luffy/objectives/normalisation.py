@@ -8,11 +8,13 @@ Shape legend: `K` terms, `B` rows, `T` tokens.
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from luffy.config.objective import Selector, TermConfig
+from luffy.config.objective import GateConfig, NormaliserMode, Selector, TermConfig
+from luffy.objectives.step import StepObjective
 from luffy.types import TrainBatch
 
 SumOverRanks = Callable[[Tensor], Tensor]
@@ -27,44 +29,57 @@ def select(batch: TrainBatch, selector: Selector) -> Tensor:
     return batch.response_mask_BT & wanted_BT
 
 
-def token_weights(
-    terms: Sequence[TermConfig], batch: TrainBatch, max_response_tokens: int, sum_over_ranks: SumOverRanks
-) -> Tensor:
+def passes(batch: TrainBatch, gate: GateConfig | None) -> Tensor:
+    """`(B, T)` bool: the rows that a gate lets through."""
+    open_BT = torch.ones_like(batch.response_mask_BT)
+    if gate is None:
+        return open_BT
+    if gate.group_accuracy_above is not None:
+        open_BT = open_BT & (batch.group_accuracy_BT > gate.group_accuracy_above)
+    if gate.group_accuracy_at_most is not None:
+        open_BT = open_BT & (batch.group_accuracy_BT <= gate.group_accuracy_at_most)
+    if gate.outcome is not None:
+        open_BT = open_BT & (batch.is_correct_BT == (gate.outcome == "correct"))
+    return open_BT
+
+
+def token_weights(objective: StepObjective, batch: TrainBatch, sum_over_ranks: SumOverRanks) -> Tensor:
     """`(K, B, T)` float64: coefficient / denominator on each term's tokens, 0 elsewhere.
 
     `batch` is this rank's share of the optimizer step. The loss of the step is the sum over ranks, terms and tokens of
     weight x token loss. A term without a token anywhere gets weight 0, never NaN.
     """
+    terms = objective.terms
     if not terms:
         return torch.zeros(0, *batch.input_ids_BT.shape, dtype=torch.float64)
-    mask_KBT = torch.stack([select(batch, term.select) for term in terms])
-    joint_BT = _union([mask for mask, term in zip(mask_KBT, terms, strict=True) if term.is_policy_gradient], batch)
-    population_KBT = torch.stack(
-        [
-            joint_BT if term.normaliser.population == "joint" else mask
-            for mask, term in zip(mask_KBT, terms, strict=True)
-        ]
-    )
-    share_KBT = mask_KBT.double()
+    share_KBT = torch.zeros(len(terms), *batch.input_ids_BT.shape, dtype=torch.float64)
     denominator_K = torch.zeros(len(terms), dtype=torch.float64)
     for k, term in enumerate(terms):
-        length_B = population_KBT[k].sum(dim=-1).double()
-        num_sequences = (length_B > 0).sum().double()
-        if term.normaliser.mode == "token":
-            denominator_K[k] = length_B.sum()
-        elif term.normaliser.mode == "sequence":
-            denominator_K[k] = num_sequences
-            share_KBT[k] /= length_B.clamp(min=1).unsqueeze(-1)
-        else:
-            denominator_K[k] = num_sequences * max_response_tokens
+        counted_BT = _population(term, terms, batch)
+        denominator_K[k] = _denominator(counted_BT, term.normaliser.mode, objective.max_response_tokens)
+        share_KBT[k] = (select(batch, term.select) & passes(batch, term.gate)).double()
+        if term.normaliser.mode == "sequence":
+            share_KBT[k] /= counted_BT.sum(dim=-1, keepdim=True).clamp(min=1)
     denominator_K = sum_over_ranks(denominator_K)
-    coefficient_K = torch.tensor([term.coefficient for term in terms], dtype=torch.float64)
+    coefficient_K = torch.tensor(objective.coefficients, dtype=torch.float64)
     scale_K = torch.where(denominator_K > 0, coefficient_K / denominator_K.clamp(min=1), 0.0)
     return share_KBT * scale_K[:, None, None]
 
 
-def _union(masks: Sequence[Tensor], batch: TrainBatch) -> Tensor:
-    union_BT = torch.zeros_like(batch.response_mask_BT)
-    for mask_BT in masks:
-        union_BT = union_BT | mask_BT
-    return union_BT
+def _population(term: TermConfig, terms: Sequence[TermConfig], batch: TrainBatch) -> Tensor:
+    """`(B, T)` bool: the tokens that a term's denominator counts."""
+    joint = term.normaliser.population == "joint"
+    members = [other for other in terms if other.is_policy_gradient] if joint else [term]
+    gated = not term.normaliser.before_gate
+    masks = [
+        select(batch, member.select) & passes(batch, member.gate) if gated else select(batch, member.select)
+        for member in members
+    ]
+    return reduce(torch.logical_or, masks)
+
+
+def _denominator(counted_BT: Tensor, mode: NormaliserMode, max_response_tokens: int) -> Tensor:
+    if mode == "token":
+        return counted_BT.sum().double()
+    num_sequences = counted_BT.any(dim=-1).sum().double()
+    return num_sequences * max_response_tokens if mode == "constant" else num_sequences

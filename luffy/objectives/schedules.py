@@ -1,12 +1,22 @@
-"""Multipliers over the optimizer steps of a stage: pure functions of the step, so that a resumed run agrees."""
+"""Numbers over the steps of a stage: pure functions of the step, so that a resumed run agrees."""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 
+from luffy.config.objective import (
+    AdaptiveValue,
+    ConstantValue,
+    CosineValue,
+    LinearValue,
+    ScheduledValue,
+    TermConfig,
+    WarmupCosineValue,
+)
 from luffy.config.training import ScheduleConfig
 
 
 def schedule_multiplier(config: ScheduleConfig, step: int, total_steps: int) -> float:
-    """Multiplier for optimizer step `step` (counted from 0) of `total_steps`.
+    """Multiplier of the learning rate for optimizer step `step` (counted from 0) of `total_steps`.
 
     Warm-up climbs linearly and reaches 1 with its last step; `linear` and `cosine` then fall to `final_share` at the
     last step of the stage.
@@ -17,5 +27,73 @@ def schedule_multiplier(config: ScheduleConfig, step: int, total_steps: int) -> 
     progress = (step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1)
     if config.kind == "constant":
         return 1.0
-    fall = progress if config.kind == "linear" else 0.5 * (1.0 - math.cos(math.pi * progress))
+    fall = progress if config.kind == "linear" else _half_cosine(progress)
     return 1.0 - (1.0 - config.final_share) * fall
+
+
+def value_at(value: ScheduledValue, step: int, total_steps: int) -> float:
+    """The value at `step` (counted from 1) of `total_steps`; the first step is progress 0, the last progress 1."""
+    progress = (step - 1) / max(total_steps - 1, 1)
+    return _VALUES[value.kind](value, progress)
+
+
+def _constant(value: ConstantValue, progress: float) -> float:
+    return value.value
+
+
+def _linear(value: LinearValue, progress: float) -> float:
+    done = min(progress / value.over, 1.0)
+    if value.levels is not None:
+        # The first level is `start`, the last is reached with the last of `levels` equal windows.
+        done = min(math.floor(done * value.levels), value.levels - 1) / max(value.levels - 1, 1)
+    return value.start + (value.end - value.start) * done
+
+
+def _cosine(value: CosineValue, progress: float) -> float:
+    return value.start + (value.end - value.start) * _half_cosine(min(progress / value.over, 1.0))
+
+
+def _warmup_cosine(value: WarmupCosineValue, progress: float) -> float:
+    if progress < value.warmup:
+        return value.start + (value.peak - value.start) * progress / value.warmup
+    return value.peak + (value.end - value.peak) * _half_cosine(min((progress - value.warmup) / value.decay, 1.0))
+
+
+def _half_cosine(progress: float) -> float:
+    """From 0 to 1 along half a cosine."""
+    return 0.5 * (1.0 - math.cos(math.pi * progress))
+
+
+_VALUES: dict[str, Callable[[ScheduledValue, float], float]] = {
+    "constant": _constant,  # type: ignore[dict-item]
+    "linear": _linear,  # type: ignore[dict-item]
+    "cosine": _cosine,  # type: ignore[dict-item]
+    "warmup_cosine": _warmup_cosine,  # type: ignore[dict-item]
+}
+
+
+class AdaptiveCoefficients:
+    """The coefficients that react to the policy: state of the run, saved with its checkpoints.
+
+    Every rank is told the same measured entropy (summed over all ranks), so every rank holds the same numbers.
+    """
+
+    def __init__(self, terms: Sequence[TermConfig]) -> None:
+        self._configs = {term.name: term.coefficient for term in terms if isinstance(term.coefficient, AdaptiveValue)}
+        self._values = {name: config.start for name, config in self._configs.items()}
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """Present values by term name."""
+        return dict(self._values)
+
+    def react(self, entropies: Mapping[str, float]) -> None:
+        """Move each coefficient after an optimizer step; `entropies` are the mean entropies its terms selected."""
+        for name, config in self._configs.items():
+            if name in entropies:
+                moved = self._values[name] * math.exp(config.rate * (config.target - entropies[name]))
+                self._values[name] = min(max(moved, config.minimum), config.maximum)
+
+    def restore(self, values: Mapping[str, float]) -> None:
+        """Take the values of a checkpoint."""
+        self._values.update(values)

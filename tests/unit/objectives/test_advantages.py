@@ -5,15 +5,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.config.objective import AdvantageConfig
-from luffy.objectives.advantages import group_advantages
+from luffy.config.objective import GroupMeanAdvantage
+from luffy.objectives.advantages import RowRewards, group_advantages
 
-JOINT = AdvantageConfig(population="joint", scale_by_std=False)
+JOINT = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
 
 
-def _advantages(rewards: list[float], off: list[bool], config: AdvantageConfig = JOINT) -> list[float]:
-    groups = torch.zeros(len(rewards), dtype=torch.long)
-    return group_advantages(torch.tensor(rewards), groups, torch.tensor(off), config).tolist()
+def _advantages(rewards: list[float], off: list[bool], config: GroupMeanAdvantage = JOINT) -> list[float]:
+    return _of_groups(rewards, [0] * len(rewards), off, config)
+
+
+def _of_groups(
+    rewards: list[float], groups: list[int], off: list[bool], config: GroupMeanAdvantage = JOINT
+) -> list[float]:
+    lengths = torch.ones(len(rewards), dtype=torch.long)
+    rows = RowRewards(torch.tensor(rewards), lengths, torch.tensor(groups), torch.tensor(off))
+    return group_advantages(rows, config, sum_over_ranks=lambda tensor: tensor).tolist()
 
 
 @pytest.mark.parametrize("solved", range(8))
@@ -28,28 +35,26 @@ def test_luffy_group_with_k_of_seven_solved(solved: int) -> None:
 @pytest.mark.parametrize("scale_by_std", [False, True])
 @pytest.mark.parametrize("reward", [0.0, 0.1, 1.0, 1e6])
 def test_group_without_variance_has_exactly_no_advantage(reward: float, scale_by_std: bool) -> None:
-    config = AdvantageConfig(population="joint", scale_by_std=scale_by_std)
+    config = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=scale_by_std)
     assert _advantages([reward] * 8, [False] * 7 + [True], config) == [0.0] * 8
 
 
 def test_split_group_leaves_the_demonstration_outside() -> None:
-    config = AdvantageConfig(population="on_policy", scale_by_std=False)
+    config = GroupMeanAdvantage(kind="group_mean", population="on_policy", scale_by_std=False)
     assert _advantages([1.0, 0.0, 0.0, 1.0], [False, False, False, True], config) == pytest.approx(
         [2 / 3, -1 / 3, -1 / 3, 0.0]
     )
 
 
 def test_grpo_divides_by_the_unbiased_standard_deviation() -> None:
-    config = AdvantageConfig(population="joint", scale_by_std=True)
+    config = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=True)
     rewards = [1.0, 0.0, 0.0, 0.0]
     expected = [(reward - 0.25) / (torch.tensor(rewards).std().item() + 1e-6) for reward in rewards]
     assert _advantages(rewards, [False] * 4, config) == pytest.approx(expected)
 
 
 def test_groups_do_not_see_each_other() -> None:
-    rewards, groups = torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])
-    found = group_advantages(rewards, groups, torch.zeros(4, dtype=torch.bool), JOINT)
-    assert found.tolist() == [0.5, -0.5, 0.0, 0.0]
+    assert _of_groups([1.0, 0.0, 5.0, 5.0], [0, 0, 1, 1], [False] * 4) == [0.5, -0.5, 0.0, 0.0]
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=12))

@@ -12,8 +12,17 @@ PUBLISHED = {0.001: 0.0098, 0.01: 0.0826, 0.05: 0.2222, 0.1: 0.25, 0.5: 0.1389, 
 
 
 def _tokens(logp: torch.Tensor, advantage: float, logp_behavior: float = float("nan")) -> TokenBatch:
-    full = torch.full_like(logp.detach(), 1.0)
-    return TokenBatch(logp, full, full, full * logp_behavior, full * advantage)
+    full = torch.ones_like(logp.detach())
+    return TokenBatch(
+        logp_BT=logp,
+        entropy_BT=full,
+        logp_old_BT=full,
+        logp_behavior_BT=full * logp_behavior,
+        logp_ref_BT=full,
+        advantage_BT=full * advantage,
+        sequence_BT=full.long(),
+        selected_BT=full.bool(),
+    )
 
 
 def _gradient_coefficient(p: float, shaping: RationalShaping | IdentityShaping, teacher: float = float("nan")) -> float:

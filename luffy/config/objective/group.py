@@ -1,0 +1,159 @@
+"""The rows of one prompt: rollouts, demonstrations, guided rows, replayed rows, and which groups are kept."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from luffy.config.objective.schedule import ScheduledValue, bounds, depends_on_length
+from luffy.config.strict import StrictModel
+
+_Accuracy = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+def _check_share(name: str, value: ScheduledValue) -> None:
+    low, high = bounds(value)
+    if low < 0 or high > 1:
+        raise ValueError(f"{name} runs from {low:g} to {high:g}; it is a share of the trace, between 0 and 1")
+
+
+class UniformLength(StrictModel):
+    """Share of the trace ~ U(low, high), both of which may move over the run.
+
+    LUFFY's strategies: `random` is low 0 and high 1; `linear` has low = high falling to 0; `linear_max` is low 0 and
+    high falling in ten levels; `reverse_linear` rises instead. Prefix-RFT (arXiv 2507.01679) lets low fall.
+    """
+
+    kind: Literal["uniform"]
+    low: ScheduledValue
+    high: ScheduledValue
+
+    @model_validator(mode="after")
+    def _shares(self) -> "UniformLength":
+        _check_share("low", self.low)
+        _check_share("high", self.high)
+        return self
+
+
+class BinomialLength(StrictModel):
+    """The trace is cut into `chunks` pieces of equal length, of which k ~ Binomial(chunks, probability) are given: UFT
+    (arXiv 2505.16984)."""
+
+    kind: Literal["binomial"]
+    chunks: PositiveInt = 5
+    probability: ScheduledValue
+
+    @model_validator(mode="after")
+    def _shares(self) -> "BinomialLength":
+        _check_share("probability", self.probability)
+        return self
+
+
+class EvenlySpacedLength(StrictModel):
+    """The guided rows of a group take evenly spaced shares from low to high: LUFFY's `fixed`."""
+
+    kind: Literal["evenly_spaced"]
+    low: float = Field(default=0.0, ge=0.0, le=1.0)
+    high: float = Field(default=1.0, ge=0.0, le=1.0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "EvenlySpacedLength":
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} must be below high {self.high}")
+        return self
+
+
+PrefixLength = Annotated[UniformLength | BinomialLength | EvenlySpacedLength, Field(discriminator="kind")]
+
+
+class PrefixConfig(StrictModel):
+    """Guided rows begin with the start of a trace and go on with the policy's own tokens (hybrid rows).
+
+    A prefix that would be the whole trace is a demonstration: nothing is generated behind it. An empty one makes a
+    rollout.
+    """
+
+    length: PrefixLength
+    shared: bool = False
+    """All guided rows of a group take the same share (LUFFY's `prefix_share_across_samples`)."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> "PrefixConfig":
+        if self.shared and isinstance(self.length, EvenlySpacedLength):
+            raise ValueError("shared contradicts length.kind: evenly_spaced; remove one of them")
+        return self
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the prefixes of a step change when the stage is made longer."""
+        values = {UniformLength: ("low", "high"), BinomialLength: ("probability",)}.get(type(self.length), ())
+        return any(depends_on_length(getattr(self.length, name)) for name in values)
+
+
+class DropSilentGroups(StrictModel):
+    """Groups whose rewards are all equal leave the batch; they have no policy gradient."""
+
+    kind: Literal["drop_silent"]
+
+
+class RefillGroups(StrictModel):
+    """DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): drop such groups and roll out more prompts instead."""
+
+    kind: Literal["refill"]
+    max_rounds: Annotated[int, Field(ge=2)] = 10
+    """Rounds of `rl.prompts_per_step` prompts, the first included; then the step learns from what it has."""
+
+
+GroupFilter = Annotated[DropSilentGroups | RefillGroups, Field(discriminator="kind")]
+
+
+class GroupConfig(StrictModel):
+    """The rows of one prompt in one RL step."""
+
+    size: PositiveInt
+    """Rows a group, on- and off-policy together: the budget that comparisons keep equal."""
+    off_policy: Annotated[int, Field(ge=0)]
+    """How many of them are guided by traces; a prompt with fewer traces is topped up with rollouts."""
+    prefix: PrefixConfig | None = None
+    """How long the guidance is; None: whole traces, as rows of their own."""
+    off_policy_when_accuracy_at_most: _Accuracy | None = None
+    """Roll out the full group first, and let traces take the place of wrong rollouts only where the share of correct
+    ones is at most this; None: always have them."""
+    filter: GroupFilter | None = None
+
+    @model_validator(mode="after")
+    def _effective(self) -> "GroupConfig":
+        if self.off_policy >= self.size and self.prefix is None:
+            raise ValueError(f"off_policy {self.off_policy} must be below size {self.size}: RL needs rollouts")
+        if self.off_policy > self.size:
+            raise ValueError(f"off_policy {self.off_policy} must not be above size {self.size}")
+        if self.off_policy == 0 and self.prefix is not None:
+            raise ValueError("prefix has no effect with off_policy: 0; set how many rows are guided")
+        if self.off_policy_when_accuracy_at_most is not None:
+            if self.off_policy == 0:
+                raise ValueError("off_policy_when_accuracy_at_most has no effect with off_policy: 0")
+            if self.prefix is not None:
+                raise ValueError(
+                    "off_policy_when_accuracy_at_most adds whole traces after the rollouts; remove it or prefix"
+                )
+        return self
+
+
+class ReplayConfig(StrictModel):
+    """Experience replay of the policy's own successes: ExGRPO (arXiv 2510.02245).
+
+    A replayed prompt has one stored success of its own in place of one rollout; the rest of the group is rolled out
+    anew. Prompts are bucketed by how many of their last rollouts were right.
+    """
+
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """Of the step's prompts, once the buffer can give that many."""
+    start_accuracy: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.35
+    """Replay begins after the first step whose share of correct rollouts is above this."""
+    bucket_mean: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
+    """Buckets are drawn by a normal density over the share of correct rollouts, around this ..."""
+    bucket_std: PositiveFloat = 0.125
+    """... with this standard deviation (one row of a group of eight)."""
+    choose: Literal["lowest_entropy", "latest"] = "lowest_entropy"
+    """Which stored success of a prompt: that of the lowest mean entropy under the present policy, or the latest."""
+    retire_solved: bool = True
+    """A prompt whose rollouts are all right leaves the buffer for good."""

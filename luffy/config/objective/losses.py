@@ -1,0 +1,201 @@
+"""Per-token losses of a term. Each class names its formula; `luffy.objectives.losses` has a function of each kind.
+
+Symbols: A advantage, p = pi_theta, r = pi_theta / pi_old, mu what drew the token, rho = pi_theta / pi_phi with pi_phi
+the demonstration's author (1 where unknown), sg(x) = x without gradient, H entropy.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from luffy.config.objective.shaping import ShapingConfig
+from luffy.config.strict import StrictModel
+
+_Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
+class SurrogateLoss(StrictModel):
+    """Unclipped surrogate: -A r, with r = exp(logp - logp_old)."""
+
+    kind: Literal["surrogate"]
+
+    def formula(self) -> str:
+        return "-A r"
+
+
+class ClippedSurrogateLoss(StrictModel):
+    """PPO: -min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); clip_high above clip_low is DAPO's clip-higher."""
+
+    kind: Literal["clipped_surrogate"]
+    clip_low: _Fraction = 0.2
+    clip_high: PositiveFloat = 0.2
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
+    """Bound c on r where A < 0: the loss is then at most -A c (dual-clip PPO, arXiv 1912.09729, eq. 5)."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> "ClippedSurrogateLoss":
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high {1 + self.clip_high:g}")
+        return self
+
+    def formula(self) -> str:
+        clipped = f"min(A r, A clip(r, {1 - self.clip_low:g}, {1 + self.clip_high:g}))"
+        return f"-{clipped}" if self.dual_clip is None else f"-max({clipped}, {self.dual_clip:g} A) where A < 0"
+
+
+class SequenceSurrogateLoss(StrictModel):
+    """GSPO (arXiv 2507.18071, eq. 5 to 7): the ratio of a sequence is the geometric mean of its tokens' ratios."""
+
+    kind: Literal["sequence_surrogate"]
+    clip_low: _Fraction = 3e-4
+    clip_high: PositiveFloat = 4e-4
+
+    def formula(self) -> str:
+        return f"-min(A s, A clip(s, {1 - self.clip_low:g}, {1 + self.clip_high:g})), s = exp(mean_t log r_t)"
+
+
+class CispoLoss(StrictModel):
+    """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5): a clipped weight without gradient; no token is dropped."""
+
+    kind: Literal["cispo"]
+    clip_low: _Fraction | None = None
+    """Lower bound 1 - clip_low of the weight; None: no lower bound, as the paper trains."""
+    clip_high: PositiveFloat = 4.0
+
+    def formula(self) -> str:
+        low = 0.0 if self.clip_low is None else 1 - self.clip_low
+        return f"-sg(clip(r, {low:g}, {1 + self.clip_high:g})) A log p"
+
+
+class AipoLoss(StrictModel):
+    """AIPO (LlamaRL, arXiv 2505.24034): one-sided truncation of pi_theta / mu, a weight without gradient."""
+
+    kind: Literal["aipo"]
+    max_ratio: PositiveFloat = 4.0
+
+    def formula(self) -> str:
+        return f"-sg(min(p / mu, {self.max_ratio:g})) A log p"
+
+
+class TotalVariationMaskedLoss(StrictModel):
+    """DPPO (arXiv 2602.04879), binary total variation: without tokens that are too far from mu in A's direction."""
+
+    kind: Literal["tv_masked_surrogate"]
+    max_increase: _Fraction = 0.2
+    """Left out where A > 0 and p - mu is above it."""
+    max_decrease: _Fraction = 0.2
+    """Left out where A <= 0 and mu - p is above it."""
+
+    def formula(self) -> str:
+        return (
+            f"-A p / mu, without tokens where p - mu > {self.max_increase:g} (A > 0) "
+            f"or mu - p > {self.max_decrease:g} (A <= 0)"
+        )
+
+
+class ShapedSurrogateLoss(StrictModel):
+    """Off-policy surrogate with policy shaping: -A f(rho), rho = pi_theta / pi_phi, pi_phi = 1 where unknown."""
+
+    kind: Literal["shaped_surrogate"]
+    shaping: ShapingConfig
+    behavior: Literal["recorded", "one"] = "recorded"
+    """pi_phi: `recorded` takes the author's log-probabilities where the data has them (replayed rows always do); `one`
+    sets it to 1 everywhere, as the LUFFY paper trains."""
+    min_weight: float | None = None
+    """Lower clamp of f(rho); a token below it has no gradient."""
+    max_weight: float | None = None
+    """Upper clamp of f(rho); a token above it has no gradient."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "ShapedSurrogateLoss":
+        if self.min_weight is not None and self.max_weight is not None and self.min_weight >= self.max_weight:
+            raise ValueError(f"min_weight {self.min_weight} must be below max_weight {self.max_weight}")
+        return self
+
+    def formula(self) -> str:
+        bounds = (self.min_weight, self.max_weight)
+        shaped = self.shaping.formula()
+        if any(bound is not None for bound in bounds):
+            low, high = (
+                "-inf" if bounds[0] is None else f"{bounds[0]:g}",
+                "inf" if bounds[1] is None else f"{bounds[1]:g}",
+            )
+            shaped = f"clip({shaped}, {low}, {high})"
+        return f"-A {shaped}" + (", pi_phi = 1" if self.behavior == "one" else "")
+
+
+class MultipleImportanceLoss(StrictModel):
+    """RL-PLUS (arXiv 2508.00222): multiple importance sampling with an exploration-weighted advantage.
+
+    The unknown author is estimated as the mean of pi_old and the uniform bound 1, and the denominator is the mixture of
+    pi_old and that estimate. Rare but right tokens weigh more by (1 - sg(p))^exploration_exponent.
+    """
+
+    kind: Literal["multiple_importance"]
+    exploration_exponent: NonNegativeFloat = 0.5
+
+    def formula(self) -> str:
+        return f"-A (1 - sg(p))^{self.exploration_exponent:g} 2 p / (pi_old + (pi_old + 1) / 2)"
+
+
+TokenWeight = Literal["one", "probability", "p_one_minus_p", "exp_entropy", "exp_minus_entropy"]
+_WEIGHT_FORMULAS: dict[TokenWeight, str] = {
+    "one": "",
+    "probability": "sg(p) ",
+    "p_one_minus_p": "sg(p (1 - p)) ",
+    "exp_entropy": "sg(exp(H)) ",
+    "exp_minus_entropy": "sg(exp(-H)) ",
+}
+
+
+class NegativeLogLikelihoodLoss(StrictModel):
+    """-w logp: supervised learning; the weight w has no gradient."""
+
+    kind: Literal["nll"]
+    token_weight: TokenWeight = "one"  # noqa: S105 - a token of text
+    """`probability`: DFT (arXiv 2508.05629); `p_one_minus_p`: CHORD-phi (2508.11408); `exp_entropy` and
+    `exp_minus_entropy`: SRFT (2506.19767), H the mean entropy of the row's selected tokens."""
+
+    def formula(self) -> str:
+        return f"-{_WEIGHT_FORMULAS[self.token_weight]}log p"
+
+
+class EntropyLoss(StrictModel):
+    """-H(pi_theta): a bonus for entropy."""
+
+    kind: Literal["entropy"]
+
+    def formula(self) -> str:
+        return "-H"
+
+
+_KL_FORMULAS = {"k1": "log p - log q", "k2": "(log p - log q)^2 / 2", "k3": "q / p - 1 - log(q / p)"}
+_ANCHORS = {"reference": "the frozen starting policy", "old": "pi_old", "behavior": "mu"}
+
+
+class KLLoss(StrictModel):
+    """Divergence of the policy from another, by Schulman's estimators k1, k2 or k3 on the sampled tokens.
+
+    As a loss, k2 has the gradient of the reverse KL in expectation; k3 is the forward one's, k1's vanishes.
+    """
+
+    kind: Literal["kl"]
+    estimator: Literal["k1", "k2", "k3"]
+    against: Literal["reference", "old", "behavior"] = "reference"
+    """q: the policy this stage started from, frozen; the policy before this RL step's updates; what drew the token."""
+
+    def formula(self) -> str:
+        return f"{_KL_FORMULAS[self.estimator]}, q = {_ANCHORS[self.against]}"
+
+
+OnPolicySurrogate = (
+    SurrogateLoss | ClippedSurrogateLoss | SequenceSurrogateLoss | CispoLoss | AipoLoss | TotalVariationMaskedLoss
+)
+OffPolicySurrogate = ShapedSurrogateLoss | MultipleImportanceLoss
+AuxiliaryLoss = NegativeLogLikelihoodLoss | EntropyLoss | KLLoss
+PolicyGradientLoss = OnPolicySurrogate | OffPolicySurrogate
+"""Losses that weigh a token by its advantage; together they share the joint denominator."""
+BehaviorLoss = AipoLoss | TotalVariationMaskedLoss
+"""Losses whose ratio is against what drew the token: they correct for the sampler by themselves."""
+
+LossConfig = Annotated[PolicyGradientLoss | AuxiliaryLoss, Field(discriminator="kind")]

@@ -1,0 +1,124 @@
+"""An objective is a list of terms behind a group and an advantage estimator (DESIGN: "The objective")."""
+
+from collections.abc import Iterator
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from luffy.config.objective.advantage import AdvantageConfig, GeneralizedAdvantage, GroupAdvantage, PassAtKAdvantage
+from luffy.config.objective.group import GroupConfig, ReplayConfig
+from luffy.config.objective.losses import EntropyLoss, KLLoss, NegativeLogLikelihoodLoss, OffPolicySurrogate
+from luffy.config.objective.schedule import depends_on_length
+from luffy.config.objective.terms import TermConfig, check_terms
+from luffy.config.strict import StrictModel
+
+
+class SupervisedObjectiveConfig(StrictModel):
+    """What an SFT step minimises: terms over demonstrations."""
+
+    terms: tuple[TermConfig, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SupervisedObjectiveConfig":
+        check_terms(self.terms)
+        wrong = [term.name for term in self.terms if not isinstance(term.loss, NegativeLogLikelihoodLoss | EntropyLoss)]
+        if wrong or any(term.select == "on_policy" for term in self.terms):
+            names = ", ".join(wrong or [term.name for term in self.terms if term.select == "on_policy"])
+            raise ValueError(f"terms {names}: SFT has neither rollouts nor rewards; use nll or entropy")
+        if any(term.gate is not None for term in self.terms):
+            raise ValueError("a gate speaks of rollouts, which SFT has not; remove it")
+        if any(term.normaliser.mode == "constant" for term in self.terms):
+            raise ValueError("normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence")
+        return self
+
+
+class InterleavedSFTConfig(SupervisedObjectiveConfig):
+    """ReLIFT (arXiv 2506.07527): prompts that every rollout failed are gathered; a full buffer makes an SFT step."""
+
+    buffer_size: PositiveInt
+    """Prompts (that have a trace) an SFT step takes."""
+    lr_scale: PositiveFloat = 1.0
+    """Times the learning rate of RL at that step."""
+
+
+class ObjectiveConfig(StrictModel):
+    """What an RL step minimises; see `exp_configs/methods/` for the published ones."""
+
+    group: GroupConfig
+    advantage: AdvantageConfig
+    terms: tuple[TermConfig, ...] = Field(min_length=1)
+    replay: ReplayConfig | None = None
+    interleaved_sft: InterleavedSFTConfig | None = None
+
+    @property
+    def has_off_policy_rows(self) -> bool:
+        return self.group.off_policy > 0 or self.replay is not None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a term compares with the policy the stage started from."""
+        return any(isinstance(term.loss, KLLoss) and term.loss.against == "reference" for term in self.terms)
+
+    @property
+    def needs_critic(self) -> bool:
+        return isinstance(self.advantage, GeneralizedAdvantage)
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether what is minimised at a step changes when the stage is made longer."""
+        scheduled = any(depends_on_length(term.coefficient) for term in self.terms)
+        return scheduled or (self.group.prefix is not None and self.group.prefix.depends_on_length)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ObjectiveConfig":
+        check_terms(self.terms)
+        for complaint in self._complaints():
+            raise ValueError(complaint)
+        return self
+
+    def _complaints(self) -> Iterator[str]:
+        yield from self._complaints_about_off_policy_rows()
+        yield from self._complaints_about_advantages()
+        rollouts = self.group.size - self.group.off_policy - (self.replay is not None)
+        if self.replay is not None and rollouts < 1:
+            yield "replay takes one row of the group, and off_policy the others: no rollout is left; raise group.size"
+        if self.replay is not None and self.group.prefix is not None:
+            yield "replay and group.prefix cannot be combined; remove one of them"
+
+    def _complaints_about_off_policy_rows(self) -> Iterator[str]:
+        selecting = [
+            term for term in self.terms if term.may_select_off_policy and not isinstance(term.loss, EntropyLoss)
+        ]
+        only_off = [term.name for term in self.terms if term.select == "off_policy"]
+        if only_off and not self.has_off_policy_rows:
+            yield (
+                f"term {only_off[0]!r} selects off_policy tokens but group.off_policy is 0 and there is no replay: "
+                "it would have no effect"
+            )
+        # A prefix steers the rollout behind it even where no term learns from its own tokens.
+        if self.has_off_policy_rows and not selecting and self.group.prefix is None:
+            yield "group.off_policy is above 0 but no term learns from off_policy tokens; set it to 0"
+
+    def _complaints_about_advantages(self) -> Iterator[str]:
+        advantage = self.advantage
+        if not any(term.is_policy_gradient for term in self.terms) and not self._gated_by_outcome():
+            yield "no term uses the advantage: this is supervised learning; use the sft stage"
+        if advantage.off_policy_scale != 1.0 and not self.has_off_policy_rows:
+            yield "advantage.off_policy_scale has no effect: there are no off-policy rows; remove it"
+        if isinstance(advantage, PassAtKAdvantage) and advantage.k > self.group.size:
+            yield f"advantage.k {advantage.k} is above group.size {self.group.size}; lower it"
+        if isinstance(advantage, GroupAdvantage) and advantage.population == "on_policy":
+            if not self.has_off_policy_rows:
+                yield "advantage.population: on_policy has no effect without off-policy rows; set it to joint"
+            if any(isinstance(term.loss, OffPolicySurrogate) for term in self.terms):
+                yield (
+                    "advantage.population: on_policy gives demonstrations advantage 0, so an off-policy surrogate "
+                    "would have no effect; set population: joint"
+                )
+            if self.group.prefix is not None:
+                yield (
+                    "advantage.population: on_policy gives guided rows advantage 0, so their continuations would "
+                    "teach nothing; set population: joint"
+                )
+
+    def _gated_by_outcome(self) -> bool:
+        return any(term.gate is not None and term.gate.outcome is not None for term in self.terms)

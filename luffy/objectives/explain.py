@@ -1,0 +1,141 @@
+"""An objective in words and symbols: what `--explain` prints. Nothing here is computed with."""
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from luffy.config.objective import (
+    BinomialLength,
+    EvenlySpacedLength,
+    GroupAdvantage,
+    ObjectiveConfig,
+    PrefixConfig,
+    RefillGroups,
+    TermConfig,
+    UniformLength,
+)
+
+_WIDTH = 110
+_LABEL = 12
+_SELECTED = {"on_policy": "on-policy tokens", "off_policy": "off-policy tokens", "response": "all response tokens"}
+_SYMBOLS = (
+    "A advantage; p = pi_theta(token), with gradient; pi_old: the policy before this RL step's updates; "
+    "r = p / pi_old; mu: what drew the token; rho = p / pi_phi, pi_phi the author of the trace (1 where unknown) or, "
+    "for a replayed row, the policy that drew it; H entropy; sg(x): x without gradient"
+)
+
+
+def explain_objective(objective: ObjectiveConfig, max_response_tokens: int) -> str:
+    """The group, the advantage, every term with its coefficient and normaliser, and the symbols."""
+    lines = [
+        *_entry("Group", _group(objective)),
+        *_entry("Advantage", _advantage(objective)),
+        *explain_terms(objective.terms, max_response_tokens),
+    ]
+    if objective.interleaved_sft is not None:
+        config = objective.interleaved_sft
+        words = (
+            f"prompts that every rollout failed are gathered; {config.buffer_size} of them make one SFT step on their "
+            f"traces, at {config.lr_scale:g} x the learning rate, which minimises"
+        )
+        lines += ["", *_entry("Interleaved", words), *explain_terms(config.terms, max_response_tokens)]
+    return "\n".join([*lines, "", *_entry("Symbols", _SYMBOLS)])
+
+
+def explain_terms(terms: Sequence[TermConfig], max_response_tokens: int) -> list[str]:
+    """One paragraph a term."""
+    lines = ["", *_entry("Loss", "L = " + " + ".join(term.name for term in terms))]
+    for term in terms:
+        lines += [
+            "",
+            *(
+                line
+                for number, text in enumerate(_term(term, terms, max_response_tokens))
+                for line in _entry("" if number else term.name, text)
+            ),
+        ]
+    return lines
+
+
+def _term(term: TermConfig, terms: Sequence[TermConfig], max_response_tokens: int) -> Iterator[str]:
+    yield f"{term.coefficient.formula()} x the sum over {_SELECTED[term.select]} of"
+    yield term.loss.formula()
+    if term.correction is not None:
+        yield f"times {term.correction.formula()}"
+    if term.gate is not None:
+        yield f"where {term.gate.formula()}"
+    if term.top_entropy_share is not None:
+        yield f"at the {term.top_entropy_share:.0%} of each row's selected tokens with the highest entropy"
+    yield f"divided by {_denominator(term, terms, max_response_tokens)}"
+
+
+def _denominator(term: TermConfig, terms: Sequence[TermConfig], max_response_tokens: int) -> str:
+    mode, joint = term.normaliser.mode, term.normaliser.population == "joint"
+    members = [other.name for other in terms if other.is_policy_gradient] if joint else [term.name]
+    owners = " and ".join(members)
+    counted = {
+        "token": f"the number of tokens of {owners}",
+        "sequence": f"the number of rows of {owners}, each row's tokens averaged first",
+        "constant": f"the number of rows of {owners} x {max_response_tokens}",
+    }[mode]
+    gated = any(other.gate is not None for other in terms if other.name in members)
+    when = "" if not gated else ", before the gate" if term.normaliser.before_gate else ", after the gate"
+    return f"{counted} in the optimizer step{when}"
+
+
+def _group(objective: ObjectiveConfig) -> str:
+    group = objective.group
+    rollouts = group.size - group.off_policy
+    parts = [f"{group.size} rows a prompt: {rollouts} rollouts"]
+    if group.off_policy_when_accuracy_at_most is not None:
+        parts = [
+            f"{group.size} rollouts a prompt; where the share of correct ones is at most "
+            f"{group.off_policy_when_accuracy_at_most:g}, {group.off_policy} of the wrong ones give way to traces"
+        ]
+    elif group.prefix is not None:
+        parts.append(f"{group.off_policy} that begin with a prefix of a trace, {_prefix(group.prefix)}")
+    elif group.off_policy:
+        parts.append(
+            f"{group.off_policy} demonstration{'s' * (group.off_policy > 1)} (a whole trace is a row of its own)"
+        )
+    if objective.replay is not None:
+        parts.append(
+            f"{objective.replay.share:.0%} of the prompts are replayed (one earlier success in place of a rollout) "
+            f"once a step's accuracy was above {objective.replay.start_accuracy:g}"
+        )
+    if group.filter is not None:
+        parts.append("groups whose rewards are all equal are dropped")
+    if isinstance(group.filter, RefillGroups):
+        parts.append(f"and replaced by others, in at most {group.filter.max_rounds} rounds")
+    return ", ".join(parts)
+
+
+def _prefix(config: PrefixConfig) -> str:
+    length = config.length
+    shared = ", the same for all of a group" if config.shared else ""
+    if isinstance(length, UniformLength):
+        return f"a share ~ U({length.low.formula()}, {length.high.formula()}){shared}"
+    if isinstance(length, BinomialLength):
+        return f"Binomial({length.chunks}, {length.probability.formula()}) of {length.chunks} pieces{shared}"
+    assert isinstance(length, EvenlySpacedLength)
+    return f"shares evenly spaced from {length.low:g} to {length.high:g}"
+
+
+def _advantage(objective: ObjectiveConfig) -> str:
+    config = objective.advantage
+    words = [f"A = {config.formula()}"]
+    if isinstance(config, GroupAdvantage) and objective.has_off_policy_rows:
+        outside = "rollouts alone; other rows have A = 0"
+        words.append(f"over {'all rows of the group' if config.population == 'joint' else outside}")
+    if config.off_policy_scale != 1.0:
+        words.append(f"x {config.off_policy_scale:g} on off-policy tokens")
+    if config.on_policy_scale != 1.0:
+        words.append(f"x {config.on_policy_scale:g} on on-policy tokens")
+    if config.zero_truncated:
+        words.append("0 on rollouts that ran into the length limit")
+    return ", ".join(words)
+
+
+def _entry(label: str, text: str) -> list[str]:
+    lines = wrap(text.replace(" ,", ","), _WIDTH - _LABEL - 2, break_long_words=False)
+    heads = [label.ljust(_LABEL), *[" " * _LABEL] * (len(lines) - 1)]
+    return [f"{head}  {line}" for head, line in zip(heads, lines, strict=True)]

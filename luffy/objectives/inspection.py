@@ -1,0 +1,106 @@
+"""What an objective does to single tokens: the figures a run reports about itself, never a part of the loss.
+
+Shape legend: `K` terms, `B` rows, `T` tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from luffy.config.objective import (
+    AipoLoss,
+    CispoLoss,
+    ClippedSurrogateLoss,
+    LossConfig,
+    SequenceSurrogateLoss,
+    ShapedSurrogateLoss,
+    TermConfig,
+    TotalVariationMaskedLoss,
+)
+from luffy.objectives.losses import TokenBatch, log_rho, logp_sampler
+from luffy.objectives.modifiers import token_factor
+from luffy.objectives.objective import objective_loss, only
+from luffy.objectives.ratios import sequence_mean
+from luffy.objectives.shaping import shape
+
+
+@torch.enable_grad()
+def logp_gradients(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: Tensor) -> Tensor:
+    """`(K, B, T)` derivative of each term's loss by logp: the factor on grad log pi_theta of every token."""
+    logp_BT = tokens.logp_BT.detach().requires_grad_()
+    alone = replace(tokens, logp_BT=logp_BT, entropy_BT=tokens.entropy_BT.detach())
+    gradients = []
+    for share in objective_loss(terms, alone, weight_KBT).term_K.unbind():
+        (gradient_BT,) = torch.autograd.grad(share, logp_BT, retain_graph=True, allow_unused=True)
+        gradients.append(torch.zeros_like(logp_BT) if gradient_BT is None else gradient_BT)
+    return torch.stack(gradients)
+
+
+@torch.no_grad()
+def limited(tokens: TokenBatch, term: TermConfig, selected_BT: Tensor) -> Tensor:
+    """`(B, T)` bool: selected tokens that the term clips, truncates or masks."""
+    own = only(tokens, selected_BT)
+    limit = _LIMITS.get(term.loss.kind)
+    limited_BT = torch.zeros_like(selected_BT) if limit is None else limit(own, term.loss)
+    bare = term.model_copy(update={"correction": _without_limits(term)})
+    found, unlimited = token_factor(own, term), token_factor(own, bare.model_copy(update={"top_entropy_share": None}))
+    if found is not None:
+        limited_BT = limited_BT | (found != (1.0 if unlimited is None else unlimited))
+    return limited_BT & selected_BT
+
+
+def _without_limits(term: TermConfig) -> object:
+    if term.correction is None:
+        return None
+    return term.correction.model_copy(update={"kind": "truncate", "low": 0.0, "high": float("inf")})
+
+
+def _clipped(tokens: TokenBatch, config: ClippedSurrogateLoss) -> Tensor:
+    ratio_BT = (tokens.logp_BT - tokens.logp_old_BT).exp()
+    outside_BT = _outside(ratio_BT, tokens.advantage_BT, config.clip_low, config.clip_high)
+    if config.dual_clip is not None:
+        outside_BT = outside_BT | ((ratio_BT > config.dual_clip) & (tokens.advantage_BT < 0))
+    return outside_BT
+
+
+def _clipped_sequence(tokens: TokenBatch, config: SequenceSurrogateLoss) -> Tensor:
+    log_ratio_BT = sequence_mean(tokens.logp_BT - tokens.logp_old_BT, tokens.selected_BT, tokens.sequence_BT)
+    return _outside(log_ratio_BT.exp(), tokens.advantage_BT, config.clip_low, config.clip_high)
+
+
+def _outside(ratio_BT: Tensor, advantage_BT: Tensor, low: float, high: float) -> Tensor:
+    """Where the minimum takes the clipped branch: r moved in the direction of A, and too far."""
+    return ((ratio_BT > 1 + high) & (advantage_BT > 0)) | ((ratio_BT < 1 - low) & (advantage_BT < 0))
+
+
+def _truncated_cispo(tokens: TokenBatch, config: CispoLoss) -> Tensor:
+    ratio_BT = (tokens.logp_BT - tokens.logp_old_BT).exp()
+    return (ratio_BT > 1 + config.clip_high) | (ratio_BT < (0.0 if config.clip_low is None else 1 - config.clip_low))
+
+
+def _truncated_aipo(tokens: TokenBatch, config: AipoLoss) -> Tensor:
+    return (tokens.logp_BT - logp_sampler(tokens)).exp() > config.max_ratio
+
+
+def _masked(tokens: TokenBatch, config: TotalVariationMaskedLoss) -> Tensor:
+    moved_BT = tokens.logp_BT.exp() - logp_sampler(tokens).exp()
+    return torch.where(tokens.advantage_BT > 0, moved_BT > config.max_increase, -moved_BT > config.max_decrease)
+
+
+def _clamped(tokens: TokenBatch, config: ShapedSurrogateLoss) -> Tensor:
+    weight_BT = shape(log_rho(tokens, config), config.shaping)
+    low = float("-inf") if config.min_weight is None else config.min_weight
+    high = float("inf") if config.max_weight is None else config.max_weight
+    return (weight_BT < low) | (weight_BT > high)
+
+
+_LIMITS: dict[str, Callable[[TokenBatch, LossConfig], Tensor]] = {
+    "clipped_surrogate": _clipped,  # type: ignore[dict-item]
+    "sequence_surrogate": _clipped_sequence,  # type: ignore[dict-item]
+    "cispo": _truncated_cispo,  # type: ignore[dict-item]
+    "aipo": _truncated_aipo,  # type: ignore[dict-item]
+    "tv_masked_surrogate": _masked,  # type: ignore[dict-item]
+    "shaped_surrogate": _clamped,  # type: ignore[dict-item]
+}

@@ -1,0 +1,106 @@
+"""Auxiliary losses against their formulas: likelihood of demonstrations, entropy, divergences."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import formulas
+from reference.token_cases import Tokens, assert_same, evaluate, packed, sequences, tokens
+
+from luffy.config.objective import EntropyLoss, KLLoss, NegativeLogLikelihoodLoss, TokenWeight
+from luffy.objectives.losses import token_loss
+
+LOG = math.log
+WEIGHTS: tuple[TokenWeight, ...] = ("one", "probability", "p_one_minus_p", "exp_entropy", "exp_minus_entropy")
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@given(case=sequences())
+def test_nll(weight: TokenWeight, case: Tokens) -> None:
+    found = evaluate(NegativeLogLikelihoodLoss(kind="nll", token_weight=weight), case)
+    assert_same(found, formulas.nll(case.logp_T, case.entropy_T, weight))
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@given(cases=st.lists(sequences(), min_size=2, max_size=3))
+def test_nll_weighs_each_sequence_of_a_packed_row_by_its_own_entropy(weight: TokenWeight, cases: list[Tokens]) -> None:
+    alone = [formulas.nll(case.logp_T, case.entropy_T, weight) for case in cases]
+    found = evaluate(NegativeLogLikelihoodLoss(kind="nll", token_weight=weight), *cases)
+    assert_same(found, tuple(np.concatenate(column) for column in zip(*alone, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    [
+        ("one", [1.0, 1.0]),
+        ("probability", [0.5, 0.1]),
+        ("p_one_minus_p", [0.25, 0.09]),
+        ("exp_entropy", [3.0, 3.0]),  # the mean of log 1 and log 9 is log 3
+        ("exp_minus_entropy", [1 / 3, 1 / 3]),
+    ],
+)
+def test_nll_weights_by_hand(weight: TokenWeight, expected: list[float]) -> None:
+    case = tokens([LOG(0.5), LOG(0.1)], entropy=[0.0, LOG(9.0)])
+    loss, gradient = evaluate(NegativeLogLikelihoodLoss(kind="nll", token_weight=weight), case)
+    assert gradient.tolist() == pytest.approx([-w for w in expected])
+    assert loss.tolist() == pytest.approx([-expected[0] * LOG(0.5), -expected[1] * LOG(0.1)])
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_nll_weights_have_no_gradient_through_the_entropy(weight: TokenWeight) -> None:
+    batch = packed([tokens([LOG(0.5), LOG(0.1)], entropy=[0.5, 1.5])])
+    loss_BT = token_loss(batch, NegativeLogLikelihoodLoss(kind="nll", token_weight=weight))
+    (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), batch.entropy_BT, allow_unused=True)
+    assert gradient_BT is None or not gradient_BT.any()
+
+
+@given(sequences())
+def test_entropy(case: Tokens) -> None:
+    batch = packed([case])
+    loss_BT = token_loss(batch, EntropyLoss(kind="entropy"))
+    (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), batch.entropy_BT)
+    assert_same((loss_BT.detach().numpy()[0], gradient_BT.numpy()[0]), (-case.entropy_T, -np.ones(len(case))))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("against", ["reference", "old", "behavior"])
+@given(case=sequences())
+def test_kl(estimator: str, against: str, case: Tokens) -> None:
+    found = evaluate(KLLoss(kind="kl", estimator=estimator, against=against), case)
+    other_T = {"reference": case.logp_ref_T, "old": case.logp_old_T, "behavior": case.logp_mu_T}[against]
+    assert_same(found, formulas.kl(case.logp_T, other_T, estimator))
+
+
+def test_kl_by_hand() -> None:
+    case = tokens([LOG(0.2)], ref=[LOG(0.4)])  # q / p = 2
+    expected = {"k1": (-LOG(2), 1.0), "k2": (LOG(2) ** 2 / 2, -LOG(2)), "k3": (1 - LOG(2), -1.0)}
+    for estimator, (value, gradient) in expected.items():
+        found = evaluate(KLLoss(kind="kl", estimator=estimator), case)
+        assert_same(found, (np.array([value]), np.array([gradient])))
+
+
+def _expected_gradient(estimator: str, logits_V: torch.Tensor, logq_V: torch.Tensor) -> torch.Tensor:
+    """Of the loss in expectation over tokens drawn from the policy, the draw itself held fixed."""
+    logits_V = logits_V.clone().requires_grad_()
+    logp_V = logits_V.log_softmax(-1)
+    batch = packed([tokens(logp_V.tolist(), ref=logq_V.tolist())])
+    loss_BT = token_loss(batch, KLLoss(kind="kl", estimator=estimator))
+    (by_logp_BT,) = torch.autograd.grad(loss_BT.sum(), batch.logp_BT)
+    (gradient_V,) = torch.autograd.grad((logp_V.exp().detach() * by_logp_BT[0] * logp_V).sum(), logits_V)
+    return gradient_V
+
+
+def test_expected_gradients_are_what_the_config_says() -> None:
+    """k2: the reverse divergence KL(p || q); k3: the forward one, KL(q || p); k1: nothing."""
+    generator = torch.Generator().manual_seed(3)
+    logits_V = torch.randn(5, generator=generator, dtype=torch.float64).requires_grad_()
+    logq_V = torch.randn(5, generator=generator, dtype=torch.float64).log_softmax(-1)
+    logp_V = logits_V.log_softmax(-1)
+    (reverse_V,) = torch.autograd.grad((logp_V.exp() * (logp_V - logq_V)).sum(), logits_V, retain_graph=True)
+    (forward_V,) = torch.autograd.grad((logq_V.exp() * (logq_V - logp_V)).sum(), logits_V)
+    for estimator, expected_V in {"k1": 0 * reverse_V, "k2": reverse_V, "k3": forward_V}.items():
+        found_V = _expected_gradient(estimator, logits_V.detach(), logq_V)
+        torch.testing.assert_close(found_V, expected_V, rtol=1e-9, atol=1e-12)

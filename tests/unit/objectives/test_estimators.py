@@ -1,0 +1,301 @@
+"""Advantage estimators against their formulas, row by row and token by token."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from reference import formulas
+from reference.row_batches import alone
+from torch import Tensor
+
+from luffy.config.objective import (
+    AdvantageConfig,
+    GeneralizedAdvantage,
+    GlobalBatchAdvantage,
+    GroupMeanAdvantage,
+    LeaveOneOutAdvantage,
+    LengthWeightedAdvantage,
+    PassAtKAdvantage,
+)
+from luffy.objectives.advantages import RowRewards, group_advantages
+from luffy.objectives.gae import generalized_advantages, whiten
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One row of a group."""
+
+    reward: float
+    length: int = 3
+    off: bool = False
+
+
+# Eighths are exact in binary, so that equal rewards are equal.
+_REWARD = st.one_of(st.sampled_from([0.0, 1.0]), st.integers(-16, 16).map(lambda i: i / 8))
+_SAMPLE = st.builds(Sample, _REWARD, st.integers(1, 9), st.booleans())
+_GROUPS = st.lists(st.lists(_SAMPLE, min_size=1, max_size=8), min_size=1, max_size=4)
+_BINARY = st.lists(st.builds(Sample, st.sampled_from([0.0, 1.0]), st.just(3), st.booleans()), min_size=1, max_size=8)
+
+
+def _estimate(
+    groups: Sequence[Sequence[Sample]], config: AdvantageConfig, sum_over_ranks: Callable[[Tensor], Tensor] = alone
+) -> list[list[float]]:
+    rows = [(sample, g) for g, group in enumerate(groups) for sample in group]
+    flat = group_advantages(
+        RowRewards(
+            reward_B=torch.tensor([sample.reward for sample, _ in rows], dtype=torch.float64),
+            length_B=torch.tensor([sample.length for sample, _ in rows]),
+            group_B=torch.tensor([g for _, g in rows]),
+            is_off_policy_B=torch.tensor([sample.off for sample, _ in rows]),
+        ),
+        config,
+        sum_over_ranks,
+    ).tolist()
+    taken = iter(flat)
+    return [[next(taken) for _ in group] for group in groups]
+
+
+def _inside(group: Sequence[Sample], population: str) -> list[Sample]:
+    return [sample for sample in group if population == "joint" or not sample.off]
+
+
+def _spread(group: Sequence[Sample], population: str, advantages: Sequence[float]) -> list[float]:
+    """The members' advantages at their rows, 0 for the others."""
+    taken = iter(advantages)
+    return [next(taken) if population == "joint" or not sample.off else 0.0 for sample in group]
+
+
+def _assert_groups(
+    groups: Sequence[Sequence[Sample]],
+    config: AdvantageConfig,
+    formula: Callable[[list[Sample]], Sequence[float]],
+) -> None:
+    """Every group by itself is what the formula says of its population."""
+    population = config.population
+    for group, found in zip(groups, _estimate(groups, config), strict=True):
+        members = _inside(group, population)
+        expected = _spread(group, population, formula(members) if members else [])
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+POPULATIONS = pytest.mark.parametrize("population", ["joint", "on_policy"])
+
+
+@POPULATIONS
+@pytest.mark.parametrize("scale_by_std", [False, True])
+@given(groups=_GROUPS)
+def test_group_mean(population: str, scale_by_std: bool, groups: list[list[Sample]]) -> None:
+    config = GroupMeanAdvantage(kind="group_mean", population=population, scale_by_std=scale_by_std)
+    _assert_groups(groups, config, lambda rows: formulas.group_mean([row.reward for row in rows], scale_by_std))
+
+
+@POPULATIONS
+@given(groups=_GROUPS)
+def test_leave_one_out(population: str, groups: list[list[Sample]]) -> None:
+    config = LeaveOneOutAdvantage(kind="leave_one_out", population=population)
+    _assert_groups(groups, config, lambda rows: formulas.leave_one_out([row.reward for row in rows]))
+
+
+@POPULATIONS
+@given(groups=_GROUPS)
+def test_length_weighted(population: str, groups: list[list[Sample]]) -> None:
+    config = LengthWeightedAdvantage(kind="length_weighted", population=population)
+    _assert_groups(
+        groups,
+        config,
+        lambda rows: formulas.length_weighted([row.reward for row in rows], [row.length for row in rows]),
+    )
+
+
+@POPULATIONS
+@pytest.mark.parametrize("k", [2, 3, 4])
+@given(groups=st.lists(_BINARY, min_size=1, max_size=3))
+def test_pass_at_k_by_all_subsets(population: str, k: int, groups: list[list[Sample]]) -> None:
+    config = PassAtKAdvantage(kind="pass_at_k", population=population, k=k)
+
+    def formula(rows: list[Sample]) -> Sequence[float]:
+        enough = len(rows) >= k
+        return formulas.pass_at_k([row.reward > 0 for row in rows], k) if enough else [0.0] * len(rows)
+
+    _assert_groups(groups, config, formula)
+
+
+@POPULATIONS
+@pytest.mark.parametrize("group_baseline", [False, True])
+@given(groups=_GROUPS)
+def test_global_batch(population: str, group_baseline: bool, groups: list[list[Sample]]) -> None:
+    members = [_inside(group, population) for group in groups]
+    members = [rows for rows in members if rows]
+    rewards, lengths = [[r.reward for r in g] for g in members], [[r.length for r in g] for g in members]
+    centred = [r - (sum(g) / len(g) if group_baseline else 0.0) for g in rewards for r in g]
+    assume(centred and max(centred) - min(centred) > 0.01)
+    config = GlobalBatchAdvantage(kind="global_batch", population=population, group_baseline=group_baseline)
+    expected = iter([a for g in formulas.global_batch(rewards, lengths, group_baseline) for a in g])
+    for group, found in zip(groups, _estimate(groups, config), strict=True):
+        by_hand = [next(expected) if population == "joint" or not row.off else 0.0 for row in group]
+        assert found == pytest.approx(by_hand, rel=1e-3, abs=1e-6)  # the engine adds 1e-6 to the deviation
+
+
+def test_global_batch_counts_the_rows_of_all_ranks() -> None:
+    config = GlobalBatchAdvantage(kind="global_batch", population="joint")
+    groups = [[Sample(1.0, 2), Sample(0.0, 7)], [Sample(0.5, 1), Sample(-1.0, 4)], [Sample(2.0, 3)]]
+    first, second = _two_ranks(groups[:1], groups[1:], config)
+    for found, expected in zip(first + second, _estimate(groups, config), strict=True):
+        assert found == pytest.approx(expected)
+
+
+def _two_ranks(
+    first: list[list[Sample]], second: list[list[Sample]], config: AdvantageConfig
+) -> list[list[list[float]]]:
+    """Both ranks at once, adding up their tensors at each call."""
+    barrier, sent, found = threading.Barrier(2, timeout=10), {}, {}
+
+    def work(rank: int, groups: list[list[Sample]]) -> None:
+        def sum_over_ranks(tensor: Tensor) -> Tensor:
+            sent[rank] = tensor
+            barrier.wait()
+            total = sent[0] + sent[1]
+            barrier.wait()
+            return total
+
+        found[rank] = _estimate(groups, config, sum_over_ranks)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in enumerate((first, second))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[0], found[1]]
+
+
+ESTIMATORS: list[AdvantageConfig] = [
+    GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False),
+    GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=True),
+    LeaveOneOutAdvantage(kind="leave_one_out", population="joint"),
+    LengthWeightedAdvantage(kind="length_weighted", population="joint"),
+    PassAtKAdvantage(kind="pass_at_k", population="joint", k=2),
+    GlobalBatchAdvantage(kind="global_batch", population="joint"),
+    GlobalBatchAdvantage(kind="global_batch", population="joint", group_baseline=True),
+]
+COMPARING_WITH_THE_GROUP = [
+    config for config in ESTIMATORS if not isinstance(config, GlobalBatchAdvantage) or config.group_baseline
+]
+EVERY_ESTIMATOR = pytest.mark.parametrize("config", ESTIMATORS, ids=lambda c: c.formula())
+
+
+@EVERY_ESTIMATOR
+@pytest.mark.parametrize("reward", [0.0, 0.1, 1.0, -0.3, 1e6, 8814.092912391603])
+def test_equal_rewards_give_exactly_nothing(config: AdvantageConfig, reward: float) -> None:
+    groups = [[Sample(reward, length) for length in (1, 5, 2)], [Sample(reward, 7)] * 7]
+    assert _estimate(groups, config) == [[0.0] * 3, [0.0] * 7]
+
+
+@pytest.mark.parametrize("config", COMPARING_WITH_THE_GROUP, ids=lambda c: c.formula())
+def test_a_group_of_one_row_has_no_advantage(config: AdvantageConfig) -> None:
+    groups = [[Sample(1.0)], [Sample(1.0), Sample(0.0)]]
+    assert _estimate(groups, config)[0] == [0.0]
+
+
+@EVERY_ESTIMATOR
+def test_estimates_do_not_depend_on_the_order_of_rows(config: AdvantageConfig) -> None:
+    group = [Sample(1.0, 2), Sample(0.0, 5), Sample(0.0, 1), Sample(1.0, 4)]
+    (forward,), (backward,) = _estimate([group], config), _estimate([group[::-1]], config)
+    assert forward == pytest.approx(backward[::-1])
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (ESTIMATORS[0], [0.75, -0.25, -0.25, -0.25]),
+        (ESTIMATORS[1], [1.5, -0.5, -0.5, -0.5]),  # the deviation is 1/2
+        (ESTIMATORS[2], [1.0, -1 / 3, -1 / 3, -1 / 3]),
+        (ESTIMATORS[3], [0.9, -0.1, -0.1, -0.1]),  # the right row has 1 of 10 tokens
+        (ESTIMATORS[4], [1.0, -1 / 3, -1 / 3, -1 / 3]),  # pass@2 is 1/2 over six pairs; a wrong row is in 1 right of 3
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_one_right_row_of_four(config: AdvantageConfig, expected: list[float]) -> None:
+    (found,) = _estimate([[Sample(1.0, 1), Sample(0.0, 3), Sample(0.0, 3), Sample(0.0, 3)]], config)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_pass_at_k_has_nothing_to_teach_once_every_subset_has_a_right_row() -> None:
+    config = PassAtKAdvantage(kind="pass_at_k", population="joint", k=2)
+    assert _estimate([[Sample(1.0), Sample(1.0), Sample(0.0)]], config) == [[0.0, 0.0, 0.0]]
+
+
+def test_demonstrations_outside_the_population_neither_move_the_baseline_nor_learn() -> None:
+    group = [Sample(1.0, 2), Sample(0.0, 2), Sample(1.0, 50, off=True)]
+    others = LeaveOneOutAdvantage(kind="leave_one_out", population="on_policy")
+    assert _estimate([group], others) == [[1.0, -1.0, 0.0]]
+    weighted = LengthWeightedAdvantage(kind="length_weighted", population="on_policy")
+    assert _estimate([group], weighted) == [[0.5, -0.5, 0.0]]
+
+
+# ---- tokens ----
+
+_VALUES = st.lists(st.floats(-2.0, 2.0), min_size=1, max_size=7)
+_ROW = st.tuples(st.floats(-2.0, 2.0), _VALUES, st.integers(0, 3))
+
+
+def _layout(rows: list[tuple[float, list[float], int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards, values and masks, with rubbish outside the responses."""
+    width = max(start + len(values) for _, values, start in rows) + 1
+    value_BT, mask_BT = torch.full((len(rows), width), 77.0), torch.zeros(len(rows), width, dtype=torch.bool)
+    for b, (_, values, start) in enumerate(rows):
+        value_BT[b, start : start + len(values)] = torch.tensor(values)
+        mask_BT[b, start : start + len(values)] = True
+    return torch.tensor([reward for reward, _, _ in rows]), value_BT, mask_BT
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 1.0), (0.99, 0.0)])
+@given(rows=st.lists(_ROW, min_size=1, max_size=4))
+def test_gae_is_its_sum(gamma: float, lam: float, rows: list[tuple[float, list[float], int]]) -> None:
+    config = GeneralizedAdvantage(kind="gae", gamma=gamma, lam=lam)
+    reward_B, value_BT, mask_BT = _layout(rows)
+    advantage_BT, return_BT = generalized_advantages(reward_B, value_BT, mask_BT, config)
+    for b, (reward, values, _) in enumerate(rows):
+        advantages, returns = formulas.gae(reward, values, gamma, lam)
+        assert advantage_BT[b][mask_BT[b]].tolist() == pytest.approx(advantages, abs=1e-6)  # inputs are float32
+        assert return_BT[b][mask_BT[b]].tolist() == pytest.approx(returns, abs=1e-6)
+    assert not advantage_BT[~mask_BT].any() and not return_BT[~mask_BT].any()
+
+
+def test_gae_by_hand() -> None:
+    config = GeneralizedAdvantage(kind="gae", gamma=0.5, lam=0.5)
+    reward_B, value_BT, mask_BT = _layout([(1.0, [0.2, 0.4], 1)])
+    advantage_BT, return_BT = generalized_advantages(reward_B, value_BT, mask_BT, config)
+    # Last: 1 - 0.4 = 0.6. First: 0.5 x 0.4 - 0.2 + 0.25 x 0.6 = 0.15.
+    assert advantage_BT[0, 1:3].tolist() == pytest.approx([0.15, 0.6])
+    assert return_BT[0, 1:3].tolist() == pytest.approx([0.35, 1.0])
+
+
+@given(rows=st.lists(_ROW, min_size=1, max_size=3))
+def test_returns_at_lambda_one_do_not_depend_on_the_critic(rows: list[tuple[float, list[float], int]]) -> None:
+    reward_B, value_BT, mask_BT = _layout(rows)
+    config = GeneralizedAdvantage(kind="gae", gamma=0.9, lam=1.0)
+    _, return_BT = generalized_advantages(reward_B, value_BT, mask_BT, config)
+    for b, (reward, values, _) in enumerate(rows):
+        expected = formulas.discounted_return(reward, len(values), 0.9)
+        assert return_BT[b][mask_BT[b]].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@given(rows=st.lists(_ROW, min_size=2, max_size=4))
+def test_whitening(rows: list[tuple[float, list[float], int]]) -> None:
+    _, value_BT, mask_BT = _layout(rows)
+    inside = value_BT[mask_BT].tolist()
+    assume(max(inside) - min(inside) > 1e-2)
+    found_BT = whiten(value_BT.double(), mask_BT, alone)
+    assert found_BT[mask_BT].tolist() == pytest.approx(formulas.whitened(inside), rel=1e-5, abs=1e-5)
+    assert not found_BT[~mask_BT].any()
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -3.7, 1e6])
+def test_whitening_equal_advantages_leaves_nothing(value: float) -> None:
+    mask_BT = torch.tensor([[True, True, True], [True, True, False]])
+    found_BT = whiten(torch.full((2, 3), value, dtype=torch.float64), mask_BT, alone)
+    assert found_BT.abs().max() < 1e-6

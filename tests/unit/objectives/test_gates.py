@@ -1,0 +1,205 @@
+"""Gates and denominators against a count by hand: who is let through, and by what a term divides."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference.row_batches import Row, alone, demonstration, objective_of, row_batch, tokens_of
+
+from luffy.config.objective import (
+    GateConfig,
+    LossConfig,
+    NegativeLogLikelihoodLoss,
+    NormaliserConfig,
+    RationalShaping,
+    ShapedSurrogateLoss,
+    SurrogateLoss,
+    TermConfig,
+)
+from luffy.objectives.normalisation import token_weights
+from luffy.objectives.objective import objective_loss
+
+MAX_RESPONSE_TOKENS = 10
+SURROGATE = SurrogateLoss(kind="surrogate")
+SHAPED = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=RationalShaping(kind="rational"))
+NLL = NegativeLogLikelihoodLoss(kind="nll")
+
+
+def _term(
+    name: str, select: str, loss: LossConfig, gate: GateConfig | None = None, coefficient: float = 1.0, **how: object
+) -> TermConfig:
+    settings = {"mode": "token", "population": "own"} | how
+    normaliser = NormaliserConfig(**settings)
+    return TermConfig(name=name, select=select, loss=loss, gate=gate, coefficient=coefficient, normaliser=normaliser)
+
+
+def _weights(terms: Sequence[TermConfig], rows: Sequence[Row]) -> torch.Tensor:
+    """`(K, B, T)` without the prompt."""
+    objective = objective_of(*terms, max_response_tokens=MAX_RESPONSE_TOKENS)
+    return token_weights(objective, row_batch(rows), alone)[:, :, 1:]
+
+
+# ---- the count by hand ----
+
+
+def _lets_through(gate: GateConfig | None, row: Row) -> bool:
+    if gate is None:
+        return True
+    above, at_most = gate.group_accuracy_above, gate.group_accuracy_at_most
+    return (
+        (above is None or row.accuracy > above)
+        and (at_most is None or row.accuracy <= at_most)
+        and (gate.outcome is None or row.correct == (gate.outcome == "correct"))
+    )
+
+
+def _chosen(term: TermConfig, row: Row, t: int, gated: bool = True) -> bool:
+    fits = term.select == "response" or (t < row.guided) == (term.select == "off_policy")
+    return t < row.length and fits and (not gated or _lets_through(term.gate, row))
+
+
+def _by_hand(terms: Sequence[TermConfig], term: TermConfig, rows: Sequence[Row], b: int, t: int) -> float:
+    """The weight of token t of row b: the denominators of `NormaliserConfig`, one token at a time."""
+    if not _chosen(term, rows[b], t):
+        return 0.0
+    how = term.normaliser
+    members = [other for other in terms if other.is_policy_gradient] if how.population == "joint" else [term]
+    counts = [
+        sum(any(_chosen(member, row, u, not how.before_gate) for member in members) for u in range(row.length))
+        for row in rows
+    ]
+    sequences = sum(count > 0 for count in counts)
+    denominator = {
+        "token": sum(counts),
+        "sequence": sequences * counts[b],
+        "constant": sequences * MAX_RESPONSE_TOKENS,
+    }[how.mode]
+    return term.coefficient.value / denominator
+
+
+_ACCURACY = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+_ROW = st.builds(
+    lambda length, guided, correct, accuracy: Row(length, min(guided, length), correct, accuracy),
+    st.integers(0, 4),
+    st.sampled_from([0, 0, 1, 2, 9]),
+    st.booleans(),
+    _ACCURACY,
+)
+_GATE = st.one_of(
+    st.none(),
+    st.builds(GateConfig, outcome=st.sampled_from(["correct", "wrong"])),
+    st.builds(GateConfig, group_accuracy_above=st.sampled_from([0.0, 0.25, 0.5])),
+    st.builds(GateConfig, group_accuracy_at_most=st.sampled_from([0.0, 0.25]), outcome=st.just("wrong")),
+)
+
+
+@st.composite
+def _objectives(draw: st.DrawFn) -> list[TermConfig]:
+    """Two policy-gradient terms with a joint denominator, and an auxiliary one."""
+    mode = draw(st.sampled_from(["token", "sequence", "constant"]))
+    gates = [draw(_GATE) for _ in range(3)]
+    before = draw(st.booleans()) and any(gates[:2])
+    joint = {"mode": mode, "population": "joint", "before_gate": before}
+    aside = {"mode": draw(st.sampled_from(["token", "sequence", "constant"]))}
+    aside |= {"before_gate": draw(st.booleans()) and gates[2] is not None}
+    return [
+        _term("on", draw(st.sampled_from(["on_policy", "response"])), SURROGATE, gates[0], 0.7, **joint),
+        _term("off", "off_policy", SHAPED, gates[1], 1.3, **joint),
+        _term("aside", draw(st.sampled_from(["on_policy", "off_policy", "response"])), NLL, gates[2], -0.5, **aside),
+    ]
+
+
+@given(terms=_objectives(), rows=st.lists(_ROW, min_size=1, max_size=5))
+def test_weights_are_those_counted_by_hand(terms: list[TermConfig], rows: list[Row]) -> None:
+    found = _weights(terms, rows)
+    for k, term in enumerate(terms):
+        expected = [[_by_hand(terms, term, rows, b, t) for t in range(found.shape[2])] for b in range(len(rows))]
+        torch.testing.assert_close(found[k], torch.tensor(expected, dtype=torch.float64).reshape(found[k].shape))
+
+
+# ---- gates ----
+
+ROWS = (
+    Row(2, correct=True, accuracy=0.5),
+    Row(1, accuracy=0.5),
+    Row(4, accuracy=0.0),
+    demonstration(3, accuracy=0.5),
+    demonstration(3, accuracy=0.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("gate", "passing"),
+    [
+        (GateConfig(group_accuracy_above=0.0), {0, 1, 3}),
+        (GateConfig(group_accuracy_above=0.5), set()),
+        (GateConfig(group_accuracy_at_most=0.0), {2, 4}),
+        (GateConfig(group_accuracy_at_most=0.5), {0, 1, 2, 3, 4}),
+        (GateConfig(outcome="correct"), {0}),
+        (GateConfig(outcome="wrong"), {1, 2, 3, 4}),
+        (GateConfig(outcome="wrong", group_accuracy_above=0.25), {1, 3}),
+    ],
+    ids=lambda value: value.formula() if isinstance(value, GateConfig) else "",
+)
+def test_rows_that_a_gate_lets_through(gate: GateConfig, passing: set[int]) -> None:
+    (weight_BT,) = _weights([_term("gated", "response", SURROGATE, gate)], ROWS)
+    assert {b for b in range(len(ROWS)) if weight_BT[b].any()} == passing
+
+
+ABOVE, BELOW = GateConfig(group_accuracy_above=0.0), GateConfig(group_accuracy_at_most=0.0)
+
+
+def test_hpt_learns_from_rollouts_or_from_the_demonstration() -> None:
+    """arXiv 2509.04419: L = 1[P > 0] L_RL + 1[P <= 0] L_SFT, by prompt."""
+    rl, sft = _weights([_term("rl", "on_policy", SURROGATE, ABOVE), _term("sft", "off_policy", NLL, BELOW)], ROWS)
+    assert [bool(row.any()) for row in rl] == [True, True, False, False, False]
+    assert [bool(row.any()) for row in sft] == [False, False, False, False, True]
+
+
+def test_denominator_after_the_gate_counts_what_it_lets_through() -> None:
+    (weight_BT,) = _weights([_term("rl", "on_policy", SURROGATE, ABOVE)], ROWS)
+    assert weight_BT[0, 0] == pytest.approx(1 / 3)
+    assert weight_BT.sum() == pytest.approx(1.0)
+
+
+def test_denominator_before_the_gate_counts_what_it_shuts_out() -> None:
+    (weight_BT,) = _weights([_term("rl", "on_policy", SURROGATE, ABOVE, before_gate=True)], ROWS)
+    assert weight_BT[0, 0] == pytest.approx(1 / 7)
+    assert weight_BT.sum() == pytest.approx(3 / 7)
+
+
+@pytest.mark.parametrize(("before_gate", "counted"), [(False, 3 + 6), (True, 7 + 6)])
+def test_joint_population_with_a_gate_on_one_term(before_gate: bool, counted: int) -> None:
+    joint = {"population": "joint", "before_gate": before_gate}
+    terms = [_term("on", "on_policy", SURROGATE, ABOVE, **joint), _term("off", "off_policy", SHAPED, **joint)]
+    on_BT, off_BT = _weights(terms, ROWS)
+    assert on_BT[0, 0] == pytest.approx(1 / counted)
+    assert off_BT[3, 0] == pytest.approx(1 / counted)
+
+
+@pytest.mark.parametrize("mode", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("before_gate", [False, True])
+def test_a_term_without_tokens_weighs_nothing(mode: str, before_gate: bool) -> None:
+    shut = GateConfig(group_accuracy_above=0.9)
+    terms = [
+        _term("shut", "on_policy", SURROGATE, shut, mode=mode, before_gate=before_gate),
+        _term("open", "off_policy", NLL),
+    ]
+    batch = row_batch(ROWS)
+    weight_KBT = token_weights(objective_of(*terms), batch, alone)
+    logp_BT = torch.full(batch.input_ids_BT.shape, -0.5, requires_grad=True)
+    output = objective_loss(terms, tokens_of(batch, logp_BT), weight_KBT)
+    assert not weight_KBT[0].any() and output.term_K[0] == 0
+    assert output.loss.item() == pytest.approx(0.5)
+    assert torch.autograd.grad(output.term_K[0], logp_BT, allow_unused=True)[0].count_nonzero() == 0
+
+
+def test_a_scheduled_coefficient_of_zero_weighs_nothing() -> None:
+    falling = {"kind": "linear", "start": 0.0, "end": 1.0}
+    rising = TermConfig(
+        name="rising", select="response", loss=NLL, coefficient=falling,
+        normaliser=NormaliserConfig(mode="token", population="own"),
+    )  # fmt: skip
+    assert not _weights([rising], ROWS).any()

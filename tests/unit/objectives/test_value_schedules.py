@@ -1,0 +1,117 @@
+"""Scheduled values at points worked by hand, and the coefficients of an objective at a step."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from luffy.config.objective import AdaptiveValue, EntropyLoss, NormaliserConfig, ScheduledValue, TermConfig, bounds
+from luffy.objectives.schedules import AdaptiveCoefficients, value_at
+from luffy.objectives.step import objective_at
+
+LINEAR = {"kind": "linear", "start": 1.0, "end": 0.0}
+COSINE = {"kind": "cosine", "start": 0.95, "end": 0.05}
+CHORD = {"kind": "warmup_cosine", "start": 0.0, "peak": 0.9, "end": 0.1, "warmup": 0.2, "decay": 0.4}
+
+
+def _curve(value: object, total: int = 11) -> list[float]:
+    parsed: ScheduledValue = TypeAdapter(ScheduledValue).validate_python(value)
+    return [value_at(parsed, step, total) for step in range(1, total + 1)]
+
+
+def test_a_plain_number_is_constant() -> None:
+    assert _curve(0.3) == [0.3] * 11
+
+
+def test_linear_runs_from_the_first_step_to_the_last() -> None:
+    assert _curve(LINEAR) == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0])
+
+
+def test_linear_holds_its_end_after_its_share() -> None:
+    assert _curve(LINEAR | {"over": 0.5}) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+
+
+def test_linear_in_levels_takes_equal_steps() -> None:
+    stairs = _curve(LINEAR | {"levels": 3}, total=7)
+    assert stairs == pytest.approx([1.0, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0])
+
+
+def test_luffys_linear_max_is_ten_windows_from_the_maximum_to_a_tenth_of_it() -> None:
+    """Window i of ten draws from U(0, max (10 - i) / 10), of equal length."""
+    curve = _curve({"kind": "linear", "start": 0.8, "end": 0.08, "levels": 10}, total=1001)
+    windows = [curve[100 * i + 50] for i in range(10)]
+    assert windows == pytest.approx([0.8 * (10 - i) / 10 for i in range(10)])
+    assert all(len(set(curve[100 * i + 1 : 100 * i + 99])) == 1 for i in range(10))
+
+
+def test_cosine_by_hand() -> None:
+    curve = _curve(COSINE, total=5)
+    quarter = 0.5 * (1 - math.cos(math.pi / 4))  # 0.1464
+    assert curve == pytest.approx([0.95, 0.95 - 0.9 * quarter, 0.5, 0.05 + 0.9 * quarter, 0.05])
+
+
+def test_cosine_holds_its_end_after_its_share() -> None:
+    assert _curve(COSINE | {"over": 0.5}, total=9) == pytest.approx(_curve(COSINE, total=5) + [0.05] * 4)
+
+
+def test_warmup_cosine_by_hand() -> None:
+    curve = _curve(CHORD)  # steps of a tenth: 0, peak at 0.2, half-way at 0.4, end from 0.6
+    quarter = 0.5 * (1 - math.cos(math.pi / 4))
+    assert curve[:3] == pytest.approx([0.0, 0.45, 0.9])
+    assert curve[3:6] == pytest.approx([0.9 - 0.8 * quarter, 0.5, 0.1 + 0.8 * quarter])
+    assert curve[6:] == pytest.approx([0.1] * 5)
+
+
+@pytest.mark.parametrize("value", [LINEAR, LINEAR | {"levels": 4}, COSINE, CHORD], ids=str)
+def test_a_stage_of_one_step_has_the_value_of_the_start(value: dict[str, object]) -> None:
+    assert _curve(value, total=1) == [value["start"]]
+
+
+@pytest.mark.parametrize("value", [LINEAR, LINEAR | {"levels": 4}, COSINE | {"over": 0.3}, CHORD], ids=str)
+@given(total=st.integers(1, 500), step=st.integers(1, 500))
+def test_values_stay_within_the_bounds_of_the_schedule(value: dict[str, object], total: int, step: int) -> None:
+    parsed: ScheduledValue = TypeAdapter(ScheduledValue).validate_python(value)
+    low, high = bounds(parsed)
+    assert low - 1e-12 <= value_at(parsed, min(step, total), total) <= high + 1e-12
+
+
+@pytest.mark.parametrize("value", [LINEAR, LINEAR | {"levels": 4}, COSINE | {"over": 0.3}, CHORD], ids=str)
+def test_the_same_share_of_a_longer_stage_has_the_same_value(value: dict[str, object]) -> None:
+    assert _curve(value, total=11) == pytest.approx(_curve(value, total=101)[::10])
+
+
+def _entropy_term(name: str, coefficient: object) -> TermConfig:
+    normaliser = NormaliserConfig(mode="token", population="own")
+    loss = EntropyLoss(kind="entropy")
+    return TermConfig(name=name, select="response", loss=loss, coefficient=coefficient, normaliser=normaliser)
+
+
+ADAPTIVE = AdaptiveValue(kind="adaptive", start=0.01, target=1.0, rate=0.5, minimum=0.002, maximum=0.05)
+
+
+def test_objective_takes_each_coefficient_at_its_step() -> None:
+    terms = (_entropy_term("fixed", 0.25), _entropy_term("falling", LINEAR), _entropy_term("adaptive", ADAPTIVE))
+    assert objective_at(terms, 3, 5, 10).coefficients == pytest.approx((0.25, 0.5, 0.01))
+    assert objective_at(terms, 5, 5, 10, {"adaptive": 0.03}).coefficients == pytest.approx((0.25, 0.0, 0.03))
+
+
+def test_adaptive_coefficient_rises_below_its_target_entropy_and_falls_above() -> None:
+    coefficients = AdaptiveCoefficients((_entropy_term("bonus", ADAPTIVE), _entropy_term("fixed", 0.1)))
+    assert coefficients.values == {"bonus": 0.01}
+    coefficients.react({"bonus": 0.4, "fixed": 9.0})
+    assert coefficients.values["bonus"] == pytest.approx(0.01 * math.exp(0.5 * 0.6))
+    coefficients.react({"bonus": 1.6})
+    assert coefficients.values["bonus"] == pytest.approx(0.01)
+
+
+def test_adaptive_coefficient_stays_within_its_bounds_and_comes_back_from_a_checkpoint() -> None:
+    coefficients = AdaptiveCoefficients((_entropy_term("bonus", ADAPTIVE),))
+    coefficients.react({"bonus": 100.0})
+    assert coefficients.values["bonus"] == 0.002
+    coefficients.react({"bonus": -100.0})
+    assert coefficients.values["bonus"] == 0.05
+    resumed = AdaptiveCoefficients((_entropy_term("bonus", ADAPTIVE),))
+    resumed.restore(coefficients.values)
+    assert resumed.values == coefficients.values
