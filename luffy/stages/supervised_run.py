@@ -43,7 +43,7 @@ def run_supervised(
     checkpoints = CheckpointStore(context.out, context.execution.checkpoint.keep)
     start = checkpoints.newest() or 0
     if start:
-        checkpoints.load(policy.engine, start)
+        checkpoints.load({"policy": policy.engine}, start)
     with Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start) as tracker:
 
         def on_step(step: int, metrics: dict[str, float]) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from luffy.tracking.jsonl import Json, StepLines, read_lines
 
 METRICS_FILE = "metrics.jsonl"
-NAMESPACES = ("actor", "batch", "rollout", "reward", "val", "perf")
-"""The learner, the batch it learned from, the sampling, the rewards, validation, and time."""
+NAMESPACES = ("actor", "critic", "batch", "rollout", "reward", "val", "perf")
+"""The learner, its critic (PPO), the batch they learned from, the sampling, the rewards, validation, and time."""
 TIME_NAMESPACE = "perf"
 
 MetricRow = dict[str, float]

@@ -41,7 +41,7 @@ class Tracker:
         self._wandb = WandbRun(out, key, name, tracking, settings.model_dump(mode="json"))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of `step`; their names start with `actor/ batch/ rollout/ reward/ val/` or `perf/`."""
+        """Record the metrics of `step`; their names start with one of `NAMESPACES`."""
         check_names(metrics)
         self._metrics.write(step, metrics)
         self._wandb.log(step, metrics)

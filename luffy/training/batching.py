@@ -23,12 +23,17 @@ class MicroBatch:
     position_ids_BT: Tensor
     packed: bool
     """Sequences lie end to end in one row; positions restart at each."""
+    counted: bool = True
+    """False on a stand-in that only keeps a rank in step with the others."""
 
 
-def collate(trajectories: Sequence[Trajectory], advantage_B: Tensor, pad_id: int) -> TrainBatch:
+def collate(
+    trajectories: Sequence[Trajectory], advantage_B: Tensor, pad_id: int, group_accuracy_B: Tensor | None = None
+) -> TrainBatch:
     """Right-padded batch of prompts and responses; every response token learns with its row's advantage.
 
-    `logp_old_BT` is NaN until the policy fills it in.
+    `logp_old_BT` is NaN until the policy fills it in, `logp_ref_BT` 0 until the reference does. Without
+    `group_accuracy_B` (SFT has no rollouts) it is 0.
     """
     width = max(len(row.prompt_ids) + len(row.response_ids) for row in trajectories)
     shape = (len(trajectories), width)
@@ -40,16 +45,23 @@ def collate(trajectories: Sequence[Trajectory], advantage_B: Tensor, pad_id: int
         advantage_BT=torch.zeros(shape, dtype=torch.float32),
         logp_old_BT=torch.full(shape, torch.nan, dtype=torch.float32),
         logp_behavior_BT=torch.full(shape, torch.nan, dtype=torch.float32),
+        logp_ref_BT=torch.zeros(shape, dtype=torch.float32),
+        sequence_BT=torch.arange(len(trajectories)).unsqueeze(-1).repeat(1, width),
+        is_correct_BT=torch.zeros(shape, dtype=torch.bool),
+        group_accuracy_BT=torch.zeros(shape, dtype=torch.float64),
     )
     for b, row in enumerate(trajectories):
         start, end = len(row.prompt_ids), len(row.prompt_ids) + len(row.response_ids)
         batch.input_ids_BT[b, :end] = torch.tensor(row.prompt_ids + row.response_ids)
         batch.attention_mask_BT[b, :end] = True
         batch.response_mask_BT[b, start:end] = True
-        batch.is_off_policy_BT[b, start:end] = torch.tensor([s is Source.OFF_POLICY for s in row.source])
+        batch.is_off_policy_BT[b, start:end] = torch.tensor([s is not Source.ON_POLICY for s in row.source])
         assert len(row.logp_behavior) == len(row.source) == len(row.response_ids)
         batch.logp_behavior_BT[b, start:end] = torch.tensor(row.logp_behavior)
         batch.advantage_BT[b, start:end] = advantage_B[b].float()
+        batch.is_correct_BT[b] = row.is_correct
+        if group_accuracy_B is not None:
+            batch.group_accuracy_BT[b] = group_accuracy_B[b]
     return batch
 
 
@@ -73,7 +85,7 @@ def split_into_micro_batches(batch: TrainBatch, weight_KBT: Tensor, max_tokens: 
 
 def weightless(micro: MicroBatch) -> MicroBatch:
     """The same tokens with weight 0: what a rank with fewer micro-batches runs to keep step with the others."""
-    return dataclasses.replace(micro, weight_KBT=torch.zeros_like(micro.weight_KBT))
+    return dataclasses.replace(micro, weight_KBT=torch.zeros_like(micro.weight_KBT), counted=False)
 
 
 def _fill(order: Sequence[int], length_B: Sequence[int], max_tokens: int, packing: bool) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """Starting DeepSpeed: the one place that knows its configuration and its traps."""
 
 import logging
+import math
 
 import deepspeed
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import OptimizerConfig
+from luffy.errors import NumericalError
 from luffy.training.distributed import init_process_group
 from luffy.training.policy_model import LogProbHead
 
@@ -29,7 +31,7 @@ def deepspeed_config(optimizer: OptimizerConfig, execution: ExecutionConfig, dty
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
-        # At stage 0 the clip is made by `Policy._clip_before_step`, which also reports the norm.
+        # At stage 0 the clip is made by `ClippedStep`, which also reports the norm.
         "gradient_clipping": optimizer.max_grad_norm if execution.zero_stage else 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
@@ -50,7 +52,8 @@ def start_engine(
     init_process_group()
     if execution.zero_stage == 3:
         # The head loops over chunks; as a leaf its weight is gathered once, however many chunks a rank has.
-        set_z3_leaf_modules(model, [LogProbHead])
+        # A critic has none.
+        set_z3_leaf_modules(model, [LogProbHead], raise_if_not_found=False)
     adamw = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=optimizer.lr,
@@ -62,6 +65,44 @@ def start_engine(
         model=model, optimizer=adamw, config=deepspeed_config(optimizer, execution, dtype), dist_init_required=False
     )
     return engine
+
+
+class ClippedStep:
+    """The optimizer step of an engine: the gradient clipped at any ZeRO stage, and its norm before that.
+
+    To be made together with the engine: at stage 0, where DeepSpeed tells no norm, it puts itself before each step.
+    """
+
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, max_grad_norm: float) -> None:
+        self._engine = engine
+        self._max_grad_norm = max_grad_norm
+        self._grad_norm = math.nan
+        self._clips = engine.zero_optimization_stage() == 0
+        if self._clips:
+            engine.optimizer.register_step_pre_hook(self._clip)
+
+    def take(self, lr: float) -> float:
+        """Step at the rate `lr` with the gradient gathered so far; returns its norm before clipping, over all ranks.
+
+        Raises NumericalError when the norm is not finite; the weights are then unchanged.
+        """
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+        self._engine.step()
+        norm = self._grad_norm if self._clips else float(self._engine.get_global_grad_norm())
+        check_finite("gradient norm", norm)  # ZeRO 1 to 3 skip such a step without a word
+        return norm
+
+    def _clip(self, *_: object) -> None:
+        parameters = self._engine.module.parameters()
+        self._grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm))
+        check_finite("gradient norm", self._grad_norm)
+
+
+def check_finite(name: str, value: float) -> None:
+    """Raise NumericalError when a number that training stands on is NaN or infinite."""
+    if not math.isfinite(value):
+        raise NumericalError(f"the {name} is {value}; lower the learning rate or check the data")
 
 
 def _skip_shared_memory_kernel() -> None:

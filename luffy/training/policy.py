@@ -3,8 +3,7 @@
 Shape legend: `K` objective terms, `B` rows, `T` tokens.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,16 +14,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
-from luffy.config.objective import TermConfig
 from luffy.config.training import OptimizerConfig
-from luffy.errors import ConfigError, DataError, NumericalError
+from luffy.errors import ConfigError, DataError
 from luffy.objectives.losses import TokenBatch
 from luffy.objectives.normalisation import token_weights
 from luffy.objectives.objective import needs_entropy_gradient, objective_loss
-from luffy.training.batching import MicroBatch, split_into_micro_batches, weightless
-from luffy.training.deepspeed_engine import start_engine
-from luffy.training.distributed import device, max_over_ranks, sum_over_ranks
+from luffy.objectives.step import StepObjective
+from luffy.training.batching import MicroBatch
+from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
+from luffy.training.distributed import device, sum_over_ranks
 from luffy.training.policy_model import PolicyModel, refuse_processed_logits
+from luffy.training.scoring import micro_batches, model_inputs, score
 from luffy.training.update_metrics import UpdateMetrics
 from luffy.types import TrainBatch
 
@@ -57,59 +57,44 @@ class Policy:
         model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens)
         self.engine = start_engine(model, optimizer, execution, dtype)
         self._execution = execution
-        self._optimizer = optimizer
-        self._grad_norm = math.nan
-        if execution.zero_stage == 0:
-            self.engine.optimizer.register_step_pre_hook(self._clip_before_step)
+        self._step = ClippedStep(self.engine, optimizer.max_grad_norm)
 
     @property
     def causal_lm(self) -> PreTrainedModel:
         """The same weights under the names of the model folder."""
         return self.engine.module.causal_lm
 
-    @torch.no_grad()
     def logprobs(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` log-probabilities of the response tokens under the present weights, 0 elsewhere."""
-        logp_BT = torch.zeros(batch.input_ids_BT.shape)
-        width = batch.input_ids_BT.shape[1]
-        # Each token's place in the batch, from 1, travels where its weight would.
-        place_1BT = torch.arange(1, len(batch) * width + 1).view(1, len(batch), width)
-        for micro in self._micro_batches(batch, place_1BT):
-            micro_logp_BT, _ = self._forward(micro, entropy_gradient=False)
-            mask_BT = micro.batch.response_mask_BT & (micro.weight_KBT[0] > 0)
-            logp_BT.view(-1)[micro.weight_KBT[0][mask_BT] - 1] = micro_logp_BT.cpu()[mask_BT]
-        return logp_BT
+        return score(lambda micro: self._forward(micro, entropy_gradient=False)[0], batch, self._execution)
 
-    def update(
-        self, batch: TrainBatch, terms: Sequence[TermConfig], max_response_tokens: int, lr: float
-    ) -> dict[str, float]:
+    def entropies(self, batch: TrainBatch) -> Tensor:
+        """`(B, T)` entropies (nats) where the response tokens were drawn, 0 elsewhere; no gradient."""
+        return score(lambda micro: self._forward(micro, entropy_gradient=False)[1], batch, self._execution)
+
+    def update(self, batch: TrainBatch, objective: StepObjective, lr: float) -> dict[str, float]:
         """One optimizer step on this rank's share of a batch; returns the step's metrics (`actor/...`).
 
         Raises NumericalError when the loss or the gradient is not finite; the weights are then unchanged.
         """
-        metrics = self.accumulate(batch, terms, max_response_tokens)
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = lr
-        self.engine.step()
-        norm = self._last_grad_norm()
-        _check_finite("gradient norm", norm)  # ZeRO 1 to 3 skip such a step without a word
-        return metrics | {"actor/grad_norm": norm, "actor/lr": lr}
+        metrics = self.accumulate(batch, objective)
+        return metrics | {"actor/grad_norm": self._step.take(lr), "actor/lr": lr}
 
-    def accumulate(self, batch: TrainBatch, terms: Sequence[TermConfig], max_response_tokens: int) -> dict[str, float]:
+    def accumulate(self, batch: TrainBatch, objective: StepObjective) -> dict[str, float]:
         """Add the gradient of a batch to the engine without stepping; returns the batch's metrics."""
-        weight_KBT = token_weights(terms, batch, max_response_tokens, sum_over_ranks)
-        entropy_gradient = needs_entropy_gradient(terms)
-        metrics = UpdateMetrics(terms)
-        for micro in self._micro_batches(batch, weight_KBT):
+        weight_KBT = token_weights(objective, batch, sum_over_ranks)
+        entropy_gradient = needs_entropy_gradient(objective.terms)
+        metrics = UpdateMetrics(objective.terms)
+        for micro in micro_batches(batch, weight_KBT, self._execution):
             logp_BT, entropy_BT = self._forward(micro, entropy_gradient)
             tokens = _token_batch(micro, logp_BT, entropy_BT)
-            output = objective_loss(terms, tokens, micro.weight_KBT.to(logp_BT.device))
+            output = objective_loss(objective.terms, tokens, micro.weight_KBT.to(logp_BT.device))
             # DeepSpeed averages gradients over ranks; the weights already divide by the total over all of them.
             self.engine.backward(output.loss * self.engine.world_size)
-            if micro.weight_KBT.any():
-                metrics.add(micro.batch, tokens, output)
+            if micro.counted:
+                metrics.add(micro, tokens, output)
         summary = metrics.summary(sum_over_ranks)
-        _check_finite("loss", summary["actor/loss"])
+        check_finite("loss", summary["actor/loss"])
         return summary
 
     @contextmanager
@@ -136,40 +121,8 @@ class Policy:
             persistent = self.causal_lm.state_dict().keys()
             self.causal_lm.save_pretrained(folder, state_dict={k: v for k, v in state.items() if k in persistent})
 
-    def _micro_batches(self, batch: TrainBatch, weight_KBT: Tensor) -> list[MicroBatch]:
-        execution = self._execution
-        micros = split_into_micro_batches(batch, weight_KBT, execution.micro_batch_tokens, execution.packing)
-        # Every rank makes the same number of collective calls, however its rows were cut.
-        missing = max_over_ranks(len(micros)) - len(micros)
-        return micros + [weightless(micros[0])] * missing
-
     def _forward(self, micro: MicroBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-        where = device()
-        mask_BT = None if micro.packed else micro.batch.attention_mask_BT.to(where)
-        return self.engine(
-            micro.batch.input_ids_BT.to(where),
-            mask_BT,
-            micro.position_ids_BT.to(where),
-            micro.batch.response_mask_BT.to(where),
-            entropy_gradient,
-        )
-
-    def _clip_before_step(self, *_: object) -> None:
-        parameters = self.engine.module.parameters()
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self._optimizer.max_grad_norm, error_if_nonfinite=False)
-        self._grad_norm = float(norm)
-        _check_finite("gradient norm", self._grad_norm)
-
-    def _last_grad_norm(self) -> float:
-        """Norm before clipping, over all ranks."""
-        if self._execution.zero_stage == 0:
-            return self._grad_norm
-        return float(self.engine.get_global_grad_norm())
-
-
-def _check_finite(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise NumericalError(f"the {name} is {value}; lower the learning rate or check the data")
+        return self.engine(*model_inputs(micro), entropy_gradient)
 
 
 def _token_batch(micro: MicroBatch, logp_BT: Tensor, entropy_BT: Tensor) -> TokenBatch:
@@ -181,7 +134,10 @@ def _token_batch(micro: MicroBatch, logp_BT: Tensor, entropy_BT: Tensor) -> Toke
         # With one update a phase the weights have not moved since it began: the policy stands in for itself.
         logp_old_BT=torch.where(logp_old_BT.isnan(), logp_BT.detach(), logp_old_BT),
         logp_behavior_BT=micro.batch.logp_behavior_BT.to(where),
+        logp_ref_BT=micro.batch.logp_ref_BT.to(where),
         advantage_BT=micro.batch.advantage_BT.to(where),
+        sequence_BT=micro.batch.sequence_BT.to(where),
+        selected_BT=micro.batch.response_mask_BT.to(where),
     )
 
 

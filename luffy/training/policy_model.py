@@ -84,7 +84,7 @@ class PolicyModel(nn.Module):
         logp_N, entropy_N = self.head(
             hidden_BTH[:, :-1][predicted_BT], input_ids_BT[:, 1:][predicted_BT], entropy_gradient
         )
-        return _scatter(logp_N, response_mask_BT), _scatter(entropy_N, response_mask_BT)
+        return scatter(logp_N, response_mask_BT), scatter(entropy_N, response_mask_BT)
 
 
 @torch.no_grad()
@@ -105,5 +105,6 @@ def refuse_processed_logits(causal_lm: PreTrainedModel) -> None:
         )
 
 
-def _scatter(value_N: Tensor, mask_BT: Tensor) -> Tensor:
+def scatter(value_N: Tensor, mask_BT: Tensor) -> Tensor:
+    """`(B, T)`: the N values at the places where the mask is true, in order; 0 elsewhere."""
     return torch.zeros(mask_BT.shape, dtype=value_N.dtype, device=value_N.device).masked_scatter(mask_BT, value_N)

@@ -9,6 +9,7 @@ import torch
 from luffy.config.objective import TermConfig
 from luffy.config.training import OptimizerConfig
 from luffy.objectives.schedules import schedule_multiplier
+from luffy.objectives.step import objective_at
 from luffy.seeds import derive_seed
 from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
@@ -63,11 +64,11 @@ def train_supervised(
         rows = [examples[i] for i in batch_indices(len(examples), plan.batch_size, step - 1, plan.seed)]
         batch = collate(rows, torch.zeros(len(rows)), pad_id)
         lr = plan.optimizer.lr * schedule_multiplier(plan.optimizer.schedule, step - 1, plan.steps)
-        metrics = policy.update(batch, plan.terms, batch.input_ids_BT.shape[1], lr)
+        metrics = policy.update(batch, objective_at(plan.terms, step, plan.steps, batch.input_ids_BT.shape[1]), lr)
         seconds = time.perf_counter() - began
         metrics["perf/tokens_per_s"] = float(batch.attention_mask_BT.sum()) / seconds
         metrics["perf/step_s"] = seconds
         # What is told first is known after a kill; a checkpoint that came first would skip this step's metrics.
         on_step(step, metrics)
         if step % plan.checkpoint_every == 0 and step < plan.steps:
-            checkpoints.save(policy.engine, step)
+            checkpoints.save({"policy": policy.engine}, step)

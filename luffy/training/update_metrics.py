@@ -1,6 +1,6 @@
-"""What an update reports: sums over micro-batches and ranks, turned into means at the end.
+"""What an update reports: sums over micro-batches and ranks, turned into means and quantiles at the end.
 
-Shape legend: `K` objective terms, `B` rows, `T` tokens.
+Shape legend: `K` objective terms, `B` rows, `T` tokens, `N` selected tokens.
 """
 
 from collections.abc import Sequence
@@ -8,26 +8,57 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from luffy.config.objective import ClippedSurrogateLoss, ShapedSurrogateLoss, TermConfig
+from luffy.config.objective import TermConfig
+from luffy.objectives.inspection import limited, logp_gradients
 from luffy.objectives.losses import TokenBatch
-from luffy.objectives.normalisation import SumOverRanks
+from luffy.objectives.normalisation import SumOverRanks, passes, select
 from luffy.objectives.objective import LossOutput
-from luffy.objectives.shaping import shape
+from luffy.training.batching import MicroBatch
 from luffy.types import TrainBatch
+
+_QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
+_DECADES = (-8, 3)
+_BINS_PER_DECADE = 25
 
 
 class UpdateMetrics:
-    """Accumulates (sum, count) pairs; a mean over nothing is left out rather than reported as 0 or NaN."""
+    """Accumulates (sum, count) pairs and histograms; what nothing was counted for is left out, never 0 or NaN.
+
+    Every rank keeps the same names in the same order, whatever its own rows were, since ranks sum them together.
+    """
 
     def __init__(self, terms: Sequence[TermConfig]) -> None:
         self._terms = terms
         self._term_K = torch.zeros(len(terms), dtype=torch.float64)
-        self._sums: dict[str, Tensor] = {}
+        self._means = {name: torch.zeros(2, dtype=torch.float64) for name in _mean_names(terms)}
+        self._weights = {term.name: _LogHistogram() for term in terms if term.is_policy_gradient}
 
     @torch.no_grad()
-    def add(self, batch: TrainBatch, tokens: TokenBatch, output: LossOutput) -> None:
+    def add(self, micro: MicroBatch, tokens: TokenBatch, output: LossOutput) -> None:
         """Count one micro-batch."""
-        self._term_K += output.term_K.double().cpu()
+        self._term_K += output.term_K.detach().double().cpu()
+        self._add_policy(micro.batch, tokens)
+        weight_KBT = micro.weight_KBT.to(tokens.logp_BT.device)
+        gradient_KBT = logp_gradients(self._terms, tokens, weight_KBT)
+        self._add_shares(micro.batch, gradient_KBT.sum(dim=0))
+        for term, weight_BT, gradient_BT in zip(self._terms, weight_KBT, gradient_KBT, strict=True):
+            self._add_term(term, micro.batch, tokens, weight_BT, gradient_BT)
+
+    def summary(self, sum_over_ranks: SumOverRanks) -> dict[str, float]:
+        """Means over the whole optimizer step, all ranks together."""
+        term_K = sum_over_ranks(self._term_K)
+        summary = {"actor/loss": float(term_K.sum())}
+        summary |= {f"actor/{term.name}_loss": float(share) for term, share in zip(self._terms, term_K, strict=True)}
+        for name, pair in self._means.items():
+            total, count = sum_over_ranks(pair)
+            if count > 0:
+                summary[name] = float(total / count)
+        for name, histogram in self._weights.items():
+            quantiles = histogram.quantiles(sum_over_ranks)
+            summary |= {f"actor/{name}_weight_{label}": value for label, value in quantiles.items()}
+        return summary
+
+    def _add_policy(self, batch: TrainBatch, tokens: TokenBatch) -> None:
         where = tokens.logp_BT.device
         off_BT = (batch.response_mask_BT & batch.is_off_policy_BT).to(where)
         on_BT = (batch.response_mask_BT & ~batch.is_off_policy_BT).to(where)
@@ -39,44 +70,86 @@ class UpdateMetrics:
         self._mean("actor/approx_kl", tokens.logp_old_BT - tokens.logp_BT, on_BT)
         known_BT = on_BT & ~tokens.logp_behavior_BT.isnan()
         self._mean("rollout/logp_gap_mean", (tokens.logp_old_BT - tokens.logp_behavior_BT).abs(), known_BT)
-        self._add_losses(tokens, on_BT, off_BT)
 
-    def summary(self, sum_over_ranks: SumOverRanks) -> dict[str, float]:
-        """Means over the whole optimizer step, all ranks together."""
-        term_K = sum_over_ranks(self._term_K)
-        summary = {"actor/loss": float(term_K.sum())}
-        summary |= {f"actor/{term.name}_loss": float(share) for term, share in zip(self._terms, term_K, strict=True)}
-        for name in _ALL_MEANS:
-            total, count = sum_over_ranks(self._sums.get(name, torch.zeros(2, dtype=torch.float64)))
-            if count > 0:
-                summary[name] = float(total / count)
-        return summary
+    def _add_shares(self, batch: TrainBatch, gradient_BT: Tensor) -> None:
+        """Of all that pulls on log-probabilities, how much pulls on off-policy tokens."""
+        size_BT = gradient_BT.abs().double().cpu()
+        pair = torch.stack([size_BT[batch.is_off_policy_BT].sum(), size_BT.sum()])
+        self._means["actor/off_policy_gradient_share"] += pair
 
-    def _add_losses(self, tokens: TokenBatch, on_BT: Tensor, off_BT: Tensor) -> None:
-        for term in self._terms:
-            if isinstance(term.loss, ClippedSurrogateLoss):
-                ratio_BT = (tokens.logp_BT - tokens.logp_old_BT).exp()
-                too_high_BT = (ratio_BT > 1 + term.loss.clip_high) & (tokens.advantage_BT > 0)
-                too_low_BT = (ratio_BT < 1 - term.loss.clip_low) & (tokens.advantage_BT < 0)
-                self._mean("actor/clip_fraction", (too_high_BT | too_low_BT).double(), on_BT)
-            elif isinstance(term.loss, ShapedSurrogateLoss):
-                log_rho_BT = tokens.logp_BT - torch.nan_to_num(tokens.logp_behavior_BT, nan=0.0)
-                self._mean("actor/off_policy_weight_mean", shape(log_rho_BT, term.loss.shaping), off_BT)
+    def _add_term(
+        self, term: TermConfig, batch: TrainBatch, tokens: TokenBatch, weight_BT: Tensor, gradient_BT: Tensor
+    ) -> None:
+        selected_BT = weight_BT != 0
+        if term.gate is not None:
+            shut_BT, own_BT = ~passes(batch, term.gate), select(batch, term.select)
+            self._mean(f"actor/{term.name}_gated_fraction", shut_BT, own_BT)
+        self._mean(f"actor/{term.name}_entropy", tokens.entropy_BT, selected_BT)
+        if not term.is_policy_gradient:
+            return
+        limited_BT = limited(tokens, term, selected_BT)
+        self._mean(f"actor/{term.name}_clip_fraction", limited_BT, selected_BT)
+        self._mean("actor/clip_fraction", limited_BT, selected_BT)
+        # On grad log pi_theta, for an advantage of 1: rho f'(rho) under policy shaping, r under the bare surrogate.
+        pull_BT = weight_BT * tokens.advantage_BT.double()
+        pulled_BT = pull_BT != 0
+        effective_BT = gradient_BT.double().abs() / torch.where(pulled_BT, pull_BT.abs(), 1.0)
+        self._weights[term.name].add(effective_BT[pulled_BT])
+        off_BT = pulled_BT & batch.is_off_policy_BT.to(pulled_BT.device)
+        self._mean("actor/off_policy_weight_mean", effective_BT, off_BT)
 
     def _mean(self, name: str, value_BT: Tensor, mask_BT: Tensor) -> None:
         selected_N = value_BT[mask_BT].double().cpu()
-        pair = torch.stack([selected_N.sum(), torch.tensor(float(len(selected_N)), dtype=torch.float64)])
-        self._sums[name] = self._sums.get(name, torch.zeros(2, dtype=torch.float64)) + pair
+        self._means[name] += torch.stack([selected_N.sum(), torch.tensor(float(len(selected_N)), dtype=torch.float64)])
 
 
-# Every rank sums the same list in the same order, whatever its own rows were.
-_ALL_MEANS = (
+def _mean_names(terms: Sequence[TermConfig]) -> list[str]:
+    names = list(_POLICY_MEANS)
+    for term in terms:
+        names += [f"actor/{term.name}_entropy"]
+        names += [f"actor/{term.name}_gated_fraction"] if term.gate is not None else []
+        names += [f"actor/{term.name}_clip_fraction"] if term.is_policy_gradient else []
+    return names
+
+
+_POLICY_MEANS = (
     "actor/entropy_on_policy",
     "actor/entropy_off_policy",
     "actor/on_policy_prob",
     "actor/off_policy_prob",
     "actor/approx_kl",
-    "actor/clip_fraction",
+    "actor/off_policy_gradient_share",
     "actor/off_policy_weight_mean",
+    "actor/clip_fraction",
     "rollout/logp_gap_mean",
 )
+
+
+class _LogHistogram:
+    """Counts on a fixed logarithmic grid: quantiles over micro-batches and ranks that do not depend on the cut.
+
+    A quantile is the upper edge of its bin, at most 10 % above the true one; weights below the grid count as 0.
+    """
+
+    def __init__(self) -> None:
+        low, high = _DECADES
+        self._edges = torch.logspace(low, high, (high - low) * _BINS_PER_DECADE + 1, dtype=torch.float64)
+        self._counts = torch.zeros(len(self._edges) + 1, dtype=torch.float64)
+
+    def add(self, value_N: Tensor) -> None:
+        index_N = torch.bucketize(value_N.cpu(), self._edges)
+        self._counts += torch.bincount(index_N, minlength=len(self._counts)).double()
+
+    def quantiles(self, sum_over_ranks: SumOverRanks) -> dict[str, float]:
+        counts = sum_over_ranks(self._counts)
+        if not counts.sum():
+            return {}
+        cumulative = counts.cumsum(0) / counts.sum()
+        upper = torch.cat([torch.zeros(1, dtype=torch.float64), self._edges])
+        # Bin 0 lies below the grid; the last lies above it and is reported as the grid's end.
+        return {
+            label: float(upper[min(int(torch.searchsorted(cumulative, share)) + 1, len(self._edges))])
+            if int(torch.searchsorted(cumulative, share))
+            else 0.0
+            for label, share in _QUANTILES.items()
+        }

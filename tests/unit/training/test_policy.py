@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from reference.gradient_case import MAX_RESPONSE_TOKENS, OPTIMIZER, execution, make_batch, terms_of, tiny_model
-from reference.losses import ReferenceRow, forward
+from reference.gradient_case import OPTIMIZER, execution, make_batch, step_of, tiny_model
+from reference.rows import evaluate
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from luffy.config.model import DType
@@ -15,6 +15,7 @@ from luffy.errors import ConfigError, DataError, NumericalError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.policy import Policy, check_fits, load_causal_lm
+from luffy.training.supervised import demonstration
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -27,8 +28,8 @@ def test_logprobs_equal_a_plain_forward_pass(packing: bool) -> None:
         mask_T = batch.response_mask_BT[b]
         start = int(mask_T.nonzero()[0])
         ids = batch.input_ids_BT[b]
-        row = ReferenceRow(ids[:start].tolist(), ids[mask_T].tolist(), False, 0.0, torch.zeros(0))
-        assert torch.allclose(found_BT[b][mask_T].double(), forward(model.double(), row).logp, atol=1e-5)
+        text = demonstration(ids[:start].tolist(), ids[mask_T].tolist())
+        assert torch.allclose(found_BT[b][mask_T].double(), evaluate(model.double(), text)[0], atol=1e-5)
         assert not found_BT[b][~mask_T].any()
         model.float()
 
@@ -54,9 +55,7 @@ def test_export_is_a_plain_model_folder(tmp_path: Path) -> None:
 def test_clipped_tokens_are_reported() -> None:
     model = tiny_model()
     batch = make_batch("on_policy", model)
-    metrics = Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32").accumulate(
-        batch, terms_of("on_policy"), MAX_RESPONSE_TOKENS
-    )
+    metrics = Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32").accumulate(batch, step_of("on_policy"))
     ratio = torch.tensor(0.0)
     clean = Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32").logprobs(batch)
     ratio_BT = (clean - batch.logp_old_BT).exp()
@@ -73,7 +72,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_weights_change() -> 
     batch.advantage_BT[batch.response_mask_BT] = float("inf")
     policy = Policy(copy.deepcopy(model), OptimizerConfig(lr=1e-2), execution(), "float32")
     with pytest.raises(NumericalError, match="lower the learning rate"):
-        policy.update(batch, terms_of("luffy"), MAX_RESPONSE_TOKENS, 1e-2)
+        policy.update(batch, step_of("luffy"), 1e-2)
     assert torch.equal(policy.causal_lm.lm_head.weight, model.lm_head.weight)
 
 
@@ -94,7 +93,7 @@ def test_generation_between_updates_sees_the_updated_weights(zero_stage: int, dt
         with policy.inference_model() as whole:
             (completion,) = TransformersEngine(whole, 1).generate([request], SamplingParams(1.0, 4, ()))
         drawn.append(completion.logprobs)
-        policy.update(batch, terms_of("luffy"), MAX_RESPONSE_TOKENS, 0.05)
+        policy.update(batch, step_of("luffy"), 0.05)
     assert drawn[0] != drawn[1]
 
 
@@ -104,7 +103,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_under_zero(zero_stage: int)
     batch.advantage_BT[batch.response_mask_BT] = 1e38
     policy = Policy(tiny_model(), OptimizerConfig(lr=1e-2), execution(zero_stage=zero_stage), "float32")
     with pytest.raises(NumericalError):
-        policy.update(batch, terms_of("luffy"), MAX_RESPONSE_TOKENS, 1e-2)
+        policy.update(batch, step_of("luffy"), 1e-2)
 
 
 def test_bfloat16_gradients_hardly_depend_on_the_split() -> None:
@@ -114,7 +113,7 @@ def test_bfloat16_gradients_hardly_depend_on_the_split() -> None:
     for tokens in (10_000, 1):
         model = tiny_model().to(torch.bfloat16)
         policy = Policy(model, OptimizerConfig(lr=1e-3), execution(zero_stage=2, micro_batch_tokens=tokens), "bfloat16")
-        norms.append(policy.update(batch, terms_of("luffy"), MAX_RESPONSE_TOKENS, 1e-3)["actor/grad_norm"])
+        norms.append(policy.update(batch, step_of("luffy"), 1e-3)["actor/grad_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=5e-3)
 
 

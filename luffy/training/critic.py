@@ -1,0 +1,170 @@
+"""The critic of PPO: what the rest of a response is worth, by a model of its own beside the policy.
+
+Shape legend: `B` rows, `T` tokens, `N` response tokens, `H` hidden size.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from luffy.config.execution import ExecutionConfig
+from luffy.config.model import DType
+from luffy.config.training import CriticConfig
+from luffy.training.batching import MicroBatch
+from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
+from luffy.training.distributed import device, sum_over_ranks
+from luffy.training.policy_model import scatter
+from luffy.training.scoring import micro_batches, model_inputs, score
+from luffy.types import TrainBatch
+
+
+class ValueHead(nn.Module):
+    """A linear map from a hidden state to its value, computed in float32; 0 everywhere at the start."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(hidden_size))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, hidden_NH: Tensor) -> Tensor:
+        """`(N,)` values, float32."""
+        return hidden_NH.float() @ self.weight.float() + self.bias.float()
+
+
+class ValueModel(nn.Module):
+    """The decoder of a causal language model under a value head; its output embeddings are left behind."""
+
+    def __init__(self, causal_lm: PreTrainedModel) -> None:
+        super().__init__()
+        self.decoder = causal_lm.get_decoder()
+        self.head = ValueHead(causal_lm.config.hidden_size).to(causal_lm.device)
+
+    def forward(
+        self,
+        input_ids_BT: Tensor,
+        attention_mask_BT: Tensor | None,
+        position_ids_BT: Tensor,
+        response_mask_BT: Tensor,
+    ) -> Tensor:
+        """`(B, T)` values at response tokens, 0 elsewhere; that of token t is of the state before it, at t - 1.
+
+        Packed rows are passed as to `PolicyModel.forward`.
+        """
+        hidden_BTH = self.decoder(
+            input_ids=input_ids_BT, attention_mask=attention_mask_BT, position_ids=position_ids_BT, use_cache=False
+        ).last_hidden_state
+        return scatter(self.head(hidden_BTH[:, :-1][response_mask_BT[:, 1:]]), response_mask_BT)
+
+
+class Critic:
+    """A value model in training, by its own optimizer in its own DeepSpeed engine.
+
+    `causal_lm` becomes the critic's own: it must not be the policy's.
+    """
+
+    def __init__(
+        self, causal_lm: PreTrainedModel, config: CriticConfig, execution: ExecutionConfig, dtype: DType
+    ) -> None:
+        if execution.gradient_checkpointing:
+            causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
+        causal_lm.train()
+        causal_lm.to(device())  # type: ignore[arg-type]
+        self.engine = start_engine(ValueModel(causal_lm), config.optimizer, execution, dtype)
+        self._step = ClippedStep(self.engine, config.optimizer.max_grad_norm)
+        self._config = config
+        self._execution = execution
+
+    def values(self, batch: TrainBatch) -> Tensor:
+        """`(B, T)` value of the state before each response token, float32 on the CPU, 0 elsewhere; no gradient."""
+        return score(self._forward, batch, self._execution)
+
+    def update(self, batch: TrainBatch, value_old_BT: Tensor, return_BT: Tensor, lr: float) -> dict[str, float]:
+        """One optimizer step on this rank's share of a batch; returns the step's metrics (`critic/...`).
+
+        `value_old_BT` are the values at the start of the phase (the clip's centre), `return_BT` the targets. Raises
+        NumericalError when the loss or the gradient is not finite; the weights are then unchanged.
+        """
+        metrics = self.accumulate(batch, value_old_BT, return_BT)
+        return metrics | {"critic/grad_norm": self._step.take(lr), "critic/lr": lr}
+
+    def accumulate(self, batch: TrainBatch, value_old_BT: Tensor, return_BT: Tensor) -> dict[str, float]:
+        """Add the gradient of a batch to the engine without stepping; returns the batch's metrics."""
+        mask_BT = batch.response_mask_BT.double()
+        num_tokens, return_sum = sum_over_ranks(torch.stack([mask_BT.sum(), (mask_BT * return_BT.double()).sum()]))
+        weight_BT = mask_BT / num_tokens.clamp(min=1)
+        metrics = _ValueMetrics(float(return_sum / num_tokens.clamp(min=1)))
+        # Old values and returns are cut along where a policy's further terms would have their weights.
+        carried_KBT = torch.stack([weight_BT, value_old_BT.double(), return_BT.double()])
+        for micro in micro_batches(batch, carried_KBT, self._execution):
+            value_BT = self._forward(micro)
+            weight_BT, value_old_BT, return_BT = micro.weight_KBT.to(value_BT.device)
+            token_loss_BT, is_clipped_BT = value_loss(value_BT, value_old_BT, return_BT, self._config.value_clip)
+            # DeepSpeed averages gradients over ranks; the weights already divide by the total over all of them.
+            self.engine.backward((weight_BT * token_loss_BT).sum() * self.engine.world_size)
+            metrics.add(weight_BT > 0, token_loss_BT, value_BT, return_BT, is_clipped_BT)
+        summary = metrics.summary()
+        check_finite("critic's loss", summary["critic/loss"])
+        return summary
+
+    def _forward(self, micro: MicroBatch) -> Tensor:
+        return self.engine(*model_inputs(micro))
+
+
+def value_loss(
+    value_BT: Tensor, value_old_BT: Tensor, return_BT: Tensor, value_clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """`(B, T)` float64 loss of each value against its return, and where the clip took its gradient.
+
+    0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2): the value loss of PPO's published code (arXiv 2005.12729;
+    the paper, 1707.06347, has no clip here). Without `value_clip`, 0.5 (V - R)^2.
+    """
+    value_BT = value_BT.double()
+    plain_BT = (value_BT - return_BT).square()
+    if value_clip is None:
+        return 0.5 * plain_BT, torch.zeros_like(plain_BT, dtype=torch.bool)
+    near_BT = value_BT.clamp(value_old_BT - value_clip, value_old_BT + value_clip)
+    clipped_BT = (near_BT - return_BT).square()
+    return 0.5 * torch.maximum(plain_BT, clipped_BT), clipped_BT > plain_BT
+
+
+class _ValueMetrics:
+    """Sums over the tokens of a step, turned into means at the end."""
+
+    def __init__(self, return_mean: float) -> None:
+        self._return_mean = return_mean
+        self._sums = torch.zeros(7, dtype=torch.float64)
+
+    @torch.no_grad()
+    def add(
+        self, mask_BT: Tensor, token_loss_BT: Tensor, value_BT: Tensor, return_BT: Tensor, is_clipped_BT: Tensor
+    ) -> None:
+        """Count the tokens of one micro-batch that are in `mask_BT`."""
+        error_BT = return_BT - value_BT
+        # Around its mean: sums of squares would lose the variance of a large return.
+        centred_BT = return_BT - self._return_mean
+        columns = (
+            torch.ones_like(return_BT), token_loss_BT, value_BT, error_BT, error_BT.square(), centred_BT.square(),
+            is_clipped_BT,
+        )  # fmt: skip
+        self._sums += torch.stack([column_BT[mask_BT].double().sum() for column_BT in columns]).cpu()
+
+    def summary(self) -> dict[str, float]:
+        """Means over the whole optimizer step, all ranks together.
+
+        `explained_variance` is 1 - Var(R - V) / Var(R), and left out where all returns are the same.
+        """
+        num_tokens, *sums = sum_over_ranks(self._sums).tolist()
+        loss, value, error, error_square, return_variance, clipped = (total / max(num_tokens, 1) for total in sums)
+        summary = {
+            "critic/loss": loss,
+            "critic/value_mean": value,
+            "critic/return_mean": self._return_mean,
+            "critic/clip_fraction": clipped,
+        }
+        if return_variance > _NO_VARIANCE:
+            summary["critic/explained_variance"] = 1 - (error_square - error**2) / return_variance
+        return summary
+
+
+_NO_VARIANCE = 1e-12
+"""Rounding of a mean leaves about the square of 1e-16 where all returns are the same."""

@@ -1,0 +1,32 @@
+"""The policy a stage started from, frozen: what KL terms compare with.
+
+Shape legend: `B` rows, `T` tokens.
+"""
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from luffy.config.execution import ExecutionConfig
+from luffy.training.distributed import device
+from luffy.training.policy_model import PolicyModel
+from luffy.training.scoring import model_inputs, score
+from luffy.types import TrainBatch
+
+
+class FrozenPolicy:
+    """A causal language model that only gives log-probabilities; whole on every rank, at any ZeRO stage.
+
+    `causal_lm` becomes its own: it is moved to the device and can no longer learn. `temperature` is that of the policy
+    it is compared with.
+    """
+
+    def __init__(self, causal_lm: PreTrainedModel, execution: ExecutionConfig, temperature: float) -> None:
+        causal_lm.eval()
+        causal_lm.requires_grad_(False)
+        causal_lm.to(device())  # type: ignore[arg-type]
+        self._model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens)
+        self._execution = execution
+
+    def logprobs(self, batch: TrainBatch) -> Tensor:
+        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
+        return score(lambda micro: self._model(*model_inputs(micro), False)[0], batch, self._execution)

@@ -1,0 +1,75 @@
+"""Scores of a batch: each at its own token however the batch is cut, and the three models that score."""
+
+import copy
+
+import pytest
+import torch
+from reference.gradient_case import OPTIMIZER, execution, tiny_model
+from reference.value_case import batch
+
+from luffy.config.training import SFTConfig
+from luffy.objectives.step import objective_at
+from luffy.training import scoring
+from luffy.training.batching import MicroBatch
+from luffy.training.frozen_policy import FrozenPolicy
+from luffy.training.policy import Policy
+
+SPLITS = (
+    {"micro_batch_tokens": 10_000},
+    {"micro_batch_tokens": 1},
+    {"micro_batch_tokens": 25},
+    {"micro_batch_tokens": 25, "packing": True},
+)
+TEMPERATURE = 0.7
+
+
+def _ids(micro: MicroBatch) -> torch.Tensor:
+    return micro.batch.input_ids_BT.double()
+
+
+@pytest.mark.parametrize("settings", SPLITS, ids=str)
+def test_every_score_comes_back_to_its_own_token(settings: dict[str, object]) -> None:
+    rows = batch()
+    expected_BT = torch.where(rows.response_mask_BT, rows.input_ids_BT, 0).float()
+    assert torch.equal(scoring.score(_ids, rows, execution(**settings)), expected_BT)
+
+
+def test_a_rank_with_fewer_micro_batches_runs_as_many_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "max_over_ranks", lambda value: value + 2)
+    rows, seen = batch(), []
+
+    def forward(micro: MicroBatch) -> torch.Tensor:
+        seen.append(micro.counted)
+        return _ids(micro) if micro.counted else torch.full_like(_ids(micro), torch.nan)
+
+    score_BT = scoring.score(forward, rows, execution(micro_batch_tokens=10_000))
+    assert seen == [True, False, False]
+    assert torch.equal(score_BT, torch.where(rows.response_mask_BT, rows.input_ids_BT, 0).float())
+
+
+@pytest.mark.parametrize("settings", SPLITS, ids=str)
+def test_log_probabilities_and_entropies_are_those_of_the_whole_model(settings: dict[str, object]) -> None:
+    model, rows = tiny_model(), batch()
+    with torch.no_grad():
+        logits_BTV = model(rows.input_ids_BT, attention_mask=rows.attention_mask_BT).logits[:, :-1] / TEMPERATURE
+    every_BTV = torch.distributions.Categorical(logits=logits_BTV)
+    mask_BT = rows.response_mask_BT[:, 1:]
+    policy = Policy(copy.deepcopy(model), OPTIMIZER, execution(**settings), "float32", TEMPERATURE)
+    frozen = FrozenPolicy(copy.deepcopy(model), execution(**settings), TEMPERATURE)
+    expected_BT = torch.where(mask_BT, every_BTV.log_prob(rows.input_ids_BT[:, 1:]), 0.0)
+    assert torch.allclose(policy.logprobs(rows)[:, 1:], expected_BT, atol=1e-5)
+    assert torch.allclose(frozen.logprobs(rows)[:, 1:], expected_BT, atol=1e-5)
+    assert torch.allclose(policy.entropies(rows)[:, 1:], torch.where(mask_BT, every_BTV.entropy(), 0.0), atol=1e-5)
+
+
+def test_the_frozen_policy_stays_where_the_policy_started() -> None:
+    model, rows = tiny_model(), batch()
+    rows.is_off_policy_BT = rows.response_mask_BT
+    policy = Policy(copy.deepcopy(model), OPTIMIZER, execution(), "float32")
+    frozen = FrozenPolicy(model, execution(), temperature=1.0)
+    start_BT = policy.logprobs(rows)
+    assert torch.equal(frozen.logprobs(rows), start_BT)
+    terms = SFTConfig(epochs=1, batch_size=1, optimizer=OPTIMIZER).objective.terms
+    policy.update(rows, objective_at(terms, 1, 1, rows.input_ids_BT.shape[1]), lr=1.0)
+    assert torch.equal(frozen.logprobs(rows), start_BT)
+    assert not torch.allclose(policy.logprobs(rows), start_BT, atol=1e-3)
