@@ -1,42 +1,27 @@
-"""From prompts to graded groups: rollouts from the engine, complete demonstrations beside them."""
+"""From prompts to graded groups: rollouts from the engine, rows that traces guide, replayed rows."""
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from luffy.config.objective import GroupConfig
-from luffy.grading.pool import Grade, GradeRequest, GraderPool
-from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
+from luffy.grading.pool import GradeRequest, GraderPool
+from luffy.rollout.engine import RolloutEngine, SamplingParams
+from luffy.rollout.prefixes import GuidedRow, prefix_length
+from luffy.rollout.rows import GeneratedRow, PlannedRow, replayed_row
+from luffy.rollout.tasks import Demonstration, RolloutTask
 from luffy.seeds import derive_seed
-from luffy.types import FinishReason, Group, Source, Trajectory
+from luffy.types import Group, Trajectory
 
-DEMONSTRATION_VERSION = -1
-"""Weight version of tokens that no weights of this run have drawn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Demonstration:
-    """A trace in tokens, the stop token at its end."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...] | None
-    """The author's, where known."""
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutTask:
-    """A prompt in tokens, with what it takes to grade and to guide."""
-
-    uid: str
-    prompt_ids: tuple[int, ...]
-    ground_truth: str
-    demonstrations: tuple[Demonstration, ...]
+__all__ = ["Demonstration", "GroupCollector", "RolloutTask"]
 
 
 class GroupCollector:
-    """Rolls out and grades; a demonstration enters as a whole row, after the rollouts, and is graded like them."""
+    """Rolls out and grades the groups of a step. The rows of a group: rollouts, guided rows, the replayed row.
+
+    Guided rows are whole traces or, with `group.prefix`, starts of traces that the policy continues. A whole trace
+    enters once, so that a prompt with fewer of them than the group wants is topped up with rollouts; starts of one
+    trace may guide many rows. All but replayed rows are graded, traces too; a hybrid row is graded as one text.
+    """
 
     def __init__(
         self,
@@ -45,96 +30,113 @@ class GroupCollector:
         params: SamplingParams,
         group: GroupConfig,
         seed: int,
+        total_steps: int,
     ) -> None:
         self._grader = grader
         self._decode = decode
         self._params = params
         self._group = group
         self._seed = seed
+        self._total_steps = total_steps
 
-    def collect(self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int) -> list[Group]:
-        """One group a task, in the order of the tasks: rollouts first, demonstrations last."""
-        guides = [self._demonstrations(task, step) for task in tasks]
-        requests = [
-            RolloutRequest(task.prompt_ids, derive_seed(self._seed, "rollout", step, task.uid, first + sample))
-            for task, demonstrations, first in zip(tasks, guides, self._first_samples(tasks), strict=True)
-            for sample in range(self._group.size - len(demonstrations))
+    def collect(
+        self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()
+    ) -> list[Group]:
+        """One group a task, in the order of the tasks.
+
+        `step` counts from 1. `earlier` names the prompts (uids) of the step's rounds before this one: a prompt that
+        comes again in a step is sampled anew.
+        """
+        visits = _visits(tasks, earlier)
+        plans = [self._plan(task, visit, step) for task, visit in zip(tasks, visits, strict=True)]
+        rows = self._graded(tasks, self._generated(engine, plans))
+        groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
+        return self._with_traces_where_failing(tasks, groups, step)
+
+    def _plan(self, task: RolloutTask, visit: int, step: int) -> list[PlannedRow]:
+        """The rows to generate, and the traces that always take part."""
+        guides = self._guides(task, step) if self._group.off_policy_when_accuracy_at_most is None else []
+        num_rollouts = self._group.size - len(guides) - len(_replayed(task))
+        seeds = [
+            derive_seed(self._seed, "rollout", step, task.uid, visit * self._group.size + sample)
+            for sample in range(num_rollouts + len(guides))
         ]
+        return [PlannedRow(task.prompt_ids, seed) for seed in seeds[:num_rollouts]] + [
+            PlannedRow(task.prompt_ids, seed, guide, self._num_given(task, guide, index, len(guides), visit, step))
+            for index, (seed, guide) in enumerate(zip(seeds[num_rollouts:], guides, strict=True))
+        ]
+
+    def _guides(self, task: RolloutTask, step: int) -> list[Demonstration]:
+        """The trace behind each guided row; a task with more of them takes turns over the steps."""
+        available, prefix = task.demonstrations, self._group.prefix
+        if not available:
+            return []
+        start = derive_seed(self._seed, "demonstration", step, task.uid) % len(available)
+        count = self._group.off_policy if prefix else min(self._group.off_policy, len(available))
+        stride = 0 if prefix and prefix.shared else 1
+        return [available[(start + i * stride) % len(available)] for i in range(count)]
+
+    def _num_given(self, task: RolloutTask, guide: Demonstration, index: int, count: int, visit: int, step: int) -> int:
+        if self._group.prefix is None:
+            return len(guide.token_ids)
+        row = GuidedRow(task.uid, index, count, visit)
+        return prefix_length(self._group.prefix, len(guide.token_ids), row, step, self._total_steps, self._seed)
+
+    def _generated(self, engine: RolloutEngine, plans: Sequence[Sequence[PlannedRow]]) -> list[list[GeneratedRow]]:
+        """Every planned row with what the engine says behind it; all groups in one call."""
+        requests = [row.request() for plan in plans for row in plan if not row.is_complete]
         completions = iter(engine.generate(requests, self._params))
-        replies = [
-            _Replies(task, tuple(itertools.islice(completions, self._group.size - len(demonstrations))), demonstrations)
-            for task, demonstrations in zip(tasks, guides, strict=True)
-        ]
-        return self._graded(replies)
+        return [[GeneratedRow(row, None if row.is_complete else next(completions)) for row in plan] for plan in plans]
 
-    def _first_samples(self, tasks: Sequence[RolloutTask]) -> list[int]:
-        """Where each task's samples start to count: a prompt that comes twice in a step is sampled anew."""
-        seen: Counter[str] = Counter()
-        firsts = []
-        for task in tasks:
-            firsts.append(seen[task.uid] * self._group.size)
-            seen[task.uid] += 1
-        return firsts
-
-    def _demonstrations(self, task: RolloutTask, step: int) -> tuple[Demonstration, ...]:
-        """As many as the group wants and the task has; a task with more of them takes turns over the steps."""
-        available = task.demonstrations
-        count = min(self._group.off_policy, len(available))
-        start = derive_seed(self._seed, "demonstration", step, task.uid) % max(len(available), 1)
-        return tuple(available[(start + i) % len(available)] for i in range(count))
-
-    def _graded(self, replies: Sequence["_Replies"]) -> list[Group]:
+    def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[GeneratedRow]]) -> list[list[Trajectory]]:
         wanted = [
-            GradeRequest(text, reply.task.ground_truth) for reply in replies for text in reply.texts(self._decode)
+            GradeRequest(row.text(self._decode), task.ground_truth)
+            for task, found in zip(tasks, rows, strict=True)
+            for row in found
         ]
         grades = iter(self._grader.grade(wanted))
-        return [
-            Group(
-                reply.task.uid,
-                tuple(_rollout_row(reply.task, completion, next(grades)) for completion in reply.completions)
-                + tuple(_demonstration_row(reply.task, guide, next(grades)) for guide in reply.demonstrations),
-            )
-            for reply in replies
+        return [[row.trajectory(next(grades)) for row in found] for found in rows]
+
+    def _with_traces_where_failing(
+        self, tasks: Sequence[RolloutTask], groups: Sequence[Group], step: int
+    ) -> list[Group]:
+        """The groups, with traces in the place of wrong rollouts where too few are right."""
+        bound = self._group.off_policy_when_accuracy_at_most
+        if bound is None:
+            return list(groups)
+        guides = [
+            self._guides(task, step) if group.accuracy <= bound else []
+            for task, group in zip(tasks, groups, strict=True)
         ]
+        traces = self._graded(
+            tasks,
+            [[_whole(task, guide) for guide in found] for task, found in zip(tasks, guides, strict=True)],
+        )
+        return [_in_place_of_wrong(*pair) for pair in zip(groups, traces, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Replies:
-    """Everything that was said to one prompt, not graded yet."""
-
-    task: RolloutTask
-    completions: tuple[Completion, ...]
-    demonstrations: tuple[Demonstration, ...]
-
-    def texts(self, decode: Callable[[Sequence[int]], str]) -> list[str]:
-        return [decode(completion.token_ids) for completion in self.completions] + [
-            demonstration.text for demonstration in self.demonstrations
-        ]
+def _visits(tasks: Sequence[RolloutTask], earlier: Sequence[str]) -> list[int]:
+    """How often each task's prompt came before in the step."""
+    seen = Counter(earlier)
+    visits = []
+    for task in tasks:
+        visits.append(seen[task.uid])
+        seen[task.uid] += 1
+    return visits
 
 
-def _rollout_row(task: RolloutTask, completion: Completion, grade: Grade) -> Trajectory:
-    length = len(completion.token_ids)
-    return Trajectory(
-        prompt_ids=task.prompt_ids,
-        response_ids=completion.token_ids,
-        source=(Source.ON_POLICY,) * length,
-        logp_behavior=completion.logprobs,
-        weight_version=(completion.weight_version,) * length,
-        reward=grade.reward,
-        outcome=grade.outcome,
-        finish_reason=completion.finish_reason,
-    )
+def _replayed(task: RolloutTask) -> tuple[Trajectory, ...]:
+    return () if task.replayed is None else (replayed_row(task.replayed),)
 
 
-def _demonstration_row(task: RolloutTask, demonstration: Demonstration, grade: Grade) -> Trajectory:
-    length = len(demonstration.token_ids)
-    return Trajectory(
-        prompt_ids=task.prompt_ids,
-        response_ids=demonstration.token_ids,
-        source=(Source.OFF_POLICY,) * length,
-        logp_behavior=demonstration.logprobs or (float("nan"),) * length,
-        weight_version=(DEMONSTRATION_VERSION,) * length,
-        reward=grade.reward,
-        outcome=grade.outcome,
-        finish_reason=FinishReason.STOP,
-    )
+def _whole(task: RolloutTask, guide: Demonstration) -> GeneratedRow:
+    return GeneratedRow(PlannedRow(task.prompt_ids, guide=guide, num_given=len(guide.token_ids)), completion=None)
+
+
+def _in_place_of_wrong(group: Group, traces: Sequence[Trajectory]) -> Group:
+    """The last wrong rollouts make room, one a trace; right ones never do, so that a trace too many stays out."""
+    wrong = [row for row in group.rollouts if not row.is_correct]
+    count = min(len(traces), len(wrong))
+    leaving = wrong[len(wrong) - count :]
+    staying = tuple(row for row in group.trajectories if not any(row is other for other in leaving))
+    return Group(group.uid, (*staying, *traces[:count]), displaced=tuple(leaving))

@@ -13,7 +13,8 @@ class SamplingParams:
 
     temperature: float
     """0: greedy."""
-    max_new_tokens: int
+    max_response_tokens: int
+    """Of the whole response: a given prefix counts, and only the rest of them may be generated behind it."""
     stop_token_ids: tuple[int, ...]
 
 
@@ -25,7 +26,8 @@ class RolloutRequest:
     seed: int
     """Decides the draw, independently of what else is in the batch."""
     prefix_ids: tuple[int, ...] = ()
-    """Start of the response that is given and continued (hybrid rows); not part of the completion."""
+    """Start of the response that is given and continued (hybrid rows); not part of the completion. It must be shorter
+    than `SamplingParams.max_response_tokens`: something is always generated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ _COMPACT_BELOW = 0.75
 class _Row:
     """One response while it grows."""
 
-    index: int
+    limit: int
+    """Tokens that may be generated."""
     uniform_T: Tensor
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -64,7 +65,7 @@ class TransformersEngine:
         """Nothing to free: the model belongs to the caller or goes with this object."""
 
     def _generate_batch(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        rows = [_Row(i, _uniforms(request, params)) for i, request in enumerate(requests)]
+        rows = [_Row(_room(request, params), _uniforms(request, params)) for request in requests]
         input_ids_BT, mask_BT = _left_pad([_context(request) for request in requests], self.model.device)
         cache = DynamicCache(config=self.model.config)
         running = rows
@@ -103,10 +104,17 @@ def _context(request: RolloutRequest) -> tuple[int, ...]:
     return request.prompt_ids + request.prefix_ids
 
 
+def _room(request: RolloutRequest, params: SamplingParams) -> int:
+    """Tokens left for the continuation once the prefix is counted."""
+    room = params.max_response_tokens - len(request.prefix_ids)
+    assert room > 0, f"a prefix of {len(request.prefix_ids)} tokens leaves none of {params.max_response_tokens}"
+    return room
+
+
 def _uniforms(request: RolloutRequest, params: SamplingParams) -> Tensor:
-    """One number in [0, 1) for each token that may be drawn."""
+    """One number in [0, 1) for each token that may be drawn, the first for the first token behind the prefix."""
     generator = torch.Generator().manual_seed(request.seed)
-    return torch.rand(params.max_new_tokens, generator=generator, dtype=torch.float64)
+    return torch.rand(params.max_response_tokens, generator=generator, dtype=torch.float64)
 
 
 def _left_pad(contexts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -131,7 +139,7 @@ def _draw(running: Sequence[_Row], logits_BV: Tensor, params: SamplingParams) ->
     logp_B = logp_BV.gather(-1, token_B.unsqueeze(-1)).squeeze(-1).tolist()
     for row, token, logp in zip(running, token_B.tolist(), logp_B, strict=True):
         if row.finish_reason is None:
-            _record(row, token, logp, params)
+            _record(row, token, logp, params.stop_token_ids)
     return token_B
 
 
@@ -143,10 +151,10 @@ def _invert(logp_BV: Tensor, uniform_B: Tensor) -> Tensor:
     return token_B.clamp(max=logp_BV.shape[-1] - 1)
 
 
-def _record(row: _Row, token: int, logp: float, params: SamplingParams) -> None:
+def _record(row: _Row, token: int, logp: float, stop_token_ids: Sequence[int]) -> None:
     row.tokens.append(token)
     row.logprobs.append(logp)
-    if token in params.stop_token_ids:
+    if token in stop_token_ids:
         row.finish_reason = FinishReason.STOP
-    elif len(row.tokens) == params.max_new_tokens:
+    elif len(row.tokens) == row.limit:
         row.finish_reason = FinishReason.LENGTH

@@ -26,6 +26,7 @@ _SCHEMA = pa.schema(
         pa.field("outcome", pa.string(), nullable=False),
         pa.field("finish_reason", pa.string(), nullable=False),
         pa.field("group", pa.int32(), nullable=False),
+        pa.field("displaced", pa.bool_(), nullable=False),
     ]
 )
 
@@ -40,28 +41,37 @@ class RolloutJournal:
     def commit(self, step: int, groups: Sequence[Group]) -> None:
         """Make the groups of `step` durable: after this returns, a kill cannot lose them."""
         rows = [
-            _row(index, group.uid, trajectory)
+            _row(index, group.uid, trajectory, displaced)
             for index, group in enumerate(groups)
-            for trajectory in group.trajectories
+            for displaced, trajectories in enumerate((group.trajectories, group.displaced))
+            for trajectory in trajectories
         ]
         with replacing(self._path(step)) as file:
             pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), file)
 
     def read(self, step: int) -> list[Group] | None:
-        """The groups of `step` exactly as committed, or None when that step was never committed."""
+        """The groups of `step` exactly as committed (perhaps none: []), or None when it was never committed."""
         path = self._path(step)
         if not path.exists():
             return None
         grouped: dict[int, list[dict]] = {}
         for row in pq.read_table(path).to_pylist():
             grouped.setdefault(row["group"], []).append(row)
-        return [Group(rows[0]["uid"], tuple(map(_trajectory, rows))) for rows in grouped.values()]
+        return [_group(rows) for rows in grouped.values()]
 
     def _path(self, step: int) -> Path:
         return self._directory / f"step_{step:06d}.parquet"
 
 
-def _row(group: int, uid: str, trajectory: Trajectory) -> dict[str, object]:
+def _group(rows: Sequence[dict]) -> Group:
+    return Group(
+        rows[0]["uid"],
+        tuple(_trajectory(row) for row in rows if not row["displaced"]),
+        tuple(_trajectory(row) for row in rows if row["displaced"]),
+    )
+
+
+def _row(group: int, uid: str, trajectory: Trajectory, displaced: int) -> dict[str, object]:
     return {
         "uid": uid,
         "prompt_ids": trajectory.prompt_ids,
@@ -73,6 +83,7 @@ def _row(group: int, uid: str, trajectory: Trajectory) -> dict[str, object]:
         "outcome": trajectory.outcome.value,
         "finish_reason": trajectory.finish_reason.value,
         "group": group,
+        "displaced": bool(displaced),
     }
 
 

@@ -1,37 +1,70 @@
 """What a step's groups say about the policy: rewards, outcomes, lengths, and how much signal the groups carry."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from luffy.types import FinishReason, Group, Outcome, Trajectory
+from luffy.types import Group, Outcome, Source, Trajectory
 
 
-def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[str, float]:
     """Metrics of one RL step in the namespaces `batch/`, `rollout/` and `reward/`.
 
-    Off-policy figures are left out when there is no demonstration, rather than reported as 0.
+    The policy is judged by its rollouts: by the rows that it sampled from the prompt alone. In a step without any,
+    where traces guide every row, the rows that it finished stand in for them. Figures of traces, of hybrid rows and
+    (without `replays`) of replayed rows are left out when there are none, rather than reported as 0; all others are 0
+    where there is nothing to count.
     """
-    on = [row for group in groups for row in group.trajectories if not row.is_off_policy]
-    off = [row for group in groups for row in group.trajectories if row.is_off_policy]
-    metrics = {
-        "reward/mean": fmean(row.reward for row in on),
-        "rollout/response_length_mean": fmean(len(row.response_ids) for row in on),
-        "rollout/truncated_share": fmean(row.finish_reason is FinishReason.LENGTH for row in on),
-        "batch/on_reward": fmean(row.reward for row in on),
-        "batch/solve_none": fmean(not any(_on_rewards(group)) for group in groups),
-        "batch/solve_all": fmean(all(reward == 1.0 for reward in _on_rewards(group)) for group in groups),
-        "batch/off_policy_token_share": _tokens(off) / (_tokens(on) + _tokens(off)),
+    rows = [row for group in groups for row in group.trajectories]
+    judged = [_judged_rows(group, all(row.is_off_policy for row in rows)) for group in groups]
+    metrics = _policy_metrics([row for found in judged for row in found])
+    metrics |= {
+        "batch/solve_none": _mean(not any(row.is_correct for row in found) for found in judged if found),
+        "batch/solve_all": _mean(all(row.is_correct for row in found) for found in judged if found),
+        "batch/zero_variance_share": _mean(len(set(group.rewards)) <= 1 for group in groups),
+        "batch/off_policy_token_share": _mean(source is not Source.ON_POLICY for row in rows for source in row.source),
     }
-    metrics |= {f"reward/{outcome}_share": fmean(row.outcome is outcome for row in on) for outcome in Outcome}
-    if off:
-        metrics["batch/off_reward"] = fmean(row.reward for row in off)
-        metrics["rollout/off_policy_length_mean"] = fmean(len(row.response_ids) for row in off)
+    if replays:
+        metrics["batch/replayed_share"] = _mean(any(map(_is_replayed, group.trajectories)) for group in groups)
+    return metrics | _guidance_metrics([row for row in rows if Source.OFF_POLICY in row.source])
+
+
+def _policy_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
+    reward = _mean(row.reward for row in rows)
+    metrics = {
+        "reward/mean": reward,
+        "rollout/response_length_mean": _mean(len(row.response_ids) for row in rows),
+        "rollout/truncated_share": _mean(row.is_truncated for row in rows),
+        "batch/on_reward": reward,
+    }
+    return metrics | {f"reward/{outcome}_share": _mean(row.outcome is outcome for row in rows) for outcome in Outcome}
+
+
+def _guidance_metrics(guided: Sequence[Trajectory]) -> dict[str, float]:
+    """Of whole traces and hybrid rows together, and how much of the hybrid ones was given."""
+    if not guided:
+        return {}
+    metrics = {
+        "batch/off_reward": _mean(row.reward for row in guided),
+        "rollout/off_policy_length_mean": _mean(len(row.response_ids) for row in guided),
+    }
+    hybrid = [row for row in guided if Source.ON_POLICY in row.source]
+    if hybrid:
+        shares = (row.source.count(Source.OFF_POLICY) / len(row.source) for row in hybrid)
+        metrics["batch/prefix_share_mean"] = _mean(shares)
     return metrics
 
 
-def _on_rewards(group: Group) -> list[float]:
-    return [row.reward for row in group.trajectories if not row.is_off_policy]
+def _judged_rows(group: Group, all_guided: bool) -> Sequence[Trajectory]:
+    """The group's rollouts; where no group has any, its rows that end in the policy's own tokens."""
+    if not all_guided:
+        return group.rollouts
+    return [row for row in group.trajectories if row.source and row.source[-1] is Source.ON_POLICY]
 
 
-def _tokens(rows: Sequence[Trajectory]) -> int:
-    return sum(len(row.response_ids) for row in rows)
+def _is_replayed(row: Trajectory) -> bool:
+    return Source.REPLAY in row.source
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return fmean(found) if found else 0.0

@@ -21,7 +21,8 @@ class SampleRollout:
     source: Literal["on_policy", "off_policy"]
     reward: float
     outcome: str
-    advantage: float
+    advantage: float | None
+    """Of the whole response; None where each token has its own (GAE)."""
 
 
 class SamplesWriter:

@@ -37,6 +37,6 @@ class ScriptedEngine:
     def _complete(self, request: RolloutRequest, params: SamplingParams) -> Completion:
         text = self._script(decode(self._tokenizer, request.prompt_ids), request.seed)
         ids = (*self._tokenizer(text, add_special_tokens=False)["input_ids"], params.stop_token_ids[0])
-        reason = FinishReason.STOP if len(ids) <= params.max_new_tokens else FinishReason.LENGTH
-        ids = ids[: params.max_new_tokens]
+        reason = FinishReason.STOP if len(ids) <= params.max_response_tokens else FinishReason.LENGTH
+        ids = ids[: params.max_response_tokens]
         return Completion(ids, (0.0,) * len(ids), reason, 0)

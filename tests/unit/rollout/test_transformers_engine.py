@@ -18,7 +18,7 @@ def _requests(count: int = 24) -> list[RolloutRequest]:
 
 
 def _params(temperature: float = 1.0) -> SamplingParams:
-    return SamplingParams(temperature, max_new_tokens=20, stop_token_ids=(STOP,))
+    return SamplingParams(temperature, max_response_tokens=20, stop_token_ids=(STOP,))
 
 
 def test_draws_do_not_depend_on_the_batch_they_are_made_in() -> None:
@@ -52,7 +52,7 @@ def test_greedy_equals_transformers_own_generate() -> None:
 def test_sampling_follows_the_model_distribution() -> None:
     model = tiny_model().eval()
     requests = [RolloutRequest((1, 2, 3), seed=i) for i in range(4000)]
-    params = SamplingParams(1.0, max_new_tokens=1, stop_token_ids=())
+    params = SamplingParams(1.0, max_response_tokens=1, stop_token_ids=())
     tokens = [c.token_ids[0] for c in TransformersEngine(model, 4000).generate(requests, params)]
     probabilities = torch.softmax(model(torch.tensor([[1, 2, 3]])).logits[0, -1].double(), dim=-1)
     share = torch.bincount(torch.tensor(tokens), minlength=VOCABULARY) / len(tokens)
@@ -71,6 +71,26 @@ def test_a_row_ends_at_its_stop_token_or_at_the_limit() -> None:
 
 def test_a_prefix_is_continued_and_not_returned() -> None:
     engine = TransformersEngine(tiny_model().eval(), 4)
-    whole = engine.generate([RolloutRequest((1, 2, 3, 9, 9), seed=5)], _params())
-    split = engine.generate([RolloutRequest((1, 2, 3), seed=5, prefix_ids=(9, 9))], _params())
-    assert whole == split
+    params = SamplingParams(1.0, max_response_tokens=20, stop_token_ids=())
+    (whole,) = engine.generate([RolloutRequest((1, 2, 3, 9, 9), seed=5)], params)
+    (split,) = engine.generate([RolloutRequest((1, 2, 3), seed=5, prefix_ids=(9, 9))], params)
+    assert split.token_ids == whole.token_ids[:18]
+    assert split.logprobs == pytest.approx(whole.logprobs[:18], abs=1e-5)
+
+
+def test_the_limit_is_that_of_the_whole_response_and_draws_do_not_depend_on_the_batch() -> None:
+    model = tiny_model().eval()
+    prefixes = [tuple(range(1, 1 + length)) for length in (0, 1, 5, 12, 18, 19)]
+    requests = [RolloutRequest(PROMPTS[i % len(PROMPTS)], i, prefix) for i, prefix in enumerate(prefixes)]
+    params = SamplingParams(1.0, max_response_tokens=20, stop_token_ids=())
+    together = TransformersEngine(model, 64).generate(requests + _requests(12), params)[: len(requests)]
+    alone = TransformersEngine(model, 1).generate(requests, params)
+    assert [len(completion.token_ids) for completion in alone] == [20, 19, 15, 8, 2, 1]
+    assert all(completion.finish_reason is FinishReason.LENGTH for completion in alone)
+    assert [completion.token_ids for completion in together] == [completion.token_ids for completion in alone]
+
+
+def test_a_prefix_that_leaves_no_room_is_a_programmer_s_mistake() -> None:
+    request = RolloutRequest((1,), seed=0, prefix_ids=(2,) * 20)
+    with pytest.raises(AssertionError, match="a prefix of 20 tokens leaves none of 20"):
+        TransformersEngine(tiny_model().eval(), 1).generate([request], _params())

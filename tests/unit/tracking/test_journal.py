@@ -6,7 +6,7 @@ from pathlib import Path
 from reference.gradient_case import trajectories
 
 from luffy.tracking.journal import RolloutJournal
-from luffy.types import Group, Trajectory
+from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 
 def _same(left: Trajectory, right: Trajectory) -> bool:
@@ -29,3 +29,28 @@ def test_a_step_that_was_not_committed_is_absent(tmp_path: Path) -> None:
     journal = RolloutJournal(tmp_path)
     (tmp_path / ".step_000001.parquet.torn").write_bytes(b"torn")
     assert journal.read(1) is None
+
+
+def test_hybrid_and_replayed_rows_come_back_token_for_token_and_groups_in_order(tmp_path: Path) -> None:
+    off, own, replayed = Source.OFF_POLICY, Source.ON_POLICY, Source.REPLAY
+    hybrid = Trajectory(
+        (1, 2),
+        (3, 4, 5),
+        (off, off, own),
+        (float("nan"), -0.1, -1 / 3),
+        (-1, -1, 7),
+        1.0,
+        Outcome.CORRECT,
+        FinishReason.STOP,
+    )
+    old = Trajectory(
+        (1,), (9, 4), (replayed,) * 2, (-1e-300, -2 / 3), (2, 3), 1.0, Outcome.CORRECT, FinishReason.LENGTH
+    )
+    groups = [Group("b", (old, hybrid)), Group("a", (hybrid,)), Group("b", (old,))]
+    RolloutJournal(tmp_path).commit(1, groups)
+    assert repr(RolloutJournal(tmp_path).read(1)) == repr(groups)
+
+
+def test_a_step_without_groups_is_committed_and_not_absent(tmp_path: Path) -> None:
+    RolloutJournal(tmp_path).commit(1, [])
+    assert RolloutJournal(tmp_path).read(1) == []

@@ -1,5 +1,7 @@
 """What a step's groups say."""
 
+import math
+
 import pytest
 
 from luffy.tracking.rollout_metrics import rollout_metrics
@@ -40,3 +42,60 @@ def test_off_policy_figures_are_left_out_without_demonstrations() -> None:
     metrics = rollout_metrics([Group("a", (_row(1.0), _row(0.0)))])
     assert "batch/off_reward" not in metrics
     assert metrics["batch/off_policy_token_share"] == 0.0
+
+
+def _hybrid(reward: float, given: int, own: int, begins: Source = Source.OFF_POLICY) -> Trajectory:
+    source = (begins,) * given + (Source.ON_POLICY,) * own
+    length, outcome = given + own, Outcome.CORRECT if reward else Outcome.WRONG
+    return Trajectory((1,), (2,) * length, source, (0.0,) * length, (0,) * length, reward, outcome, FinishReason.STOP)
+
+
+def test_hybrid_rows_count_by_token_and_do_not_judge_the_policy() -> None:
+    metrics = rollout_metrics(
+        [Group("a", (_row(0.0, length=4), _hybrid(1.0, 3, 1), _hybrid(0.0, 1, 3), _row(1.0, 4, off=True)))]
+    )
+    assert metrics["reward/mean"] == 0.0
+    assert metrics["batch/prefix_share_mean"] == 0.5
+    assert metrics["batch/off_policy_token_share"] == 0.5
+    assert metrics["batch/off_reward"] == pytest.approx(2 / 3)
+
+
+def test_where_every_row_is_guided_those_that_the_policy_finished_stand_in() -> None:
+    groups = [
+        Group("a", (_hybrid(1.0, 3, 1), _hybrid(0.0, 1, 1), _row(1.0, off=True))),
+        Group("b", (_row(1.0, off=True),)),
+    ]
+    metrics = rollout_metrics(groups)
+    assert metrics["reward/mean"] == 0.5
+    assert metrics["rollout/response_length_mean"] == 3.0
+    assert metrics["batch/solve_none"] == metrics["batch/solve_all"] == 0.0
+
+
+def test_a_group_without_rollouts_beside_others_says_nothing_of_the_policy() -> None:
+    metrics = rollout_metrics([Group("a", (_row(1.0),)), Group("b", (_hybrid(0.0, 1, 1),))])
+    assert metrics["reward/mean"] == metrics["batch/solve_all"] == 1.0
+    assert metrics["batch/solve_none"] == 0.0
+
+
+def test_groups_whose_rewards_are_all_equal_are_counted_with_their_traces() -> None:
+    silent, speaking = Group("a", (_row(1.0), _row(1.0, off=True))), Group("b", (_row(0.0), _row(1.0, off=True)))
+    assert rollout_metrics([silent, speaking])["batch/zero_variance_share"] == 0.5
+
+
+def test_replayed_rows_are_a_share_of_groups_and_neither_rollouts_nor_guidance() -> None:
+    replayed = _hybrid(1.0, 2, 0, begins=Source.REPLAY)
+    groups = [Group("a", (_row(0.0), replayed)), Group("b", (_row(0.0), _row(0.0)))]
+    metrics = rollout_metrics(groups, replays=True)
+    assert metrics["batch/replayed_share"] == 0.5
+    assert metrics["reward/mean"] == 0.0
+    assert metrics["batch/off_policy_token_share"] == 0.25
+    assert "batch/off_reward" not in metrics
+    assert rollout_metrics(groups[1:], replays=True)["batch/replayed_share"] == 0.0
+    assert "batch/replayed_share" not in rollout_metrics(groups)
+
+
+@pytest.mark.parametrize("groups", [[], [Group("a", (_row(1.0, off=True),))]])
+def test_there_are_numbers_even_where_the_policy_said_nothing(groups: list[Group]) -> None:
+    metrics = rollout_metrics(groups, replays=True)
+    assert metrics["reward/mean"] == 0.0
+    assert all(map(math.isfinite, metrics.values()))

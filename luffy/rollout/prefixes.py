@@ -1,0 +1,72 @@
+"""How much of its trace each guided row is given."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from luffy.config.objective import BinomialLength, EvenlySpacedLength, PrefixConfig, ScheduledValue, UniformLength
+from luffy.objectives.schedules import value_at
+from luffy.rollout.draws import uniform
+
+_At = Callable[[ScheduledValue], float]
+_Draw = Callable[[int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedRow:
+    """A place in a group that a trace guides."""
+
+    uid: str
+    """Of the prompt."""
+    index: int
+    """Which of the group's guided rows, from 0."""
+    count: int
+    """How many guided rows the group has."""
+    visit: int = 0
+    """How often the prompt came before in this step."""
+
+
+def prefix_length(
+    config: PrefixConfig, trace_tokens: int, row: GuidedRow, step: int, total_steps: int, seed: int
+) -> int:
+    """Tokens that `row` is given of a trace of `trace_tokens` (its stop token counted): from 0 to all of them.
+
+    A pure function: the draw belongs to (seed, step, prompt, visit, row), and to the group as a whole where
+    `config.shared`. A share of the trace is cut down to whole tokens. Schedules are read at `step` (counted from 1) of
+    `total_steps`.
+    """
+    drawn_for = 0 if config.shared else row.index
+    draw = partial(uniform, seed, "prefix", step, row.uid, row.visit, drawn_for)
+    at = partial(value_at, step=step, total_steps=total_steps)
+    return _LENGTHS[config.length.kind](config.length, trace_tokens, row, at, draw)
+
+
+def _uniform(length: UniformLength, trace_tokens: int, row: GuidedRow, at: _At, draw: _Draw) -> int:
+    low, high = at(length.low), at(length.high)
+    return _whole_tokens(low + (high - low) * draw(0), trace_tokens)
+
+
+def _binomial(length: BinomialLength, trace_tokens: int, row: GuidedRow, at: _At, draw: _Draw) -> int:
+    # A trace of fewer tokens than chunks is cut token by token.
+    chunks = min(length.chunks, trace_tokens)
+    probability = at(length.probability)
+    given = sum(draw(chunk) < probability for chunk in range(chunks))
+    return given * trace_tokens // chunks
+
+
+def _evenly_spaced(length: EvenlySpacedLength, trace_tokens: int, row: GuidedRow, at: _At, draw: _Draw) -> int:
+    # One row alone stands in the middle; LUFFY's code divides by zero there.
+    place = row.index / (row.count - 1) if row.count > 1 else 0.5
+    return _whole_tokens(length.low + (length.high - length.low) * place, trace_tokens)
+
+
+def _whole_tokens(share: float, trace_tokens: int) -> int:
+    return math.floor(round(share * trace_tokens, 6))  # 0.29 x 100 is 29, not 28.999999999999996
+
+
+_LENGTHS: dict[str, Callable[..., int]] = {
+    "uniform": _uniform,
+    "binomial": _binomial,
+    "evenly_spaced": _evenly_spaced,
+}

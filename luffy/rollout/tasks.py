@@ -1,0 +1,27 @@
+"""What the collector is given: a prompt in tokens, its traces, and what may be replayed with it."""
+
+from dataclasses import dataclass
+
+from luffy.types import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A trace in tokens, the stop token at its end."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    """The author's, where known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTask:
+    """A prompt in tokens, with what it takes to grade and to guide."""
+
+    uid: str
+    prompt_ids: tuple[int, ...]
+    ground_truth: str
+    demonstrations: tuple[Demonstration, ...]
+    replayed: Trajectory | None = None
+    """A stored success of the policy itself, which takes the place of one rollout."""

@@ -1,0 +1,130 @@
+"""The policy's own successes, kept and drawn."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luffy.config.objective import ReplayConfig
+from luffy.rollout.replay import MAX_SUCCESSES, ReplayBuffer
+from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+
+ANY_STEP = ReplayConfig(start_accuracy=0.0)
+
+
+def _row(correct: bool, token: int = 2, logp: float = -0.5, source: Source = Source.ON_POLICY) -> Trajectory:
+    outcome = Outcome.CORRECT if correct else Outcome.WRONG
+    return Trajectory((1,), (token,), (source,), (logp,), (3,), float(correct), outcome, FinishReason.STOP)
+
+
+def _group(uid: str, correct: int, size: int = 8, token: int = 10) -> Group:
+    return Group(uid, tuple(_row(i < correct, token + i) for i in range(size)))
+
+
+def _buffer(*groups: Group, config: ReplayConfig = ANY_STEP) -> ReplayBuffer:
+    buffer = ReplayBuffer(config, seed=5)
+    buffer.observe(groups)
+    return buffer
+
+
+def test_nothing_is_kept_before_the_first_step_that_is_good_enough() -> None:
+    buffer = ReplayBuffer(ReplayConfig(start_accuracy=0.5), seed=5)
+    buffer.observe([_group("early", 4)])
+    assert buffer.draw(1, 1) == []
+    buffer.observe([_group("a", 5)])
+    buffer.observe([_group("late", 1)])
+    assert sorted(buffer.draw(3, 9)) == ["a", "late"]
+
+
+def test_only_right_rollouts_are_kept_and_neither_traces_nor_replayed_rows_count() -> None:
+    trace, replayed = _row(True, 90, source=Source.OFF_POLICY), _row(True, 91, source=Source.REPLAY)
+    buffer = _buffer(Group("a", (_row(True, 20), _row(False, 21), trace, replayed)), Group("b", (trace, replayed)))
+    assert [row.response_ids for row in buffer.candidates("a")] == [(20,)]
+    assert buffer.draw(1, 9) == ["a"]
+
+
+def test_the_newest_successes_are_kept_and_equal_ones_once_as_last_drawn() -> None:
+    buffer = _buffer(_group("a", 6, token=10), _group("a", 4, token=20))
+    buffer.observe([Group("a", (_row(True, 12, logp=-0.125), _row(False, 99)))])
+    kept = buffer.candidates("a")
+    assert len(kept) == MAX_SUCCESSES
+    assert [row.response_ids[0] for row in kept] == [13, 14, 15, 20, 21, 22, 23, 12]
+    assert kept[-1].logp_behavior == (-0.125,)
+
+
+def test_a_prompt_that_fails_waits_with_its_successes_until_it_is_solved_again() -> None:
+    buffer = _buffer(_group("a", 2))
+    buffer.observe([_group("a", 0)])
+    assert buffer.draw(1, 1) == []
+    buffer.observe([_group("a", 1, token=30)])
+    assert buffer.draw(2, 1) == ["a"]
+    assert [row.response_ids[0] for row in buffer.candidates("a")] == [10, 11, 30]
+
+
+@pytest.mark.parametrize(("retire", "drawn"), [(True, []), (False, ["a"])])
+def test_a_solved_prompt_leaves_for_good_where_that_is_asked_for(retire: bool, drawn: list[str]) -> None:
+    buffer = _buffer(_group("a", 8), config=ReplayConfig(start_accuracy=0.0, retire_solved=retire))
+    buffer.observe([_group("a", 4)])
+    assert buffer.draw(1, 1) == drawn
+
+
+def test_buckets_are_drawn_by_the_normal_density_and_prompts_evenly_inside() -> None:
+    """The half-solved bucket holds two prompts, that of 6 of 8 one: exp(0) against exp(-2), whatever their sizes."""
+    buffer = _buffer(_group("a", 4), _group("b", 4), _group("c", 6))
+    drawn = Counter(uid for step in range(4000) for uid in buffer.draw(step, 1))
+    of_c = math.exp(-2) / (1 + math.exp(-2))
+    for uid, probability in {"a": (1 - of_c) / 2, "b": (1 - of_c) / 2, "c": of_c}.items():
+        error = (probability * (1 - probability) / 4000) ** 0.5
+        assert drawn[uid] / 4000 == pytest.approx(probability, abs=4 * error)
+
+
+def test_a_lone_bucket_far_from_the_mean_is_still_drawn() -> None:
+    config = ReplayConfig(start_accuracy=0.0, bucket_mean=0.99, bucket_std=1e-4)
+    assert _buffer(_group("a", 1), config=config).draw(1, 2) == ["a"]
+
+
+_corrects = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=30)
+
+
+@given(_corrects, st.integers(1, 500), st.integers(0, 25))
+def test_draws_are_different_replayable_prompts_and_the_same_again(
+    corrects: list[tuple[int, int]], step: int, count: int
+) -> None:
+    groups = [_group(f"p{prompt}", correct) for prompt, correct in corrects]
+    buffer = _buffer(*groups)
+    drawn = buffer.draw(step, count)
+    assert len(set(drawn)) == len(drawn) <= count
+    assert all(buffer.candidates(uid) for uid in drawn)
+    last = {group.uid: group.accuracy for group in groups}
+    solved = {group.uid for group in groups if group.accuracy == 1.0}
+    replayable = [uid for uid, accuracy in last.items() if accuracy > 0 and uid not in solved]
+    assert len(drawn) == min(count, len(replayable))
+    assert drawn == _buffer(*groups).draw(step, count) == buffer.draw(step, count)
+
+
+_logps = st.floats(max_value=0.0, allow_nan=False, allow_infinity=False)
+
+
+@given(_corrects, st.lists(_logps, min_size=1, max_size=5))
+def test_the_state_comes_back_exactly_from_json(corrects: list[tuple[int, int]], logps: list[float]) -> None:
+    own = Trajectory(
+        (1, 2), tuple(range(len(logps))), (Source.ON_POLICY,) * len(logps), tuple(logps), (4,) * len(logps),
+        1.0, Outcome.CORRECT, FinishReason.LENGTH,
+    )  # fmt: skip
+    buffer = _buffer(*[_group(f"p{prompt}", correct) for prompt, correct in corrects], Group("q", (own, _row(False))))
+    again = ReplayBuffer(ANY_STEP, seed=5)
+    again.restore(json.loads(json.dumps(buffer.state())))
+    assert again.state() == buffer.state()
+    assert again.candidates("q") == [own]
+    assert again.draw(7, 5) == buffer.draw(7, 5)
+    for each in (buffer, again):
+        each.observe([_group("p0", 3, token=50)])
+    assert again.state() == buffer.state()
+
+
+def test_an_own_rollout_without_log_probabilities_is_a_programmer_s_mistake() -> None:
+    with pytest.raises(AssertionError, match="without its log-probabilities"):
+        _buffer(Group("a", (_row(True, logp=float("nan")), _row(False))))
