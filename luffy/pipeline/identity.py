@@ -79,7 +79,7 @@ def identity_of(
     files: Mapping[str, str],
 ) -> Identity:
     """The identity of a stage with these settings, upstream keys, code and outside files."""
-    extendable = isinstance(settings, RLSettings) and not settings.rl.optimizer.schedule.depends_on_length
+    extendable = isinstance(settings, RLSettings) and not settings.depends_on_length
     return Identity(stage, settings.model_dump(mode="json"), dict(upstream), dict(code), dict(files), extendable)
 
 

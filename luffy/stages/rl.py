@@ -1,26 +1,32 @@
 """Mixed-policy reinforcement learning: rollouts and demonstrations in one group, one objective over both.
 
 Run: python -m luffy.stages.rl --config DIR/config.yaml --out DIR
+Ask: python -m luffy.stages.rl --explain exp_configs/arithmetic.yaml
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
+import deepspeed
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from luffy.config.settings import RLSettings
+from luffy.config.training import RLConfig
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import decode, encode_traces, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.errors import DataError
 from luffy.grading.pool import GraderPool
-from luffy.rollout.collector import Demonstration, GroupCollector, RolloutTask
+from luffy.rollout.collector import GroupCollector
 from luffy.rollout.engine import SamplingParams
-from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.rollout.tasks import Demonstration, RolloutTask
 from luffy.seeds import derive_seed
 from luffy.stages.continuation import adopt_shorter_run
+from luffy.stages.experience import Experience, Sources
+from luffy.stages.explain import explain_if_asked
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.rollout_samples import sample_rollouts
 from luffy.tracking.journal import RolloutJournal
@@ -30,23 +36,38 @@ from luffy.tracking.samples import SAMPLES_FILE, SampleRollout
 from luffy.tracking.tracker import Tracker
 from luffy.training.base_model import copy_tokenizer
 from luffy.training.checkpoint import CheckpointStore
+from luffy.training.critic import Critic
+from luffy.training.frozen_policy import FrozenPolicy
+from luffy.training.learner import Learner
 from luffy.training.policy import Policy, check_fits, load_causal_lm
-from luffy.training.rl_update import learn
-from luffy.training.sampler import batch_indices
 from luffy.types import Group, Prompt
+
+_HEADLINE = ("reward/mean", "actor/loss")
 
 
 @dataclass(frozen=True, slots=True)
 class Components:
     """What an RL step is made of."""
 
-    policy: Policy
-    tasks: Sequence[RolloutTask]
-    collector: GroupCollector
-    journal: RolloutJournal
-    pad_id: int
+    experience: Experience
+    learner: Learner
     read: Callable[[Sequence[Group], int], list[SampleRollout]]
     """The given number of rollouts, as text."""
+
+    @property
+    def engines(self) -> dict[str, deepspeed.DeepSpeedEngine]:
+        """What a checkpoint holds."""
+        critic = self.learner.critic
+        return {"policy": self.learner.policy.engine} | ({} if critic is None else {"critic": critic.engine})
+
+    def state(self) -> dict[str, object]:
+        """What a checkpoint holds besides."""
+        return {"learner": self.learner.state(), "experience": self.experience.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take the state of a checkpoint."""
+        self.learner.restore(state["learner"])
+        self.experience.restore(state["experience"])
 
 
 def run(settings: RLSettings, context: StageContext) -> StageResult:
@@ -59,43 +80,45 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
     with ExitStack() as stack:
         parts = _open(settings, context, stack)
         if start:
-            checkpoints.load(parts.policy.engine, start)
+            parts.restore(checkpoints.load(parts.engines, start))
         tracker = stack.enter_context(
             Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start)
         )
         for step in range(start + 1, rl.steps + 1):
             began = time.perf_counter()
             torch.manual_seed(derive_seed(settings.seed, "train", step))  # for models with dropout
-            groups = parts.journal.read(step) or _roll_out(settings, context, parts, step)
-            metrics = rollout_metrics(groups)
-            metrics |= learn(parts.policy, groups, settings.objective, rl, step, parts.pad_id)
+            groups, metrics = _step(parts, step)
             metrics |= _speed(groups, time.perf_counter() - began)
             tracker.log(step, metrics)
             if step % context.tracking.samples_every == 0 or step == 1:
                 tracker.samples(step, parts.read(groups, context.tracking.num_samples))
             if step % context.execution.checkpoint.rl_every == 0 or step == rl.steps:
-                checkpoints.save(parts.policy.engine, step)
+                checkpoints.save(parts.engines, step, parts.state())
             _announce(context, step, rl.steps, metrics)
-        parts.policy.export(context.out / "model")
+        parts.learner.policy.export(context.out / "model")
     copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
     last = read_metrics(context.out / METRICS_FILE)[-1]
-    headline = {name: last[name] for name in ("reward/mean", "actor/loss")}
+    headline = {name: last[name] for name in _HEADLINE if name in last}
     return StageResult(("model", METRICS_FILE, SAMPLES_FILE), headline, resumed_from=start)
 
 
+def _step(parts: Components, step: int) -> tuple[list[Group], dict[str, float]]:
+    """One RL step: groups, updates, and what later steps remember of them."""
+    groups = parts.experience.groups(parts.learner.policy, step)
+    kept = parts.experience.kept(groups)
+    metrics = rollout_metrics(groups, replays=parts.experience.replays) | {"batch/kept_share": len(kept) / len(groups)}
+    metrics |= parts.learner.learn(kept, step)
+    parts.experience.observe(groups)
+    hard = parts.experience.hard_demonstrations(step)
+    if hard is not None:
+        metrics |= parts.learner.imitate(hard, step)
+    return groups, metrics
+
+
 def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Components:
-    rl, execution = settings.rl, context.execution
     tokenizer = load_tokenizer(context.inputs["model"] / "model")
-    tasks = tokenize_tasks(tokenizer, read_prompts(context.inputs["data"] / "train.parquet"))
-    if not tasks:
-        raise DataError("data.train: no prompts are left; see data_card.md for why rows were rejected")
-    if rl.prompts_per_step > len(tasks):
-        raise DataError(
-            f"rl.prompts_per_step is {rl.prompts_per_step} but only {len(tasks)} training prompts are left; "
-            "lower it or add prompts"
-        )
-    model = load_causal_lm(context.inputs["model"] / "model", settings.dtype)
-    check_fits(model, max(len(task.prompt_ids) for task in tasks) + rl.max_response_tokens, "a prompt and its response")
+    tasks = _tasks(settings, context, tokenizer)
+    learner = _learner(settings, context, _longest(tasks, settings.rl), tokenizer.pad_token_id)
     opener = prompt_opener(tokenizer)
 
     def prompt(ids: Sequence[int]) -> str:
@@ -104,19 +127,55 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
     def reply(ids: Sequence[int]) -> str:
         return opener + decode(tokenizer, ids)
 
+    collector = GroupCollector(
+        grader=stack.enter_context(GraderPool(context.execution.grader_workers, settings.grading.timeout_s)),
+        decode=reply,
+        params=SamplingParams(settings.rl.temperature, settings.rl.max_response_tokens, stop_token_ids(tokenizer)),
+        group=settings.objective.group,
+        total_steps=settings.rl.steps,
+        seed=settings.seed,
+    )
+    journal = RolloutJournal(context.out / "journal")
+    sources = Sources(tasks, collector, journal, context.execution.rollout_batch_size, tokenizer.pad_token_id)
     return Components(
+        experience=Experience(settings, sources),
+        learner=learner,
+        read=lambda groups, count: sample_rollouts(groups, settings.objective.advantage, count, prompt, reply),
+    )
+
+
+def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase) -> Sequence[RolloutTask]:
+    tasks = tokenize_tasks(tokenizer, read_prompts(context.inputs["data"] / "train.parquet"))
+    if not tasks:
+        raise DataError("data.train: no prompts are left; see data_card.md for why rows were rejected")
+    if settings.rl.prompts_per_step > len(tasks):
+        raise DataError(
+            f"rl.prompts_per_step is {settings.rl.prompts_per_step} but only {len(tasks)} training prompts are left; "
+            "lower it or add prompts"
+        )
+    return tasks
+
+
+def _longest(tasks: Sequence[RolloutTask], rl: RLConfig) -> int:
+    return max(len(task.prompt_ids) for task in tasks) + rl.max_response_tokens
+
+
+def _learner(settings: RLSettings, context: StageContext, longest: int, pad_id: int) -> Learner:
+    """The policy and, where the objective asks for them, its critic and the frozen policy it started from."""
+    rl, execution, objective = settings.rl, context.execution, settings.objective
+
+    def start() -> PreTrainedModel:
+        return load_causal_lm(context.inputs["model"] / "model", settings.dtype)
+
+    model = start()
+    check_fits(model, longest, "a prompt and its response")
+    return Learner(
         policy=Policy(model, rl.optimizer, execution, settings.dtype, rl.temperature),
-        tasks=tasks,
-        collector=GroupCollector(
-            grader=stack.enter_context(GraderPool(execution.grader_workers, settings.grading.timeout_s)),
-            decode=reply,
-            params=SamplingParams(rl.temperature, rl.max_response_tokens, stop_token_ids(tokenizer)),
-            group=settings.objective.group,
-            seed=settings.seed,
-        ),
-        journal=RolloutJournal(context.out / "journal"),
-        pad_id=tokenizer.pad_token_id,
-        read=lambda groups, count: sample_rollouts(groups, settings.objective, count, prompt, reply),
+        objective=objective,
+        rl=rl,
+        pad_id=pad_id,
+        critic=None if rl.critic is None else Critic(start(), rl.critic, execution, settings.dtype),
+        reference=FrozenPolicy(start(), execution, rl.temperature) if objective.needs_reference else None,
     )
 
 
@@ -137,30 +196,17 @@ def tokenize_tasks(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
     ]
 
 
-def _roll_out(settings: RLSettings, context: StageContext, parts: Components, step: int) -> list[Group]:
-    """Generate and grade the groups of `step` with the present weights, and make them durable."""
-    indices = batch_indices(len(parts.tasks), settings.rl.prompts_per_step, step - 1, settings.seed)
-    with parts.policy.inference_model() as model:
-        engine = TransformersEngine(model, context.execution.rollout_batch_size, weight_version=step - 1)
-        groups = parts.collector.collect(engine, [parts.tasks[i] for i in indices], step)
-    parts.journal.commit(step, groups)
-    return groups
-
-
 def _speed(groups: Sequence[Group], seconds: float) -> dict[str, float]:
     tokens = sum(len(row.prompt_ids) + len(row.response_ids) for group in groups for row in group.trajectories)
     return {"perf/step_s": seconds, "perf/tokens_per_s": tokens / seconds}
 
 
 def _announce(context: StageContext, step: int, total: int, metrics: dict[str, float]) -> None:
-    context.events.progress(
-        step,
-        total,
-        loss=metrics["actor/loss"],
-        reward=metrics["reward/mean"],
-        tokens_per_s=metrics["perf/tokens_per_s"],
-    )
+    shown = {"loss": "actor/loss", "reward": "reward/mean", "tokens_per_s": "perf/tokens_per_s"}
+    # A step whose groups were all dropped has no loss.
+    context.events.progress(step, total, **{key: metrics[name] for key, name in shown.items() if name in metrics})
 
 
 if __name__ == "__main__":
+    explain_if_asked("rl")
     main("rl", run)

@@ -2,30 +2,37 @@
 
 from collections.abc import Callable, Sequence
 
-from luffy.config.objective import ObjectiveConfig
+from luffy.config.objective import AdvantageConfig, GroupAdvantage
 from luffy.tracking.samples import SampleRollout
-from luffy.training.rl_update import advantages_of
+from luffy.training.distributed import sum_over_ranks
+from luffy.training.learner import row_advantages
 from luffy.types import Group, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
 
 
 def sample_rollouts(
-    groups: Sequence[Group], objective: ObjectiveConfig, count: int, decode_prompt: Decode, decode_response: Decode
+    groups: Sequence[Group], config: AdvantageConfig, count: int, decode_prompt: Decode, decode_response: Decode
 ) -> list[SampleRollout]:
     """One row of each of the first `count` groups: rollouts, and last a demonstration where there is one."""
-    chosen = groups[:count]
-    advantages = iter(advantages_of(chosen, objective.advantage).tolist())
+    advantages = iter(_advantages(groups, config))
+    pairs = [[(row, next(advantages)) for row in group.trajectories] for group in groups]
+    chosen = list(zip(groups, pairs, strict=True))[:count]
     samples = []
-    for index, group in enumerate(chosen):
-        pairs = [(row, next(advantages)) for row in group.trajectories]
-        row, advantage = pairs[-1] if index == len(chosen) - 1 else pairs[0]
+    for index, (group, rows) in enumerate(chosen):
+        row, advantage = rows[-1] if index == len(chosen) - 1 else rows[0]
         samples.append(_sample(group.uid, row, advantage, decode_prompt, decode_response))
     return samples
 
 
+def _advantages(groups: Sequence[Group], config: AdvantageConfig) -> list[float] | list[None]:
+    if isinstance(config, GroupAdvantage):
+        return row_advantages(groups, config, sum_over_ranks).tolist()
+    return [None for group in groups for _ in group.trajectories]
+
+
 def _sample(
-    uid: str, row: Trajectory, advantage: float, decode_prompt: Decode, decode_response: Decode
+    uid: str, row: Trajectory, advantage: float | None, decode_prompt: Decode, decode_response: Decode
 ) -> SampleRollout:
     return SampleRollout(
         uid=uid,

@@ -1,0 +1,144 @@
+"""What an RL step learns from: prompts from the stream and the replay buffer, rolled out, graded and journalled."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from luffy.config.objective import GroupFilter, RefillGroups, ReplayConfig
+from luffy.config.settings import RLSettings
+from luffy.rollout.collector import GroupCollector
+from luffy.rollout.failed_prompts import FailedPrompts
+from luffy.rollout.filters import kept_groups, needs_more
+from luffy.rollout.replay import ReplayBuffer
+from luffy.rollout.tasks import RolloutTask
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.seeds import derive_seed
+from luffy.tracking.journal import RolloutJournal
+from luffy.training.batching import collate
+from luffy.training.policy import Policy
+from luffy.training.sampler import batch_indices
+from luffy.training.supervised import demonstration
+from luffy.types import Group, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where groups come from."""
+
+    tasks: Sequence[RolloutTask]
+    collector: GroupCollector
+    journal: RolloutJournal
+    rollout_batch_size: int
+    pad_id: int
+
+
+class Experience:
+    """Gives each step its groups, and remembers what later steps need of them.
+
+    What it remembers (replay buffer, failed prompts) depends on the groups of earlier steps alone: a resumed run that
+    replays journalled steps comes to the same memory.
+    """
+
+    def __init__(self, settings: RLSettings, sources: Sources) -> None:
+        self._settings = settings
+        self._sources = sources
+        objective = settings.objective
+        self._by_uid = {task.uid: task for task in sources.tasks}
+        self._replay = None if objective.replay is None else ReplayBuffer(objective.replay, settings.seed)
+        self._failed = None if objective.interleaved_sft is None else FailedPrompts()
+
+    @property
+    def replays(self) -> bool:
+        return self._replay is not None
+
+    def groups(self, policy: Policy, step: int) -> list[Group]:
+        """All groups of `step`: as journalled before a kill, or rolled out with the present weights and journalled."""
+        journalled = self._sources.journal.read(step)
+        if journalled is not None:
+            return journalled
+        groups: list[Group] = []
+        rounds = 0
+        while rounds == 0 or needs_more(groups, self._filter, self._wanted, rounds):
+            tasks = self._tasks(policy, step, rounds)
+            with policy.inference_model() as model:
+                engine = TransformersEngine(model, self._sources.rollout_batch_size, weight_version=step - 1)
+                earlier = [group.uid for group in groups]
+                groups += self._sources.collector.collect(engine, tasks, step, earlier)
+            rounds += 1
+        self._sources.journal.commit(step, groups)
+        return groups
+
+    def kept(self, groups: Sequence[Group]) -> list[Group]:
+        """Those that the step learns from."""
+        return kept_groups(groups, self._filter, self._wanted)
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Remember what later steps need; once a step, after it has learned."""
+        if self._replay is not None:
+            self._replay.observe(groups)
+        if self._failed is not None:
+            self._failed.observe(groups, lambda uid: bool(self._by_uid[uid].demonstrations))
+
+    def hard_demonstrations(self, step: int) -> list[Trajectory] | None:
+        """Traces of prompts that every rollout failed, once enough of them have gathered; they are then forgotten."""
+        config = self._settings.objective.interleaved_sft
+        if self._failed is None or config is None:
+            return None
+        uids = self._failed.take(config.buffer_size)
+        return None if uids is None else [self._one_trace(self._by_uid[uid], step) for uid in uids]
+
+    def state(self) -> dict[str, object]:
+        """What a checkpoint must hold."""
+        memories = {"replay": self._replay, "failed": self._failed}
+        return {name: memory.state() for name, memory in memories.items() if memory is not None}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take the state of a checkpoint."""
+        if self._replay is not None:
+            self._replay.restore(state["replay"])
+        if self._failed is not None:
+            self._failed.restore(state["failed"])
+
+    @property
+    def _filter(self) -> GroupFilter | None:
+        return self._settings.objective.group.filter
+
+    @property
+    def _wanted(self) -> int:
+        return self._settings.rl.prompts_per_step
+
+    def _tasks(self, policy: Policy, step: int, rounds: int) -> list[RolloutTask]:
+        """Prompts of one round: replayed ones first, then the stream's, of which each round takes the next batch."""
+        replayed = self._replayed_tasks(policy, step) if rounds == 0 else []
+        rounds_per_step = self._filter.max_rounds if isinstance(self._filter, RefillGroups) else 1
+        position = (step - 1) * rounds_per_step + rounds
+        indices = batch_indices(len(self._sources.tasks), self._wanted, position, self._settings.seed)
+        # A replayed prompt takes the place of one of the stream, which then waits for the next epoch.
+        return replayed + [self._sources.tasks[i] for i in indices[: self._wanted - len(replayed)]]
+
+    def _replayed_tasks(self, policy: Policy, step: int) -> list[RolloutTask]:
+        config = self._settings.objective.replay
+        if self._replay is None or config is None:
+            return []
+        drawn = {
+            uid: self._replay.candidates(uid) for uid in self._replay.draw(step, round(config.share * self._wanted))
+        }
+        return [
+            replace(self._by_uid[uid], replayed=self._choose(policy, candidates, config))
+            for uid, candidates in drawn.items()
+        ]
+
+    def _choose(self, policy: Policy, candidates: Sequence[Trajectory], config: ReplayConfig) -> Trajectory:
+        """One of a prompt's stored successes, of which the newest is the last."""
+        if config.choose == "latest" or len(candidates) == 1:
+            return candidates[-1]
+        batch = collate(candidates, torch.zeros(len(candidates)), self._sources.pad_id)
+        mask_BT = batch.response_mask_BT
+        entropy_B = (policy.entropies(batch) * mask_BT).sum(dim=-1) / mask_BT.sum(dim=-1)
+        return candidates[int(entropy_B.argmin())]
+
+    def _one_trace(self, task: RolloutTask, step: int) -> Trajectory:
+        turn = derive_seed(self._settings.seed, "interleaved", step, task.uid) % len(task.demonstrations)
+        return demonstration(task.prompt_ids, task.demonstrations[turn].token_ids)

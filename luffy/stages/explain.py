@@ -1,0 +1,78 @@
+"""`--explain CONFIG`: what a training stage would minimise, in words and symbols, without running anything."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from luffy.config import StageName, load_experiment
+from luffy.config.experiment import ExperimentConfig
+from luffy.config.settings import RLSettings, SFTSettings
+from luffy.config.yaml_source import read_yaml
+from luffy.errors import EXIT_OK, ConfigError, UserError
+from luffy.objectives.explain import explain_objective, explain_terms
+from luffy.pipeline.graph import build_graph
+from luffy.pipeline.job import read_job
+
+FLAG = "--explain"
+
+
+def explain_if_asked(stage: StageName) -> None:
+    """Answer `--explain` and exit; return when the command line asks for something else."""
+    if FLAG in sys.argv[1:]:
+        sys.exit(explain_program(stage, sys.argv[1:]))
+
+
+def explain_program(stage: StageName, arguments: Sequence[str]) -> int:
+    """Print the objective of `stage` in an experiment, or in a stage's own `config.yaml`; returns the exit code."""
+    parser = argparse.ArgumentParser(prog=f"python -m luffy.stages.{stage}")
+    parser.add_argument(FLAG, type=Path, required=True, metavar="CONFIG", help="an experiment or a stage's config.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the experiment")
+    options = parser.parse_args(arguments)
+    try:
+        sys.stdout.write(_EXPLAIN[stage](_settings(stage, options.explain, options.overrides)) + "\n")
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return EXIT_OK
+
+
+def explain_rl(settings: RLSettings) -> str:
+    """The objective of RL and the shape of its steps."""
+    rl = settings.rl
+    updates = 1 if rl.prompts_per_update is None else rl.prompts_per_step // rl.prompts_per_update
+    step = (
+        f"Step          {rl.prompts_per_step} prompts, {updates} optimizer step{'s' * (updates > 1)}; {rl.steps} steps "
+        f"in all; learning rate {rl.optimizer.lr:g}; rollouts at temperature {rl.temperature:g}"
+    )
+    return f"{step}\n{explain_objective(settings.objective, rl.max_response_tokens)}"
+
+
+def explain_sft(settings: SFTSettings) -> str:
+    """The objective of SFT."""
+    return "\n".join(explain_terms(settings.sft.objective.terms, max_response_tokens=0)).strip()
+
+
+def _settings(stage: StageName, path: Path, overrides: Sequence[str]) -> object:
+    values, _ = read_yaml(path)
+    if "settings" in values and "stage" in values:
+        job = read_job(path)
+        if job.stage != stage:
+            raise ConfigError(f"{path}: stage: is {job.stage!r}; ask python -m luffy.stages.{job.stage}")
+        return job.settings
+    return _settings_in(load_experiment(path, overrides), stage, path)
+
+
+def _settings_in(experiment: ExperimentConfig, stage: StageName, path: Path) -> object:
+    if stage not in experiment.stages:
+        raise ConfigError(
+            f"{path}: stages: the chain has no stage {stage}, only {', '.join(experiment.stages)}; "
+            f"choose another with chain=..."
+        )
+    return next(node.settings for node in build_graph(experiment) if node.stage == stage)
+
+
+_EXPLAIN: dict[str, Callable[[object], str]] = {
+    "rl": explain_rl,  # type: ignore[dict-item]
+    "sft": explain_sft,  # type: ignore[dict-item]
+}

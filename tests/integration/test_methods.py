@@ -1,0 +1,176 @@
+"""Every method as its user runs it: three real RL steps, stopped in the second and resumed to the same bits."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from luffy.config import available_presets, load_experiment
+from luffy.config.experiment import ExperimentConfig
+from luffy.config.objective import RefillGroups
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.graph import StageNode, build_graph
+from luffy.stages import base, prepare_data, rl, sft
+from luffy.stages.program import StageContext, StageResult
+from luffy.tracking.metrics import read_metrics, without_times
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = {"prepare_data": prepare_data, "base": base, "sft": sft, "rl": rl}
+SUPERVISED = ("sft", "dft")
+METHODS = [name for name in available_presets("methods") if name not in SUPERVISED]
+STEPS = 3
+# A quarter of this base's rollouts are right: gates open and shut, groups are mixed, replay has something to replay.
+EASY = (
+    "data.train={kind: arithmetic, num_prompts: 32, num_operations: [1, 2], operations: {reverse: 1}}",
+    "data.corpus={kind: arithmetic, num_prompts: 4000, num_operations: [1, 1, 2], operations: {reverse: 1}, "
+    "stepwise_share: 0.7, unique: false}",
+    "base={steps: 120, batch_size: 32, optimizer: {lr: 6e-3, betas: [0.9, 0.98], "
+    "schedule: {kind: cosine, warmup_share: 0.05}}}",
+    f"rl.steps={STEPS}",
+    "execution.micro_batch_tokens=4096",
+    "execution.checkpoint={rl_every: 1, keep: 3}",
+)
+# What a run of three small steps must be told to reach the part that makes the method.
+SMALL = {
+    "relift": ("objective.interleaved_sft.buffer_size=2",),
+    "exgrpo": ("objective.replay.start_accuracy=0.05",),
+    "ppo": ("rl.critic.optimizer.lr=1e-3",),
+}
+
+
+class Stopped(BaseException):
+    """Stands for whatever ends a process between two steps."""
+
+
+class StoppingEvents(EventWriter):
+    """Ends the run when a step was journalled, learned from and logged, but no later checkpoint is complete."""
+
+    def __init__(self, path: Path, stop_at: int | None) -> None:
+        super().__init__(path)
+        self._stop_at = stop_at
+
+    def progress(self, step: int, total: int, **metrics: float) -> None:
+        super().progress(step, total, **metrics)
+        if step == self._stop_at:
+            raise Stopped
+
+
+def experiment(method: str, *overrides: str) -> ExperimentConfig:
+    chain = "sft" if method in SUPERVISED else "rl"
+    return load_experiment(
+        ROOT / "exp_configs/smoke.yaml",
+        [f"chain={chain}", f"method={method}", *EASY, *SMALL.get(method, ()), *overrides],
+    )
+
+
+def run_stage(
+    node: StageNode, config: ExperimentConfig, out: Path, inputs: Mapping[str, Path], stop_at: int | None = None
+) -> StageResult:
+    out.mkdir(parents=True, exist_ok=True)
+    events = StoppingEvents(out / "events.jsonl", stop_at)
+    context = StageContext(out, inputs, "key", node.name, config.execution, config.tracking, events)
+    return STAGES[node.stage].run(node.settings, context)
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Data and a base policy that is right now and then."""
+    folder = tmp_path_factory.mktemp("upstream")
+    config = experiment("luffy")
+    data, model = build_graph(config)[:2]
+    run_stage(data, config, folder / "data", {})
+    run_stage(model, config, folder / "model", {"data": folder / "data"})
+    return {"data": folder / "data", "model": folder / "model"}
+
+
+def run_rl(
+    config: ExperimentConfig, out: Path, upstream: Mapping[str, Path], stop_at: int | None = None
+) -> StageResult:
+    (node,) = (node for node in build_graph(config) if node.stage == "rl")
+    return run_stage(node, config, out, upstream, stop_at)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_runs_three_steps_and_resumes_after_a_stop_to_the_same_bits(
+    method: str, upstream: dict[str, Path], tmp_path: Path
+) -> None:
+    config = experiment(method)
+    run_rl(config, tmp_path / "undisturbed", upstream)
+    _undo_checkpoint_and_resume(config, upstream, tmp_path / "resumed")
+    _assert_same_result(tmp_path / "undisturbed", tmp_path / "resumed")
+    rows = read_metrics(tmp_path / "undisturbed" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    _assert_reports_what_it_does(config, rows)
+
+
+def _undo_checkpoint_and_resume(config: ExperimentConfig, upstream: Mapping[str, Path], out: Path) -> None:
+    """Stop after step 2, lose its checkpoint as a kill in the middle of writing would, and go on from step 1."""
+    with pytest.raises(Stopped):
+        run_rl(config, out, upstream, stop_at=2)
+    (out / "checkpoints/step_000002/COMPLETE").unlink()
+    assert run_rl(config, out, upstream).resumed_from == 1
+
+
+def _assert_same_result(one: Path, other: Path) -> None:
+    expected, found = (load_file(folder / "model/model.safetensors") for folder in (one, other))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    lines = [[without_times(row) for row in read_metrics(folder / "metrics.jsonl")] for folder in (one, other)]
+    assert json.dumps(lines[0]) == json.dumps(lines[1])
+
+
+def _assert_reports_what_it_does(config: ExperimentConfig, rows: list[dict[str, float]]) -> None:
+    assert config.objective is not None
+    for row in rows:
+        assert all(math.isfinite(value) for value in row.values()), row
+        assert 0 <= row["batch/zero_variance_share"] <= 1
+    learned = [row for row in rows if "actor/loss" in row]
+    assert learned
+    for term in config.objective.terms:
+        assert any(f"actor/{term.name}_loss" in row for row in learned)
+        if term.gate is not None:
+            assert any(f"actor/{term.name}_gated_fraction" in row for row in learned)
+        if term.is_policy_gradient:
+            assert any(f"actor/{term.name}_clip_fraction" in row for row in learned), term.name
+            assert any(f"actor/{term.name}_weight_p50" in row for row in learned), term.name
+    if config.objective.has_off_policy_rows:
+        assert any(0 < row.get("actor/off_policy_gradient_share", 0) <= 1 for row in learned)
+    if config.objective.needs_critic:
+        assert all("critic/loss" in row for row in rows)
+    if config.objective.interleaved_sft is not None:
+        assert any("actor/interleaved_loss" in row for row in rows)
+    if config.objective.replay is not None:
+        assert rows[-1]["batch/replayed_share"] > 0
+    if isinstance(config.objective.group.filter, RefillGroups):
+        assert any(row["batch/kept_share"] < 1 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", SUPERVISED)
+def test_a_supervised_method_learns_from_traces(method: str, upstream: dict[str, Path], tmp_path: Path) -> None:
+    config = experiment(method, "sft.epochs=6", "sft.optimizer.lr=1e-3")
+    (node,) = (node for node in build_graph(config) if node.stage == "sft")
+    run_stage(node, config, tmp_path, upstream)
+    # DFT's own loss, p log p, is small at both ends; what both methods raise is p.
+    probabilities = [row["actor/off_policy_prob"] for row in read_metrics(tmp_path / "metrics.jsonl")]
+    assert sum(probabilities[-6:]) > sum(probabilities[:6])
+
+
+@pytest.mark.slow
+def test_groups_that_are_all_equal_leave_nothing_to_learn_and_nothing_breaks(
+    upstream: dict[str, Path], tmp_path: Path
+) -> None:
+    """At a temperature of 1000 the policy babbles and earns nothing: every group is dropped, the weights stay."""
+    drop = "objective.group={size: 2, off_policy: 0, filter: {kind: drop_silent}}"
+    config = experiment("dapo", drop, "rl.max_response_tokens=64", "rl.temperature=1000.0")
+    run_rl(config, tmp_path, upstream)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["batch/kept_share"] for row in rows] == [0.0] * STEPS
+    assert not any("actor/loss" in row for row in rows)
+    before, after = (load_file(folder / "model/model.safetensors") for folder in (upstream["model"], tmp_path))
+    assert all(torch.equal(before[name], after[name]) for name in before)
