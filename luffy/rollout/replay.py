@@ -1,16 +1,30 @@
 """The policy's own successes, kept for later steps: ExGRPO (arXiv 2510.02245)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from luffy.config.objective import ReplayConfig
+from luffy.errors import CheckpointError
 from luffy.rollout.draws import uniform
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import Group, Trajectory
 
 MAX_SUCCESSES = 8
 """Kept a prompt, the newest. The paper's code has no bound; but every one costs a forward pass whenever the prompt is
 replayed and stays in memory, and the older one is, the farther the policy has moved from what drew it."""
+
+
+ReadGroups = Callable[[int], Sequence[Group] | None]
+"""All groups of a step, as they were observed; None where they are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Success:
+    """A right rollout, and where it stands: step, place of its group there, place of its row in the group."""
+
+    row: Trajectory
+    place: tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -19,7 +33,7 @@ class _Experience:
 
     share_correct: float
     """Of the rollouts of its last group."""
-    successes: list[Trajectory] = field(default_factory=list)
+    successes: list[_Success] = field(default_factory=list)
     """The newest last."""
 
 
@@ -33,7 +47,8 @@ class ReplayBuffer:
     prompt seems never to fail).
 
     Nothing is recorded before the first step whose share of correct rollouts is above `config.start_accuracy`; that
-    step is. What the buffer holds is a pure function of the groups it has observed.
+    step is. What the buffer holds is a pure function of the groups it has observed, so its saved state names rows
+    instead of holding them: thousands of long responses stay in the rollout journal.
     """
 
     def __init__(self, config: ReplayConfig, seed: int) -> None:
@@ -43,14 +58,14 @@ class ReplayBuffer:
         self._experience: dict[str, _Experience] = {}
         self._retired: set[str] = set()
 
-    def observe(self, groups: Sequence[Group]) -> None:
+    def observe(self, step: int, groups: Sequence[Group]) -> None:
         """Record a step: all of its groups, before any filter, in order; groups without rollouts say nothing."""
         self._started = self._started or _accuracy(groups) > self._config.start_accuracy
         if not self._started:
             return
-        for group in groups:
+        for index, group in enumerate(groups):
             if group.rollouts and group.uid not in self._retired:
-                self._record(group)
+                self._record(group, (step, index))
 
     def draw(self, step: int, count: int) -> list[str]:
         """Up to `count` different prompts for `step`, a pure function of what was observed.
@@ -71,7 +86,7 @@ class ReplayBuffer:
 
     def candidates(self, uid: str) -> list[Trajectory]:
         """The stored successes of a drawn prompt, the newest last, as they were sampled."""
-        return list(self._experience[uid].successes)
+        return [success.row for success in self._experience[uid].successes]
 
     def state(self) -> dict[str, object]:
         """Everything, in types that JSON gives back exactly."""
@@ -79,32 +94,44 @@ class ReplayBuffer:
             "started": self._started,
             "retired": sorted(self._retired),
             "experience": {
-                uid: {"share_correct": known.share_correct, "successes": [_as_json(row) for row in known.successes]}
+                uid: {"share_correct": known.share_correct, "successes": [list(one.place) for one in known.successes]}
                 for uid, known in self._experience.items()
             },
         }
 
-    def restore(self, state: Mapping[str, object]) -> None:
-        """Take the state of a checkpoint in place of the present one."""
-        experience = state["experience"]
-        retired = state["retired"]
-        assert isinstance(experience, Mapping) and isinstance(retired, Sequence)
-        self._started = bool(state["started"])
-        self._retired = set(retired)
+    def restore(self, state: Mapping[str, Any], read: ReadGroups) -> None:
+        """Take the state of a checkpoint in place of the present one; `read` gives back the steps it names.
+
+        Raises CheckpointError when such a step is lost.
+        """
+        self._started = state["started"]
+        self._retired = set(state["retired"])
+        places = [place for known in state["experience"].values() for place in known["successes"]]
+        groups = {step: _required(read(step), step) for step in sorted({place[0] for place in places})}
         self._experience = {
-            uid: _Experience(known["share_correct"], [_from_json(row) for row in known["successes"]])
-            for uid, known in experience.items()
+            uid: _Experience(
+                known["share_correct"],
+                [
+                    _Success(groups[step][group].trajectories[row], (step, group, row))
+                    for step, group, row in known["successes"]
+                ],
+            )
+            for uid, known in state["experience"].items()
         }
 
-    def _record(self, group: Group) -> None:
+    def _record(self, group: Group, place: tuple[int, int]) -> None:
         if group.accuracy == 1.0 and self._config.retire_solved:
             self._retired.add(group.uid)
             self._experience.pop(group.uid, None)
             return
         known = self._experience.get(group.uid)
-        successes = [row for row in group.rollouts if row.is_correct]
-        for row in successes:
-            assert not any(map(math.isnan, row.logp_behavior)), "an own rollout without its log-probabilities"
+        successes = [
+            _Success(row, (*place, index))
+            for index, row in enumerate(group.trajectories)
+            if row.is_correct and not row.is_off_policy
+        ]
+        for success in successes:
+            assert not any(map(math.isnan, success.row.logp_behavior)), "an own rollout without its log-probabilities"
         if known is None and successes:
             known = self._experience[group.uid] = _Experience(group.accuracy)
         if known is not None:
@@ -136,33 +163,17 @@ def _accuracy(groups: Sequence[Group]) -> float:
     return sum(row.is_correct for row in rollouts) / len(rollouts) if rollouts else 0.0
 
 
-def _newest_different(rows: Sequence[Trajectory]) -> list[Trajectory]:
-    """The last rows, equal responses once: with the log-probabilities of the latest time they were drawn."""
-    latest = {row.response_ids: row for row in rows}
-    order = list(dict.fromkeys(row.response_ids for row in reversed(rows)))[:MAX_SUCCESSES]
+def _newest_different(successes: Sequence[_Success]) -> list[_Success]:
+    """The last ones, equal responses once: with the log-probabilities of the latest time they were drawn."""
+    latest = {success.row.response_ids: success for success in successes}
+    order = list(dict.fromkeys(success.row.response_ids for success in reversed(successes)))[:MAX_SUCCESSES]
     return [latest[ids] for ids in reversed(order)]
 
 
-def _as_json(row: Trajectory) -> dict[str, object]:
-    return {
-        "prompt_ids": list(row.prompt_ids),
-        "response_ids": list(row.response_ids),
-        "logp_behavior": list(row.logp_behavior),
-        "weight_version": list(row.weight_version),
-        "reward": row.reward,
-        "outcome": row.outcome.value,
-        "finish_reason": row.finish_reason.value,
-    }
-
-
-def _from_json(row: Mapping) -> Trajectory:
-    return Trajectory(
-        prompt_ids=tuple(row["prompt_ids"]),
-        response_ids=tuple(row["response_ids"]),
-        source=(Source.ON_POLICY,) * len(row["response_ids"]),
-        logp_behavior=tuple(row["logp_behavior"]),
-        weight_version=tuple(row["weight_version"]),
-        reward=row["reward"],
-        outcome=Outcome(row["outcome"]),
-        finish_reason=FinishReason(row["finish_reason"]),
-    )
+def _required(groups: Sequence[Group] | None, step: int) -> Sequence[Group]:
+    if groups is None:
+        raise CheckpointError(
+            f"the rollout journal has lost step {step}, which the replay buffer needs; "
+            "delete the checkpoints to start the stage anew"
+        )
+    return groups

@@ -74,10 +74,10 @@ class Experience:
         """Those that the step learns from."""
         return kept_groups(groups, self._filter, self._wanted)
 
-    def observe(self, groups: Sequence[Group]) -> None:
+    def observe(self, step: int, groups: Sequence[Group]) -> None:
         """Remember what later steps need; once a step, after it has learned."""
         if self._replay is not None:
-            self._replay.observe(groups)
+            self._replay.observe(step, groups)
         if self._failed is not None:
             self._failed.observe(groups, lambda uid: bool(self._by_uid[uid].demonstrations))
 
@@ -97,7 +97,7 @@ class Experience:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take the state of a checkpoint."""
         if self._replay is not None:
-            self._replay.restore(state["replay"])
+            self._replay.restore(state["replay"], self._sources.journal.read)
         if self._failed is not None:
             self._failed.restore(state["failed"])
 

@@ -108,7 +108,7 @@ def _step(parts: Components, step: int) -> tuple[list[Group], dict[str, float]]:
     kept = parts.experience.kept(groups)
     metrics = rollout_metrics(groups, replays=parts.experience.replays) | {"batch/kept_share": len(kept) / len(groups)}
     metrics |= parts.learner.learn(kept, step)
-    parts.experience.observe(groups)
+    parts.experience.observe(step, groups)
     hard = parts.experience.hard_demonstrations(step)
     if hard is not None:
         metrics |= parts.learner.imitate(hard, step)

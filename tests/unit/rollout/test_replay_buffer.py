@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luffy.config.objective import ReplayConfig
+from luffy.errors import CheckpointError
 from luffy.rollout.replay import MAX_SUCCESSES, ReplayBuffer
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
@@ -26,16 +27,16 @@ def _group(uid: str, correct: int, size: int = 8, token: int = 10) -> Group:
 
 def _buffer(*groups: Group, config: ReplayConfig = ANY_STEP) -> ReplayBuffer:
     buffer = ReplayBuffer(config, seed=5)
-    buffer.observe(groups)
+    buffer.observe(1, groups)
     return buffer
 
 
 def test_nothing_is_kept_before_the_first_step_that_is_good_enough() -> None:
     buffer = ReplayBuffer(ReplayConfig(start_accuracy=0.5), seed=5)
-    buffer.observe([_group("early", 4)])
+    buffer.observe(2, [_group("early", 4)])
     assert buffer.draw(1, 1) == []
-    buffer.observe([_group("a", 5)])
-    buffer.observe([_group("late", 1)])
+    buffer.observe(3, [_group("a", 5)])
+    buffer.observe(4, [_group("late", 1)])
     assert sorted(buffer.draw(3, 9)) == ["a", "late"]
 
 
@@ -48,7 +49,7 @@ def test_only_right_rollouts_are_kept_and_neither_traces_nor_replayed_rows_count
 
 def test_the_newest_successes_are_kept_and_equal_ones_once_as_last_drawn() -> None:
     buffer = _buffer(_group("a", 6, token=10), _group("a", 4, token=20))
-    buffer.observe([Group("a", (_row(True, 12, logp=-0.125), _row(False, 99)))])
+    buffer.observe(5, [Group("a", (_row(True, 12, logp=-0.125), _row(False, 99)))])
     kept = buffer.candidates("a")
     assert len(kept) == MAX_SUCCESSES
     assert [row.response_ids[0] for row in kept] == [13, 14, 15, 20, 21, 22, 23, 12]
@@ -57,9 +58,9 @@ def test_the_newest_successes_are_kept_and_equal_ones_once_as_last_drawn() -> No
 
 def test_a_prompt_that_fails_waits_with_its_successes_until_it_is_solved_again() -> None:
     buffer = _buffer(_group("a", 2))
-    buffer.observe([_group("a", 0)])
+    buffer.observe(6, [_group("a", 0)])
     assert buffer.draw(1, 1) == []
-    buffer.observe([_group("a", 1, token=30)])
+    buffer.observe(7, [_group("a", 1, token=30)])
     assert buffer.draw(2, 1) == ["a"]
     assert [row.response_ids[0] for row in buffer.candidates("a")] == [10, 11, 30]
 
@@ -67,7 +68,7 @@ def test_a_prompt_that_fails_waits_with_its_successes_until_it_is_solved_again()
 @pytest.mark.parametrize(("retire", "drawn"), [(True, []), (False, ["a"])])
 def test_a_solved_prompt_leaves_for_good_where_that_is_asked_for(retire: bool, drawn: list[str]) -> None:
     buffer = _buffer(_group("a", 8), config=ReplayConfig(start_accuracy=0.0, retire_solved=retire))
-    buffer.observe([_group("a", 4)])
+    buffer.observe(8, [_group("a", 4)])
     assert buffer.draw(1, 1) == drawn
 
 
@@ -114,15 +115,22 @@ def test_the_state_comes_back_exactly_from_json(corrects: list[tuple[int, int]],
         (1, 2), tuple(range(len(logps))), (Source.ON_POLICY,) * len(logps), tuple(logps), (4,) * len(logps),
         1.0, Outcome.CORRECT, FinishReason.LENGTH,
     )  # fmt: skip
-    buffer = _buffer(*[_group(f"p{prompt}", correct) for prompt, correct in corrects], Group("q", (own, _row(False))))
+    groups = [*[_group(f"p{prompt}", correct) for prompt, correct in corrects], Group("q", (own, _row(False)))]
+    buffer = _buffer(*groups)
     again = ReplayBuffer(ANY_STEP, seed=5)
-    again.restore(json.loads(json.dumps(buffer.state())))
+    again.restore(json.loads(json.dumps(buffer.state())), {1: groups}.get)
     assert again.state() == buffer.state()
     assert again.candidates("q") == [own]
     assert again.draw(7, 5) == buffer.draw(7, 5)
     for each in (buffer, again):
-        each.observe([_group("p0", 3, token=50)])
+        each.observe(2, [_group("p0", 3, token=50)])
     assert again.state() == buffer.state()
+
+
+def test_a_step_that_the_journal_has_lost_is_said_in_one_line() -> None:
+    state = _buffer(_group("a", 2)).state()
+    with pytest.raises(CheckpointError, match="lost step 1"):
+        ReplayBuffer(ANY_STEP, seed=5).restore(state, lambda step: None)
 
 
 def test_an_own_rollout_without_log_probabilities_is_a_programmer_s_mistake() -> None:
