@@ -1,6 +1,6 @@
 """One ZeRO setting on every rank of a process group, looping over presets and splits; rank 0 prints the errors.
 
-Run: torchrun --nproc-per-node 2 tests/distributed/gradient_worker.py '{"zero_stage": 2}'
+Run: torchrun --nproc-per-node 2 tests/distributed/gradient_worker.py '{"zero_stage": 2}' FOLDER
 """
 
 import copy
@@ -8,28 +8,50 @@ import json
 import sys
 from pathlib import Path
 
+import deepspeed
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference.gradient_case import (
-    MAX_RESPONSE_TOKENS,
     OPTIMIZER,
     PRESETS,
     execution,
     make_batch,
     reference_step,
     relative_l2,
-    shard,
-    terms_of,
+    shard_by_source,
+    step_of,
     tiny_model,
 )
 
 from luffy.training.distributed import init_process_group
 from luffy.training.policy import Policy
+from luffy.types import TrainBatch
 
-LAYOUTS = ({"micro_batch_tokens": 10_000}, {"micro_batch_tokens": 40}, {"micro_batch_tokens": 40, "packing": True})
+MODEL = tiny_model()
+GROUPS_OF_RANK = ((0, 1), (2, 3, 4))
+OVER_THE_STEP = ("ppo", "reinforce_pp")
+"""Presets whose advantages are normalised over all ranks, so that no rank may hold another's rows."""
+PADDED: dict[str, object] = {"micro_batch_tokens": 40}
+PACKED: dict[str, object] = {"micro_batch_tokens": 40, "packing": True}
+
+
+def layouts_of(preset: str) -> list[tuple[str, dict[str, object]]]:
+    """One each, in turn (`luffy` has more): off-policy tokens on rank 0 alone, or whole groups on either rank."""
+    if preset == "luffy":
+        return [("by_source", PADDED), ("by_group", PACKED), ("by_source", {"micro_batch_tokens": 10_000})]
+    if preset in OVER_THE_STEP or PRESETS.index(preset) % 2:
+        return [("by_group", PACKED)]
+    return [("by_source", PADDED)]
+
+
+def share(preset: str, how: str) -> TrainBatch:
+    """This rank's rows."""
+    if how == "by_group":
+        return make_batch(preset, MODEL, GROUPS_OF_RANK[dist.get_rank()])
+    return shard_by_source(make_batch(preset, MODEL), dist.get_rank())
 
 
 def capture_gradients(policy: Policy) -> dict[str, Tensor]:
@@ -46,21 +68,15 @@ def capture_gradients(policy: Policy) -> dict[str, Tensor]:
     return gradients
 
 
-def errors(preset: str, settings: dict[str, object]) -> dict[str, float]:
+def errors(preset: str, how: str, settings: dict[str, object]) -> dict[str, float]:
     """Relative L2 of gradients, parameters and movement of one step on this rank's share of the batch."""
-    model = tiny_model()
-    batch = make_batch(preset, model)
-    gradients, parameters = reference_step(preset, model)
-    start = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
-    policy = Policy(copy.deepcopy(model), OPTIMIZER, execution(**settings), "float32")
-    policy.accumulate(shard(batch, dist.get_rank(), dist.get_world_size()), terms_of(preset), MAX_RESPONSE_TOKENS)
+    gradients, parameters = reference_step(preset, MODEL)
+    start = {name: parameter.detach().double() for name, parameter in MODEL.named_parameters()}
+    policy = Policy(copy.deepcopy(MODEL), OPTIMIZER, execution(**settings), "float32")
+    policy.accumulate(share(preset, how), step_of(preset))
     found = capture_gradients(policy)
     policy.engine.step()
-    folder = Path(sys.argv[2]) / preset
-    policy.export(folder)
-    dist.barrier()
-    moved = {name: tensor.double() for name, tensor in type(model).from_pretrained(folder).named_parameters()}
-    dist.barrier()
+    moved = exported(policy) if preset == "luffy" else gathered(policy, settings["zero_stage"] == 3)
     return {
         "gradient": relative_l2(found, gradients),
         "parameters": relative_l2(moved, parameters),
@@ -71,11 +87,29 @@ def errors(preset: str, settings: dict[str, object]) -> dict[str, float]:
     }
 
 
+def gathered(policy: Policy, sharded: bool) -> dict[str, Tensor]:
+    with deepspeed.zero.GatheredParameters(list(policy.causal_lm.parameters()), enabled=sharded):
+        return {name: parameter.detach().double() for name, parameter in policy.causal_lm.named_parameters()}
+
+
+def exported(policy: Policy) -> dict[str, Tensor]:
+    folder = Path(sys.argv[2])
+    policy.export(folder)
+    dist.barrier()
+    found = {name: tensor.double() for name, tensor in type(MODEL).from_pretrained(folder).named_parameters()}
+    dist.barrier()
+    return found
+
+
 def main() -> None:
     """Print one JSON object: preset and split -> errors."""
     init_process_group()
     zero = json.loads(sys.argv[1])
-    found = {f"{preset} {layout}": errors(preset, {**zero, **layout}) for preset in PRESETS for layout in LAYOUTS}
+    found = {
+        f"{preset} {how} {layout}": errors(preset, how, {**zero, **layout})
+        for preset in PRESETS
+        for how, layout in layouts_of(preset)
+    }
     if dist.get_rank() == 0:
         print("RESULT " + json.dumps(found))
     dist.destroy_process_group()

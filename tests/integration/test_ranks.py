@@ -1,4 +1,4 @@
-"""The proof over two ranks: every preset and split, for each ZeRO setting, against the float64 reference."""
+"""The proof over two ranks: every preset, for each ZeRO setting, against the float64 reference."""
 
 import json
 import subprocess

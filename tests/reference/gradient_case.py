@@ -1,28 +1,42 @@
 """One optimizer step, twice: by the training engine and by the float64 reference, from the same rows and weights."""
 
 import copy
-from collections.abc import Sequence
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+import yaml
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig
-from luffy.config.objective import TermConfig
+from luffy.config.objective import ObjectiveConfig, TermConfig
 from luffy.config.training import OptimizerConfig
-from luffy.objectives.advantages import group_advantages
+from luffy.objectives.step import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
-from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
-from reference.losses import REFERENCES, ReferenceRow, advantages, forward
+from luffy.training.distributed import init_process_group
+from luffy.training.learner import batch_of
+from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
+from reference.losses import REFERENCES
+from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward
+from reference.variants import ADAPTIVE, STEP, TOTAL_STEPS, VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
-PRESETS = ("luffy", "on_policy", "rl_sft_loss", "sft")
-MAX_RESPONSE_TOKENS = 12
+PRESETS = tuple(REFERENCES)
+"""The methods of `exp_configs/methods/`, and `relift_sft`, the supervised half of `relift`."""
+CASES = (*PRESETS, *VARIANTS)
+MAX_RESPONSE_TOKENS = LENGTH_LIMIT
 # Adam at eps = 1 is nearly linear in the gradient, so that an error of scale shows in the parameters.
 OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1.0, weight_decay=0.01, max_grad_norm=0.05)
 VOCABULARY = 23
+_REWARDS = ((1, 0, 1, 0), (0, 0, 0, 0), (1, 1, 1, 1), (1, 0, 0, 1), (0, 1, 0, 0))
+"""Of the rollouts of each group, repeated: mixed, all wrong, all right, mixed twice."""
+_NO_GUIDE = 3
+"""Groups of this number (modulo 5) have rollouts alone: their prompt has no trace."""
 
 
 def tiny_model(seed: int = 0, tie: bool = False) -> PreTrainedModel:
@@ -35,103 +49,263 @@ def tiny_model(seed: int = 0, tie: bool = False) -> PreTrainedModel:
     return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
 
 
-def terms_of(preset: str) -> tuple[TermConfig, ...]:
-    config = load_experiment(ROOT / "exp_configs/smoke.yaml", [f"method={preset}"])
-    if preset == "sft":
+def reference_of(case: str) -> Reference:
+    return VARIANTS[case][1] if case in VARIANTS else REFERENCES[case]
+
+
+@functools.cache
+def objective_of(case: str) -> ObjectiveConfig | None:
+    """What RL minimises; None for presets of the SFT stage."""
+    if case in VARIANTS:
+        return ObjectiveConfig.model_validate_json(json.dumps(yaml.safe_load(VARIANTS[case][0])))
+    preset = case.removesuffix("_sft")
+    return load_experiment(ROOT / "exp_configs/smoke.yaml", [f"method={preset}", f"chain={chain_of(preset)}"]).objective
+
+
+def chain_of(preset: str) -> str:
+    return "sft" if preset in ("sft", "dft") else "rl"
+
+
+def terms_of(case: str) -> tuple[TermConfig, ...]:
+    if case == "relift_sft":
+        objective = objective_of("relift")
+        assert objective is not None and objective.interleaved_sft is not None
+        return objective.interleaved_sft.terms
+    if chain_of(case) == "sft":
+        config = load_experiment(ROOT / "exp_configs/smoke.yaml", [f"method={case}", "chain=sft"])
         assert config.sft is not None
         return config.sft.objective.terms
-    assert config.objective is not None
-    return config.objective.terms
+    objective = objective_of(case)
+    assert objective is not None
+    return objective.terms
 
 
-def trajectories(preset: str, num_groups: int = 3, seed: int = 1) -> tuple[list[Trajectory], list[int]]:
-    """Rows of uneven lengths, with one demonstration a group where the preset has them, and each row's group."""
-    generator = torch.Generator().manual_seed(seed)
+def step_of(case: str) -> StepObjective:
+    """The objective in the middle of a run."""
+    return objective_at(terms_of(case), STEP, TOTAL_STEPS, MAX_RESPONSE_TOKENS, ADAPTIVE)
+
+
+# ---- the rows ----
+
+
+class _Writer:
+    """Rows of uneven lengths, reproducible by seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def ids(self, low: int, high: int) -> tuple[int, ...]:
+        length = int(torch.randint(low, high, (), generator=self._generator))
+        return tuple(torch.randint(1, VOCABULARY, (length,), generator=self._generator).tolist())
+
+    def logps(self, count: int, known: bool) -> tuple[float, ...]:
+        """Under something not far from the policy, whose log-probabilities are about -log(23)."""
+        drawn = tuple((-2.0 - 2.0 * torch.rand(count, generator=self._generator)).tolist())
+        return drawn if known else (float("nan"),) * count
+
+
+def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Trajectory], list[int]]:
+    """Four rows a group, and each row's group.
+
+    The kinds of rows (`Reference.rows`): `rollouts`; `demonstrations`, the last row of a group being one; `replayed`,
+    it being an earlier rollout; `guided`, it beginning with a prefix of a trace; `all_guided`, every row beginning with
+    the same; `demonstrations_only`. Every fifth group has rollouts alone.
+    """
+    kind = reference_of(case).rows
+    writer = _Writer(seed)
     rows, groups = [], []
-
-    def ids(low: int, high: int) -> tuple[int, ...]:
-        length = int(torch.randint(low, high, (), generator=generator))
-        return tuple(torch.randint(1, VOCABULARY, (length,), generator=generator).tolist())
-
     for group in range(num_groups):
-        prompt = ids(2, 7)
+        prompt, trace = writer.ids(2, 7), writer.ids(6, MAX_RESPONSE_TOKENS + 1)
         for sample in range(4):
-            off = preset == "sft" or (sample == 3 and preset != "on_policy")
-            response = ids(1, MAX_RESPONSE_TOKENS + 1)
-            reward = float(torch.rand((), generator=generator) < 0.5) if not off else 1.0
-            n = len(response)
-            source = (Source.OFF_POLICY if off else Source.ON_POLICY,) * n
-            # One demonstration's author is known.
-            known = off and group == 0
-            behavior = tuple((-0.1 - 0.2 * t) for t in range(n)) if known else (float("nan"),) * n
-            rows.append(
-                Trajectory(prompt, response, source, behavior, (0,) * n, reward, Outcome.WRONG, FinishReason.STOP)
-            )
+            rows.append(_row(kind, writer, prompt, trace, group, sample))
             groups.append(group)
     return rows, groups
 
 
-def reference_rows(
-    preset: str, rows: Sequence[Trajectory], groups: Sequence[int], logp_old: Sequence[Tensor]
-) -> list[ReferenceRow]:
-    """The rows as the papers speak of them, from the trajectories themselves."""
-    found = []
-    for group in dict.fromkeys(groups):
-        members = [i for i, other in enumerate(groups) if other == group]
-        off = [rows[i].source[0] is Source.OFF_POLICY for i in members]
-        values = advantages([rows[i].reward for i in members], off, preset)
-        for i, is_off, advantage in zip(members, off, values, strict=True):
-            row = rows[i]
-            known = is_off and row.logp_behavior[0] == row.logp_behavior[0]
-            teacher = torch.tensor(row.logp_behavior, dtype=torch.float64) if known else None
-            found.append(ReferenceRow(row.prompt_ids, row.response_ids, is_off, advantage, logp_old[i], teacher))
-    return found
+def _row(
+    kind: str, writer: _Writer, prompt: tuple[int, ...], trace: tuple[int, ...], group: int, sample: int
+) -> Trajectory:
+    own = writer.ids(1, MAX_RESPONSE_TOKENS + 1)
+    num_given = _num_given(kind, group, sample, len(own), len(trace))
+    if kind in ("guided", "all_guided"):
+        # Nothing is written behind a whole trace.
+        own = trace[:num_given] + (own[: MAX_RESPONSE_TOKENS - num_given] if num_given < len(trace) else ())
+    author_known = kind == "replayed" or group % 5 == 0
+    sampler_known = (group, sample) != (0, 0)
+    reward = _REWARDS[group % 5][sample]
+    if num_given == len(own):  # one demonstration is wrong
+        reward = int(kind == "replayed" or group % 5 != 4)
+    return Trajectory(
+        prompt_ids=prompt,
+        response_ids=own,
+        source=(Source.REPLAY if kind == "replayed" else Source.OFF_POLICY,) * num_given
+        + (Source.ON_POLICY,) * (len(own) - num_given),
+        logp_behavior=writer.logps(num_given, author_known) + writer.logps(len(own) - num_given, sampler_known),
+        weight_version=(0,) * len(own),
+        reward=float(reward),
+        outcome=Outcome.CORRECT if reward else Outcome.WRONG,
+        # One rollout of a mixed group was cut.
+        finish_reason=FinishReason.LENGTH if (group % 5, sample) == (3, 1) else FinishReason.STOP,
+    )
 
 
-def noisy_logp(model: PreTrainedModel, rows: Sequence[Trajectory]) -> list[Tensor]:
-    """Log-probabilities a little off the model's own, in float32, so that ratios differ from 1."""
-    generator = torch.Generator().manual_seed(5)
+def _num_given(kind: str, group: int, sample: int, response_tokens: int, trace_tokens: int) -> int:
+    """How many tokens of a row are not the policy's own."""
+    if kind == "demonstrations_only":
+        return response_tokens
+    has_guide = sample == 3 and group % 5 != _NO_GUIDE
+    if kind in ("demonstrations", "replayed"):
+        return response_tokens if has_guide else 0
+    if kind == "all_guided" or (kind == "guided" and has_guide):
+        # Half of the trace, little, the whole of it, nothing, some.
+        return (trace_tokens // 2, 1, trace_tokens, 0, 5)[group % 5]
+    return 0
+
+
+def as_groups(rows: Sequence[Trajectory], groups: Sequence[int]) -> list[Group]:
+    """The rows of each number in `groups`, in order."""
+    return [
+        Group(str(number), tuple(row for row, other in zip(rows, groups, strict=True) if other == number))
+        for number in dict.fromkeys(groups)
+    ]
+
+
+# ---- constants of the step, the same for both sides ----
+
+
+def noisy_logp(model: PreTrainedModel, rows: Sequence[Trajectory], seed: int = 5) -> list[Tensor]:
+    """Log-probabilities a little off the model's own, one in ten far off, so that ratios differ from 1 and reach clips.
+
+    Rounded to float32, which is what the engine holds.
+    """
+    generator = torch.Generator().manual_seed(seed)
     noisy = []
     with torch.no_grad():
         for row in rows:
             n = len(row.response_ids)
-            own = forward(model, ReferenceRow(row.prompt_ids, row.response_ids, False, 0.0, torch.zeros(n))).logp
-            noisy.append((own + 0.3 * torch.randn(n, generator=generator)).float().double())
+            own, _ = evaluate(model, row)
+            far = 2.0 * (torch.rand(n, generator=generator) < 0.1) * torch.randn(n, generator=generator).sign()
+            noisy.append((own + 0.3 * torch.randn(n, generator=generator) + far).float().double())
     return noisy
 
 
-def make_batch(preset: str, model: PreTrainedModel) -> TrainBatch:
-    """The engine's side of the case: collated rows, group advantages, and the noisy `logp_old`."""
-    rows, groups = trajectories(preset)
-    advantage_B = torch.zeros(len(rows))
-    if preset != "sft":
-        config = load_experiment(ROOT / "exp_configs/smoke.yaml", [f"method={preset}"]).objective
-        assert config is not None
-        off_B = torch.tensor([row.is_off_policy for row in rows])
-        reward_B = torch.tensor([row.reward for row in rows])
-        advantage_B = group_advantages(reward_B, torch.tensor(groups), off_B, config.advantage)
-    batch = collate(rows, advantage_B, pad_id=0)
-    for b, (row, logp) in enumerate(zip(rows, noisy_logp(model, rows), strict=True)):
-        start = len(row.prompt_ids)
-        batch.logp_old_BT[b, start : start + len(logp)] = logp.float()
-    return batch
+def critic_values(rows: Sequence[Trajectory]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(11)
+    return [torch.rand(len(row.response_ids), generator=generator).double() for row in rows]
 
 
-def shard(batch: TrainBatch, rank: int, world_size: int) -> TrainBatch:
-    """An uneven share of the rows: the first rank has fewer."""
-    cut = len(batch) // 3 if world_size == 2 else len(batch)
-    return take_rows(batch, range(cut) if rank == 0 else range(cut, len(batch)))
+class _GivenCritic:
+    """Stands in for the critic of PPO."""
+
+    def __init__(self, values: Sequence[Tensor]) -> None:
+        self._values = values
+
+    def values(self, batch: TrainBatch) -> Tensor:
+        return _placed(batch, self._values)
 
 
-def reference_step(preset: str, model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Gradients and parameters after one AdamW step, in float64 on the whole batch."""
-    rows, groups = trajectories(preset)
+def _placed(batch: TrainBatch, per_row: Sequence[Tensor]) -> Tensor:
+    """`(B, T)` with a row's numbers at its response tokens."""
+    placed_BT = torch.zeros(batch.input_ids_BT.shape)
+    placed_BT[batch.response_mask_BT] = torch.cat(list(per_row)).float()
+    return placed_BT
+
+
+def make_batch(case: str, model: PreTrainedModel, group_numbers: Sequence[int] | None = None) -> TrainBatch:
+    """The engine's side of the case: collated rows, advantages, and the noisy log-probabilities.
+
+    `group_numbers` are those of this rank; None: all of them.
+    """
+    all_rows, all_groups = trajectories(case)
+    kept = [i for i, number in enumerate(all_groups) if group_numbers is None or number in group_numbers]
+    rows, groups = [all_rows[i] for i in kept], [all_groups[i] for i in kept]
+
+    def of_kept(per_row: Sequence[Tensor]) -> list[Tensor]:
+        return [per_row[i] for i in kept]
+
+    objective = objective_of(case)
+    if reference_of(case).rows == "demonstrations_only":
+        batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
+    else:
+        assert objective is not None
+        init_process_group()  # some estimators ask the other ranks
+        critic = _GivenCritic(of_kept(critic_values(all_rows)))
+        batch, _ = batch_of(as_groups(rows, groups), objective.advantage, 0, critic)  # type: ignore[arg-type]
+    return dataclasses.replace(
+        batch,
+        logp_old_BT=_placed(batch, of_kept(noisy_logp(model, all_rows))),
+        logp_ref_BT=_placed(batch, of_kept(noisy_logp(model, all_rows, seed=6))),
+    )
+
+
+def shard_by_source(batch: TrainBatch, rank: int) -> TrainBatch:
+    """Of two ranks: the first has all rows with an off-policy token and no others; without such rows a third of all."""
+    has_off_policy_B = batch.is_off_policy_BT.any(dim=-1)
+    if has_off_policy_B.all() or not has_off_policy_B.any():
+        has_off_policy_B = torch.arange(len(batch)) < len(batch) // 3
+    wanted_B = has_off_policy_B if rank == 0 else ~has_off_policy_B
+    return take_rows(batch, wanted_B.nonzero().flatten().tolist())
+
+
+# ---- the reference's side ----
+
+
+def reference_rows(
+    case: str,
+    rows: Sequence[Trajectory],
+    groups: Sequence[int],
+    logp_old: Sequence[Tensor],
+    logp_start: Sequence[Tensor] | None = None,
+) -> list[ReferenceRow]:
+    """The rows as the papers speak of them, from the trajectories themselves."""
+    values = critic_values(rows)
+    start = logp_start or [torch.zeros(len(row.response_ids), dtype=torch.float64) for row in rows]
+    written = [
+        ReferenceRow(
+            prompt_ids=row.prompt_ids,
+            response_ids=row.response_ids,
+            given=torch.tensor([source is not Source.ON_POLICY for source in row.source]),
+            advantage=torch.zeros(len(row.response_ids), dtype=torch.float64),
+            logp_old=logp_old[i],
+            logp_sampler=torch.tensor(row.logp_behavior).double(),
+            logp_start=start[i],
+            value=values[i],
+            group=groups[i],
+            reward=row.reward,
+            is_truncated=row.is_truncated,
+        )
+        for i, row in enumerate(rows)
+    ]
+    advantages = reference_of(case).advantages(written)
+    return [dataclasses.replace(row, advantage=a) for row, a in zip(written, advantages, strict=True)]
+
+
+@functools.cache
+def reference_step(case: str, model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Gradients and parameters after one AdamW step, in float64 on the whole batch; kept for the next split."""
     model64 = copy.deepcopy(model).double()
-    written = reference_rows(preset, rows, groups, noisy_logp(model, rows))
-    REFERENCES[preset]([forward(model64, row) for row in written]).backward()
-    gradients = {name: parameter.grad.clone() for name, parameter in model64.named_parameters()}
+    gradients = reference_gradients(case, model64, model, reference_of(case))
     adamw_step(model64, reference_optimizer(model64))
     return gradients, {name: parameter.detach() for name, parameter in model64.named_parameters()}
+
+
+def reference_gradients(
+    case: str, model64: torch.nn.Module, model: PreTrainedModel, loss: Callable[[Sequence[Evaluated]], Tensor]
+) -> dict[str, Tensor]:
+    """Of `loss` on the rows of a case, left in `model64`, too; `model` is what the noise was added to."""
+    loss([forward(model64, row) for row in _written(case, model)]).backward()
+    return {name: parameter.grad.clone() for name, parameter in model64.named_parameters()}
+
+
+@functools.cache
+def reference_loss(case: str, model: PreTrainedModel) -> float:
+    model64 = copy.deepcopy(model).double()
+    return float(reference_of(case)([forward(model64, row) for row in _written(case, model)]))
+
+
+def _written(case: str, model: PreTrainedModel) -> list[ReferenceRow]:
+    rows, groups = trajectories(case)
+    return reference_rows(case, rows, groups, noisy_logp(model, rows), noisy_logp(model, rows, seed=6))
 
 
 def reference_optimizer(model64: torch.nn.Module) -> torch.optim.Optimizer:

@@ -1,100 +1,288 @@
 """Whole-batch losses of the presets, written from the papers, one sequence at a time, in float64.
 
-A row is `(prompt_ids, response_ids, is_off_policy, advantage, logp_old)`; nothing is padded or packed.
+A preset is a function and an entry in `REFERENCES`; the rows it is given are neither padded nor packed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from reference import estimators
+from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward, mean, total
+
+__all__ = ["REFERENCES", "Evaluated", "Reference", "ReferenceRow", "evaluate", "forward"]
+
+Rows = Sequence[Evaluated]
+Loss = Callable[[Rows], Tensor]
 
 
-@dataclass(frozen=True)
-class ReferenceRow:
-    prompt_ids: Sequence[int]
-    response_ids: Sequence[int]
-    is_off_policy: bool
-    advantage: float
-    logp_old: Tensor
-    """Per response token."""
-    logp_teacher: Tensor | None = None
-    """Per response token, where the demonstration's author is known."""
+def ratio_to_old(r: Evaluated) -> Tensor:
+    return (r.logp - r.row.logp_old).exp()
 
 
-@dataclass(frozen=True)
-class RowTerms:
-    row: ReferenceRow
-    logp: Tensor
-    entropy: Tensor
+def _surrogate(r: Evaluated) -> Tensor:
+    return -r.row.advantage * ratio_to_old(r)
 
 
-def forward(model: nn.Module, row: ReferenceRow) -> RowTerms:
-    ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
-    logits = model(input_ids=ids, use_cache=False).logits[0].double()
-    logp_all = torch.log_softmax(logits, dim=-1)
-    start = len(row.prompt_ids)
-    at = torch.arange(start - 1, start - 1 + len(row.response_ids))
-    logp = logp_all[at, torch.tensor(row.response_ids)]
-    entropy = -(logp_all[at].exp() * logp_all[at]).sum(-1)
-    return RowTerms(row, logp, entropy)
+def clipped(r: Evaluated, low: float = 0.2, high: float = 0.2) -> Tensor:
+    """arXiv 1707.06347 eq. 7."""
+    ratio, advantage = ratio_to_old(r), r.row.advantage
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
-def advantages(rewards: Sequence[float], is_off_policy: Sequence[bool], preset: str) -> list[float]:
-    """Of one group, written out: A_i = R_i - mean; `rl_sft_loss` leaves demonstrations outside."""
-    if preset == "sft":
-        return [0.0] * len(rewards)
-    counted = [r for r, off in zip(rewards, is_off_policy, strict=True) if preset != "rl_sft_loss" or not off]
-    mean = sum(counted) / len(counted)
-    return [0.0 if off and preset == "rl_sft_loss" else r - mean for r, off in zip(rewards, is_off_policy, strict=True)]
+def _dual_clip(r: Evaluated, bound: float) -> Tensor:
+    """arXiv 1912.09729 eq. 5: where A < 0 the loss is at most -bound A."""
+    loss = clipped(r)
+    return torch.where(r.row.advantage < 0, torch.minimum(loss, -bound * r.row.advantage), loss)
 
 
-def _cat(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(parts)) if parts else torch.zeros(0, dtype=torch.float64)
+def _nll(r: Evaluated) -> Tensor:
+    return -r.logp
 
 
-def _mean(parts: Sequence[Tensor]) -> Tensor:
-    tokens = _cat(parts)
-    return tokens.sum() / max(len(tokens), 1)
+def _rho(r: Evaluated) -> Tensor:
+    """pi_theta / pi_phi, pi_phi = 1 where the author is unknown."""
+    return (r.logp - torch.where(r.row.logp_sampler.isnan(), 0.0, r.row.logp_sampler)).exp()
 
 
-def luffy(rows: Sequence[RowTerms]) -> Tensor:
-    """arXiv 2504.14945 eq. 5 with f(x) = x / (x + 0.1), pi_phi = 1 where unknown, no clip; entropy bonus 0.0003."""
-    total = torch.zeros((), dtype=torch.float64)
-    for r in rows:
-        if r.row.is_off_policy:
-            rho = r.logp.exp() if r.row.logp_teacher is None else (r.logp - r.row.logp_teacher).exp()
-            total = total - (r.row.advantage * rho / (rho + 0.1)).sum()
-        else:
-            total = total - (r.row.advantage * (r.logp - r.row.logp_old).exp()).sum()
-    return total / sum(len(r.logp) for r in rows) - 0.0003 * _mean([r.entropy for r in rows])
+def _luffy_shape(r: Evaluated) -> Tensor:
+    rho = _rho(r)
+    return -r.row.advantage * rho / (rho + 0.1)
 
 
-def on_policy(rows: Sequence[RowTerms]) -> Tensor:
-    """PPO clip 0.2 over all response tokens; entropy bonus 0.0003."""
+def _group_accuracy(rows: Rows, group: int) -> float:
+    rewards = [r.row.reward for r in rows if r.row.group == group and r.row.is_rollout]
+    return sum(rewards) / len(rewards) if rewards else 0.0
+
+
+def _entropy_bonus(rows: Rows) -> Tensor:
+    """LUFFY's, converted: 0.0003 x mean entropy of all response tokens."""
+    return -0.0003 * mean([r.entropy for r in rows])
+
+
+def _own(rows: Rows, loss: Callable[[Evaluated], Tensor]) -> list[Tensor]:
+    return [loss(r)[r.own] for r in rows]
+
+
+def _given(rows: Rows, loss: Callable[[Evaluated], Tensor]) -> list[Tensor]:
+    return [loss(r)[r.given] for r in rows]
+
+
+def by_entropy(entropy: Sequence[float]) -> list[int]:
+    """Positions, the least certain first."""
+    return [t for _, t in sorted((-value, t) for t, value in enumerate(entropy))]
+
+
+def _num_tokens(parts: Sequence[Tensor]) -> int:
+    return sum(len(part) for part in parts)
+
+
+# ---- supervised ----
+
+
+def sft(rows: Rows) -> Tensor:
+    """Token-mean cross entropy over the whole step."""
+    return mean(_given(rows, _nll))
+
+
+def dft(rows: Rows) -> Tensor:
+    """arXiv 2508.05629: each token's cross entropy times its probability, without gradient."""
+    return mean(_given(rows, lambda r: -r.logp.exp().detach() * r.logp))
+
+
+def relift_sft(rows: Rows) -> Tensor:
+    """arXiv 2506.07527, its supervised step: cross entropy - 1e-4 entropy."""
+    return mean(_given(rows, _nll)) - 1e-4 * mean(_given(rows, lambda r: r.entropy))
+
+
+# ---- on-policy ----
+
+
+def on_policy(rows: Rows) -> Tensor:
+    """PPO clip 0.2 over all response tokens; entropy bonus."""
+    return mean(_own(rows, clipped)) + _entropy_bonus(rows)
+
+
+def ppo(rows: Rows) -> Tensor:
+    """PPO clip 0.2, token mean."""
+    return mean(_own(rows, clipped))
+
+
+def dr_grpo(rows: Rows) -> Tensor:
+    """arXiv 2503.20783: sums over the tokens of each response, divided by a constant, averaged over responses."""
+    return torch.stack([clipped(r).sum() / LENGTH_LIMIT for r in rows]).mean()
+
+
+def dapo(rows: Rows) -> Tensor:
+    """arXiv 2503.14476 eq. 8; relift's RL step is the same with another advantage."""
+    return mean(_own(rows, lambda r: clipped(r, 0.2, 0.28)))
+
+
+def reinforce(rows: Rows) -> Tensor:
+    """Whole responses as actions (RLOO, OPO): ratios summed over each, up to the length limit as a constant."""
+    return torch.stack([_surrogate(r).sum() / LENGTH_LIMIT for r in rows]).mean()
+
+
+def reinforce_pp(kl: float = 1e-5) -> Loss:
+    """arXiv 2501.03262, baseline variant: PPO + kl x k2."""
+
+    def loss(rows: Rows) -> Tensor:
+        k2 = [(r.logp - r.row.logp_start).square() / 2 for r in rows]
+        return mean(_own(rows, clipped)) + kl * mean(k2)
+
+    return loss
+
+
+def gspo(rows: Rows) -> Tensor:
+    """arXiv 2507.18071 eq. 5 to 7: one number a response."""
     parts = []
     for r in rows:
-        ratio = (r.logp - r.row.logp_old).exp()
-        parts.append(-torch.minimum(ratio * r.row.advantage, ratio.clamp(0.8, 1.2) * r.row.advantage))
-    return _mean(parts) - 0.0003 * _mean([r.entropy for r in rows])
+        s = (r.logp - r.row.logp_old).mean().exp()
+        advantage = r.row.advantage[0]
+        parts.append(-torch.minimum(s * advantage, s.clamp(1 - 3e-4, 1 + 4e-4) * advantage))
+    return torch.stack(parts).mean()
 
 
-def rl_sft_loss(rows: Sequence[RowTerms]) -> Tensor:
+def cispo(rows: Rows) -> Tensor:
+    """arXiv 2506.13585 eq. 4: -sg(min(r, 5)) A log p."""
+    return mean([-ratio_to_old(r).detach().clamp(max=5.0) * r.row.advantage * r.logp for r in rows])
+
+
+def aipo(rows: Rows) -> Tensor:
+    """arXiv 2505.24034: -sg(min(p / mu, 4)) A log p; mu is pi_old where it is not known."""
+    parts = []
+    for r in rows:
+        mu = torch.where(r.row.logp_sampler.isnan(), r.row.logp_old, r.row.logp_sampler)
+        parts.append(-(r.logp - mu).exp().detach().clamp(max=4.0) * r.row.advantage * r.logp)
+    return mean(parts)
+
+
+# ---- with demonstrations, guided or replayed rows ----
+
+
+def mixed(off_policy: Callable[[Evaluated], Tensor]) -> Loss:
+    """arXiv 2504.14945 eq. 5 with a loss for off-policy tokens: one joint denominator, no clip; entropy bonus.
+
+    ExGRPO (2510.02245) has replayed rows in the place of demonstrations, with recorded log-probabilities.
+    """
+
+    def loss(rows: Rows) -> Tensor:
+        parts = _own(rows, _surrogate) + _given(rows, off_policy)
+        return total(parts) / _num_tokens(parts) + _entropy_bonus(rows)
+
+    return loss
+
+
+def _unshaped(r: Evaluated) -> Tensor:
+    return -r.row.advantage * _rho(r)
+
+
+def _multiple_importance(r: Evaluated) -> Tensor:
+    """arXiv 2508.00222: 2 pi / (pi_old + pi_omega), pi_omega = (pi_old + 1) / 2; advantage A (1 - sg p)^0.5."""
+    p, p_old = r.logp.exp(), r.row.logp_old.exp()
+    omega = (p_old + 1) / 2
+    return -r.row.advantage * (1 - p.detach()).sqrt() * 2 * p / (p_old + omega)
+
+
+def rl_sft_loss(rows: Rows) -> Tensor:
     """Unclipped surrogate on rollouts + 1.0 x token-mean cross entropy on demonstrations + entropy of all rows."""
-    on = [r for r in rows if not r.row.is_off_policy]
-    off = [r for r in rows if r.row.is_off_policy]
-    policy = _mean([-r.row.advantage * (r.logp - r.row.logp_old).exp() for r in on])
-    return policy + _mean([-r.logp for r in off]) - 0.0003 * _mean([r.entropy for r in rows])
+    return mean(_own(rows, _surrogate)) + mean(_given(rows, _nll)) + _entropy_bonus(rows)
 
 
-def sft(rows: Sequence[RowTerms]) -> Tensor:
-    """Token-mean cross entropy over the whole step."""
-    return _mean([-r.logp for r in rows if r.row.is_off_policy])
+def chord(mu: float, weight: Callable[[Tensor], Tensor]) -> Loss:
+    """arXiv 2508.11408: (1 - mu) GRPO + mu SFT, tokens of the latter weighted without gradient."""
+
+    def loss(rows: Rows) -> Tensor:
+        weighted = _given(rows, lambda r: -weight(r.logp.detach().exp()) * r.logp)
+        return (1 - mu) * mean(_own(rows, clipped)) + mu * mean(weighted)
+
+    return loss
 
 
-REFERENCES: dict[str, Callable[[Sequence[RowTerms]], Tensor]] = {
-    "luffy": luffy,
-    "on_policy": on_policy,
-    "rl_sft_loss": rl_sft_loss,
-    "sft": sft,
+def hpt(rows: Rows) -> Tensor:
+    """arXiv 2509.04419, gamma = 0: RL on rollouts of prompts not all wrong, divided by all rollouts' tokens; SFT on
+    demonstrations of the others, divided by those."""
+    rl, supervised = [], []
+    for r in rows:
+        if _group_accuracy(rows, r.row.group) > 0:
+            rl.append(_surrogate(r)[r.own])
+        else:
+            supervised.append(-r.logp[r.given])
+    return total(rl) / sum(int(r.own.sum()) for r in rows) + mean(supervised) + _entropy_bonus(rows)
+
+
+def superrl(rows: Rows) -> Tensor:
+    """arXiv 2506.01096: the same gate on GRPO, both halves divided by all tokens of their kind, gated or not."""
+    rl, supervised = [], []
+    for r in rows:
+        if _group_accuracy(rows, r.row.group) > 0:
+            rl.append(clipped(r)[r.own])
+        else:
+            supervised.append(-r.logp[r.given])
+    return total(rl) / sum(int(r.own.sum()) for r in rows) + total(supervised) / sum(int(r.given.sum()) for r in rows)
+
+
+def srft(rows: Rows) -> Tensor:
+    """arXiv 2506.19767: demonstrations by SFT (0.5 e^-H) and by RL, rollouts by rewards +1 (0.1 e^H) and -1."""
+    demonstrations = [r for r in rows if not r.row.is_rollout]
+    rollouts = [r for r in rows if r.row.is_rollout]
+    supervised = mean([-(-r.entropy.detach().mean()).exp() * r.logp for r in demonstrations])
+    right = [-r.entropy.detach().mean().exp() * r.logp for r in rollouts if r.row.reward == 1]
+    wrong = [r.logp for r in rollouts if r.row.reward != 1]
+    num_own = sum(len(r.logp) for r in rollouts)
+    by_outcome = 0.1 * total(right) / num_own + total(wrong) / num_own
+    return 0.5 * supervised + mean([_luffy_shape(r) for r in demonstrations]) + by_outcome
+
+
+def prefix_rft(rows: Rows) -> Tensor:
+    """arXiv 2507.01679: dual-clip PPO on what the policy wrote; on each prefix the fifth of highest entropy, unclipped;
+    sums over a constant."""
+    per_row = []
+    for r in rows:
+        own = _dual_clip(r, bound=3.0)[r.own].sum()
+        prefix, entropy = _surrogate(r)[r.given], r.entropy[r.given].tolist()
+        uncertain = by_entropy(entropy)[: -(-len(entropy) // 5)]
+        per_row.append((own + prefix[uncertain].sum()) / LENGTH_LIMIT)
+    return torch.stack(per_row).mean()
+
+
+def uft(rows: Rows) -> Tensor:
+    """arXiv 2505.16984: clipped policy gradient + 0.001 cross entropy of the hint + 0.001 KL (k3)."""
+
+    def k3(r: Evaluated) -> Tensor:
+        log_q_p = r.row.logp_start - r.logp
+        return log_q_p.exp() - 1 - log_q_p
+
+    return mean(_own(rows, clipped)) + 0.001 * mean(_given(rows, _nll)) + 0.001 * mean(_own(rows, k3))
+
+
+REFERENCES: dict[str, Reference] = {
+    "sft": Reference("demonstrations_only", estimators.none, sft),
+    "dft": Reference("demonstrations_only", estimators.none, dft),
+    "relift_sft": Reference("demonstrations_only", estimators.none, relift_sft),
+    "on_policy": Reference("rollouts", estimators.centred, on_policy),
+    "dr_grpo": Reference("rollouts", estimators.centred, dr_grpo),
+    "dapo": Reference("rollouts", estimators.without_truncated(estimators.standardised), dapo),
+    "rloo": Reference("rollouts", estimators.leave_one_out, reinforce),
+    "opo": Reference("rollouts", estimators.length_weighted, reinforce),
+    "reinforce_pp": Reference("rollouts", estimators.reinforce_pp_baseline, reinforce_pp()),
+    "gspo": Reference("rollouts", estimators.standardised, gspo),
+    "cispo": Reference("rollouts", estimators.standardised, cispo),
+    "aipo": Reference("rollouts", estimators.centred, aipo),
+    "ppo": Reference("rollouts", estimators.generalised, ppo),
+    "relift": Reference("rollouts", estimators.centred, dapo),
+    "luffy": Reference("demonstrations", estimators.centred, mixed(_luffy_shape)),
+    "luffy_no_shaping": Reference("demonstrations", estimators.centred, mixed(_unshaped)),
+    "luffy_prefix": Reference("guided", estimators.centred, mixed(_luffy_shape)),
+    "rl_plus": Reference("demonstrations", estimators.centred, mixed(_multiple_importance)),
+    "exgrpo": Reference("replayed", estimators.centred, mixed(_luffy_shape)),
+    "rl_sft_loss": Reference("demonstrations", estimators.centred_rollouts, rl_sft_loss),
+    "chord": Reference("demonstrations", estimators.standardised_rollouts, chord(0.1, lambda p: p * (1 - p))),
+    "hpt": Reference("demonstrations", estimators.centred_rollouts, hpt),
+    "superrl": Reference("demonstrations", estimators.standardised_rollouts, superrl),
+    "srft": Reference("demonstrations", estimators.centred, srft),
+    "prefix_rft": Reference("guided", estimators.centred, prefix_rft),
+    "uft": Reference("all_guided", estimators.standardised, uft),
 }
+"""By the name of the preset; `relift_sft` is the supervised half of `relift`."""

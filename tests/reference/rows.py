@@ -1,0 +1,109 @@
+"""What a paper's formula looks at: one response at a time, nothing padded or packed, in float64."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+LENGTH_LIMIT = 12
+"""Of a response, in tokens: the constant of Dr.GRPO."""
+
+
+def _empty() -> Tensor:
+    return torch.zeros(0, dtype=torch.float64)
+
+
+class Text(Protocol):
+    """A response to a prompt: all that the model is asked."""
+
+    @property
+    def prompt_ids(self) -> Sequence[int]: ...
+    @property
+    def response_ids(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True)
+class ReferenceRow:
+    """One response; every tensor has an entry for each of its tokens."""
+
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    given: Tensor
+    """bool: not written by the policy in this step, but by a demonstration's author or by the policy of an earlier."""
+    advantage: Tensor
+    logp_old: Tensor
+    logp_sampler: Tensor = field(default_factory=_empty)
+    """Of what drew the token; NaN where unknown."""
+    logp_start: Tensor = field(default_factory=_empty)
+    """Of the frozen policy that the stage started from."""
+    value: Tensor = field(default_factory=_empty)
+    """The critic's, of the state before each token."""
+    group: int = 0
+    reward: float = 0.0
+    is_truncated: bool = False
+
+    @property
+    def is_rollout(self) -> bool:
+        return not bool(self.given.any())
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A row under the present weights."""
+
+    row: ReferenceRow
+    logp: Tensor
+    entropy: Tensor
+
+    @property
+    def given(self) -> Tensor:
+        return self.row.given
+
+    @property
+    def own(self) -> Tensor:
+        return ~self.row.given
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A method, written from its paper."""
+
+    rows: str
+    """Kind of rows that its groups have: see `reference.gradient_case.trajectories`."""
+    advantages: Callable[[Sequence[ReferenceRow]], Sequence[Tensor]]
+    """Of all rows of the RL step, for each of their tokens."""
+    loss: Callable[[Sequence[Evaluated]], Tensor]
+    """Of the whole optimizer step."""
+
+    def __call__(self, rows: Sequence[Evaluated]) -> Tensor:
+        return self.loss(rows)
+
+
+def evaluate(model: nn.Module, text: Text) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy at each token of the response."""
+    ids = torch.tensor([[*text.prompt_ids, *text.response_ids]])
+    logits = model(input_ids=ids, use_cache=False).logits[0].double()
+    start = len(text.prompt_ids)
+    logp_all = torch.log_softmax(logits[start - 1 : -1], dim=-1)
+    logp = logp_all[torch.arange(len(text.response_ids)), torch.tensor(text.response_ids)]
+    return logp, -(logp_all.exp() * logp_all).sum(-1)
+
+
+def forward(model: nn.Module, row: ReferenceRow) -> Evaluated:
+    return Evaluated(row, *evaluate(model, row))
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if parts else _empty()
+
+
+def total(parts: Sequence[Tensor]) -> Tensor:
+    return joined(parts).sum()
+
+
+def mean(parts: Sequence[Tensor]) -> Tensor:
+    """Over all tokens; 0 without any."""
+    tokens = joined(parts)
+    return tokens.sum() / max(len(tokens), 1)

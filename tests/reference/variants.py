@@ -1,0 +1,193 @@
+"""Objectives that no preset ships, so that every option of a term is proved once: configuration and reference."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from reference import estimators
+from reference.losses import Rows, by_entropy, chord, clipped, ratio_to_old
+from reference.rows import Evaluated, Reference, mean, total
+
+STEP, TOTAL_STEPS = 3, 10
+"""The step that is tested: schedules are in motion."""
+_PROGRESS = (STEP - 1) / (TOTAL_STEPS - 1)
+ADAPTIVE = {"entropy": 0.02}
+"""What the adaptive coefficients have come to."""
+
+
+# CHORD-mu (arXiv 2508.11408) with a warm-up: 0 -> 0.9 over a tenth of the run, a cosine down to 0.05 over the rest.
+_MU = 0.05 + 0.5 * (0.9 - 0.05) * (1 + math.cos(math.pi * (_PROGRESS - 0.1) / 0.8))
+CHORD_MU = """
+group: {size: 4, off_policy: 1}
+advantage: {kind: group_mean, population: on_policy, scale_by_std: true}
+terms:
+  - name: on_policy
+    select: on_policy
+    loss: {kind: clipped_surrogate}
+    coefficient: {kind: warmup_cosine, start: 1.0, peak: 0.1, end: 0.95, warmup: 0.1, decay: 0.8}
+    normaliser: {mode: token, population: joint}
+  - name: sft
+    select: off_policy
+    loss: {kind: nll}
+    coefficient: {kind: warmup_cosine, start: 0.0, peak: 0.9, end: 0.05, warmup: 0.1, decay: 0.8}
+    normaliser: {mode: token, population: own}
+"""
+
+# Decoupled PPO: the clip is against pi_old, truncated importance sampling corrects pi_old against the sampler.
+TRUNCATED_IMPORTANCE = """
+group: {size: 4, off_policy: 0}
+advantage: {kind: pass_at_k, population: joint, k: 2}
+terms:
+  - name: on_policy
+    select: on_policy
+    loss: {kind: clipped_surrogate}
+    correction: {level: token, kind: truncate, high: 2.0}
+    normaliser: {mode: token, population: joint}
+  - name: sampler
+    select: on_policy
+    loss: {kind: kl, estimator: k2, against: behavior}
+    coefficient: {kind: linear, start: 0.1, end: 0.0, over: 0.5}
+    normaliser: {mode: token, population: own}
+"""
+
+
+def _correction(r: Evaluated) -> Tensor:
+    """pi_old / mu of each token, 1 where mu is unknown."""
+    return torch.where(r.row.logp_sampler.isnan(), 1.0, (r.row.logp_old - r.row.logp_sampler).exp())
+
+
+def _sampler(r: Evaluated) -> Tensor:
+    return torch.where(r.row.logp_sampler.isnan(), r.row.logp_old, r.row.logp_sampler)
+
+
+def truncated_importance(rows: Rows) -> Tensor:
+    policy = mean([_correction(r).clamp(max=2.0) * clipped(r) for r in rows])
+    return policy + 0.1 * (1 - _PROGRESS / 0.5) * mean([(r.logp - _sampler(r)).square() / 2 for r in rows])
+
+
+# Sequences far from their sampler are left out, and half of each one's tokens, those of the lowest entropy.
+MASKED_SEQUENCES = """
+group: {size: 4, off_policy: 0}
+advantage: {kind: group_mean, population: joint, scale_by_std: false}
+terms:
+  - name: on_policy
+    select: on_policy
+    loss: {kind: surrogate}
+    correction: {level: sequence, kind: mask, low: 0.2, high: 5.0}
+    top_entropy_share: 0.5
+    normaliser: {mode: sequence, population: joint}
+  - name: old
+    select: on_policy
+    loss: {kind: kl, estimator: k3, against: old}
+    coefficient: {kind: cosine, start: 0.2, end: 0.1}
+    normaliser: {mode: sequence, population: own}
+"""
+
+
+def masked_sequences(rows: Rows) -> Tensor:
+    coefficient = 0.1 + 0.5 * (0.2 - 0.1) * (1 + math.cos(math.pi * _PROGRESS))
+    means, divergences = [], []
+    for r in rows:
+        weight = float(_correction(r).prod())
+        weight = weight if 0.2 <= weight <= 5.0 else 0.0
+        entropy = r.entropy.tolist()
+        kept = by_entropy(entropy)[: math.ceil(len(entropy) / 2)]
+        means.append(weight * (-r.row.advantage * ratio_to_old(r))[kept].sum() / len(entropy))
+        log_q_p = r.row.logp_old - r.logp
+        divergences.append((log_q_p.exp() - 1 - log_q_p).mean())
+    return torch.stack(means).mean() + coefficient * torch.stack(divergences).mean()
+
+
+# DPPO (arXiv 2602.04879), binary total variation, with k1 to the starting policy.
+TOTAL_VARIATION = """
+group: {size: 4, off_policy: 0}
+advantage: {kind: group_mean, population: joint, scale_by_std: false}
+terms:
+  - name: on_policy
+    select: on_policy
+    loss: {kind: tv_masked_surrogate, max_increase: 0.02, max_decrease: 0.03}
+    gate: {group_accuracy_above: 0.0, group_accuracy_at_most: 0.5}
+    normaliser: {mode: constant, population: joint}
+  - name: start
+    select: on_policy
+    loss: {kind: kl, estimator: k1}
+    coefficient: 0.01
+    normaliser: {mode: constant, population: own}
+"""
+
+
+def total_variation(rows: Rows) -> Tensor:
+    """The gate lets groups through of which some are right, but at most half."""
+    passed = [r for r in rows if 0 < _accuracy(rows, r.row.group) <= 0.5]
+    parts = []
+    for r in passed:
+        moved = r.logp.detach().exp() - _sampler(r).exp()
+        kept = torch.where(r.row.advantage > 0, moved <= 0.02, moved >= -0.03)
+        parts.append((-r.row.advantage * (r.logp - _sampler(r)).exp())[kept])
+    start = total([r.logp - r.row.logp_start for r in rows]) / (12 * len(rows))
+    return total(parts) / (12 * len(passed)) + 0.01 * start
+
+
+def _accuracy(rows: Rows, group: int) -> float:
+    rewards = [r.row.reward for r in rows if r.row.group == group]
+    return sum(rewards) / len(rewards)
+
+
+# Guided rows, shaped otherwise, clamped, with scaled advantages and an entropy bonus that adapts.
+SHAPED_OTHERWISE = """
+group: {size: 4, off_policy: 1, prefix: {length: {kind: evenly_spaced}}}
+advantage: {kind: group_mean, population: joint, scale_by_std: true, off_policy_scale: 2.0, on_policy_scale: 0.5}
+terms:
+  - name: on_policy
+    select: on_policy
+    loss: {kind: surrogate}
+    normaliser: {mode: sequence, population: joint}
+  - name: power
+    select: off_policy
+    loss: {kind: shaped_surrogate, shaping: {kind: power, exponent: 0.5}, min_weight: 0.2, max_weight: 0.3}
+    coefficient: {kind: linear, start: 1.0, end: 0.0, levels: 10}
+    normaliser: {mode: sequence, population: joint}
+  - name: logs
+    select: off_policy
+    loss: {kind: shaped_surrogate, shaping: {kind: log}, behavior: one}
+    coefficient: 0.1
+    normaliser: {mode: sequence, population: joint}
+  - name: both
+    select: off_policy
+    loss: {kind: shaped_surrogate, shaping: {kind: linear_log, weight: 0.1}}
+    coefficient: 0.2
+    normaliser: {mode: sequence, population: joint}
+  - name: entropy
+    select: response
+    loss: {kind: entropy}
+    coefficient: {kind: adaptive, start: 0.01, target: 1.0}
+    normaliser: {mode: token, population: own}
+"""
+
+
+def shaped_otherwise(rows: Rows) -> Tensor:
+    """Mean over sequences of the mean over their tokens; the third of ten levels at two ninths of the run."""
+    third_level, per_row = 1 - 2 / 9, []
+    for r in rows:
+        rho = (r.logp - torch.where(r.row.logp_sampler.isnan(), 0.0, r.row.logp_sampler)).exp()
+        shaped = third_level * rho.sqrt().clamp(0.2, 0.3) + 0.1 * r.logp + 0.2 * (rho + 0.1 * rho.log())
+        weight = torch.where(r.given, shaped, ratio_to_old(r))
+        per_row.append((-r.row.advantage * weight).mean())
+    return torch.stack(per_row).mean() - ADAPTIVE["entropy"] * mean([r.entropy for r in rows])
+
+
+def _one(p: Tensor) -> Tensor:
+    return torch.ones_like(p)
+
+
+_TRUNCATED = Reference("rollouts", estimators.best_of_two, truncated_importance)
+_SCALED = estimators.scaled(estimators.standardised, own=0.5, given=2.0)
+VARIANTS: dict[str, tuple[str, Reference]] = {
+    "chord_mu": (CHORD_MU, Reference("demonstrations", estimators.standardised_rollouts, chord(_MU, _one))),
+    "truncated_importance": (TRUNCATED_IMPORTANCE, _TRUNCATED),
+    "masked_sequences": (MASKED_SEQUENCES, Reference("rollouts", estimators.centred, masked_sequences)),
+    "total_variation": (TOTAL_VARIATION, Reference("rollouts", estimators.centred, total_variation)),
+    "shaped_otherwise": (SHAPED_OTHERWISE, Reference("guided", _SCALED, shaped_otherwise)),
+}
+"""`rl` objectives in YAML, and what they are held against."""

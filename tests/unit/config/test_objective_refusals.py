@@ -1,0 +1,224 @@
+"""Every combination of objective options that contradicts itself, or would have no effect, is refused in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from luffy.config import load_experiment
+from luffy.errors import ConfigError
+
+SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+
+ON = "{name: rollouts, select: on_policy, loss: {kind: surrogate}, normaliser: {mode: token, population: joint}}"
+OFF = """{name: traces, select: off_policy, loss: {kind: shaped_surrogate, shaping: {kind: rational}},
+     normaliser: {mode: token, population: joint}}"""
+SFT = "{name: sft, select: off_policy, loss: {kind: nll}, normaliser: {mode: token, population: own}}"
+ENTROPY = "{name: entropy, select: response, loss: {kind: entropy}, normaliser: {mode: token, population: own}}"
+MEAN = "{kind: group_mean, population: joint, scale_by_std: false}"
+ROLLOUTS_ONLY = "{kind: group_mean, population: on_policy, scale_by_std: false}"
+PLAIN = "{size: 4, off_policy: 0}"
+MIXED = "{size: 4, off_policy: 1}"
+UNIFORM = "{kind: uniform, low: 0.0, high: 1.0}"
+
+
+def objective(group: str = PLAIN, advantage: str = MEAN, terms: tuple[str, ...] = (ON,), more: str = "") -> str:
+    listed = "\n".join(f"    - {term}" for term in terms)
+    return f"objective:\n  group: {group}\n  advantage: {advantage}\n  terms:\n{listed}\n{more}"
+
+
+def mixed(*terms: str, advantage: str = MEAN, more: str = "") -> str:
+    return objective(MIXED, advantage, terms, more)
+
+
+def term(
+    loss: str = "{kind: surrogate}",
+    select: str = "on_policy",
+    normaliser: str = "mode: token, population: joint",
+    **more: str,
+) -> str:
+    added = "".join(f", {key}: {value}" for key, value in more.items())
+    return f"{{name: extra, select: {select}, loss: {loss}, normaliser: {{{normaliser}}}{added}}}"
+
+
+def interleaved(*terms: str) -> str:
+    listed = "\n".join(f"      - {term}" for term in terms)
+    return objective(more=f"  interleaved_sft:\n    buffer_size: 2\n    terms:\n{listed}\n")
+
+
+OWN = "mode: token, population: own"
+SHAPED = "{kind: shaped_surrogate, shaping: {kind: rational}}"
+COSINE = "{kind: warmup_cosine, start: 0.0, peak: 1.0, end: 0.5, warmup: 0.6, decay: 0.6}"
+CORRECTION = "{kind: truncate}"
+
+SCHEDULES_AND_LOSSES = [
+    (
+        objective(terms=(term("{kind: clipped_surrogate, dual_clip: 1.1}"),)),
+        "dual_clip 1.1 must be above 1 + clip_high 1.2",
+    ),
+    (
+        mixed(term("{kind: shaped_surrogate, shaping: {kind: log}, min_weight: 1.0, max_weight: 0.5}", "off_policy")),
+        "min_weight 1.0 must be below max_weight 0.5",
+    ),
+    (objective(terms=(term(coefficient=COSINE),)), "warmup 0.6 and decay 0.6 are together more than the whole stage"),
+    (
+        objective(
+            terms=(ON, term("{kind: entropy}", normaliser=OWN, coefficient="{kind: adaptive, start: 1, target: 1}"))
+        ),
+        "start 1.0 must lie between minimum 1e-06 and maximum 0.1",
+    ),
+    (objective(terms=(term(coefficient="0.0"),)), "coefficient 0 has no effect; remove the term"),
+    (
+        objective(terms=(term(coefficient="{kind: adaptive, start: 0.01, target: 1}"),)),
+        "an adaptive coefficient is for the entropy loss",
+    ),
+]
+GROUPS = [
+    (objective("{size: 4, off_policy: 4}"), "off_policy 4 must be below size 4: RL needs rollouts"),
+    (
+        objective(f"{{size: 4, off_policy: 5, prefix: {{length: {UNIFORM}}}}}"),
+        "off_policy 5 must not be above size 4",
+    ),
+    (
+        objective(f"{{size: 4, off_policy: 0, prefix: {{length: {UNIFORM}}}}}"),
+        "prefix has no effect with off_policy: 0",
+    ),
+    (
+        objective("{size: 4, off_policy: 1, prefix: {length: {kind: uniform, low: -0.1, high: 1}}}"),
+        "low runs from -0.1 to -0.1; it is a share of the trace",
+    ),
+    (
+        objective(
+            "{size: 4, off_policy: 1, prefix: {length: "
+            "{kind: uniform, low: 0.0, high: {kind: linear, start: 0.0, end: 2.0}}}}"
+        ),
+        "high runs from 0 to 2; it is a share of the trace",
+    ),
+    (
+        objective("{size: 4, off_policy: 1, prefix: {length: {kind: binomial, probability: 1.5}}}"),
+        "probability runs from 1.5 to 1.5",
+    ),
+    (
+        objective("{size: 4, off_policy: 1, prefix: {length: {kind: evenly_spaced, low: 0.5, high: 0.5}}}"),
+        "low 0.5 must be below high 0.5",
+    ),
+    (
+        objective("{size: 4, off_policy: 1, prefix: {shared: true, length: {kind: evenly_spaced}}}"),
+        "shared contradicts length.kind: evenly_spaced",
+    ),
+    (
+        objective("{size: 4, off_policy: 0, off_policy_when_accuracy_at_most: 0.0}"),
+        "off_policy_when_accuracy_at_most has no effect with off_policy: 0",
+    ),
+    (
+        objective(f"{{size: 4, off_policy: 1, off_policy_when_accuracy_at_most: 0.0, prefix: {{length: {UNIFORM}}}}}"),
+        "off_policy_when_accuracy_at_most adds whole traces after the rollouts",
+    ),
+    (
+        objective("{size: 2, off_policy: 1}", terms=(ON, OFF), more="  replay: {}\n"),
+        "no rollout is left; raise group.size",
+    ),
+    (
+        objective(f"{{size: 4, off_policy: 1, prefix: {{length: {UNIFORM}}}}}", terms=(ON, OFF), more="  replay: {}\n"),
+        "replay and group.prefix cannot be combined",
+    ),
+    (objective(terms=(ON, OFF)), "term 'traces' selects off_policy tokens but group.off_policy is 0"),
+    (mixed(ON, ENTROPY), "no term learns from off_policy tokens; set it to 0"),
+    (objective(more="  replay: {}\n"), "no term learns from off_policy tokens"),
+]
+TERMS = [
+    (objective(terms=(term(gate="{}"),)), "a gate without a condition has no effect"),
+    (
+        objective(terms=(term(gate="{group_accuracy_above: 0.5, group_accuracy_at_most: 0.5}"),)),
+        "no accuracy is above 0.5 and at most 0.5",
+    ),
+    (objective(terms=(term(correction="{kind: mask, low: 2.0, high: 1.0}"),)), "low 2.0 must be below high 1.0"),
+    (
+        objective(terms=(term(correction="{kind: truncate, low: 0.5}"),)),
+        "low has no effect with kind: truncate",
+    ),
+    (mixed(ON, term("{kind: nll}", "off_policy")), "an auxiliary term counts its own rows; set population: own"),
+    (
+        objective(terms=(term(normaliser=f"{OWN}, before_gate: true"),)),
+        "normaliser.before_gate has no effect without a gate",
+    ),
+    (
+        objective(terms=(term(normaliser="mode: token, population: joint, before_gate: true"),)),
+        "normaliser.before_gate has no effect: no policy-gradient term has a gate",
+    ),
+    (mixed(term(SHAPED, "response")), "shaped_surrogate is for off-policy tokens; set select: off_policy"),
+    (mixed(term("{kind: multiple_importance}")), "multiple_importance is for off-policy tokens"),
+    (mixed(term("{kind: aipo}", "response")), "aipo needs what drew the token; set select: on_policy"),
+    (mixed(term("{kind: tv_masked_surrogate}", "response")), "tv_masked_surrogate needs what drew the token"),
+    (
+        mixed(ON, term("{kind: kl, estimator: k2, against: behavior}", "response", OWN)),
+        "kl needs what drew the token; set select: on_policy",
+    ),
+    (mixed(term(select="response", correction=CORRECTION)), "correction needs what drew the token"),
+    (objective(terms=(term("{kind: aipo}", correction=CORRECTION),)), "aipo already divides by what drew the token"),
+    (objective(terms=(ON, ON)), "terms named twice: rollouts; give each its own name"),
+    (
+        objective(terms=(ON, term(normaliser="mode: sequence, population: joint"))),
+        "name different modes ['sequence', 'token']; use one",
+    ),
+    (
+        objective(
+            terms=(ON, term(gate="{outcome: wrong}", normaliser="mode: token, population: joint, before_gate: true"))
+        ),
+        "terms that share the joint denominator differ in before_gate",
+    ),
+]
+ADVANTAGES = [
+    (mixed(SFT), "no term uses the advantage: this is supervised learning; use the sft stage"),
+    (
+        objective(advantage="{kind: group_mean, population: joint, scale_by_std: false, off_policy_scale: 0.5}"),
+        "advantage.off_policy_scale has no effect: there are no off-policy rows",
+    ),
+    (objective(advantage="{kind: pass_at_k, population: joint, k: 5}"), "advantage.k 5 is above group.size 4"),
+    (objective(advantage=ROLLOUTS_ONLY), "advantage.population: on_policy has no effect without off-policy rows"),
+    (mixed(ON, OFF, advantage=ROLLOUTS_ONLY), "so an off-policy surrogate would have no effect"),
+    (
+        objective(f"{{size: 4, off_policy: 1, prefix: {{length: {UNIFORM}}}}}", ROLLOUTS_ONLY, (ON, SFT)),
+        "so their continuations would teach nothing",
+    ),
+    (objective(advantage="{kind: gae}"), "rl.critic: missing; objective.advantage.kind: gae needs it"),
+    (
+        objective() + "rl: {critic: {optimizer: {lr: 1e-5}}}\n",
+        "rl.critic has no effect with objective.advantage.kind: group_mean; remove it",
+    ),
+]
+SUPERVISED = [
+    (interleaved(ON), "terms rollouts: SFT has neither rollouts nor rewards; use nll or entropy"),
+    (interleaved(term("{kind: nll}", normaliser=OWN)), "terms extra: SFT has neither rollouts nor rewards"),
+    (
+        interleaved(term("{kind: nll}", "off_policy", OWN, gate="{outcome: correct}")),
+        "a gate speaks of rollouts, which SFT has not",
+    ),
+    (
+        interleaved(term("{kind: nll}", "off_policy", "mode: constant, population: own")),
+        "normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence",
+    ),
+    (interleaved(SFT, SFT), "terms named twice: sft"),
+]
+
+
+CASES = [*SCHEDULES_AND_LOSSES, *GROUPS, *TERMS, *ADVANTAGES, *SUPERVISED]
+
+
+@pytest.mark.parametrize(("text", "fragment"), CASES, ids=[fragment for _, fragment in CASES])
+def test_a_combination_without_sense_is_refused_in_one_line(tmp_path: Path, text: str, fragment: str) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(f"extends: {SMOKE}\nchain: rl\n{text}")
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(file)
+    # pydantic adds that a list is empty where it dropped the item that is wrong.
+    (line,) = (line for line in str(caught.value).splitlines() if "should have at least 1 item" not in line)
+    assert fragment in line
+
+
+@pytest.mark.parametrize(
+    "text", [objective(), mixed(ON, OFF, ENTROPY), mixed(ON, SFT, advantage=ROLLOUTS_ONLY), interleaved(SFT)]
+)
+def test_what_the_refusals_start_from_is_accepted(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(f"extends: {SMOKE}\nchain: rl\n{text}")
+    assert load_experiment(file).objective is not None
