@@ -2,7 +2,7 @@
 
 import difflib
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -25,11 +25,19 @@ _PLAIN = {
 def explain(error: ValidationError, root: type[BaseModel], origins: Mapping[KeyPath, str], default_where: str) -> str:
     """One line for each mistake in `error`, with the file and line that `origins` knows."""
     lines = []
-    for finding in error.errors(include_url=False):
+    findings = error.errors(include_url=False)
+    for finding in findings:
+        if finding["type"] == "too_short" and _has_deeper(finding["loc"], findings):
+            continue  # pydantic counts only the members that are right
         path = _key_path(finding["loc"], root)
         where = _where(path, origins, default_where)
         lines.append(f"{where}: {_describe(path, finding, root)}")
     return "\n".join(dict.fromkeys(lines))
+
+
+def _has_deeper(location: tuple[int | str, ...], findings: Sequence[Mapping[str, Any]]) -> bool:
+    depth = len(location)
+    return any(len(other["loc"]) > depth and other["loc"][:depth] == location for other in findings)
 
 
 def _describe(path: KeyPath, finding: Mapping[str, Any], root: type[BaseModel]) -> str:

@@ -71,6 +71,22 @@ class ExperimentConfig(StrictModel):
             raise ValueError(
                 f"rl.critic has no effect with objective.advantage.kind: {self.objective.advantage.kind}; remove it"
             )
+        if self.rl.critic is not None and self.rl.critic.warmup_steps >= self.rl.steps:
+            raise ValueError(
+                f"rl.critic.warmup_steps {self.rl.critic.warmup_steps} leaves none of the {self.rl.steps} RL steps to "
+                "the policy; lower it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _old_policy_differs(self) -> "ExperimentConfig":
+        if "rl" not in self.stages or self.rl is None or self.objective is None:
+            return self
+        if self.objective.compares_with_old and self.rl.updates_per_step == 1:
+            raise ValueError(
+                "a kl term against old has no effect with one optimizer step an RL step: the policy is its own old "
+                "one; lower rl.prompts_per_update"
+            )
         return self
 
     @model_validator(mode="after")

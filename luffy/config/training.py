@@ -102,6 +102,11 @@ class RLConfig(StrictModel):
     critic: CriticConfig | None = None
     """Of `objective.advantage.kind: gae` (PPO); None: no critic."""
 
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps an RL step makes."""
+        return 1 if self.prompts_per_update is None else self.prompts_per_step // self.prompts_per_update
+
     @model_validator(mode="after")
     def _whole_mini_batches(self) -> "RLConfig":
         if self.prompts_per_update is not None and self.prompts_per_step % self.prompts_per_update:

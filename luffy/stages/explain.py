@@ -40,10 +40,13 @@ def explain_program(stage: StageName, arguments: Sequence[str]) -> int:
 def explain_rl(settings: RLSettings) -> str:
     """The objective of RL and the shape of its steps."""
     rl = settings.rl
-    updates = 1 if rl.prompts_per_update is None else rl.prompts_per_step // rl.prompts_per_update
+    updates = f"{rl.updates_per_step} optimizer steps"
+    if rl.updates_per_step == 1:
+        updates = "1 optimizer step (so pi_old is the policy itself: r = 1, and clips of r never act)"
     step = (
-        f"Step          {rl.prompts_per_step} prompts, {updates} optimizer step{'s' * (updates > 1)}; {rl.steps} steps "
-        f"in all; learning rate {rl.optimizer.lr:g}; rollouts at temperature {rl.temperature:g}"
+        f"Step          {rl.prompts_per_step} prompts, {updates}\n"
+        f"              {rl.steps} steps in all, learning rate {rl.optimizer.lr:g}, rollouts at temperature "
+        f"{rl.temperature:g}"
     )
     return f"{step}\n{explain_objective(settings.objective, rl.max_response_tokens)}"
 

@@ -34,11 +34,6 @@ from luffy.types import Group, TrainBatch, Trajectory
 Metrics = dict[str, float]
 
 
-def updates_per_step(rl: RLConfig) -> int:
-    """Optimizer steps an RL step makes."""
-    return 1 if rl.prompts_per_update is None else rl.prompts_per_step // rl.prompts_per_update
-
-
 def row_advantages(groups: Sequence[Group], config: GroupAdvantage, sum_over_ranks: SumOverRanks) -> Tensor:
     """`(B,)` float64 advantages of all rows, before any scale."""
     rows = _rows(groups)
@@ -123,7 +118,7 @@ class Learner:
         if not groups:
             return {}
         batch, targets = batch_of(groups, self._objective.advantage, self._pad_id, self.critic)
-        parts = list(_mini_batches(groups, updates_per_step(self._rl)))
+        parts = list(_mini_batches(groups, self._rl.updates_per_step))
         if len(parts) > 1:
             # From the second update on the policy has moved; with one update it stands in for itself.
             batch = dataclasses.replace(batch, logp_old_BT=self.policy.logprobs(batch))
@@ -137,7 +132,7 @@ class Learner:
         config = self._objective.interleaved_sft
         assert config is not None
         batch = collate(rows, torch.zeros(len(rows)), self._pad_id)
-        last_update = updates_per_step(self._rl) - 1
+        last_update = self._rl.updates_per_step - 1
         lr = config.lr_scale * self._lr(step, last_update)
         metrics = self.policy.update(batch, self._objective_at(config.terms, step), lr)
         kept = {name: metrics[f"actor/{name}"] for name in ("loss", "grad_norm", "lr")}
@@ -183,7 +178,7 @@ class Learner:
 
     def _position(self, step: int, update: int) -> tuple[int, int]:
         """Optimizer step from 0, and how many there are."""
-        num_updates = updates_per_step(self._rl)
+        num_updates = self._rl.updates_per_step
         return (step - 1) * num_updates + update, self._rl.steps * num_updates
 
 

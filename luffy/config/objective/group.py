@@ -31,6 +31,10 @@ class UniformLength(StrictModel):
     def _shares(self) -> "UniformLength":
         _check_share("low", self.low)
         _check_share("high", self.high)
+        if bounds(self.low) == bounds(self.high) == (0.0, 0.0):
+            raise ValueError("a prefix of length 0 is none: set group.off_policy to 0 in place of a prefix")
+        if bounds(self.low) == bounds(self.high) == (1.0, 1.0):
+            raise ValueError("a prefix of the whole trace is a demonstration: remove group.prefix")
         return self
 
 
@@ -128,6 +132,8 @@ class GroupConfig(StrictModel):
             raise ValueError(f"off_policy {self.off_policy} must not be above size {self.size}")
         if self.off_policy == 0 and self.prefix is not None:
             raise ValueError("prefix has no effect with off_policy: 0; set how many rows are guided")
+        if self.off_policy == 1 and self.prefix is not None and self.prefix.shared:
+            raise ValueError("prefix.shared has no effect with one guided row; remove it")
         if self.off_policy_when_accuracy_at_most is not None:
             if self.off_policy == 0:
                 raise ValueError("off_policy_when_accuracy_at_most has no effect with off_policy: 0")

@@ -110,6 +110,11 @@ class ShapedSurrogateLoss(StrictModel):
     def _ordered(self) -> "ShapedSurrogateLoss":
         if self.min_weight is not None and self.max_weight is not None and self.min_weight >= self.max_weight:
             raise ValueError(f"min_weight {self.min_weight} must be below max_weight {self.max_weight}")
+        low, high = self.shaping.codomain
+        if self.min_weight is not None and self.min_weight <= low:
+            raise ValueError(f"min_weight {self.min_weight} has no effect: f is always above {low:g}")
+        if self.max_weight is not None and self.max_weight >= high:
+            raise ValueError(f"max_weight {self.max_weight} has no effect: f is always below {high:g}")
         return self
 
     def formula(self) -> str:

@@ -4,10 +4,16 @@ from collections.abc import Iterator
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from luffy.config.objective.advantage import AdvantageConfig, GeneralizedAdvantage, GroupAdvantage, PassAtKAdvantage
+from luffy.config.objective.advantage import (
+    AdvantageConfig,
+    GeneralizedAdvantage,
+    GlobalBatchAdvantage,
+    GroupAdvantage,
+    PassAtKAdvantage,
+)
 from luffy.config.objective.group import GroupConfig, ReplayConfig
-from luffy.config.objective.losses import EntropyLoss, KLLoss, NegativeLogLikelihoodLoss, OffPolicySurrogate
-from luffy.config.objective.schedule import depends_on_length
+from luffy.config.objective.losses import EntropyLoss, KLLoss, NegativeLogLikelihoodLoss
+from luffy.config.objective.schedule import AdaptiveValue, depends_on_length
 from luffy.config.objective.terms import TermConfig, check_terms
 from luffy.config.strict import StrictModel
 
@@ -26,6 +32,8 @@ class SupervisedObjectiveConfig(StrictModel):
             raise ValueError(f"terms {names}: SFT has neither rollouts nor rewards; use nll or entropy")
         if any(term.gate is not None for term in self.terms):
             raise ValueError("a gate speaks of rollouts, which SFT has not; remove it")
+        if any(isinstance(term.coefficient, AdaptiveValue) for term in self.terms):
+            raise ValueError("an adaptive coefficient reacts to RL steps alone; give SFT a number or a schedule")
         if any(term.normaliser.mode == "constant" for term in self.terms):
             raise ValueError("normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence")
         return self
@@ -59,6 +67,11 @@ class ObjectiveConfig(StrictModel):
         return any(isinstance(term.loss, KLLoss) and term.loss.against == "reference" for term in self.terms)
 
     @property
+    def compares_with_old(self) -> bool:
+        """Whether a term compares with the policy before the RL step's updates."""
+        return any(isinstance(term.loss, KLLoss) and term.loss.against == "old" for term in self.terms)
+
+    @property
     def needs_critic(self) -> bool:
         return isinstance(self.advantage, GeneralizedAdvantage)
 
@@ -78,8 +91,7 @@ class ObjectiveConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         yield from self._complaints_about_off_policy_rows()
         yield from self._complaints_about_advantages()
-        rollouts = self.group.size - self.group.off_policy - (self.replay is not None)
-        if self.replay is not None and rollouts < 1:
+        if self.replay is not None and self._num_rollouts < 1:
             yield "replay takes one row of the group, and off_policy the others: no rollout is left; raise group.size"
         if self.replay is not None and self.group.prefix is not None:
             yield "replay and group.prefix cannot be combined; remove one of them"
@@ -100,25 +112,45 @@ class ObjectiveConfig(StrictModel):
 
     def _complaints_about_advantages(self) -> Iterator[str]:
         advantage = self.advantage
-        if not any(term.is_policy_gradient for term in self.terms) and not self._gated_by_outcome():
+        surrogates = [term for term in self.terms if term.is_policy_gradient]
+        if not surrogates and not self._gated_by_outcome():
             yield "no term uses the advantage: this is supervised learning; use the sft stage"
-        if advantage.off_policy_scale != 1.0 and not self.has_off_policy_rows:
-            yield "advantage.off_policy_scale has no effect: there are no off-policy rows; remove it"
-        if isinstance(advantage, PassAtKAdvantage) and advantage.k > self.group.size:
-            yield f"advantage.k {advantage.k} is above group.size {self.group.size}; lower it"
-        if isinstance(advantage, GroupAdvantage) and advantage.population == "on_policy":
-            if not self.has_off_policy_rows:
-                yield "advantage.population: on_policy has no effect without off-policy rows; set it to joint"
-            if any(isinstance(term.loss, OffPolicySurrogate) for term in self.terms):
-                yield (
-                    "advantage.population: on_policy gives demonstrations advantage 0, so an off-policy surrogate "
-                    "would have no effect; set population: joint"
-                )
-            if self.group.prefix is not None:
-                yield (
-                    "advantage.population: on_policy gives guided rows advantage 0, so their continuations would "
-                    "teach nothing; set population: joint"
-                )
+        if advantage.off_policy_scale != 1.0 and not any(term.may_select_off_policy for term in surrogates):
+            yield "advantage.off_policy_scale has no effect: no surrogate selects off-policy tokens; remove it"
+        if advantage.on_policy_scale != 1.0 and not any(term.select != "off_policy" for term in surrogates):
+            yield "advantage.on_policy_scale has no effect: no surrogate selects on-policy tokens; remove it"
+        if advantage.on_policy_scale == 0.0 and all(term.select == "on_policy" for term in surrogates):
+            yield "advantage.on_policy_scale: 0 leaves the surrogates nothing to learn; raise it"
+        if isinstance(advantage, GroupAdvantage):
+            yield from self._complaints_about_population(advantage)
+
+    def _complaints_about_population(self, advantage: GroupAdvantage) -> Iterator[str]:
+        joint = advantage.population == "joint"
+        size = self.group.size if joint else self._num_rollouts
+        compares_in_group = not isinstance(advantage, GlobalBatchAdvantage) or advantage.group_baseline
+        if size < 2 and compares_in_group:
+            yield f"a baseline over {size} row of a group makes every advantage 0; raise group.size"
+        if isinstance(advantage, PassAtKAdvantage) and advantage.k >= size:
+            yield f"advantage.k {advantage.k} must be below the {size} rows it chooses from: all subsets are one"
+        if joint:
+            return
+        if not self.has_off_policy_rows:
+            yield "advantage.population: on_policy has no effect without off-policy rows; set it to joint"
+        if any(term.is_policy_gradient and term.select == "off_policy" for term in self.terms):
+            yield (
+                "advantage.population: on_policy gives demonstrations advantage 0, so an off-policy surrogate "
+                "would have no effect; set population: joint"
+            )
+        if self.group.prefix is not None:
+            yield (
+                "advantage.population: on_policy gives guided rows advantage 0, so their continuations would "
+                "teach nothing; set population: joint"
+            )
+
+    @property
+    def _num_rollouts(self) -> int:
+        """The fewest that a group of a prompt with enough traces has."""
+        return self.group.size - self.group.off_policy - (self.replay is not None)
 
     def _gated_by_outcome(self) -> bool:
         return any(term.gate is not None and term.gate.outcome is not None for term in self.terms)

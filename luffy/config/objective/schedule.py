@@ -35,6 +35,11 @@ class LinearValue(StrictModel):
     """Move in this many windows of equal length, the first at `start`, the last at `end`. LUFFY's `linear_max` is
     {start: max, end: max / 10, levels: 10}."""
 
+    @model_validator(mode="after")
+    def _effective(self) -> "LinearValue":
+        _moves(self)
+        return self
+
     def formula(self) -> str:
         stairs = f" in {self.levels} levels" if self.levels else ""
         return f"{self.start:g} -> {self.end:g} (linear over {self.over:.0%} of the steps{stairs})"
@@ -48,6 +53,11 @@ class CosineValue(StrictModel):
     end: float
     over: _Share = 1.0
     """Share of the stage after which `end` is reached."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> "CosineValue":
+        _moves(self)
+        return self
 
     def formula(self) -> str:
         return f"{self.start:g} -> {self.end:g} (cosine over {self.over:.0%} of the steps)"
@@ -104,6 +114,11 @@ class AdaptiveValue(StrictModel):
         return (
             f"c (from {self.start:g}, moved to hold H at {self.target:g}, within [{self.minimum:g}, {self.maximum:g}])"
         )
+
+
+def _moves(value: "LinearValue | CosineValue") -> None:
+    if value.start == value.end:
+        raise ValueError(f"a schedule from {value.start} to {value.end} stays where it is; give the number alone")
 
 
 def _number_as_constant(value: object) -> object:

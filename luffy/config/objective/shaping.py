@@ -1,10 +1,12 @@
 """Policy shaping: which function of the off-policy importance ratio is maximised (LUFFY, arXiv 2504.14945, eq. 6)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
 from luffy.config.strict import StrictModel
+
+_INFINITY = float("inf")
 
 
 class RationalShaping(StrictModel):
@@ -12,6 +14,8 @@ class RationalShaping(StrictModel):
 
     kind: Literal["rational"]
     gamma: PositiveFloat = 0.1
+
+    codomain: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     def formula(self) -> str:
         return f"rho / (rho + {self.gamma:g})"
@@ -22,6 +26,8 @@ class IdentityShaping(StrictModel):
 
     kind: Literal["identity"]
 
+    codomain: ClassVar[tuple[float, float]] = (0.0, _INFINITY)
+
     def formula(self) -> str:
         return "rho"
 
@@ -30,6 +36,8 @@ class LogShaping(StrictModel):
     """f(x) = log x: advantage-weighted supervised learning, every token with the same weight."""
 
     kind: Literal["log"]
+
+    codomain: ClassVar[tuple[float, float]] = (-_INFINITY, _INFINITY)
 
     def formula(self) -> str:
         return "log rho"
@@ -41,6 +49,8 @@ class PowerShaping(StrictModel):
     kind: Literal["power"]
     exponent: PositiveFloat = 0.5
 
+    codomain: ClassVar[tuple[float, float]] = (0.0, _INFINITY)
+
     def formula(self) -> str:
         return f"rho^{self.exponent:g}"
 
@@ -50,6 +60,8 @@ class LinearLogShaping(StrictModel):
 
     kind: Literal["linear_log"]
     weight: PositiveFloat = 0.1
+
+    codomain: ClassVar[tuple[float, float]] = (-_INFINITY, _INFINITY)
 
     def formula(self) -> str:
         return f"(rho + {self.weight:g} log rho)"
