@@ -4,7 +4,7 @@ Run: python tests/campaigns/arithmetic_methods.py --workspace workspace/study [-
 
 Every arm starts from the same base, learns from the same 512 prompts for the same number of optimizer steps, and is
 evaluated greedily on the same held-out problems. Each method's learning rate is the best of the same three, chosen on
-a seed that is not reported. Stages are cached: a killed campaign goes on where it was. Prints Markdown; `--json FILE`
+a seed that is not reported (with `--rates` of one, that one). `--methods` takes any preset, or `all`. Stages are cached: a killed campaign goes on where it was. Prints Markdown; `--json FILE`
 keeps every arm.
 """
 
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from luffy.config import load_experiment
+from luffy.config import available_presets, load_experiment
 from luffy.errors import LuffyError
 from luffy.evaluation.results import read_results
 from luffy.pipeline.events import Event
@@ -33,13 +33,18 @@ SELECTION_SEED = 100
 REFERENCE = "luffy"
 # How often the base's text on chains of 4 to 6 operations reasons in steps: its rollouts succeed sometimes, or never.
 BASES = {"sometimes": 0.1, "never": 0.0}
+_SUPERVISED = ("sft", "dft")
 METHODS: dict[str, list[str]] = {
-    "on_policy": ["chain=rl", "method=on_policy", f"rl.steps={STEPS}"],
-    "luffy": ["chain=rl", "method=luffy", f"rl.steps={STEPS}"],
+    name: ["chain=rl", f"method={name}", f"rl.steps={STEPS}"]
+    if name not in _SUPERVISED
+    else ["chain=sft", f"method={name}", "sft.num_traces=null", "sft.batch_size=64", f"sft.epochs={STEPS * 64 // 512}"]
+    for name in available_presets("methods")
+} | {
     "sft": ["chain=sft", "sft.num_traces=null", "sft.batch_size=64", f"sft.epochs={STEPS * 64 // 512}"],
     "sft_then_rl": ["chain=sft_then_rl", f"rl.steps={STEPS - COLD_START_STEPS}"],
     "sft_then_luffy": ["chain=sft_then_luffy", f"rl.steps={STEPS - COLD_START_STEPS}"],
 }
+STUDY = ("on_policy", "luffy", "sft", "sft_then_rl", "sft_then_luffy")
 _T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """97.5 % quantile of Student's t by number of seeds."""
 
@@ -53,7 +58,7 @@ class Arm:
 
     def overrides(self) -> list[str]:
         share = BASES[self.base]
-        trained = "sft" if self.method == "sft" else "rl"
+        trained = "sft" if self.method in _SUPERVISED else "rl"
         return [
             *METHODS[self.method],
             f"{trained}.optimizer.lr={self.lr}",
@@ -87,7 +92,7 @@ def run_arm(arm: Arm, workspace: Path) -> Outcome | None:
     """Train and evaluate one arm; None (and a line) when it failed."""
     config = load_experiment(CONFIG, arm.overrides())
     experiment = open_experiment(config, find_workspace(workspace))
-    last = "sft" if arm.method == "sft" else "rl"
+    last = "sft" if arm.method in _SUPERVISED else "rl"
     wanted = ("evaluate_base", f"evaluate_{last}")
     try:
         with start_run(experiment) as run:
@@ -127,7 +132,7 @@ def _headline(outcome: Outcome) -> float:
     return outcome.accuracy["in_distribution"]
 
 
-def table(base: str, outcomes: Sequence[Outcome], rates: dict[tuple[str, str], float]) -> str:
+def table(base: str, methods: Sequence[str], outcomes: Sequence[Outcome], rates: dict[tuple[str, str], float]) -> str:
     """A Markdown table of one base: mean and standard deviation over seeds, and paired differences."""
     rows = [outcome for outcome in outcomes if outcome.arm.base == base]
     reference = {outcome.arm.seed: _headline(outcome) for outcome in rows if outcome.arm.method == REFERENCE}
@@ -138,7 +143,7 @@ def table(base: str, outcomes: Sequence[Outcome], rates: dict[tuple[str, str], f
         f"| method | lr | in distribution | other mix | longer | retention | minus {REFERENCE} [95 %] | seeds |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for method in METHODS:
+    for method in methods:
         own = [outcome for outcome in rows if outcome.arm.method == method]
         cells = [_spread([100 * o.accuracy[suite] for o in own]) for suite in _SUITES]
         paired = [100 * (_headline(o) - reference[o.arm.seed]) for o in own if o.arm.seed in reference]
@@ -171,25 +176,29 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--bases", nargs="+", default=list(BASES), choices=list(BASES))
+    parser.add_argument("--methods", nargs="+", default=STUDY, choices=[*METHODS, "all"])
+    parser.add_argument("--rates", nargs="+", type=float, default=LEARNING_RATES)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    methods = list(METHODS) if "all" in options.methods else options.methods
     # The shared stages first, each once, so that the arms find them finished.
-    run_all([Arm(base, "sft", LEARNING_RATES[0], SELECTION_SEED) for base in options.bases], options.workspace, 2)
-    selection = [
-        Arm(base, method, lr, SELECTION_SEED) for base in options.bases for method in METHODS for lr in LEARNING_RATES
-    ]
-    chosen = run_all(selection, options.workspace, options.workers)
-    rates = best_learning_rates(chosen)
+    run_all([Arm(base, "sft", options.rates[0], SELECTION_SEED) for base in options.bases], options.workspace, 2)
+    chosen: list[Outcome] = []
+    rates = {(base, method): options.rates[0] for base in options.bases for method in methods}
+    if len(options.rates) > 1:
+        grid = [(base, method, lr) for base in options.bases for method in methods for lr in options.rates]
+        chosen = run_all([Arm(*point, SELECTION_SEED) for point in grid], options.workspace, options.workers)
+        rates = best_learning_rates(chosen)
     arms = [
         Arm(base, method, rates[base, method], seed)
         for base in options.bases
         for seed in range(1, options.seeds + 1)
-        for method in METHODS
+        for method in methods
         if (base, method) in rates
     ]
     outcomes = run_all(arms, options.workspace, options.workers)
     for base in options.bases:
-        print("\n" + table(base, outcomes, rates))
+        print("\n" + table(base, methods, outcomes, rates))
     if options.json:
         options.json.write_text(json.dumps([asdict(outcome) for outcome in chosen + outcomes], indent=1))
 
