@@ -4,8 +4,8 @@ Run: python tests/campaigns/arithmetic_methods.py --workspace workspace/study [-
 
 Every arm starts from the same base, learns from the same 512 prompts for the same number of optimizer steps, and is
 evaluated greedily on the same held-out problems. Each method's learning rate is the best of the same three, chosen on
-a seed that is not reported (with `--rates` of one, that one). `--methods` takes any preset, or `all`. Stages are cached: a killed campaign goes on where it was. Prints Markdown; `--json FILE`
-keeps every arm.
+a seed that is not reported; with `--rates` of one, it is that one. `--methods` takes any presets, or `all`. Stages are
+cached: a killed campaign goes on where it was. Prints Markdown; `--json FILE` keeps every arm.
 """
 
 import argparse
