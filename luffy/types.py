@@ -137,6 +137,11 @@ class Group:
         return [*own, *self.displaced]
 
     @property
+    def is_replayed(self) -> bool:
+        """Whether one of the rows comes from an earlier step."""
+        return any(Source.REPLAY in trajectory.source for trajectory in self.trajectories)
+
+    @property
     def accuracy(self) -> float:
         """Share of correct rollouts; 0 without a rollout."""
         rollouts = self.rollouts

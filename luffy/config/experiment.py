@@ -90,6 +90,21 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _replay_and_interleaving_happen(self) -> "ExperimentConfig":
+        if "rl" not in self.stages or self.rl is None or self.objective is None:
+            return self
+        replay = self.objective.replay
+        if replay is not None and round(replay.share * self.rl.prompts_per_step) < 1:
+            raise ValueError(
+                f"objective.replay.share {replay.share} of {self.rl.prompts_per_step} prompts a step is none; raise it"
+            )
+        if self.objective.interleaved_sft is not None and self.rl.critic is not None and self.rl.critic.warmup_steps:
+            raise ValueError(
+                "rl.critic.warmup_steps keeps the policy still, which objective.interleaved_sft would move; remove one"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _base_has_its_text(self) -> "ExperimentConfig":
         if self.model.path is None and (self.base is None or self.data.corpus is None):
             raise ValueError("an embedded base policy needs base (its training) and data.corpus (its text)")

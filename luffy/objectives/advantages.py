@@ -18,13 +18,12 @@ from luffy.config.objective import (
     LengthWeightedAdvantage,
     PassAtKAdvantage,
 )
+from luffy.objectives.ranks import SumOverRanks
 
 _EPS = 1e-6
 """Added to standard deviations, as in GRPO's published code."""
 _ROUNDING = 1e-12
 """Differences of rewards below this share of the reward are rounding of the mean, not signal."""
-
-SumOverRanks = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def _denominator(term: TermConfig, terms: Sequence[TermConfig], max_response_tok
     owners = " and ".join(members)
     counted = {
         "token": f"the number of tokens of {owners}",
-        "sequence": f"the number of rows of {owners}, each row's tokens averaged first",
+        "sequence": f"the number of rows of {owners} (a row's tokens are averaged first)",
         "constant": f"the number of rows of {owners} x {max_response_tokens}",
     }[mode]
     gated = any(other.gate is not None for other in terms if other.name in members)
@@ -124,7 +124,8 @@ def _advantage(objective: ObjectiveConfig) -> str:
     config = objective.advantage
     words = [f"A = {config.formula()}"]
     if isinstance(config, GroupAdvantage) and objective.has_off_policy_rows:
-        outside = "rollouts alone; other rows have A = 0"
+        displaced = " that stay" if objective.group.off_policy_when_accuracy_at_most is not None else ""
+        outside = f"the rollouts{displaced} alone; other rows have A = 0"
         words.append(f"over {'all rows of the group' if config.population == 'joint' else outside}")
     if config.off_policy_scale != 1.0:
         words.append(f"x {config.off_policy_scale:g} on off-policy tokens")

@@ -3,12 +3,11 @@
 Shape legend: `B` rows, `T` tokens.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from luffy.config.objective import GeneralizedAdvantage
+from luffy.objectives.ranks import SumOverRanks
 
 _EPS = 1e-8
 
@@ -39,7 +38,7 @@ def generalized_advantages(
     return advantage_BT, (advantage_BT + value) * mask
 
 
-def whiten(advantage_BT: Tensor, mask_BT: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
+def whiten(advantage_BT: Tensor, mask_BT: Tensor, sum_over_ranks: SumOverRanks) -> Tensor:
     """Mean 0 and (unbiased) standard deviation 1 over the masked tokens of all ranks; 0 elsewhere.
 
     Advantages that are all equal become 0.

@@ -17,9 +17,8 @@ from luffy.config.objective import (
     SequenceSurrogateLoss,
     ShapedSurrogateLoss,
     TermConfig,
-    TotalVariationMaskedLoss,
 )
-from luffy.objectives.losses import TokenBatch, log_rho, logp_sampler
+from luffy.objectives.losses import TokenBatch, log_rho, logp_sampler, moved_too_far
 from luffy.objectives.modifiers import token_factor
 from luffy.objectives.objective import objective_loss, only
 from luffy.objectives.ratios import sequence_mean
@@ -40,10 +39,9 @@ def logp_gradients(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: 
 
 @torch.no_grad()
 def limited(tokens: TokenBatch, term: TermConfig, selected_BT: Tensor) -> Tensor:
-    """`(B, T)` bool: selected tokens that the term clips, truncates or masks."""
+    """`(B, T)` bool: selected tokens that a policy-gradient term clips, truncates or masks."""
     own = only(tokens, selected_BT)
-    limit = _LIMITS.get(term.loss.kind)
-    limited_BT = torch.zeros_like(selected_BT) if limit is None else limit(own, term.loss)
+    limited_BT = _LIMITS[term.loss.kind](own, term.loss)
     bare = term.model_copy(update={"correction": _without_limits(term)})
     found, unlimited = token_factor(own, term), token_factor(own, bare.model_copy(update={"top_entropy_share": None}))
     if found is not None:
@@ -84,11 +82,6 @@ def _truncated_aipo(tokens: TokenBatch, config: AipoLoss) -> Tensor:
     return (tokens.logp_BT - logp_sampler(tokens)).exp() > config.max_ratio
 
 
-def _masked(tokens: TokenBatch, config: TotalVariationMaskedLoss) -> Tensor:
-    moved_BT = tokens.logp_BT.exp() - logp_sampler(tokens).exp()
-    return torch.where(tokens.advantage_BT > 0, moved_BT > config.max_increase, -moved_BT > config.max_decrease)
-
-
 def _clamped(tokens: TokenBatch, config: ShapedSurrogateLoss) -> Tensor:
     weight_BT = shape(log_rho(tokens, config), config.shaping)
     low = float("-inf") if config.min_weight is None else config.min_weight
@@ -96,11 +89,18 @@ def _clamped(tokens: TokenBatch, config: ShapedSurrogateLoss) -> Tensor:
     return (weight_BT < low) | (weight_BT > high)
 
 
+def _nowhere(tokens: TokenBatch, config: LossConfig) -> Tensor:
+    return torch.zeros_like(tokens.selected_BT)
+
+
+# Every policy-gradient loss has an entry: one that is forgotten must not report that nothing is clipped.
 _LIMITS: dict[str, Callable[[TokenBatch, LossConfig], Tensor]] = {
+    "surrogate": _nowhere,
+    "multiple_importance": _nowhere,
     "clipped_surrogate": _clipped,  # type: ignore[dict-item]
     "sequence_surrogate": _clipped_sequence,  # type: ignore[dict-item]
     "cispo": _truncated_cispo,  # type: ignore[dict-item]
     "aipo": _truncated_aipo,  # type: ignore[dict-item]
-    "tv_masked_surrogate": _masked,  # type: ignore[dict-item]
+    "tv_masked_surrogate": moved_too_far,  # type: ignore[dict-item]
     "shaped_surrogate": _clamped,  # type: ignore[dict-item]
 }

@@ -92,11 +92,15 @@ def aipo(tokens: TokenBatch, config: AipoLoss) -> Tensor:
 
 def tv_masked_surrogate(tokens: TokenBatch, config: TotalVariationMaskedLoss) -> Tensor:
     """-A pi_theta / mu on tokens whose probability has not moved too far in the direction of A."""
-    logp_sampler_BT = logp_sampler(tokens)
-    moved_BT = (tokens.logp_BT.exp() - logp_sampler_BT.exp()).detach()
-    too_far_BT = torch.where(tokens.advantage_BT > 0, moved_BT > config.max_increase, -moved_BT > config.max_decrease)
-    loss_BT = -tokens.advantage_BT * bounded_exp(tokens.logp_BT - logp_sampler_BT)
-    return loss_BT.masked_fill(too_far_BT, 0.0)
+    loss_BT = -tokens.advantage_BT * bounded_exp(tokens.logp_BT - logp_sampler(tokens))
+    return loss_BT.masked_fill(moved_too_far(tokens, config), 0.0)
+
+
+@torch.no_grad()
+def moved_too_far(tokens: TokenBatch, config: TotalVariationMaskedLoss) -> Tensor:
+    """`(B, T)` bool: where the probability has left the trust region around the sampler's, in the direction of A."""
+    moved_BT = tokens.logp_BT.exp() - logp_sampler(tokens).exp()
+    return torch.where(tokens.advantage_BT > 0, moved_BT > config.max_increase, -moved_BT > config.max_decrease)
 
 
 def shaped_surrogate(tokens: TokenBatch, config: ShapedSurrogateLoss) -> Tensor:

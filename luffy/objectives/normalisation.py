@@ -7,18 +7,16 @@ into micro-batches cannot change the gradient.
 Shape legend: `K` terms, `B` rows, `T` tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 
 from luffy.config.objective import GateConfig, NormaliserMode, Selector, TermConfig
+from luffy.objectives.ranks import SumOverRanks
 from luffy.objectives.step import StepObjective
 from luffy.types import TrainBatch
-
-SumOverRanks = Callable[[Tensor], Tensor]
-"""Adds a tensor over all data-parallel ranks."""
 
 
 def select(batch: TrainBatch, selector: Selector) -> Tensor:
@@ -55,7 +53,7 @@ def token_weights(objective: StepObjective, batch: TrainBatch, sum_over_ranks: S
     share_KBT = torch.zeros(len(terms), *batch.input_ids_BT.shape, dtype=torch.float64)
     denominator_K = torch.zeros(len(terms), dtype=torch.float64)
     for k, term in enumerate(terms):
-        counted_BT = _population(term, terms, batch)
+        counted_BT = _counted(term, terms, batch)
         denominator_K[k] = _denominator(counted_BT, term.normaliser.mode, objective.max_response_tokens)
         share_KBT[k] = (select(batch, term.select) & passes(batch, term.gate)).double()
         if term.normaliser.mode == "sequence":
@@ -66,7 +64,7 @@ def token_weights(objective: StepObjective, batch: TrainBatch, sum_over_ranks: S
     return share_KBT * scale_K[:, None, None]
 
 
-def _population(term: TermConfig, terms: Sequence[TermConfig], batch: TrainBatch) -> Tensor:
+def _counted(term: TermConfig, terms: Sequence[TermConfig], batch: TrainBatch) -> Tensor:
     """`(B, T)` bool: the tokens that a term's denominator counts."""
     joint = term.normaliser.population == "joint"
     members = [other for other in terms if other.is_policy_gradient] if joint else [term]

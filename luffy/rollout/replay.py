@@ -1,8 +1,9 @@
 """The policy's own successes, kept for later steps: ExGRPO (arXiv 2510.02245)."""
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from luffy.config.objective import ReplayConfig
@@ -12,19 +13,21 @@ from luffy.types import Group, Trajectory
 
 MAX_SUCCESSES = 8
 """Kept a prompt, the newest. The paper's code has no bound; but every one costs a forward pass whenever the prompt is
-replayed and stays in memory, and the older one is, the farther the policy has moved from what drew it."""
+replayed, and the older one is, the farther the policy has moved from what drew it."""
 
 
-ReadGroups = Callable[[int], Sequence[Group] | None]
-"""All groups of a step, as they were observed; None where they are lost."""
+ReadGroup = Callable[[int, int], Group | None]
+"""The group of a step (from 1) at a place in it (from 0), as it was observed; None where it is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Success:
-    """A right rollout, and where it stands: step, place of its group there, place of its row in the group."""
+    """Where a right rollout stands in the journal, and what tells equal responses."""
 
-    row: Trajectory
-    place: tuple[int, int, int]
+    step: int
+    group: int
+    row: int
+    digest: str
 
 
 @dataclass(slots=True)
@@ -47,13 +50,14 @@ class ReplayBuffer:
     prompt seems never to fail).
 
     Nothing is recorded before the first step whose share of correct rollouts is above `config.start_accuracy`; that
-    step is. What the buffer holds is a pure function of the groups it has observed, so its saved state names rows
-    instead of holding them: thousands of long responses stay in the rollout journal.
+    step is. What the buffer holds is a pure function of the groups it has observed, and it holds places, not rows:
+    the responses stay in the rollout journal, where `read` finds them when they are drawn.
     """
 
-    def __init__(self, config: ReplayConfig, seed: int) -> None:
+    def __init__(self, config: ReplayConfig, seed: int, read: ReadGroup) -> None:
         self._config = config
         self._seed = seed
+        self._read = read
         self._started = False
         self._experience: dict[str, _Experience] = {}
         self._retired: set[str] = set()
@@ -65,7 +69,7 @@ class ReplayBuffer:
             return
         for index, group in enumerate(groups):
             if group.rollouts and group.uid not in self._retired:
-                self._record(group, (step, index))
+                self._record(group, step, index)
 
     def draw(self, step: int, count: int) -> list[str]:
         """Up to `count` different prompts for `step`, a pure function of what was observed.
@@ -85,8 +89,11 @@ class ReplayBuffer:
         return drawn
 
     def candidates(self, uid: str) -> list[Trajectory]:
-        """The stored successes of a drawn prompt, the newest last, as they were sampled."""
-        return [success.row for success in self._experience[uid].successes]
+        """The stored successes of a drawn prompt, the newest last, as they were sampled.
+
+        Raises CheckpointError when the journal has lost one of them.
+        """
+        return [self._row(success) for success in self._experience[uid].successes]
 
     def state(self) -> dict[str, object]:
         """Everything, in types that JSON gives back exactly."""
@@ -94,49 +101,47 @@ class ReplayBuffer:
             "started": self._started,
             "retired": sorted(self._retired),
             "experience": {
-                uid: {"share_correct": known.share_correct, "successes": [list(one.place) for one in known.successes]}
+                uid: {"share_correct": known.share_correct, "successes": [list(astuple(s)) for s in known.successes]}
                 for uid, known in self._experience.items()
             },
         }
 
-    def restore(self, state: Mapping[str, Any], read: ReadGroups) -> None:
-        """Take the state of a checkpoint in place of the present one; `read` gives back the steps it names.
-
-        Raises CheckpointError when such a step is lost.
-        """
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take the state of a checkpoint in place of the present one."""
         self._started = state["started"]
         self._retired = set(state["retired"])
-        places = [place for known in state["experience"].values() for place in known["successes"]]
-        groups = {step: _required(read(step), step) for step in sorted({place[0] for place in places})}
         self._experience = {
-            uid: _Experience(
-                known["share_correct"],
-                [
-                    _Success(groups[step][group].trajectories[row], (step, group, row))
-                    for step, group, row in known["successes"]
-                ],
-            )
+            uid: _Experience(known["share_correct"], [_Success(*success) for success in known["successes"]])
             for uid, known in state["experience"].items()
         }
 
-    def _record(self, group: Group, place: tuple[int, int]) -> None:
+    def _record(self, group: Group, step: int, index: int) -> None:
         if group.accuracy == 1.0 and self._config.retire_solved:
             self._retired.add(group.uid)
             self._experience.pop(group.uid, None)
             return
         known = self._experience.get(group.uid)
         successes = [
-            _Success(row, (*place, index))
-            for index, row in enumerate(group.trajectories)
+            _Success(step, index, place, _digest(row))
+            for place, row in enumerate(group.trajectories)
             if row.is_correct and not row.is_off_policy
         ]
-        for success in successes:
-            assert not any(map(math.isnan, success.row.logp_behavior)), "an own rollout without its log-probabilities"
         if known is None and successes:
             known = self._experience[group.uid] = _Experience(group.accuracy)
         if known is not None:
             known.share_correct = group.accuracy
             known.successes = _newest_different([*known.successes, *successes])
+
+    def _row(self, success: _Success) -> Trajectory:
+        group = self._read(success.step, success.group)
+        if group is None:
+            raise CheckpointError(
+                f"the rollout journal has lost step {success.step}, which the replay buffer needs; "
+                "delete the checkpoints to start the stage anew"
+            )
+        row = group.trajectories[success.row]
+        assert not any(map(math.isnan, row.logp_behavior)), "an own rollout without its log-probabilities"
+        return row
 
     def _buckets(self) -> dict[float, list[str]]:
         buckets: dict[float, list[str]] = {}
@@ -165,15 +170,10 @@ def _accuracy(groups: Sequence[Group]) -> float:
 
 def _newest_different(successes: Sequence[_Success]) -> list[_Success]:
     """The last ones, equal responses once: with the log-probabilities of the latest time they were drawn."""
-    latest = {success.row.response_ids: success for success in successes}
-    order = list(dict.fromkeys(success.row.response_ids for success in reversed(successes)))[:MAX_SUCCESSES]
-    return [latest[ids] for ids in reversed(order)]
+    latest = {success.digest: success for success in successes}
+    order = list(dict.fromkeys(success.digest for success in reversed(successes)))[:MAX_SUCCESSES]
+    return [latest[digest] for digest in reversed(order)]
 
 
-def _required(groups: Sequence[Group] | None, step: int) -> Sequence[Group]:
-    if groups is None:
-        raise CheckpointError(
-            f"the rollout journal has lost step {step}, which the replay buffer needs; "
-            "delete the checkpoints to start the stage anew"
-        )
-    return groups
+def _digest(row: Trajectory) -> str:
+    return hashlib.blake2b(repr(row.response_ids).encode(), digest_size=16).hexdigest()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from luffy.config.objective import GroupFilter, RefillGroups, ReplayConfig
+from luffy.config.objective import GroupFilter, ReplayConfig
 from luffy.config.settings import RLSettings
 from luffy.rollout.collector import GroupCollector
 from luffy.rollout.failed_prompts import FailedPrompts
@@ -18,7 +18,7 @@ from luffy.seeds import derive_seed
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.batching import collate
 from luffy.training.policy import Policy
-from luffy.training.sampler import batch_indices
+from luffy.training.sampler import stream_indices
 from luffy.training.supervised import demonstration
 from luffy.types import Group, Trajectory
 
@@ -37,8 +37,8 @@ class Sources:
 class Experience:
     """Gives each step its groups, and remembers what later steps need of them.
 
-    What it remembers (replay buffer, failed prompts) depends on the groups of earlier steps alone: a resumed run that
-    replays journalled steps comes to the same memory.
+    What it remembers (its place in the stream of prompts, the replay buffer, failed prompts) depends on the groups of
+    earlier steps alone: a resumed run that replays journalled steps comes to the same memory.
     """
 
     def __init__(self, settings: RLSettings, sources: Sources) -> None:
@@ -46,7 +46,12 @@ class Experience:
         self._sources = sources
         objective = settings.objective
         self._by_uid = {task.uid: task for task in sources.tasks}
-        self._replay = None if objective.replay is None else ReplayBuffer(objective.replay, settings.seed)
+        self._replay = (
+            None
+            if objective.replay is None
+            else ReplayBuffer(objective.replay, settings.seed, sources.journal.read_group)
+        )
+        self._prompts_taken = 0
         self._failed = None if objective.interleaved_sft is None else FailedPrompts()
 
     @property
@@ -61,7 +66,7 @@ class Experience:
         groups: list[Group] = []
         rounds = 0
         while rounds == 0 or needs_more(groups, self._filter, self._wanted, rounds):
-            tasks = self._tasks(policy, step, rounds)
+            tasks = self._next_tasks(groups) if groups else self._first_tasks(policy, step)
             with policy.inference_model() as model:
                 engine = TransformersEngine(model, self._sources.rollout_batch_size, weight_version=step - 1)
                 earlier = [group.uid for group in groups]
@@ -76,6 +81,7 @@ class Experience:
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
         """Remember what later steps need; once a step, after it has learned."""
+        self._prompts_taken += _num_fresh(groups)
         if self._replay is not None:
             self._replay.observe(step, groups)
         if self._failed is not None:
@@ -92,12 +98,14 @@ class Experience:
     def state(self) -> dict[str, object]:
         """What a checkpoint must hold."""
         memories = {"replay": self._replay, "failed": self._failed}
-        return {name: memory.state() for name, memory in memories.items() if memory is not None}
+        state: dict[str, object] = {"prompts_taken": self._prompts_taken}
+        return state | {name: memory.state() for name, memory in memories.items() if memory is not None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take the state of a checkpoint."""
+        self._prompts_taken = state["prompts_taken"]
         if self._replay is not None:
-            self._replay.restore(state["replay"], self._sources.journal.read)
+            self._replay.restore(state["replay"])
         if self._failed is not None:
             self._failed.restore(state["failed"])
 
@@ -109,14 +117,18 @@ class Experience:
     def _wanted(self) -> int:
         return self._settings.rl.prompts_per_step
 
-    def _tasks(self, policy: Policy, step: int, rounds: int) -> list[RolloutTask]:
-        """Prompts of one round: replayed ones first, then the stream's, of which each round takes the next batch."""
-        replayed = self._replayed_tasks(policy, step) if rounds == 0 else []
-        rounds_per_step = self._filter.max_rounds if isinstance(self._filter, RefillGroups) else 1
-        position = (step - 1) * rounds_per_step + rounds
-        indices = batch_indices(len(self._sources.tasks), self._wanted, position, self._settings.seed)
-        # A replayed prompt takes the place of one of the stream, which then waits for the next epoch.
-        return replayed + [self._sources.tasks[i] for i in indices[: self._wanted - len(replayed)]]
+    def _first_tasks(self, policy: Policy, step: int) -> list[RolloutTask]:
+        """Prompts of a step: replayed ones first, the rest from the stream."""
+        replayed = self._replayed_tasks(policy, step)
+        return replayed + self._from_stream(self._prompts_taken, self._wanted - len(replayed))
+
+    def _next_tasks(self, groups: Sequence[Group]) -> list[RolloutTask]:
+        """Prompts of a further round of a step that has `groups` so far."""
+        return self._from_stream(self._prompts_taken + _num_fresh(groups), self._wanted)
+
+    def _from_stream(self, first: int, count: int) -> list[RolloutTask]:
+        tasks = self._sources.tasks
+        return [tasks[i] for i in stream_indices(len(tasks), first, count, self._settings.seed)]
 
     def _replayed_tasks(self, policy: Policy, step: int) -> list[RolloutTask]:
         config = self._settings.objective.replay
@@ -142,3 +154,8 @@ class Experience:
     def _one_trace(self, task: RolloutTask, step: int) -> Trajectory:
         turn = derive_seed(self._settings.seed, "interleaved", step, task.uid) % len(task.demonstrations)
         return demonstration(task.prompt_ids, task.demonstrations[turn].token_ids)
+
+
+def _num_fresh(groups: Sequence[Group]) -> int:
+    """Prompts that came from the stream."""
+    return sum(not group.is_replayed for group in groups)

@@ -8,6 +8,7 @@ from pathlib import Path
 from luffy.config import StageName, load_experiment
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.settings import RLSettings, SFTSettings
+from luffy.config.training import CriticConfig
 from luffy.config.yaml_source import read_yaml
 from luffy.errors import EXIT_OK, ConfigError, UserError
 from luffy.objectives.explain import explain_objective, explain_terms
@@ -48,7 +49,21 @@ def explain_rl(settings: RLSettings) -> str:
         f"              {rl.steps} steps in all, learning rate {rl.optimizer.lr:g}, rollouts at temperature "
         f"{rl.temperature:g}"
     )
-    return f"{step}\n{explain_objective(settings.objective, rl.max_response_tokens)}"
+    parts = [step, explain_objective(settings.objective, rl.max_response_tokens)]
+    return "\n".join([*parts, "", _explain_critic(rl.critic)] if rl.critic is not None else parts)
+
+
+def _explain_critic(critic: CriticConfig) -> str:
+    clip = (
+        ""
+        if critic.value_clip is None
+        else f"              or, where larger, that of V clipped to V_old +- {critic.value_clip:g}\n"
+    )
+    warmup = f"; it alone learns in the first {critic.warmup_steps} steps" if critic.warmup_steps else ""
+    return (
+        f"Critic        (V - return)^2 / 2; the mean over all response tokens\n{clip}"
+        f"              learning rate {critic.optimizer.lr:g}{warmup}"
+    )
 
 
 def explain_sft(settings: SFTSettings) -> str:

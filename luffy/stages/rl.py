@@ -87,11 +87,11 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
         for step in range(start + 1, rl.steps + 1):
             began = time.perf_counter()
             torch.manual_seed(derive_seed(settings.seed, "train", step))  # for models with dropout
-            groups, metrics = _step(parts, step)
+            groups, kept, metrics = _step(parts, step)
             metrics |= _speed(groups, time.perf_counter() - began)
             tracker.log(step, metrics)
             if step % context.tracking.samples_every == 0 or step == 1:
-                tracker.samples(step, parts.read(groups, context.tracking.num_samples))
+                tracker.samples(step, parts.read(kept or groups, context.tracking.num_samples))
             if step % context.execution.checkpoint.rl_every == 0 or step == rl.steps:
                 checkpoints.save(parts.engines, step, parts.state())
             _announce(context, step, rl.steps, metrics)
@@ -102,8 +102,8 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
     return StageResult(("model", METRICS_FILE, SAMPLES_FILE), headline, resumed_from=start)
 
 
-def _step(parts: Components, step: int) -> tuple[list[Group], dict[str, float]]:
-    """One RL step: groups, updates, and what later steps remember of them."""
+def _step(parts: Components, step: int) -> tuple[list[Group], list[Group], dict[str, float]]:
+    """One RL step; returns all its groups, those it learned from, and its metrics."""
     groups = parts.experience.groups(parts.learner.policy, step)
     kept = parts.experience.kept(groups)
     metrics = rollout_metrics(groups, replays=parts.experience.replays) | {"batch/kept_share": len(kept) / len(groups)}
@@ -112,7 +112,7 @@ def _step(parts: Components, step: int) -> tuple[list[Group], dict[str, float]]:
     hard = parts.experience.hard_demonstrations(step)
     if hard is not None:
         metrics |= parts.learner.imitate(hard, step)
-    return groups, metrics
+    return groups, kept, metrics
 
 
 def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Components:
@@ -148,12 +148,23 @@ def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTok
     tasks = tokenize_tasks(tokenizer, read_prompts(context.inputs["data"] / "train.parquet"))
     if not tasks:
         raise DataError("data.train: no prompts are left; see data_card.md for why rows were rejected")
+    _check_buffer_fills(settings, tasks)
     if settings.rl.prompts_per_step > len(tasks):
         raise DataError(
             f"rl.prompts_per_step is {settings.rl.prompts_per_step} but only {len(tasks)} training prompts are left; "
             "lower it or add prompts"
         )
     return tasks
+
+
+def _check_buffer_fills(settings: RLSettings, tasks: Sequence[RolloutTask]) -> None:
+    config = settings.objective.interleaved_sft
+    with_traces = sum(bool(task.demonstrations) for task in tasks)
+    if config is not None and config.buffer_size > with_traces:
+        raise DataError(
+            f"objective.interleaved_sft.buffer_size is {config.buffer_size} but only {with_traces} training prompts "
+            "have a trace: it could never fill; lower it"
+        )
 
 
 def _longest(tasks: Sequence[RolloutTask], rl: RLConfig) -> int:

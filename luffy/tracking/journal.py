@@ -40,14 +40,10 @@ class RolloutJournal:
 
     def commit(self, step: int, groups: Sequence[Group]) -> None:
         """Make the groups of `step` durable: after this returns, a kill cannot lose them."""
-        rows = [
-            _row(index, group.uid, trajectory, displaced)
-            for index, group in enumerate(groups)
-            for displaced, trajectories in enumerate((group.trajectories, group.displaced))
-            for trajectory in trajectories
-        ]
-        with replacing(self._path(step)) as file:
-            pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), file)
+        with replacing(self._path(step)) as file, pq.ParquetWriter(file, _SCHEMA) as writer:
+            for index, group in enumerate(groups):
+                # A row group each, so that one group can be read without the others.
+                writer.write_table(pa.Table.from_pylist(_rows(index, group), schema=_SCHEMA))
 
     def read(self, step: int) -> list[Group] | None:
         """The groups of `step` exactly as committed (perhaps none: []), or None when it was never committed."""
@@ -59,6 +55,11 @@ class RolloutJournal:
             grouped.setdefault(row["group"], []).append(row)
         return [_group(rows) for rows in grouped.values()]
 
+    def read_group(self, step: int, index: int) -> Group | None:
+        """Group `index` (from 0) of `step`, without reading the others; None when the step was never committed."""
+        path = self._path(step)
+        return _group(pq.ParquetFile(path).read_row_group(index).to_pylist()) if path.exists() else None
+
     def _path(self, step: int) -> Path:
         return self._directory / f"step_{step:06d}.parquet"
 
@@ -69,6 +70,14 @@ def _group(rows: Sequence[dict]) -> Group:
         tuple(_trajectory(row) for row in rows if not row["displaced"]),
         tuple(_trajectory(row) for row in rows if row["displaced"]),
     )
+
+
+def _rows(index: int, group: Group) -> list[dict[str, object]]:
+    return [
+        _row(index, group.uid, trajectory, displaced)
+        for displaced, trajectories in enumerate((group.trajectories, group.displaced))
+        for trajectory in trajectories
+    ]
 
 
 def _row(group: int, uid: str, trajectory: Trajectory, displaced: int) -> dict[str, object]:

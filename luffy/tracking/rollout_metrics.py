@@ -24,7 +24,7 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
         "batch/off_policy_token_share": _mean(source is not Source.ON_POLICY for row in rows for source in row.source),
     }
     if replays:
-        metrics["batch/replayed_share"] = _mean(any(map(_is_replayed, group.trajectories)) for group in groups)
+        metrics["batch/replayed_share"] = _mean(group.is_replayed for group in groups)
     return metrics | _guidance_metrics([row for row in rows if Source.OFF_POLICY in row.source])
 
 
@@ -59,10 +59,6 @@ def _judged_rows(group: Group, all_guided: bool) -> Sequence[Trajectory]:
     if not all_guided:
         return group.rollouts
     return [row for row in group.trajectories if row.source and row.source[-1] is Source.ON_POLICY]
-
-
-def _is_replayed(row: Trajectory) -> bool:
-    return Source.REPLAY in row.source
 
 
 def _mean(values: Iterable[float]) -> float:

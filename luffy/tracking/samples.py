@@ -22,7 +22,7 @@ class SampleRollout:
     reward: float
     outcome: str
     advantage: float | None
-    """Of the whole response; None where each token has its own (GAE)."""
+    """Of the whole response, before any scale; None where each token has its own (GAE)."""
 
 
 class SamplesWriter:

@@ -76,7 +76,7 @@ class Critic:
 
     def values(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` value of the state before each response token, float32 on the CPU, 0 elsewhere; no gradient."""
-        return score(self._forward, batch, self._execution)
+        return score(self.engine.module, self._forward, batch, self._execution)
 
     def update(self, batch: TrainBatch, value_old_BT: Tensor, return_BT: Tensor, lr: float) -> dict[str, float]:
         """One optimizer step on this rank's share of a batch; returns the step's metrics (`critic/...`).

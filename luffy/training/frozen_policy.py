@@ -29,4 +29,4 @@ class FrozenPolicy:
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
-        return score(lambda micro: self._model(*model_inputs(micro), False)[0], batch, self._execution)
+        return score(self._model, lambda micro: self._model(*model_inputs(micro), False)[0], batch, self._execution)

@@ -20,8 +20,9 @@ from luffy.config.objective import (
     TermConfig,
 )
 from luffy.config.training import RLConfig
-from luffy.objectives.advantages import RowRewards, SumOverRanks, group_advantages
+from luffy.objectives.advantages import RowRewards, group_advantages
 from luffy.objectives.gae import generalized_advantages, whiten
+from luffy.objectives.ranks import SumOverRanks
 from luffy.objectives.schedules import AdaptiveCoefficients, schedule_multiplier
 from luffy.objectives.step import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
@@ -114,7 +115,10 @@ class Learner:
         self._adaptive = AdaptiveCoefficients(objective.terms)
 
     def learn(self, groups: Sequence[Group], step: int) -> Metrics:
-        """The optimizer steps of RL step `step` (from 1); returns their metrics, averaged. No group, no update."""
+        """The optimizer steps of RL step `step` (from 1); returns their metrics, averaged. No group, no update.
+
+        Every rank must be given as many groups as the others, or none of them any: updates are made together.
+        """
         if not groups:
             return {}
         batch, targets = batch_of(groups, self._objective.advantage, self._pad_id, self.critic)

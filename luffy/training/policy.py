@@ -66,11 +66,11 @@ class Policy:
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` log-probabilities of the response tokens under the present weights, 0 elsewhere."""
-        return score(lambda micro: self._forward(micro, entropy_gradient=False)[0], batch, self._execution)
+        return self._score(batch, 0)
 
     def entropies(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` entropies (nats) where the response tokens were drawn, 0 elsewhere; no gradient."""
-        return score(lambda micro: self._forward(micro, entropy_gradient=False)[1], batch, self._execution)
+        return self._score(batch, 1)
 
     def update(self, batch: TrainBatch, objective: StepObjective, lr: float) -> dict[str, float]:
         """One optimizer step on this rank's share of a batch; returns the step's metrics (`actor/...`).
@@ -120,6 +120,10 @@ class Policy:
         if self.engine.global_rank == 0:
             persistent = self.causal_lm.state_dict().keys()
             self.causal_lm.save_pretrained(folder, state_dict={k: v for k, v in state.items() if k in persistent})
+
+    def _score(self, batch: TrainBatch, which: int) -> Tensor:
+        module = self.engine.module
+        return score(module, lambda micro: self._forward(micro, False)[which], batch, self._execution)
 
     def _forward(self, micro: MicroBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         return self.engine(*model_inputs(micro), entropy_gradient)

@@ -94,10 +94,13 @@ def refuse_processed_logits(causal_lm: PreTrainedModel) -> None:
     `LogProbHead` applies the embeddings alone, so that it can work in chunks; for such a model it would train on other
     log-probabilities than the rollouts were drawn from.
     """
+    was_training = causal_lm.training
+    causal_lm.eval()  # dropout would make two passes differ
     input_ids_BT = torch.arange(4, device=causal_lm.device).unsqueeze(0) % causal_lm.config.vocab_size
     hidden_BTH = causal_lm.get_decoder()(input_ids=input_ids_BT, use_cache=False).last_hidden_state
     plain_BTV = causal_lm.get_output_embeddings()(hidden_BTH).float()
     full_BTV = causal_lm(input_ids=input_ids_BT, use_cache=False).logits.float()
+    causal_lm.train(was_training)
     if not torch.allclose(plain_BTV, full_BTV, rtol=1e-2, atol=1e-2):
         raise DataError(
             f"model.path: {type(causal_lm).__name__} scales or caps its logits, which training does not support; "

@@ -6,7 +6,7 @@ Shape legend: `K` weights a token carries, `B` rows, `T` tokens.
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from luffy.config.execution import ExecutionConfig
 from luffy.training.batching import MicroBatch, split_into_micro_batches, weightless
@@ -18,8 +18,13 @@ Forward = Callable[[MicroBatch], Tensor]
 
 
 @torch.no_grad()
-def score(forward: Forward, batch: TrainBatch, execution: ExecutionConfig) -> Tensor:
-    """`(B, T)` what `forward` gives for the response tokens, without gradient, float32 on the CPU; 0 elsewhere."""
+def score(module: nn.Module, forward: Forward, batch: TrainBatch, execution: ExecutionConfig) -> Tensor:
+    """`(B, T)` what `forward` gives for the response tokens, without gradient, float32 on the CPU; 0 elsewhere.
+
+    `module`, which `forward` runs, is in eval mode meanwhile: dropout has no place here, and draws no random numbers.
+    """
+    was_training = module.training
+    module.eval()
     score_BT = torch.zeros(batch.input_ids_BT.shape)
     # Each token's place in the batch, from 1, travels where its weight would.
     place_1BT = torch.arange(1, score_BT.numel() + 1).view(1, *score_BT.shape)
@@ -27,6 +32,7 @@ def score(forward: Forward, batch: TrainBatch, execution: ExecutionConfig) -> Te
         micro_score_BT = forward(micro).float().cpu()
         mask_BT = micro.batch.response_mask_BT & (micro.weight_KBT[0] > 0)
         score_BT.view(-1)[micro.weight_KBT[0][mask_BT] - 1] = micro_score_BT[mask_BT]
+    module.train(was_training)
     return score_BT
 
 

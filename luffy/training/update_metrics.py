@@ -11,8 +11,9 @@ from torch import Tensor
 from luffy.config.objective import TermConfig
 from luffy.objectives.inspection import limited, logp_gradients
 from luffy.objectives.losses import TokenBatch
-from luffy.objectives.normalisation import SumOverRanks, passes, select
+from luffy.objectives.normalisation import passes, select
 from luffy.objectives.objective import LossOutput
+from luffy.objectives.ranks import SumOverRanks
 from luffy.training.batching import MicroBatch
 from luffy.types import TrainBatch
 

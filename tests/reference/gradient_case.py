@@ -107,9 +107,10 @@ class _Writer:
 def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Trajectory], list[int]]:
     """Four rows a group, and each row's group.
 
-    The kinds of rows (`Reference.rows`): `rollouts`; `demonstrations`, the last row of a group being one; `replayed`,
-    it being an earlier rollout; `guided`, it beginning with a prefix of a trace; `all_guided`, every row beginning with
-    the same; `demonstrations_only`. Every fifth group has rollouts alone.
+    The kinds of rows (`Reference.rows`): `rollouts`; `demonstrations`, the last row of a group being one;
+    `where_failing`, the same, but only where all rollouts are wrong; `replayed`, it being an earlier rollout; `guided`,
+    it beginning with a prefix of a trace; `all_guided`, every row beginning with the same; `demonstrations_only`. Every
+    fifth group has rollouts alone.
     """
     kind = reference_of(case).rows
     writer = _Writer(seed)
@@ -154,6 +155,8 @@ def _num_given(kind: str, group: int, sample: int, response_tokens: int, trace_t
     if kind == "demonstrations_only":
         return response_tokens
     has_guide = sample == 3 and group % 5 != _NO_GUIDE
+    if kind == "where_failing":
+        return response_tokens if has_guide and not any(_REWARDS[group % 5]) else 0
     if kind in ("demonstrations", "replayed"):
         return response_tokens if has_guide else 0
     if kind == "all_guided" or (kind == "guided" and has_guide):

@@ -279,7 +279,7 @@ REFERENCES: dict[str, Reference] = {
     "exgrpo": Reference("replayed", estimators.centred, mixed(_luffy_shape)),
     "rl_sft_loss": Reference("demonstrations", estimators.centred_rollouts, rl_sft_loss),
     "chord": Reference("demonstrations", estimators.standardised_rollouts, chord(0.1, lambda p: p * (1 - p))),
-    "hpt": Reference("demonstrations", estimators.centred_rollouts, hpt),
+    "hpt": Reference("where_failing", estimators.centred_rollouts, hpt),
     "superrl": Reference("demonstrations", estimators.standardised_rollouts, superrl),
     "srft": Reference("demonstrations", estimators.centred, srft),
     "prefix_rft": Reference("guided", estimators.centred, prefix_rft),

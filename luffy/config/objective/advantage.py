@@ -76,7 +76,7 @@ class GlobalBatchAdvantage(_GroupBaseline):
 
     def formula(self) -> str:
         centred = "(R_i - mean over the group)" if self.group_baseline else "R_i"
-        return f"{centred} - mean over the batch, / std over the batch"
+        return f"({centred} - mean) / std, both over all tokens of the RL step"
 
 
 class GeneralizedAdvantage(_Advantage):

@@ -49,6 +49,8 @@ class BinomialLength(StrictModel):
     @model_validator(mode="after")
     def _shares(self) -> "BinomialLength":
         _check_share("probability", self.probability)
+        if bounds(self.probability) == (0.0, 0.0):
+            raise ValueError("a probability of 0 gives no prefix: set group.off_policy to 0 in place of a prefix")
         return self
 
 
@@ -94,7 +96,7 @@ class PrefixConfig(StrictModel):
 
 
 class DropSilentGroups(StrictModel):
-    """Groups whose rewards are all equal leave the batch; they have no policy gradient."""
+    """Groups whose rewards are all equal leave the batch: against the baseline of their group they teach nothing."""
 
     kind: Literal["drop_silent"]
 

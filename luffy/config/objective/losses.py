@@ -40,7 +40,7 @@ class ClippedSurrogateLoss(StrictModel):
 
     def formula(self) -> str:
         clipped = f"min(A r, A clip(r, {1 - self.clip_low:g}, {1 + self.clip_high:g}))"
-        return f"-{clipped}" if self.dual_clip is None else f"-max({clipped}, {self.dual_clip:g} A) where A < 0"
+        return f"-{clipped}" + ("" if self.dual_clip is None else f", at most -{self.dual_clip:g} A where A < 0")
 
 
 class SequenceSurrogateLoss(StrictModel):
@@ -111,6 +111,10 @@ class ShapedSurrogateLoss(StrictModel):
         if self.min_weight is not None and self.max_weight is not None and self.min_weight >= self.max_weight:
             raise ValueError(f"min_weight {self.min_weight} must be below max_weight {self.max_weight}")
         low, high = self.shaping.codomain
+        if (self.min_weight is not None and self.min_weight >= high) or (
+            self.max_weight is not None and self.max_weight <= low
+        ):
+            raise ValueError(f"f lies between {low:g} and {high:g}: with these clamps no token has a gradient")
         if self.min_weight is not None and self.min_weight <= low:
             raise ValueError(f"min_weight {self.min_weight} has no effect: f is always above {low:g}")
         if self.max_weight is not None and self.max_weight >= high:

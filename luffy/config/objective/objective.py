@@ -78,7 +78,8 @@ class ObjectiveConfig(StrictModel):
     @property
     def depends_on_length(self) -> bool:
         """Whether what is minimised at a step changes when the stage is made longer."""
-        scheduled = any(depends_on_length(term.coefficient) for term in self.terms)
+        interleaved = () if self.interleaved_sft is None else self.interleaved_sft.terms
+        scheduled = any(depends_on_length(term.coefficient) for term in (*self.terms, *interleaved))
         return scheduled or (self.group.prefix is not None and self.group.prefix.depends_on_length)
 
     @model_validator(mode="after")
@@ -91,7 +92,9 @@ class ObjectiveConfig(StrictModel):
     def _complaints(self) -> Iterator[str]:
         yield from self._complaints_about_off_policy_rows()
         yield from self._complaints_about_advantages()
-        if self.replay is not None and self._num_rollouts < 1:
+        if self.group.size == 1 and self.group.filter is not None:
+            yield "group.filter drops groups whose rewards are all equal, which a group of one row always is; remove it"
+        if self.replay is not None and self.group.size - self.group.off_policy < 2:
             yield "replay takes one row of the group, and off_policy the others: no rollout is left; raise group.size"
         if self.replay is not None and self.group.prefix is not None:
             yield "replay and group.prefix cannot be combined; remove one of them"
@@ -107,14 +110,38 @@ class ObjectiveConfig(StrictModel):
                 "it would have no effect"
             )
         # A prefix steers the rollout behind it even where no term learns from its own tokens.
-        if self.has_off_policy_rows and not selecting and self.group.prefix is None:
+        if self.group.off_policy and not selecting and self.group.prefix is None:
             yield "group.off_policy is above 0 but no term learns from off_policy tokens; set it to 0"
+        if self.replay is not None and not selecting:
+            yield "replay has no effect: no term learns from off_policy tokens; add one or remove replay"
+        yield from self._complaints_about_displacing()
+
+    def _complaints_about_displacing(self) -> Iterator[str]:
+        """Traces that come only where the policy fails make some gates on them superfluous, others impossible."""
+        bound = self.group.off_policy_when_accuracy_at_most
+        gated = [term for term in self.terms if term.select == "off_policy" and term.gate is not None]
+        if bound is None or self.replay is not None:
+            return
+        for term in gated:
+            assert term.gate is not None
+            above, at_most = term.gate.group_accuracy_above, term.gate.group_accuracy_at_most
+            if above is not None and above >= bound:
+                yield f"term {term.name!r}: there are no traces where the accuracy of the group is above {above:g}"
+            if at_most is not None and at_most >= bound:
+                yield (
+                    f"term {term.name!r}: group_accuracy_at_most {at_most:g} has no effect, since traces come only "
+                    f"where it is at most {bound:g}; remove it"
+                )
 
     def _complaints_about_advantages(self) -> Iterator[str]:
         advantage = self.advantage
         surrogates = [term for term in self.terms if term.is_policy_gradient]
         if not surrogates and not self._gated_by_outcome():
             yield "no term uses the advantage: this is supervised learning; use the sft stage"
+        if not surrogates and isinstance(advantage, GeneralizedAdvantage):
+            yield "advantage.kind: gae has no effect: no surrogate uses it, and a critic would train for nothing"
+        if advantage.off_policy_scale == 0.0 and any(term.select == "off_policy" for term in surrogates):
+            yield "advantage.off_policy_scale: 0 leaves the off-policy surrogate nothing to learn; raise it"
         if advantage.off_policy_scale != 1.0 and not any(term.may_select_off_policy for term in surrogates):
             yield "advantage.off_policy_scale has no effect: no surrogate selects off-policy tokens; remove it"
         if advantage.on_policy_scale != 1.0 and not any(term.select != "off_policy" for term in surrogates):
@@ -136,10 +163,10 @@ class ObjectiveConfig(StrictModel):
             return
         if not self.has_off_policy_rows:
             yield "advantage.population: on_policy has no effect without off-policy rows; set it to joint"
-        if any(term.is_policy_gradient and term.select == "off_policy" for term in self.terms):
+        if any(term.is_policy_gradient and term.may_select_off_policy for term in self.terms):
             yield (
-                "advantage.population: on_policy gives demonstrations advantage 0, so an off-policy surrogate "
-                "would have no effect; set population: joint"
+                "advantage.population: on_policy gives off-policy rows advantage 0, so a surrogate on them "
+                "would have no effect; select on_policy tokens or set population: joint"
             )
         if self.group.prefix is not None:
             yield (
@@ -149,8 +176,9 @@ class ObjectiveConfig(StrictModel):
 
     @property
     def _num_rollouts(self) -> int:
-        """The fewest that a group of a prompt with enough traces has."""
-        return self.group.size - self.group.off_policy - (self.replay is not None)
+        """The most that a group of a prompt with enough traces has."""
+        displacing = self.group.off_policy_when_accuracy_at_most is not None
+        return self.group.size - (0 if displacing else self.group.off_policy)
 
     def _gated_by_outcome(self) -> bool:
         return any(term.gate is not None and term.gate.outcome is not None for term in self.terms)

@@ -6,7 +6,7 @@ A plain number in YAML is a constant. Shares are of the stage's steps, so that a
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
 
 from luffy.config.strict import StrictModel
 
@@ -31,7 +31,7 @@ class LinearValue(StrictModel):
     end: float
     over: _Share = 1.0
     """Share of the stage after which `end` is reached."""
-    levels: PositiveInt | None = None
+    levels: Annotated[int, Field(ge=2)] | None = None
     """Move in this many windows of equal length, the first at `start`, the last at `end`. LUFFY's `linear_max` is
     {start: max, end: max / 10, levels: 10}."""
 
@@ -79,6 +79,8 @@ class WarmupCosineValue(StrictModel):
     def _fits(self) -> "WarmupCosineValue":
         if self.warmup + self.decay > 1.0:
             raise ValueError(f"warmup {self.warmup} and decay {self.decay} are together more than the whole stage")
+        if self.start == self.peak == self.end:
+            raise ValueError(f"a schedule that is {self.peak} throughout stays where it is; give the number alone")
         return self
 
     def formula(self) -> str:

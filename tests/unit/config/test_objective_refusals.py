@@ -75,6 +75,16 @@ SCHEDULES_AND_LOSSES = [
         "max_weight 1.0 has no effect: f is always below 1",
     ),
     (
+        mixed(term("{kind: shaped_surrogate, shaping: {kind: rational}, max_weight: -1.0}", "off_policy")),
+        "f lies between 0 and 1: with these clamps no token has a gradient",
+    ),
+    (
+        objective(
+            terms=(term(coefficient="{kind: warmup_cosine, start: 1, peak: 1, end: 1, warmup: 0.1, decay: 0.5}"),)
+        ),
+        "a schedule that is 1.0 throughout stays where it is",
+    ),
+    (
         mixed(term("{kind: shaped_surrogate, shaping: {kind: power}, min_weight: 0.0}", "off_policy")),
         "min_weight 0.0 has no effect: f is always above 0",
     ),
@@ -147,7 +157,29 @@ GROUPS = [
         objective("{size: 4, off_policy: 1, prefix: {length: {kind: uniform, low: 1, high: 1}}}"),
         "a prefix of the whole trace is a demonstration",
     ),
-    (objective(more="  replay: {}\n"), "no term learns from off_policy tokens"),
+    (objective(more="  replay: {}\n"), "replay has no effect: no term learns from off_policy tokens"),
+    (
+        objective("{size: 4, off_policy: 1, prefix: {length: {kind: binomial, probability: 0}}}"),
+        "a probability of 0 gives no prefix",
+    ),
+    (
+        objective("{size: 1, off_policy: 0, filter: {kind: refill}}", "{kind: gae}"),
+        "which a group of one row always is; remove it",
+    ),
+    (
+        objective(
+            "{size: 4, off_policy: 1, off_policy_when_accuracy_at_most: 0.25}",
+            terms=(ON, term("{kind: nll}", "off_policy", OWN, gate="{group_accuracy_above: 0.5}")),
+        ),
+        "there are no traces where the accuracy of the group is above 0.5",
+    ),
+    (
+        objective(
+            "{size: 4, off_policy: 1, off_policy_when_accuracy_at_most: 0.25}",
+            terms=(ON, term("{kind: nll}", "off_policy", OWN, gate="{group_accuracy_at_most: 0.25}")),
+        ),
+        "group_accuracy_at_most 0.25 has no effect, since traces come only where it is at most 0.25",
+    ),
 ]
 TERMS = [
     (objective(terms=(term(gate="{}"),)), "a gate without a condition has no effect"),
@@ -224,15 +256,36 @@ ADVANTAGES = [
     ),
     (
         mixed(ON, term(select="off_policy"), advantage=ROLLOUTS_ONLY),
-        "so an off-policy surrogate would have no effect",
+        "so a surrogate on them would have no effect",
     ),
     (objective(advantage=ROLLOUTS_ONLY), "advantage.population: on_policy has no effect without off-policy rows"),
-    (mixed(ON, OFF, advantage=ROLLOUTS_ONLY), "so an off-policy surrogate would have no effect"),
+    (mixed(ON, OFF, advantage=ROLLOUTS_ONLY), "so a surrogate on them would have no effect"),
     (
         objective(f"{{size: 4, off_policy: 1, prefix: {{length: {UNIFORM}}}}}", ROLLOUTS_ONLY, (ON, SFT)),
         "so their continuations would teach nothing",
     ),
     (objective(advantage="{kind: gae}"), "rl.critic: missing; objective.advantage.kind: gae needs it"),
+    (
+        mixed(ON, OFF, advantage="{kind: group_mean, population: joint, scale_by_std: false, off_policy_scale: 0}"),
+        "advantage.off_policy_scale: 0 leaves the off-policy surrogate nothing to learn",
+    ),
+    (
+        mixed(term("{kind: nll}", normaliser=OWN, gate="{outcome: correct}"), SFT, advantage="{kind: gae}"),
+        "advantage.kind: gae has no effect: no surrogate uses it",
+    ),
+    (
+        mixed(term(select="response"), advantage=ROLLOUTS_ONLY),
+        "so a surrogate on them would have no effect",
+    ),
+    (
+        mixed(ON, OFF, more="  replay: {share: 0.1}\n"),
+        "objective.replay.share 0.1 of 4 prompts a step is none; raise it",
+    ),
+    (
+        objective(advantage="{kind: gae}", more="  interleaved_sft:\n    buffer_size: 2\n    terms:\n      - " + SFT)
+        + "\nrl: {critic: {optimizer: {lr: 1e-5}, warmup_steps: 2}}\n",
+        "rl.critic.warmup_steps keeps the policy still",
+    ),
     (
         objective(advantage="{kind: gae}") + "rl: {critic: {optimizer: {lr: 1e-5}, warmup_steps: 6}}\n",
         "rl.critic.warmup_steps 6 leaves none of the 6 RL steps to the policy",
@@ -288,3 +341,15 @@ def test_what_the_refusals_start_from_is_accepted(tmp_path: Path, text: str) -> 
     file = tmp_path / "experiment.yaml"
     file.write_text(f"extends: {SMOKE}\nchain: rl\n{text}")
     assert load_experiment(file).objective is not None
+
+
+def test_the_schedule_of_an_interleaved_term_depends_on_the_length_of_the_stage(tmp_path: Path) -> None:
+    def depends(coefficient: str) -> bool:
+        file = tmp_path / "experiment.yaml"
+        file.write_text(f"extends: {SMOKE}\nchain: rl\n{interleaved(SFT.replace('loss:', coefficient + ', loss:'))}")
+        objective = load_experiment(file).objective
+        assert objective is not None
+        return objective.depends_on_length
+
+    assert not depends("coefficient: 0.5")
+    assert depends("coefficient: {kind: linear, start: 1.0, end: 0.5}")

@@ -94,9 +94,9 @@ def test_a_prompt_of_an_earlier_round_of_the_step_is_sampled_anew() -> None:
     assert [request.seed for request in second.requests] == [request.seed for request in one_round.requests[8:]]
 
 
-WHOLE = {"length": {"kind": "uniform", "low": 1.0, "high": 1.0}}
+FALLING = {"kind": "linear", "start": 1.0, "end": 0.0}
+WHOLE_THEN_NOTHING = {"length": {"kind": "uniform", "low": FALLING, "high": FALLING}}
 HALF = {"length": {"kind": "uniform", "low": 0.5, "high": 0.5}}
-NOTHING = {"length": {"kind": "uniform", "low": 0.0, "high": 0.0}}
 ANY = {"length": {"kind": "uniform", "low": 0.0, "high": 1.0}}
 
 
@@ -124,11 +124,11 @@ def test_a_hybrid_row_is_graded_as_one_text() -> None:
 
 
 def test_a_whole_prefix_is_a_demonstration_and_an_empty_one_a_rollout() -> None:
-    engine, (whole,) = _collect([_known("a", 20, 21)], prefix=WHOLE)
+    engine, (whole,) = _collect([_known("a", 20, 21)], prefix=WHOLE_THEN_NOTHING)
     _, (plain,) = _collect([_known("a", 20, 21)])
     assert len(engine.requests) == 3
     assert whole == plain
-    engine, (empty,) = _collect([_known("a", 20, 21)], prefix=NOTHING)
+    engine, (empty,) = _collect([_known("a", 20, 21)], step=10, prefix=WHOLE_THEN_NOTHING)
     assert len(engine.requests) == 4
     assert len(empty.rollouts) == 4
 

@@ -12,7 +12,7 @@ from luffy.rollout.prefixes import GuidedRow, prefix_length
 LENGTHS = (
     {"kind": "uniform", "low": 0.0, "high": 1.0},
     {"kind": "uniform", "low": {"kind": "cosine", "start": 0.95, "end": 0.05}, "high": 0.95},
-    {"kind": "uniform", "low": 1.0, "high": 1.0},
+    {"kind": "uniform", "low": 0.4, "high": 0.4},
     {"kind": "binomial", "chunks": 5, "probability": {"kind": "cosine", "start": 0.95, "end": 0.0, "over": 0.6}},
     {"kind": "evenly_spaced"},
 )
@@ -52,8 +52,10 @@ def test_uniform_shares_fill_their_moving_interval() -> None:
 
 
 def test_a_share_of_one_is_the_whole_trace_and_of_zero_nothing() -> None:
-    assert set(_lengths({"kind": "uniform", "low": 1.0, "high": 1.0}, 37)) == {37}
-    assert set(_lengths({"kind": "uniform", "low": 0.0, "high": 0.0}, 37)) == {0}
+    falling = {"kind": "linear", "start": 1.0, "end": 0.0}
+    length = {"kind": "uniform", "low": falling, "high": falling}
+    assert set(_lengths(length, 37, step=1)) == {37}
+    assert set(_lengths(length, 37, step=101)) == {0}
     assert set(_lengths({"kind": "uniform", "low": 0.29, "high": 0.29}, 100)) == {29}
 
 

@@ -31,7 +31,7 @@ def _ids(micro: MicroBatch) -> torch.Tensor:
 def test_every_score_comes_back_to_its_own_token(settings: dict[str, object]) -> None:
     rows = batch()
     expected_BT = torch.where(rows.response_mask_BT, rows.input_ids_BT, 0).float()
-    assert torch.equal(scoring.score(_ids, rows, execution(**settings)), expected_BT)
+    assert torch.equal(scoring.score(torch.nn.Identity(), _ids, rows, execution(**settings)), expected_BT)
 
 
 def test_a_rank_with_fewer_micro_batches_runs_as_many_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_a_rank_with_fewer_micro_batches_runs_as_many_as_the_others(monkeypatch:
         seen.append(micro.counted)
         return _ids(micro) if micro.counted else torch.full_like(_ids(micro), torch.nan)
 
-    score_BT = scoring.score(forward, rows, execution(micro_batch_tokens=10_000))
+    score_BT = scoring.score(torch.nn.Identity(), forward, rows, execution(micro_batch_tokens=10_000))
     assert seen == [True, False, False]
     assert torch.equal(score_BT, torch.where(rows.response_mask_BT, rows.input_ids_BT, 0).float())
 
