@@ -1,6 +1,6 @@
 """How checkpoints are evaluated and how answers are graded."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -30,6 +30,8 @@ class EvaluationConfig(StrictModel):
     )
     """Decodings by name; the first one makes the headline table."""
     max_response_tokens: PositiveInt
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What generates the responses: the embedded engine, or vLLM (`pip install 'luffy[vllm]'`)."""
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     """Level of the intervals."""
 

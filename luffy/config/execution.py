@@ -1,8 +1,8 @@
 """Settings that must not change a result: they are never part of a stage's identity."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.strict import StrictModel
 
@@ -18,6 +18,38 @@ class CheckpointConfig(StrictModel):
     """RL steps between checkpoints of `rl`; steps behind the newest are replayed from the journal."""
     keep: PositiveInt = 2
     """The newest that stay on disk."""
+
+
+class VLLMConfig(StrictModel):
+    """How a vLLM engine is laid out on its devices."""
+
+    tensor_parallel_size: PositiveInt = 1
+    """GPUs that one engine is cut over; it must divide the model's attention heads."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Share of each GPU's memory for weights and KV cache."""
+    cpu_kv_cache_gb: PositiveFloat = 1.0
+    """Memory of the KV cache where there is no GPU."""
+    max_num_seqs: PositiveInt = 256
+    """Sequences decoded at the same time."""
+    max_num_batched_tokens: PositiveInt | None = None
+    """Tokens of one engine step; None: vLLM's own choice."""
+
+
+class RayConfig(StrictModel):
+    """How `cluster: ray` lays trainer ranks and engines out over machines."""
+
+    address: str | None = None
+    """Of a running cluster (`ray start --head`); None: Ray is started on this machine and ended with the stage."""
+    trainer_ranks: PositiveInt = 1
+    """DeepSpeed ranks, a GPU each where there are GPUs."""
+    engines: PositiveInt = 1
+    """vLLM engines (data parallel), each over `vllm.tensor_parallel_size` GPUs."""
+    placement: Literal["colocated", "disaggregated"] = "disaggregated"
+    """`disaggregated`: trainer and engines have their own GPUs. `colocated`: they share them in turn."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Longest wait for an actor to be placed and ready."""
+    call_timeout_s: PositiveFloat = 3600.0
+    """Longest wait for an answer of an actor, whatever it was asked."""
 
 
 class ExecutionConfig(StrictModel):
@@ -42,6 +74,8 @@ class ExecutionConfig(StrictModel):
     num_threads: PositiveInt | None = None
     """CPU threads of a stage; None: torch's own choice. It may change the last bits of a float, nothing else."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    vllm: VLLMConfig = VLLMConfig()
+    ray: RayConfig = RayConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

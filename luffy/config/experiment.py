@@ -28,6 +28,9 @@ class ExperimentConfig(StrictModel):
     """Which file of `exp_configs/methods/` gave `objective`; None: the experiment's own."""
     stages: tuple[StageName, ...]
     """The stages of the chain, in order."""
+    cluster: Literal["local", "ray"] = "local"
+    """Where RL runs: `local` in one process with the embedded engine; `ray` with DeepSpeed ranks and vLLM engines as
+    Ray actors, on one machine or many."""
     seed: NonNegativeInt = 0
     data: DataConfig
     model: ModelConfig
@@ -101,6 +104,22 @@ class ExperimentConfig(StrictModel):
         if self.objective.interleaved_sft is not None and self.rl.critic is not None and self.rl.critic.warmup_steps:
             raise ValueError(
                 "rl.critic.warmup_steps keeps the policy still, which objective.interleaved_sft would move; remove one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _staleness_needs_engines_of_their_own(self) -> "ExperimentConfig":
+        if self.rl is None or self.rl.max_staleness == 0:
+            return self
+        if self.cluster == "local":
+            raise ValueError(
+                f"rl.max_staleness {self.rl.max_staleness} has no effect with cluster: local, where rollouts and "
+                "updates take turns; set it to 0 or cluster to ray"
+            )
+        if self.execution.ray.placement == "colocated":
+            raise ValueError(
+                f"rl.max_staleness {self.rl.max_staleness} needs engines that generate while the trainer updates; with "
+                "execution.ray.placement: colocated they share its GPUs in turn; use disaggregated"
             )
         return self
 

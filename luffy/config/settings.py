@@ -4,6 +4,8 @@ A field that is not in a stage's settings cannot change what it computes, so the
 (`luffy.pipeline.identity`); execution and tracking travel beside them.
 """
 
+from typing import Literal
+
 from luffy.config.data import DataConfig
 from luffy.config.evaluation import EvaluationConfig, GradingConfig
 from luffy.config.experiment import ExperimentConfig
@@ -45,6 +47,7 @@ class RLSettings(StrictModel):
 
     seed: int
     dtype: DType
+    cluster: Literal["local", "ray"]
     rl: RLConfig
     objective: ObjectiveConfig
     grading: GradingConfig

@@ -98,6 +98,8 @@ class RLConfig(StrictModel):
     temperature: PositiveFloat = 1.0
     """Of the rollouts; the trainer divides its logits by the same."""
     max_response_tokens: PositiveInt
+    max_staleness: NonNegativeInt = 0
+    """RL steps that the weights behind a rollout may lag; above 0, generation overlaps with training."""
     optimizer: OptimizerConfig
     critic: CriticConfig | None = None
     """Of `objective.advantage.kind: gae` (PPO); None: no critic."""

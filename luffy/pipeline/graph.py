@@ -82,6 +82,7 @@ def _rl(config: ExperimentConfig) -> RLSettings:
     return RLSettings(
         seed=_seed(config, config.rl),
         dtype=config.model.dtype,
+        cluster=config.cluster,
         rl=_seedless(config.rl),
         objective=config.objective,
         grading=config.grading,

@@ -39,7 +39,8 @@ class Completion:
     logprobs: tuple[float, ...]
     """Log-probability of each token under the distribution it was drawn from (temperature applied; greedy: 1)."""
     finish_reason: FinishReason
-    weight_version: int
+    weight_versions: tuple[int, ...]
+    """Of each token: the number of RL steps behind the weights that drew it."""
 
 
 class RolloutEngine(Protocol):

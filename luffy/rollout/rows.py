@@ -68,19 +68,20 @@ class GeneratedRow:
         """The graded row: the given tokens off-policy with their author's log-probabilities, the rest on-policy."""
         own = self.completion or _NOTHING
         given, drawn = self.plan.num_given, len(own.token_ids)
+        assert len(own.weight_versions) == drawn
         return Trajectory(
             prompt_ids=self.plan.prompt_ids,
             response_ids=self.response_ids,
             source=(Source.OFF_POLICY,) * given + (Source.ON_POLICY,) * drawn,
             logp_behavior=self.plan.given_logprobs + own.logprobs,
-            weight_version=(DEMONSTRATION_VERSION,) * given + (own.weight_version,) * drawn,
+            weight_version=(DEMONSTRATION_VERSION,) * given + own.weight_versions,
             reward=grade.reward,
             outcome=grade.outcome,
             finish_reason=own.finish_reason,
         )
 
 
-_NOTHING = Completion((), (), FinishReason.STOP, DEMONSTRATION_VERSION)
+_NOTHING = Completion((), (), FinishReason.STOP, ())
 
 
 def replayed_row(stored: Trajectory) -> Trajectory:

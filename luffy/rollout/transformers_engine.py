@@ -97,7 +97,8 @@ class TransformersEngine:
 
     def _completion(self, row: _Row) -> Completion:
         assert row.finish_reason is not None
-        return Completion(tuple(row.tokens), tuple(row.logprobs), row.finish_reason, self.weight_version)
+        versions = (self.weight_version,) * len(row.tokens)
+        return Completion(tuple(row.tokens), tuple(row.logprobs), row.finish_reason, versions)
 
 
 def _context(request: RolloutRequest) -> tuple[int, ...]:

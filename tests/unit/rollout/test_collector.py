@@ -26,7 +26,9 @@ class Parrot:
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         self.requests += requests
         return [
-            Completion((self._script[i % len(self._script)], 3), (-0.5, -0.25), FinishReason.STOP, weight_version=6)
+            Completion(
+                (self._script[i % len(self._script)], 3), (-0.5, -0.25), FinishReason.STOP, weight_versions=(6, 6)
+            )
             for i in range(len(requests))
         ]
 
