@@ -100,6 +100,8 @@ class RLConfig(StrictModel):
     max_response_tokens: PositiveInt
     max_staleness: NonNegativeInt = 0
     """RL steps that the weights behind a rollout may lag; above 0, generation overlaps with training."""
+    max_logp_gap: PositiveFloat | None = None
+    """Ends the stage when engine and trainer differ by more on the sampled tokens (mean, nats); None: no bound."""
     optimizer: OptimizerConfig
     critic: CriticConfig | None = None
     """Of `objective.advantage.kind: gae` (PPO); None: no critic."""

@@ -18,7 +18,6 @@ from luffy.config.objective import (
     LengthWeightedAdvantage,
     PassAtKAdvantage,
 )
-from luffy.objectives.ranks import SumOverRanks
 
 _EPS = 1e-6
 """Added to standard deviations, as in GRPO's published code."""
@@ -64,7 +63,7 @@ class _Population:
         return self.sum(torch.ones_like(self.reward_B))
 
 
-def group_advantages(rows: RowRewards, config: AdvantageConfig, sum_over_ranks: SumOverRanks) -> Tensor:
+def group_advantages(rows: RowRewards, config: AdvantageConfig) -> Tensor:
     """`(B,)` float64 advantages; rows outside the population have 0.
 
     A row alone in its population has advantage 0 (but under `global_batch` without group baseline, which compares with
@@ -80,10 +79,10 @@ def group_advantages(rows: RowRewards, config: AdvantageConfig, sum_over_ranks: 
         group_B=rows.group_B,
         counts_B=torch.ones_like(reward_B) if joint else (~rows.is_off_policy_B).double(),
     )
-    return _ESTIMATORS[config.kind](population, config, sum_over_ranks) * population.counts_B
+    return _ESTIMATORS[config.kind](population, config) * population.counts_B
 
 
-def _group_mean(population: _Population, config: GroupMeanAdvantage, _: SumOverRanks) -> Tensor:
+def _group_mean(population: _Population, config: GroupMeanAdvantage) -> Tensor:
     advantage_B = _centred(population, torch.ones_like(population.reward_B))
     if not config.scale_by_std:
         return advantage_B
@@ -91,17 +90,17 @@ def _group_mean(population: _Population, config: GroupMeanAdvantage, _: SumOverR
     return advantage_B / (variance_B.sqrt() + _EPS)
 
 
-def _leave_one_out(population: _Population, config: AdvantageConfig, _: SumOverRanks) -> Tensor:
+def _leave_one_out(population: _Population, config: AdvantageConfig) -> Tensor:
     """(R_i - mean) n / (n - 1), which is R_i - mean of the others."""
     size_B = population.size()
     return _centred(population, torch.ones_like(size_B)) * size_B / (size_B - 1).clamp(min=1)
 
 
-def _length_weighted(population: _Population, config: LengthWeightedAdvantage, _: SumOverRanks) -> Tensor:
+def _length_weighted(population: _Population, config: LengthWeightedAdvantage) -> Tensor:
     return _centred(population, population.length_B)
 
 
-def _pass_at_k(population: _Population, config: PassAtKAdvantage, _: SumOverRanks) -> Tensor:
+def _pass_at_k(population: _Population, config: PassAtKAdvantage) -> Tensor:
     """Arithmetic of arXiv 2508.10751, section 2.4: the advantage of a row, averaged over the subsets it is in.
 
     A subset of k rows earns 1 when any of them is right. With w wrong rows of n, its mean over subsets is
@@ -120,18 +119,18 @@ def _pass_at_k(population: _Population, config: PassAtKAdvantage, _: SumOverRank
     return torch.where(std_B > 0, (earned_B - mean_B) / std_B.clamp(min=_EPS), 0.0)
 
 
-def _global_batch(population: _Population, config: GlobalBatchAdvantage, sum_over_ranks: SumOverRanks) -> Tensor:
-    """Mean and (unbiased) deviation over the tokens of the RL step, all ranks: a row counts once for each token."""
+def _global_batch(population: _Population, config: GlobalBatchAdvantage) -> Tensor:
+    """Mean and (unbiased) deviation over the tokens of the RL step: a row counts once for each token."""
     value_B = population.reward_B
     if config.group_baseline:
         value_B = _centred(population, torch.ones_like(value_B))
     weight_B = population.length_B * population.counts_B
-    count, total = sum_over_ranks(torch.stack([weight_B.sum(), (weight_B * value_B).sum()]))
-    centred_B = value_B - total / count.clamp(min=1)
-    (squares,) = sum_over_ranks((weight_B * centred_B.square()).sum().unsqueeze(0))
-    std = (squares / (count - 1).clamp(min=1)).sqrt()
+    count = weight_B.sum()
+    mean = (weight_B * value_B).sum() / count.clamp(min=1)
+    centred_B = value_B - mean
+    std = ((weight_B * centred_B.square()).sum() / (count - 1).clamp(min=1)).sqrt()
     # Deviations this small beside the mean are its rounding: all rewards are equal.
-    scale = (total / count.clamp(min=1)).abs().clamp(min=1)
+    scale = mean.abs().clamp(min=1)
     return centred_B / (std + _EPS) if std > _ROUNDING * scale else torch.zeros_like(centred_B)
 
 
@@ -151,7 +150,7 @@ def _choose(n: int, k: int) -> int:
     return math.comb(n, k) if n >= 0 else 0
 
 
-_ESTIMATORS: dict[str, Callable[[_Population, AdvantageConfig, SumOverRanks], Tensor]] = {
+_ESTIMATORS: dict[str, Callable[[_Population, AdvantageConfig], Tensor]] = {
     "group_mean": _group_mean,  # type: ignore[dict-item]
     "leave_one_out": _leave_one_out,
     "length_weighted": _length_weighted,  # type: ignore[dict-item]

@@ -4,22 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from luffy.config.objective import GroupFilter, ReplayConfig
 from luffy.config.settings import RLSettings
 from luffy.rollout.collector import GroupCollector
+from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.failed_prompts import FailedPrompts
 from luffy.rollout.filters import kept_groups, needs_more
 from luffy.rollout.replay import ReplayBuffer
 from luffy.rollout.tasks import RolloutTask
-from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.seeds import derive_seed
 from luffy.tracking.journal import RolloutJournal
-from luffy.training.batching import collate
-from luffy.training.policy import Policy
 from luffy.training.sampler import stream_indices
 from luffy.training.supervised import demonstration
+from luffy.training.trainer import Trainer
 from luffy.types import Group, Trajectory
 
 
@@ -30,8 +27,21 @@ class Sources:
     tasks: Sequence[RolloutTask]
     collector: GroupCollector
     journal: RolloutJournal
-    rollout_batch_size: int
-    pad_id: int
+    trainer: Trainer
+    """Asked which of a prompt's stored successes the policy is surest of."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What a step is to roll out."""
+
+    step: int
+    position: int
+    """In the stream of prompts, where the step begins."""
+    tasks: Sequence[RolloutTask]
+    """Of the first round."""
+    journalled: Sequence[Group] | None
+    """The groups that an interrupted run has left; nothing is generated then."""
 
 
 class Experience:
@@ -52,28 +62,46 @@ class Experience:
             else ReplayBuffer(objective.replay, settings.seed, sources.journal.read_group)
         )
         self._prompts_taken = 0
+        self._planned: dict[int, int] = {}
+        """Prompts that steps take from the stream which are planned and not observed yet."""
         self._failed = None if objective.interleaved_sft is None else FailedPrompts()
 
     @property
     def replays(self) -> bool:
         return self._replay is not None
 
-    def groups(self, policy: Policy, step: int) -> list[Group]:
-        """All groups of `step`: as journalled before a kill, or rolled out with the present weights and journalled."""
+    def plan(self, step: int) -> StepPlan:
+        """What `step` rolls out, by what was observed until now; each step once, in order."""
+        position = self._prompts_taken + sum(self._planned.values())
         journalled = self._sources.journal.read(step)
         if journalled is not None:
-            return journalled
+            self._planned[step] = _num_fresh(journalled)
+            return StepPlan(step, position, (), journalled)
+        replayed = self._replayed_tasks(step)
+        fresh = self._from_stream(position, self._wanted - len(replayed))
+        self._planned[step] = len(fresh)
+        return StepPlan(step, position, [*replayed, *fresh], None)
+
+    def generate(self, plan: StepPlan, engine: RolloutEngine) -> list[Group]:
+        """The graded groups of a planned step, in as many rounds as the filter asks for.
+
+        Reads nothing that other steps change, so that several steps may be generated at the same time.
+        """
+        if plan.journalled is not None:
+            return list(plan.journalled)
         groups: list[Group] = []
         rounds = 0
         while rounds == 0 or needs_more(groups, self._filter, self._wanted, rounds):
-            tasks = self._next_tasks(groups) if groups else self._first_tasks(policy, step)
-            with policy.inference_model() as model:
-                engine = TransformersEngine(model, self._sources.rollout_batch_size, weight_version=step - 1)
-                earlier = [group.uid for group in groups]
-                groups += self._sources.collector.collect(engine, tasks, step, earlier)
+            following = self._from_stream(plan.position + _num_fresh(groups), self._wanted)
+            tasks = following if rounds else plan.tasks
+            groups += self._sources.collector.collect(engine, tasks, plan.step, [group.uid for group in groups])
             rounds += 1
-        self._sources.journal.commit(step, groups)
         return groups
+
+    def commit(self, plan: StepPlan, groups: Sequence[Group]) -> None:
+        """Make the groups of a step durable, before anything is learned from them."""
+        if plan.journalled is None:
+            self._sources.journal.commit(plan.step, groups)
 
     def kept(self, groups: Sequence[Group]) -> list[Group]:
         """Those that the step learns from."""
@@ -81,6 +109,7 @@ class Experience:
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
         """Remember what later steps need; once a step, after it has learned."""
+        self._planned.pop(step, None)
         self._prompts_taken += _num_fresh(groups)
         if self._replay is not None:
             self._replay.observe(step, groups)
@@ -117,20 +146,11 @@ class Experience:
     def _wanted(self) -> int:
         return self._settings.rl.prompts_per_step
 
-    def _first_tasks(self, policy: Policy, step: int) -> list[RolloutTask]:
-        """Prompts of a step: replayed ones first, the rest from the stream."""
-        replayed = self._replayed_tasks(policy, step)
-        return replayed + self._from_stream(self._prompts_taken, self._wanted - len(replayed))
-
-    def _next_tasks(self, groups: Sequence[Group]) -> list[RolloutTask]:
-        """Prompts of a further round of a step that has `groups` so far."""
-        return self._from_stream(self._prompts_taken + _num_fresh(groups), self._wanted)
-
     def _from_stream(self, first: int, count: int) -> list[RolloutTask]:
         tasks = self._sources.tasks
         return [tasks[i] for i in stream_indices(len(tasks), first, count, self._settings.seed)]
 
-    def _replayed_tasks(self, policy: Policy, step: int) -> list[RolloutTask]:
+    def _replayed_tasks(self, step: int) -> list[RolloutTask]:
         config = self._settings.objective.replay
         if self._replay is None or config is None:
             return []
@@ -138,18 +158,15 @@ class Experience:
             uid: self._replay.candidates(uid) for uid in self._replay.draw(step, round(config.share * self._wanted))
         }
         return [
-            replace(self._by_uid[uid], replayed=self._choose(policy, candidates, config))
-            for uid, candidates in drawn.items()
+            replace(self._by_uid[uid], replayed=self._choose(candidates, config)) for uid, candidates in drawn.items()
         ]
 
-    def _choose(self, policy: Policy, candidates: Sequence[Trajectory], config: ReplayConfig) -> Trajectory:
+    def _choose(self, candidates: Sequence[Trajectory], config: ReplayConfig) -> Trajectory:
         """One of a prompt's stored successes, of which the newest is the last."""
         if config.choose == "latest" or len(candidates) == 1:
             return candidates[-1]
-        batch = collate(candidates, torch.zeros(len(candidates)), self._sources.pad_id)
-        mask_BT = batch.response_mask_BT
-        entropy_B = (policy.entropies(batch) * mask_BT).sum(dim=-1) / mask_BT.sum(dim=-1)
-        return candidates[int(entropy_B.argmin())]
+        entropies = self._sources.trainer.entropies(candidates)
+        return candidates[entropies.index(min(entropies))]
 
     def _one_trace(self, task: RolloutTask, step: int) -> Trajectory:
         turn = derive_seed(self._settings.seed, "interleaved", step, task.uid) % len(task.demonstrations)

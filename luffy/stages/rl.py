@@ -8,39 +8,35 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
-import deepspeed
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from luffy.cluster import open_cluster
 from luffy.config.settings import RLSettings
 from luffy.config.training import RLConfig
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import decode, encode_traces, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.errors import DataError
 from luffy.grading.pool import GraderPool
+from luffy.pipeline.checkpoints import complete_checkpoints
 from luffy.rollout.collector import GroupCollector
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.tasks import Demonstration, RolloutTask
-from luffy.seeds import derive_seed
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.experience import Experience, Sources
 from luffy.stages.explain import explain_if_asked
+from luffy.stages.generation import Generation
+from luffy.stages.logp_gap import check_logp_gap
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.rollout_samples import sample_rollouts
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
-from luffy.tracking.rollout_metrics import rollout_metrics
+from luffy.tracking.rollout_metrics import rollout_metrics, staleness_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout
 from luffy.tracking.tracker import Tracker
 from luffy.training.base_model import copy_tokenizer
-from luffy.training.checkpoint import CheckpointStore
-from luffy.training.critic import Critic
-from luffy.training.frozen_policy import FrozenPolicy
-from luffy.training.learner import Learner
-from luffy.training.policy import Policy, check_fits, load_causal_lm
-from luffy.types import Group, Prompt
+from luffy.training.trainer import Trainer, TrainerSpec
+from luffy.types import Group, Prompt, Source
 
 _HEADLINE = ("reward/mean", "actor/loss")
 
@@ -50,24 +46,19 @@ class Components:
     """What an RL step is made of."""
 
     experience: Experience
-    learner: Learner
+    generation: Generation
+    trainer: Trainer
     read: Callable[[Sequence[Group], int], list[SampleRollout]]
     """The given number of rollouts, as text."""
 
-    @property
-    def engines(self) -> dict[str, deepspeed.DeepSpeedEngine]:
-        """What a checkpoint holds."""
-        critic = self.learner.critic
-        return {"policy": self.learner.policy.engine} | ({} if critic is None else {"critic": critic.engine})
 
-    def state(self) -> dict[str, object]:
-        """What a checkpoint holds besides."""
-        return {"learner": self.learner.state(), "experience": self.experience.state()}
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step leaves to tell."""
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take the state of a checkpoint."""
-        self.learner.restore(state["learner"])
-        self.experience.restore(state["experience"])
+    groups: Sequence[Group]
+    """Those it learned from; all of them when it learned from none."""
+    metrics: dict[str, float]
 
 
 def run(settings: RLSettings, context: StageContext) -> StageResult:
@@ -75,50 +66,53 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
     rl = settings.rl
     if context.extends is not None:
         adopt_shorter_run(context.extends, context.out)
-    checkpoints = CheckpointStore(context.out, context.execution.checkpoint.keep)
-    start = checkpoints.newest() or 0
+    start = max(complete_checkpoints(context.out), default=0)
     with ExitStack() as stack:
         parts = _open(settings, context, stack)
         if start:
-            parts.restore(checkpoints.load(parts.engines, start))
+            parts.experience.restore(parts.trainer.restore(start))
         tracker = stack.enter_context(
             Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start)
         )
         for step in range(start + 1, rl.steps + 1):
-            began = time.perf_counter()
-            torch.manual_seed(derive_seed(settings.seed, "train", step))  # for models with dropout
-            groups, kept, metrics = _step(parts, step)
-            metrics |= _speed(groups, time.perf_counter() - began)
-            tracker.log(step, metrics)
+            outcome = _step(parts, step, settings)
+            tracker.log(step, outcome.metrics)
             if step % context.tracking.samples_every == 0 or step == 1:
-                tracker.samples(step, parts.read(kept or groups, context.tracking.num_samples))
+                tracker.samples(step, parts.read(outcome.groups, context.tracking.num_samples))
             if step % context.execution.checkpoint.rl_every == 0 or step == rl.steps:
-                checkpoints.save(parts.engines, step, parts.state())
-            _announce(context, step, rl.steps, metrics)
-        parts.learner.policy.export(context.out / "model")
+                parts.trainer.save(step, parts.experience.state())
+            _announce(context, step, rl.steps, outcome.metrics)
+        parts.trainer.export(context.out / "model")
     copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
     last = read_metrics(context.out / METRICS_FILE)[-1]
     headline = {name: last[name] for name in _HEADLINE if name in last}
     return StageResult(("model", METRICS_FILE, SAMPLES_FILE), headline, resumed_from=start)
 
 
-def _step(parts: Components, step: int) -> tuple[list[Group], list[Group], dict[str, float]]:
-    """One RL step; returns all its groups, those it learned from, and its metrics."""
-    groups = parts.experience.groups(parts.learner.policy, step)
+def _step(parts: Components, step: int, settings: RLSettings) -> StepOutcome:
+    """One RL step: groups in, updates out, and what later steps need is remembered."""
+    began = time.perf_counter()
+    groups, metrics = parts.generation.take(step)
     kept = parts.experience.kept(groups)
-    metrics = rollout_metrics(groups, replays=parts.experience.replays) | {"batch/kept_share": len(kept) / len(groups)}
-    metrics |= parts.learner.learn(kept, step)
+    metrics |= rollout_metrics(groups, replays=parts.experience.replays) | {"batch/kept_share": len(kept) / len(groups)}
+    metrics |= staleness_metrics(groups, step, settings.rl.max_staleness)
+    metrics |= parts.trainer.learn(kept, step)
     parts.experience.observe(step, groups)
     hard = parts.experience.hard_demonstrations(step)
     if hard is not None:
-        metrics |= parts.learner.imitate(hard, step)
-    return groups, kept, metrics
+        metrics |= parts.trainer.imitate(hard, step)
+    check_logp_gap(metrics, settings.rl)
+    return StepOutcome(kept or groups, metrics | _speed(groups, metrics, time.perf_counter() - began))
 
 
 def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Components:
-    tokenizer = load_tokenizer(context.inputs["model"] / "model")
+    model = context.inputs["model"] / "model"
+    tokenizer = load_tokenizer(model)
     tasks = _tasks(settings, context, tokenizer)
-    learner = _learner(settings, context, _longest(tasks, settings.rl), tokenizer.pad_token_id)
+    spec = TrainerSpec(
+        settings, context.execution, model, context.out, _longest(tasks, settings.rl), tokenizer.pad_token_id
+    )
+    cluster = stack.enter_context(open_cluster(spec))
     opener = prompt_opener(tokenizer)
 
     def prompt(ids: Sequence[int]) -> str:
@@ -135,11 +129,15 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
         total_steps=settings.rl.steps,
         seed=settings.seed,
     )
-    journal = RolloutJournal(context.out / "journal")
-    sources = Sources(tasks, collector, journal, context.execution.rollout_batch_size, tokenizer.pad_token_id)
+    experience = Experience(
+        settings, Sources(tasks, collector, RolloutJournal(context.out / "journal"), cluster.trainer)
+    )
     return Components(
-        experience=Experience(settings, sources),
-        learner=learner,
+        experience=experience,
+        generation=stack.enter_context(
+            Generation(experience, cluster, settings.rl.max_staleness, last_step=settings.rl.steps)
+        ),
+        trainer=cluster.trainer,
         read=lambda groups, count: sample_rollouts(groups, settings.objective.advantage, count, prompt, reply),
     )
 
@@ -171,25 +169,6 @@ def _longest(tasks: Sequence[RolloutTask], rl: RLConfig) -> int:
     return max(len(task.prompt_ids) for task in tasks) + rl.max_response_tokens
 
 
-def _learner(settings: RLSettings, context: StageContext, longest: int, pad_id: int) -> Learner:
-    """The policy and, where the objective asks for them, its critic and the frozen policy it started from."""
-    rl, execution, objective = settings.rl, context.execution, settings.objective
-
-    def start() -> PreTrainedModel:
-        return load_causal_lm(context.inputs["model"] / "model", settings.dtype)
-
-    model = start()
-    check_fits(model, longest, "a prompt and its response")
-    return Learner(
-        policy=Policy(model, rl.optimizer, execution, settings.dtype, rl.temperature),
-        objective=objective,
-        rl=rl,
-        pad_id=pad_id,
-        critic=None if rl.critic is None else Critic(start(), rl.critic, execution, settings.dtype),
-        reference=FrozenPolicy(start(), execution, rl.temperature) if objective.needs_reference else None,
-    )
-
-
 def tokenize_tasks(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[RolloutTask]:
     """Prompts and their traces in tokens."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
@@ -207,9 +186,18 @@ def tokenize_tasks(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
     ]
 
 
-def _speed(groups: Sequence[Group], seconds: float) -> dict[str, float]:
-    tokens = sum(len(row.prompt_ids) + len(row.response_ids) for group in groups for row in group.trajectories)
-    return {"perf/step_s": seconds, "perf/tokens_per_s": tokens / seconds}
+def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """Tokens a second of the whole step, of the generating part and of the training part."""
+    rows = [row for group in groups for row in group.trajectories]
+    tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
+    drawn = sum(row.source.count(Source.ON_POLICY) for row in rows)
+    generating, training = metrics["perf/generation_s"], seconds - metrics["perf/trainer_idle_s"]
+    return {
+        "perf/step_s": seconds,
+        "perf/tokens_per_s": tokens / seconds,
+        "perf/trainer_idle_share": metrics["perf/trainer_idle_s"] / seconds,
+        "perf/train_tokens_per_s": tokens / training,
+    } | ({"perf/rollout_tokens_per_s": drawn / generating} if generating > 0 else {})
 
 
 def _announce(context: StageContext, step: int, total: int, metrics: dict[str, float]) -> None:

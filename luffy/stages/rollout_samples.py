@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 from luffy.config.objective import AdvantageConfig, GroupAdvantage
 from luffy.tracking.samples import SampleRollout
-from luffy.training.distributed import sum_over_ranks
-from luffy.training.learner import row_advantages
+from luffy.training.sharding import row_advantages
 from luffy.types import Group, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
@@ -27,7 +26,7 @@ def sample_rollouts(
 
 def _advantages(groups: Sequence[Group], config: AdvantageConfig) -> list[float] | list[None]:
     if isinstance(config, GroupAdvantage):
-        return row_advantages(groups, config, sum_over_ranks).tolist()
+        return row_advantages(groups, config).tolist()
     return [None for group in groups for _ in group.trajectories]
 
 

@@ -1,5 +1,6 @@
 """What a step's groups say about the policy: rewards, outcomes, lengths, and how much signal the groups carry."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
@@ -26,6 +27,28 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
     if replays:
         metrics["batch/replayed_share"] = _mean(group.is_replayed for group in groups)
     return metrics | _guidance_metrics([row for row in rows if Source.OFF_POLICY in row.source])
+
+
+def staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) -> dict[str, float]:
+    """How many RL steps the weights behind the sampled tokens of `step` lagged: mean, most, and share at each lag.
+
+    Nothing with `max_staleness` 0, where every token is drawn with the weights that learn from it.
+    """
+    if max_staleness == 0:
+        return {}
+    lags = Counter(
+        step - 1 - version
+        for group in groups
+        for row in group.trajectories
+        for version, source in zip(row.weight_version, row.source, strict=True)
+        if source is Source.ON_POLICY
+    )
+    total = max(lags.total(), 1)
+    shares = {f"rollout/staleness_{lag}_share": lags[lag] / total for lag in range(max_staleness + 1)}
+    return {
+        "rollout/staleness_mean": sum(lag * count for lag, count in lags.items()) / total,
+        "rollout/staleness_max": float(max(lags, default=0)),
+    } | shares
 
 
 def _policy_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:

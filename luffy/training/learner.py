@@ -1,6 +1,6 @@
-"""The learning half of an RL step: graded groups in, optimizer steps out.
+"""The learning half of an RL step on one rank: its shard of the graded groups in, optimizer steps out.
 
-Shape legend: `B` rows, groups end to end; `T` tokens.
+Shape legend: `B` rows, `T` tokens, `P` prompts (groups).
 """
 
 import dataclasses
@@ -15,14 +15,11 @@ from luffy.config.objective import (
     AdvantageConfig,
     ConstantValue,
     GeneralizedAdvantage,
-    GroupAdvantage,
     ObjectiveConfig,
     TermConfig,
 )
 from luffy.config.training import RLConfig
-from luffy.objectives.advantages import RowRewards, group_advantages
 from luffy.objectives.gae import generalized_advantages, whiten
-from luffy.objectives.ranks import SumOverRanks
 from luffy.objectives.schedules import AdaptiveCoefficients, schedule_multiplier
 from luffy.objectives.step import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
@@ -30,24 +27,10 @@ from luffy.training.critic import Critic
 from luffy.training.distributed import sum_over_ranks
 from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.policy import Policy
-from luffy.types import Group, TrainBatch, Trajectory
+from luffy.training.sharding import LearnRow, Shard
+from luffy.types import TrainBatch, Trajectory
 
 Metrics = dict[str, float]
-
-
-def row_advantages(groups: Sequence[Group], config: GroupAdvantage, sum_over_ranks: SumOverRanks) -> Tensor:
-    """`(B,)` float64 advantages of all rows, before any scale."""
-    rows = _rows(groups)
-    return group_advantages(
-        RowRewards(
-            reward_B=torch.tensor([row.reward for row in rows], dtype=torch.float64),
-            length_B=torch.tensor([len(row.response_ids) for row in rows]),
-            group_B=torch.tensor([index for index, group in enumerate(groups) for _ in group.trajectories]),
-            is_off_policy_B=torch.tensor([row.is_off_policy for row in rows]),
-        ),
-        config,
-        sum_over_ranks,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +42,19 @@ class ValueTargets:
 
 
 def batch_of(
-    groups: Sequence[Group], config: AdvantageConfig, pad_id: int, critic: Critic | None = None
+    rows: Sequence[LearnRow], config: AdvantageConfig, pad_id: int, critic: Critic | None = None
 ) -> tuple[TrainBatch, ValueTargets | None]:
-    """The groups as one batch whose tokens carry their advantages; with a critic, its targets, too."""
-    rows = _rows(groups)
-    accuracy_B = torch.tensor([group.accuracy for group in groups for _ in group.trajectories], dtype=torch.float64)
+    """This rank's rows as one batch whose tokens carry their advantages; with a critic, its targets, too."""
+    trajectories = [row.trajectory for row in rows]
+    accuracy_B = torch.tensor([row.group_accuracy for row in rows], dtype=torch.float64)
+    batch = collate(trajectories, torch.tensor([row.advantage for row in rows]), pad_id, accuracy_B)
+    batch.response_mask_BT[[not row.counted for row in rows]] = False
+    targets = None
     if isinstance(config, GeneralizedAdvantage):
         assert critic is not None, "GAE needs a critic"
-        batch = collate(rows, torch.zeros(len(rows)), pad_id, accuracy_B)
-        batch, targets = _with_gae(batch, rows, config, critic)
-    else:
-        batch = collate(rows, row_advantages(groups, config, sum_over_ranks), pad_id, accuracy_B)
-        targets = None
-    return dataclasses.replace(batch, advantage_BT=batch.advantage_BT * _advantage_scale(batch, rows, config)), targets
+        batch, targets = _with_gae(batch, trajectories, config, critic)
+    scale_BT = _advantage_scale(batch, trajectories, config)
+    return dataclasses.replace(batch, advantage_BT=batch.advantage_BT * scale_BT), targets
 
 
 def _with_gae(
@@ -114,28 +97,34 @@ class Learner:
         self._pad_id = pad_id
         self._adaptive = AdaptiveCoefficients(objective.terms)
 
-    def learn(self, groups: Sequence[Group], step: int) -> Metrics:
+    def learn(self, shard: Shard, step: int) -> Metrics:
         """The optimizer steps of RL step `step` (from 1); returns their metrics, averaged. No group, no update.
 
-        Every rank must be given as many groups as the others, or none of them any: updates are made together.
+        All ranks call this together, each with its shard of the step.
         """
-        if not groups:
+        if not shard.updates:
             return {}
-        batch, targets = batch_of(groups, self._objective.advantage, self._pad_id, self.critic)
-        parts = list(_mini_batches(groups, self._rl.updates_per_step))
-        if len(parts) > 1:
+        rows = [row for update in shard.updates for row in update]
+        batch, targets = batch_of(rows, self._objective.advantage, self._pad_id, self.critic)
+        if len(shard.updates) > 1:
             # From the second update on the policy has moved; with one update it stands in for itself.
             batch = dataclasses.replace(batch, logp_old_BT=self.policy.logprobs(batch))
         if self._reference is not None:
             batch = dataclasses.replace(batch, logp_ref_BT=self._reference.logprobs(batch))
-        history = [self._update(batch, targets, rows, step, update) for update, rows in enumerate(parts)]
-        return _mean_over_updates(history) | {"batch/zero_advantage_share": _silent_share(groups, batch)}
+        history = [
+            self._update(batch, targets, rows_of_update, step, update)
+            for update, rows_of_update in enumerate(_ranges(shard.updates))
+        ]
+        silent = _silent_share(rows, shard.num_groups, batch)
+        return _mean_over_updates(history) | {"batch/zero_advantage_share": silent}
 
-    def imitate(self, rows: Sequence[Trajectory], step: int) -> Metrics:
+    def imitate(self, shard: Shard, step: int) -> Metrics:
         """One SFT step on demonstrations between the RL steps (`objective.interleaved_sft`)."""
         config = self._objective.interleaved_sft
         assert config is not None
-        batch = collate(rows, torch.zeros(len(rows)), self._pad_id)
+        (rows,) = shard.updates
+        batch = collate([row.trajectory for row in rows], torch.zeros(len(rows)), self._pad_id)
+        batch.response_mask_BT[[not row.counted for row in rows]] = False
         last_update = self._rl.updates_per_step - 1
         lr = config.lr_scale * self._lr(step, last_update)
         metrics = self.policy.update(batch, self._objective_at(config.terms, step), lr)
@@ -186,25 +175,19 @@ class Learner:
         return (step - 1) * num_updates + update, self._rl.steps * num_updates
 
 
-def _rows(groups: Sequence[Group]) -> list[Trajectory]:
-    return [row for group in groups for row in group.trajectories]
+def _silent_share(rows: Sequence[LearnRow], num_groups: int, batch: TrainBatch) -> float:
+    """Share of groups whose tokens all have advantage 0, on every rank: the policy gradient learns nothing of them."""
+    speaks_P = torch.zeros(num_groups)
+    # A stand-in's group speaks where the row itself is.
+    group_B = torch.tensor([row.group for row in rows])
+    speaks_P.index_add_(0, group_B, (batch.advantage_BT * batch.response_mask_BT).any(dim=-1).float())
+    return float((sum_over_ranks(speaks_P) == 0).double().mean())
 
 
-def _silent_share(groups: Sequence[Group], batch: TrainBatch) -> float:
-    """Share of groups whose tokens all have advantage 0: the policy gradient learns nothing from them."""
-    parts = batch.advantage_BT.split([len(group.trajectories) for group in groups])
-    return sum(not part.any() for part in parts) / len(parts)
-
-
-def _mini_batches(groups: Sequence[Group], num_updates: int) -> Iterator[range]:
-    """The rows of each update: whole groups, in the order they were sampled, as equally as they can be shared."""
-    starts = [0]
-    for group in groups:
-        starts.append(starts[-1] + len(group.trajectories))
-    cuts = [len(groups) * update // num_updates for update in range(num_updates + 1)]
-    for first, last in itertools.pairwise(cuts):
-        if last > first:  # filters may have left fewer groups than updates
-            yield range(starts[first], starts[last])
+def _ranges(updates: Sequence[Sequence[LearnRow]]) -> Iterator[range]:
+    """Where the rows of each update stand in the batch."""
+    ends = itertools.accumulate(map(len, updates))
+    return (range(end - len(rows), end) for rows, end in zip(updates, ends, strict=True))
 
 
 def _selected_entropies(terms: Sequence[TermConfig], metrics: Metrics) -> dict[str, float]:

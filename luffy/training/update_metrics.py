@@ -3,7 +3,7 @@
 Shape legend: `K` objective terms, `B` rows, `T` tokens, `N` selected tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class UpdateMetrics:
         self._term_K = torch.zeros(len(terms), dtype=torch.float64)
         self._means = {name: torch.zeros(2, dtype=torch.float64) for name in _mean_names(terms)}
         self._weights = {term.name: _LogHistogram() for term in terms if term.is_policy_gradient}
+        self._logp_gap = _LogHistogram()
 
     @torch.no_grad()
     def add(self, micro: MicroBatch, tokens: TokenBatch, output: LossOutput) -> None:
@@ -55,9 +56,10 @@ class UpdateMetrics:
             if count > 0:
                 summary[name] = float(total / count)
         for name, histogram in self._weights.items():
-            quantiles = histogram.quantiles(sum_over_ranks)
+            quantiles = histogram.quantiles(sum_over_ranks, _QUANTILES)
             summary |= {f"actor/{name}_weight_{label}": value for label, value in quantiles.items()}
-        return summary
+        gaps = self._logp_gap.quantiles(sum_over_ranks, {"p99": 0.99})
+        return summary | {f"rollout/logp_gap_{label}": value for label, value in gaps.items()}
 
     def _add_policy(self, batch: TrainBatch, tokens: TokenBatch) -> None:
         where = tokens.logp_BT.device
@@ -70,7 +72,11 @@ class UpdateMetrics:
         self._mean("actor/off_policy_prob", prob_BT, off_BT)
         self._mean("actor/approx_kl", tokens.logp_old_BT - tokens.logp_BT, on_BT)
         known_BT = on_BT & ~tokens.logp_behavior_BT.isnan()
-        self._mean("rollout/logp_gap_mean", (tokens.logp_old_BT - tokens.logp_behavior_BT).abs(), known_BT)
+        gap_BT = (tokens.logp_old_BT - tokens.logp_behavior_BT).abs()
+        prob_gap_BT = (tokens.logp_old_BT.exp() - tokens.logp_behavior_BT.exp()).abs()
+        self._mean("rollout/logp_gap_mean", gap_BT, known_BT)
+        self._mean("rollout/prob_gap_mean", prob_gap_BT, known_BT)
+        self._logp_gap.add(gap_BT[known_BT].double())
 
     def _add_shares(self, batch: TrainBatch, gradient_BT: Tensor) -> None:
         """Of all that pulls on log-probabilities, how much pulls on off-policy tokens."""
@@ -123,6 +129,7 @@ _POLICY_MEANS = (
     "actor/off_policy_weight_mean",
     "actor/clip_fraction",
     "rollout/logp_gap_mean",
+    "rollout/prob_gap_mean",
 )
 
 
@@ -141,7 +148,8 @@ class _LogHistogram:
         index_N = torch.bucketize(value_N.cpu(), self._edges)
         self._counts += torch.bincount(index_N, minlength=len(self._counts)).double()
 
-    def quantiles(self, sum_over_ranks: SumOverRanks) -> dict[str, float]:
+    def quantiles(self, sum_over_ranks: SumOverRanks, shares: Mapping[str, float]) -> dict[str, float]:
+        """The values below which the given shares of all counted lie; nothing when nothing was counted."""
         counts = sum_over_ranks(self._counts)
         if not counts.sum():
             return {}
@@ -152,5 +160,5 @@ class _LogHistogram:
             label: float(upper[min(int(torch.searchsorted(cumulative, share)) + 1, len(self._edges))])
             if int(torch.searchsorted(cumulative, share))
             else 0.0
-            for label, share in _QUANTILES.items()
+            for label, share in shares.items()
         }

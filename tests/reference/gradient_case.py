@@ -20,6 +20,7 @@ from luffy.objectives.step import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
 from luffy.training.distributed import init_process_group
 from luffy.training.learner import batch_of
+from luffy.training.sharding import learn_rows
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
 from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward
@@ -221,7 +222,7 @@ def make_batch(case: str, model: PreTrainedModel, group_numbers: Sequence[int] |
     """
     all_rows, all_groups = trajectories(case)
     kept = [i for i, number in enumerate(all_groups) if group_numbers is None or number in group_numbers]
-    rows, groups = [all_rows[i] for i in kept], [all_groups[i] for i in kept]
+    rows = [all_rows[i] for i in kept]
 
     def of_kept(per_row: Sequence[Tensor]) -> list[Tensor]:
         return [per_row[i] for i in kept]
@@ -231,9 +232,10 @@ def make_batch(case: str, model: PreTrainedModel, group_numbers: Sequence[int] |
         batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
     else:
         assert objective is not None
-        init_process_group()  # some estimators ask the other ranks
+        init_process_group()  # whitening asks the other ranks
         critic = _GivenCritic(of_kept(critic_values(all_rows)))
-        batch, _ = batch_of(as_groups(rows, groups), objective.advantage, 0, critic)  # type: ignore[arg-type]
+        learned = learn_rows(as_groups(all_rows, all_groups), objective.advantage)
+        batch, _ = batch_of([learned[i] for i in kept], objective.advantage, 0, critic)  # type: ignore[arg-type]
     return dataclasses.replace(
         batch,
         logp_old_BT=_placed(batch, of_kept(noisy_logp(model, all_rows))),

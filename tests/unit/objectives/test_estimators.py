@@ -1,6 +1,5 @@
 """Advantage estimators against their formulas, row by row and token by token."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -41,9 +40,7 @@ _GROUPS = st.lists(st.lists(_SAMPLE, min_size=1, max_size=8), min_size=1, max_si
 _BINARY = st.lists(st.builds(Sample, st.sampled_from([0.0, 1.0]), st.just(3), st.booleans()), min_size=1, max_size=8)
 
 
-def _estimate(
-    groups: Sequence[Sequence[Sample]], config: AdvantageConfig, sum_over_ranks: Callable[[Tensor], Tensor] = alone
-) -> list[list[float]]:
+def _estimate(groups: Sequence[Sequence[Sample]], config: AdvantageConfig) -> list[list[float]]:
     rows = [(sample, g) for g, group in enumerate(groups) for sample in group]
     flat = group_advantages(
         RowRewards(
@@ -53,7 +50,6 @@ def _estimate(
             is_off_policy_B=torch.tensor([sample.off for sample, _ in rows]),
         ),
         config,
-        sum_over_ranks,
     ).tolist()
     taken = iter(flat)
     return [[next(taken) for _ in group] for group in groups]
@@ -138,38 +134,6 @@ def test_global_batch(population: str, group_baseline: bool, groups: list[list[S
     for group, found in zip(groups, _estimate(groups, config), strict=True):
         by_hand = [next(expected) if population == "joint" or not row.off else 0.0 for row in group]
         assert found == pytest.approx(by_hand, rel=1e-3, abs=1e-6)  # the engine adds 1e-6 to the deviation
-
-
-def test_global_batch_counts_the_rows_of_all_ranks() -> None:
-    config = GlobalBatchAdvantage(kind="global_batch", population="joint")
-    groups = [[Sample(1.0, 2), Sample(0.0, 7)], [Sample(0.5, 1), Sample(-1.0, 4)], [Sample(2.0, 3)]]
-    first, second = _two_ranks(groups[:1], groups[1:], config)
-    for found, expected in zip(first + second, _estimate(groups, config), strict=True):
-        assert found == pytest.approx(expected)
-
-
-def _two_ranks(
-    first: list[list[Sample]], second: list[list[Sample]], config: AdvantageConfig
-) -> list[list[list[float]]]:
-    """Both ranks at once, adding up their tensors at each call."""
-    barrier, sent, found = threading.Barrier(2, timeout=10), {}, {}
-
-    def work(rank: int, groups: list[list[Sample]]) -> None:
-        def sum_over_ranks(tensor: Tensor) -> Tensor:
-            sent[rank] = tensor
-            barrier.wait()
-            total = sent[0] + sent[1]
-            barrier.wait()
-            return total
-
-        found[rank] = _estimate(groups, config, sum_over_ranks)
-
-    threads = [threading.Thread(target=work, args=pair) for pair in enumerate((first, second))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[0], found[1]]
 
 
 ESTIMATORS: list[AdvantageConfig] = [

@@ -1,0 +1,16 @@
+"""Where RL runs: in this process, or on Ray with DeepSpeed ranks and vLLM engines as actors."""
+
+from luffy.cluster.local import LocalCluster
+from luffy.cluster.protocol import Cluster
+from luffy.training.trainer import TrainerSpec
+
+__all__ = ["Cluster", "open_cluster"]
+
+
+def open_cluster(spec: TrainerSpec) -> Cluster:
+    """The place that `cluster` names, ready to train and to generate."""
+    if spec.settings.cluster == "ray":
+        from luffy.cluster.ray_cluster import RayCluster  # a laptop's run loads no Ray
+
+        return RayCluster(spec)
+    return LocalCluster(spec)

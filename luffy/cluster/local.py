@@ -1,0 +1,48 @@
+"""`cluster: local`: one process, in which trainer and engine are the same model and take turns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.training.policy import Policy
+from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
+
+
+class EmbeddedEngine:
+    """Generates with the policy in training, whose present weights it uses."""
+
+    def __init__(self, policy: Policy, batch_size: int) -> None:
+        self._policy = policy
+        self._batch_size = batch_size
+        self.weight_version = 0
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        """One completion a request, in the order of the requests."""
+        with self._policy.inference_model() as model:
+            return TransformersEngine(model, self._batch_size, self.weight_version).generate(requests, params)
+
+    def close(self) -> None:
+        """Nothing to free: the policy goes on learning."""
+
+
+class LocalCluster:
+    """One trainer rank and the embedded engine, in this process."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        self._rank = TrainerRank(spec)
+        self.trainer = Trainer(spec.settings, 1, self._call)
+        self.engine = EmbeddedEngine(self._rank.policy, spec.execution.rollout_batch_size)
+
+    def publish(self, version: int) -> None:
+        """The weights are the trainer's own; the engine only learns their number."""
+        self.engine.weight_version = version
+
+    def __enter__(self) -> "LocalCluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+
+    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return [getattr(self._rank, method)(*arguments[0])]

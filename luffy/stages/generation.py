@@ -1,0 +1,104 @@
+"""When groups are generated: right before their step, or up to `max_staleness` steps ahead of the trainer."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+from luffy.cluster.protocol import Cluster
+from luffy.stages.experience import Experience, StepPlan
+from luffy.types import Group
+
+
+class Generation:
+    """Gives the trainer the groups of its steps, one step after the other.
+
+    With `max_staleness` k, rollouts of step s may start once the weights behind s - 1 - k steps are published: the
+    bound is kept by admission, so that nothing has to be thrown away. At k = 0 generation and training take turns.
+    A context manager: generation that still runs is abandoned when the context ends.
+    """
+
+    def __init__(self, experience: Experience, cluster: Cluster, max_staleness: int, last_step: int) -> None:
+        self._experience = experience
+        self._cluster = cluster
+        self._ahead = max_staleness
+        self._last_step = last_step
+        self._running: dict[int, tuple[StepPlan, Future[list[Group]]]] = {}
+        self._threads = ThreadPoolExecutor(max(max_staleness, 1), thread_name_prefix="generation")
+        self._busy = BusyTime()
+
+    def take(self, step: int) -> tuple[list[Group], dict[str, float]]:
+        """The groups of `step` (durable from now on) and metrics of the wait for them (`perf/`).
+
+        To be called when the trainer has learned from all steps before.
+        """
+        began = time.perf_counter()
+        self._admit(step)
+        plan, future = self._running.pop(step)
+        depth = future.done() + sum(other.done() for _, other in self._running.values())
+        groups = future.result()
+        self._experience.commit(plan, groups)
+        waited = time.perf_counter() - began
+        queue = {"perf/queue_depth": float(depth)} if self._ahead else {}
+        return groups, {"perf/trainer_idle_s": waited} | queue | self._busy.since_last()
+
+    def __enter__(self) -> "Generation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _admit(self, step: int) -> None:
+        waiting = [s for s in range(step, min(step + self._ahead, self._last_step) + 1) if s not in self._running]
+        plans = [self._experience.plan(s) for s in waiting]
+        if any(plan.journalled is None for plan in plans):
+            self._cluster.publish(step - 1)
+        for plan in plans:
+            self._running[plan.step] = (plan, self._start(plan))
+
+    def _start(self, plan: StepPlan) -> Future[list[Group]]:
+        if self._ahead:
+            return self._threads.submit(self._generate, plan)
+        # Nothing to overlap with: in this thread, whose settings of torch are the trainer's.
+        future: Future[list[Group]] = Future()
+        future.set_result(self._generate(plan))
+        return future
+
+    def _generate(self, plan: StepPlan) -> list[Group]:
+        with self._busy.measured():
+            return self._experience.generate(plan, self._cluster.engine)
+
+
+class BusyTime:
+    """How much of the time something is going on, in whatever number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active = 0
+        self._busy = 0.0
+        self._changed = self._asked = time.perf_counter()
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Counts as busy while the context lasts."""
+        self._change(+1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+
+    def since_last(self) -> dict[str, float]:
+        """Seconds that the engines generated, and share of the time that they did not, since this was last asked."""
+        self._change(0)
+        with self._lock:
+            elapsed, busy = self._changed - self._asked, self._busy
+            self._asked, self._busy = self._changed, 0.0
+        return {"perf/generation_s": busy, "perf/engine_idle_share": 1 - busy / elapsed if elapsed > 0 else 0.0}
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            now = time.perf_counter()
+            self._busy += (now - self._changed) if self._active else 0.0
+            self._changed = now
+            self._active += by

@@ -1,0 +1,113 @@
+"""Who learns what: the rows of an RL step over its optimizer steps and over the ranks of the trainer.
+
+Advantages are those of whole groups and are settled here, before rows part: afterwards a row is free to go to any rank,
+since everything else that looks beyond one row (denominators, whitening, metrics) is summed over ranks.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from luffy.config.objective import AdvantageConfig, GroupAdvantage
+from luffy.objectives.advantages import RowRewards, group_advantages
+from luffy.types import Group, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class LearnRow:
+    """A row with what its group gives it."""
+
+    trajectory: Trajectory
+    group: int = 0
+    """Place of its group in the step."""
+    advantage: float = 0.0
+    """Of the whole row, before any scale; 0 where a critic gives every token its own."""
+    group_accuracy: float = 0.0
+    counted: bool = True
+    """False on a stand-in: its tokens are run through the model, so that the rank keeps step, and teach nothing."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.trajectory.prompt_ids) + len(self.trajectory.response_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one rank learns in one RL step."""
+
+    num_groups: int
+    """Of the step, over all ranks."""
+    updates: tuple[tuple[LearnRow, ...], ...]
+    """The rows of each optimizer step; every rank has as many optimizer steps, and a row in each."""
+
+
+def shard_groups(groups: Sequence[Group], config: AdvantageConfig, num_updates: int, num_ranks: int) -> list[Shard]:
+    """The groups of an RL step as one shard a rank.
+
+    An optimizer step takes whole groups, in the order they were sampled; filters may have left fewer groups than there
+    are optimizer steps. Its rows are balanced over ranks by their tokens.
+    """
+    rows = iter(learn_rows(groups, config))
+    of_group = [[next(rows) for _ in group.trajectories] for group in groups]
+    updates = [[row for group in part for row in group] for part in _mini_batches(of_group, num_updates)]
+    return _shards(len(groups), updates, num_ranks)
+
+
+def shard_rows(trajectories: Sequence[Trajectory], num_ranks: int) -> list[Shard]:
+    """Rows without groups (demonstrations), in one optimizer step."""
+    return _shards(0, [[LearnRow(row) for row in trajectories]], num_ranks)
+
+
+def row_advantages(groups: Sequence[Group], config: AdvantageConfig) -> Tensor:
+    """`(B,)` float64 advantages of all rows, groups end to end, before any scale."""
+    rows = [row for group in groups for row in group.trajectories]
+    return group_advantages(
+        RowRewards(
+            reward_B=torch.tensor([row.reward for row in rows], dtype=torch.float64),
+            length_B=torch.tensor([len(row.response_ids) for row in rows]),
+            group_B=torch.tensor([index for index, group in enumerate(groups) for _ in group.trajectories]),
+            is_off_policy_B=torch.tensor([row.is_off_policy for row in rows]),
+        ),
+        config,
+    )
+
+
+def learn_rows(groups: Sequence[Group], config: AdvantageConfig) -> list[LearnRow]:
+    """All rows, groups end to end, with their advantages."""
+    members = [(index, group, row) for index, group in enumerate(groups) for row in group.trajectories]
+    by_group = isinstance(config, GroupAdvantage)
+    advantages = row_advantages(groups, config).tolist() if by_group else [0.0] * len(members)
+    return [
+        LearnRow(row, index, advantage, group.accuracy)
+        for (index, group, row), advantage in zip(members, advantages, strict=True)
+    ]
+
+
+def _mini_batches(groups: Sequence[list[LearnRow]], num_updates: int) -> Iterator[Sequence[list[LearnRow]]]:
+    cuts = [len(groups) * update // num_updates for update in range(num_updates + 1)]
+    for first, last in itertools.pairwise(cuts):
+        if last > first:
+            yield groups[first:last]
+
+
+def _shards(num_groups: int, updates: Sequence[Sequence[LearnRow]], num_ranks: int) -> list[Shard]:
+    per_update = [_balanced(rows, num_ranks) for rows in updates]
+    return [Shard(num_groups, tuple(tuple(ranks[rank]) for ranks in per_update)) for rank in range(num_ranks)]
+
+
+def _balanced(rows: Sequence[LearnRow], num_ranks: int) -> list[list[LearnRow]]:
+    """The rows over ranks, longest first to whoever has the fewest tokens (at most 4/3 of the best, Graham 1969).
+
+    Each rank keeps the order of the step. A rank that is left without a row gets the shortest as a stand-in.
+    """
+    placed: list[list[int]] = [[] for _ in range(num_ranks)]
+    load = [0] * num_ranks
+    for place in sorted(range(len(rows)), key=lambda place: (-rows[place].num_tokens, place)):
+        rank = min(range(num_ranks), key=lambda rank: (load[rank], rank))
+        placed[rank].append(place)
+        load[rank] += rows[place].num_tokens
+    stand_in = replace(min(rows, key=lambda row: row.num_tokens), counted=False)
+    return [[rows[place] for place in sorted(places)] or [stand_in] for places in placed]

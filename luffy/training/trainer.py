@@ -1,0 +1,154 @@
+"""The trainer: ranks that hold the policy (and its critic and reference) and are always called together.
+
+A `TrainerRank` is the same object in this process and in an actor of a cluster; `Trainer` is what drives the ranks,
+wherever they are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from luffy.config.execution import ExecutionConfig
+from luffy.config.settings import RLSettings
+from luffy.seeds import derive_seed
+from luffy.training.batching import collate
+from luffy.training.checkpoint import CheckpointStore
+from luffy.training.critic import Critic
+from luffy.training.frozen_policy import FrozenPolicy
+from luffy.training.learner import Learner, Metrics
+from luffy.training.policy import Policy, check_fits, load_causal_lm
+from luffy.training.sharding import Shard, shard_groups, shard_rows
+from luffy.types import Group, Trajectory
+
+CallRanks = Callable[[str, Sequence[tuple[Any, ...]]], list[Any]]
+"""Calls the method of that name on every rank, each with its own arguments; their answers, once all have answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpec:
+    """What a rank is built from; it travels to other processes and machines."""
+
+    settings: RLSettings
+    execution: ExecutionConfig
+    model: Path
+    """Folder of the policy to start from."""
+    out: Path
+    """The stage's directory, where checkpoints go; all ranks must see it."""
+    longest: int
+    """Tokens of the longest prompt and response there can be."""
+    pad_id: int
+
+
+class TrainerRank:
+    """One rank. Its process group must be there, or be a group of one (`luffy.training.distributed`)."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        self._spec = spec
+        self._learner = _learner(spec)
+        self._checkpoints = CheckpointStore(spec.out, spec.execution.checkpoint.keep)
+
+    @property
+    def policy(self) -> Policy:
+        return self._learner.policy
+
+    def learn(self, shard: Shard, step: int) -> Metrics:
+        """The optimizer steps of RL step `step` (from 1)."""
+        # For models with dropout; each rank has rows of its own, so it draws masks of its own.
+        torch.manual_seed(derive_seed(self._spec.settings.seed, "train", step, dist.get_rank()))
+        return self._learner.learn(shard, step)
+
+    def imitate(self, shard: Shard, step: int) -> Metrics:
+        """One SFT step behind RL step `step`."""
+        return self._learner.imitate(shard, step)
+
+    def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
+        """Mean entropy (nats) of each row's response under the present weights."""
+        batch = collate(rows, torch.zeros(len(rows)), self._spec.pad_id)
+        mask_BT = batch.response_mask_BT
+        entropy_B = (self.policy.entropies(batch) * mask_BT).sum(dim=-1) / mask_BT.sum(dim=-1).clamp(min=1)
+        return entropy_B.tolist()
+
+    def save(self, step: int, state: Mapping[str, object]) -> None:
+        """Write the checkpoint of `step`; `state` is what the stage itself must remember."""
+        self._checkpoints.save(self._engines, step, {"learner": dict(self._learner.state()), "stage": dict(state)})
+
+    def restore(self, step: int) -> dict[str, Any]:
+        """Take the checkpoint of `step`; returns the stage's own state."""
+        state = self._checkpoints.load(self._engines, step)
+        self._learner.restore(state["learner"])  # type: ignore[arg-type]
+        return state["stage"]  # type: ignore[return-value]
+
+    def export(self, folder: Path) -> None:
+        """Write a plain Hugging Face model folder."""
+        self.policy.export(folder)
+
+    @property
+    def _engines(self) -> dict[str, deepspeed.DeepSpeedEngine]:
+        critic = self._learner.critic
+        return {"policy": self.policy.engine} | ({} if critic is None else {"critic": critic.engine})
+
+
+class Trainer:
+    """The ranks as one: rows go out in shards, and what every rank knows alike comes back from the first."""
+
+    def __init__(self, settings: RLSettings, num_ranks: int, call: CallRanks) -> None:
+        self._settings = settings
+        self._num_ranks = num_ranks
+        self._call = call
+
+    def learn(self, groups: Sequence[Group], step: int) -> Metrics:
+        """The optimizer steps of RL step `step` (from 1); returns their metrics, averaged. No group, no update."""
+        if not groups:
+            return {}
+        num_updates = self._settings.rl.updates_per_step
+        shards = shard_groups(groups, self._settings.objective.advantage, num_updates, self._num_ranks)
+        return self._call("learn", [(shard, step) for shard in shards])[0]
+
+    def imitate(self, rows: Sequence[Trajectory], step: int) -> Metrics:
+        """One SFT step on demonstrations behind RL step `step`."""
+        return self._call("imitate", [(shard, step) for shard in shard_rows(rows, self._num_ranks)])[0]
+
+    def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
+        """Mean entropy (nats) of each row's response under the present weights; few rows: every rank looks at all."""
+        return self._everywhere("entropies", rows)
+
+    def save(self, step: int, state: Mapping[str, object]) -> None:
+        """Write the checkpoint of `step`; `state` is plain JSON, and `restore` gives it back."""
+        self._everywhere("save", step, state)
+
+    def restore(self, step: int) -> dict[str, Any]:
+        """Take the checkpoint of `step`; returns the stage's own state."""
+        return self._everywhere("restore", step)
+
+    def export(self, folder: Path) -> None:
+        """Write a plain Hugging Face model folder (safetensors)."""
+        self._everywhere("export", folder)
+
+    def _everywhere(self, method: str, *arguments: object) -> Any:
+        return self._call(method, [arguments] * self._num_ranks)[0]
+
+
+def _learner(spec: TrainerSpec) -> Learner:
+    """The policy and, where the objective asks for them, its critic and the frozen policy it started from."""
+    settings, execution = spec.settings, spec.execution
+    rl, objective = settings.rl, settings.objective
+
+    def start() -> PreTrainedModel:
+        return load_causal_lm(spec.model, settings.dtype)
+
+    model = start()
+    check_fits(model, spec.longest, "a prompt and its response")
+    return Learner(
+        policy=Policy(model, rl.optimizer, execution, settings.dtype, rl.temperature),
+        objective=objective,
+        rl=rl,
+        pad_id=spec.pad_id,
+        critic=None if rl.critic is None else Critic(start(), rl.critic, execution, settings.dtype),
+        reference=FrozenPolicy(start(), execution, rl.temperature) if objective.needs_reference else None,
+    )

@@ -1,0 +1,32 @@
+"""The learner on every rank of a process group, each with its shard of the same groups; rank 0 prints the errors.
+
+Run: torchrun --nproc-per-node 2 tests/distributed/learner_worker.py '{"zero_stage": 2}'
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from reference.learner_case import METHODS, one_demonstration, two_updates
+
+from luffy.training.distributed import init_process_group
+
+
+def main() -> None:
+    """Print one JSON object: preset -> error of the movement, and its share of silent groups."""
+    init_process_group()
+    where = {"num_ranks": dist.get_world_size(), "rank": dist.get_rank(), **json.loads(sys.argv[1])}
+    found = {preset: two_updates(preset, **where) for preset in METHODS}
+    lone = one_demonstration(**where)
+    if dist.get_rank() == 0:
+        errors = {preset: error for preset, (error, _) in found.items()}
+        silent = {preset: metrics["batch/zero_advantage_share"] for preset, (_, metrics) in found.items()}
+        print("RESULT " + json.dumps({"errors": {**errors, "one demonstration": lone}, "silent": silent}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Two updates of an RL step, by the learner on this rank's shard and by float64 references on all rows."""
+
+from collections.abc import Sequence
+
+import deepspeed
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from luffy.config import available_presets
+from luffy.config.objective import ObjectiveConfig
+from luffy.config.training import RLConfig, ScheduleConfig
+from luffy.objectives.schedules import schedule_multiplier
+from luffy.training.frozen_policy import FrozenPolicy
+from luffy.training.learner import Learner, Metrics
+from luffy.training.policy import Policy
+from luffy.training.sharding import Shard, shard_groups, shard_rows
+from luffy.types import Trajectory
+from reference.gradient_case import (
+    MAX_RESPONSE_TOKENS,
+    OPTIMIZER,
+    adamw_step,
+    as_groups,
+    execution,
+    objective_of,
+    reference_of,
+    reference_optimizer,
+    reference_rows,
+    relative_l2,
+    tiny_model,
+    trajectories,
+)
+from reference.losses import forward
+from reference.rows import evaluate
+from reference.variants import STEP, TOTAL_STEPS
+
+NUM_GROUPS = 5
+SCHEDULE = ScheduleConfig(kind="linear", final_share=0.1)
+RL = RLConfig(
+    steps=TOTAL_STEPS,
+    prompts_per_step=NUM_GROUPS + 1,
+    prompts_per_update=3,
+    max_response_tokens=MAX_RESPONSE_TOKENS,
+    optimizer=OPTIMIZER.model_copy(update={"schedule": SCHEDULE}),
+)
+# A filter may leave five groups of six: the first update takes two of them, the second three.
+CUT = 2
+METHODS = [name for name in available_presets("methods") if name not in ("sft", "dft", "ppo")]
+
+
+def objective(preset: str) -> ObjectiveConfig:
+    found = objective_of(preset)
+    assert found is not None
+    return found
+
+
+def rate(update: int) -> float:
+    return OPTIMIZER.lr * schedule_multiplier(SCHEDULE, (STEP - 1) * 2 + update, TOTAL_STEPS * 2)
+
+
+def shard_of(rows: Sequence[Trajectory], index: Sequence[int], preset: str, num_ranks: int = 1, rank: int = 0) -> Shard:
+    return shard_groups(as_groups(rows, index), objective(preset).advantage, 2, num_ranks)[rank]
+
+
+def make_learner(preset: str, **settings: object) -> Learner:
+    config = objective(preset)
+    where = execution(**settings)
+    reference = FrozenPolicy(tiny_model(seed=1), where, 1.0) if config.needs_reference else None
+    return Learner(Policy(tiny_model(), RL.optimizer, where, "float32"), config, RL, pad_id=0, reference=reference)
+
+
+def two_updates(preset: str, num_ranks: int = 1, rank: int = 0, **settings: object) -> tuple[float, Metrics]:
+    """Relative L2 between the learner's movement over two updates and the reference's, and the learner's metrics."""
+    rows, index = trajectories(preset, num_groups=NUM_GROUPS)
+    learner = make_learner(preset, **settings)
+    metrics = learner.learn(shard_of(rows, index, preset, num_ranks, rank), STEP)
+
+    model64 = tiny_model().double()
+    optimizer = reference_optimizer(model64)
+    with torch.no_grad():  # before the first of the two updates
+        old = [evaluate(model64, row)[0] for row in rows]
+        start = [evaluate(tiny_model(seed=1).double(), row)[0] for row in rows]
+    written = reference_rows(preset, rows, index, old, start)
+    for update, part in enumerate((slice(0, 4 * CUT), slice(4 * CUT, None))):
+        reference_of(preset)([forward(model64, row) for row in written[part]]).backward()
+        adamw_step(model64, optimizer, rate(update))
+    return _movement_error(learner.policy, model64), metrics
+
+
+def one_demonstration(num_ranks: int = 1, rank: int = 0, **settings: object) -> float:
+    """The same for an SFT step on a single row: of two ranks, one has nothing but a stand-in."""
+    rows, _ = trajectories("relift_sft", num_groups=1)
+    learner = make_learner("relift", **settings)
+    learner.imitate(shard_rows(rows[:1], num_ranks)[rank], STEP)
+    config = objective("relift").interleaved_sft
+    assert config is not None
+
+    model64 = tiny_model().double()
+    written = reference_rows("relift_sft", rows[:1], [0], [torch.zeros(len(rows[0].response_ids)).double()])
+    reference_of("relift_sft")([forward(model64, row) for row in written]).backward()
+    adamw_step(model64, reference_optimizer(model64), config.lr_scale * rate(1))
+    return _movement_error(learner.policy, model64)
+
+
+def _movement_error(policy: Policy, model64: PreTrainedModel) -> float:
+    parameters = list(policy.causal_lm.parameters())
+    sharded = policy.engine.zero_optimization_stage() == 3
+    with deepspeed.zero.GatheredParameters(parameters, enabled=sharded):
+        found = {name: parameter.detach().double().clone() for name, parameter in policy.causal_lm.named_parameters()}
+    first = {name: parameter.detach().double() for name, parameter in tiny_model().named_parameters()}
+    moved: dict[str, Tensor] = {name: found[name] - first[name] for name in first}
+    expected = {name: parameter.detach() - first[name] for name, parameter in model64.named_parameters()}
+    return relative_l2(moved, expected)
