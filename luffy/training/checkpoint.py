@@ -1,30 +1,40 @@
-"""Checkpoints that count only when complete, written before an older one goes.
+"""Checkpoints that count only when complete, written before an older one goes, read back on any number of ranks.
 
-`checkpoints/step_000040/` holds a folder of states for each engine (`policy/`, `critic/`), `state.json` (what the
-stage itself must remember: replay buffers, controllers), `layout.json` and, last of all, `COMPLETE`.
+`checkpoints/step_000040/` holds a folder of states for each engine (`policy/`, `critic/`) into which every rank writes
+its share, `state.json` (what the stage itself must remember: replay buffers, controllers), `layout.json` (who wrote
+it) and, last of all, `COMPLETE`. Ranks and ZeRO stage may be others when it is read.
 """
 
 import json
-import os
+import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import deepspeed
+import torch.distributed as dist
 
 from luffy.errors import CheckpointError, ConfigError
-from luffy.files import sync_directory
+from luffy.files import sync_directory, write_atomic
 from luffy.pipeline.checkpoints import CHECKPOINTS_FOLDER, COMPLETE_FILE, complete_checkpoints
+from luffy.training.engine_state import publish, read_engine, write_engine
+
+logger = logging.getLogger(__name__)
 
 _LAYOUT = "layout.json"
 _STATE = "state.json"
 
 Engines = Mapping[str, deepspeed.DeepSpeedEngine]
 """What is trained, by the name of its folder in a checkpoint."""
+_T = TypeVar("_T")
 
 
 class CheckpointStore:
-    """The checkpoints in the stage directory `stage`; the newest `keep` stay."""
+    """The checkpoints in the stage directory `stage`, which all ranks see; the newest `keep` stay.
+
+    `save` and `load` are called on all ranks together. A fault of one rank is raised on every rank.
+    """
 
     def __init__(self, stage: Path, keep: int) -> None:
         self._stage = stage
@@ -32,65 +42,85 @@ class CheckpointStore:
         self._keep = keep
 
     def newest(self) -> int | None:
-        """The step of the newest complete checkpoint; None when there is none."""
+        """The step of the newest complete checkpoint; None when there is none.
+
+        Asked on one rank and told to the others, or on all before any of them trains.
+        """
         return max(complete_checkpoints(self._stage), default=None)
 
     def save(self, engines: Engines, step: int, state: Mapping[str, object] | None = None) -> None:
         """Write the states of the engines and of the stage as the checkpoint of `step`, then drop all but the newest.
 
-        `state` is plain JSON and comes back from `load` exactly as it is.
+        `state`, of which the first rank's counts, is plain JSON and comes back from `load` exactly as it is. `step`
+        is later than that of any complete checkpoint: none is ever replaced, so a kill leaves the older one or both.
         """
         folder = self._folder(step)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        for name, engine in engines.items():
-            engine.save_checkpoint(str(folder), tag=name, save_latest=False)
-        (folder / _STATE).write_text(_plain_json(state or {}), encoding="utf-8")
-        (folder / _LAYOUT).write_text(json.dumps(_layout(engines)), encoding="utf-8")
-        _sync(folder)
-        (folder / COMPLETE_FILE).touch()
-        sync_directory(folder)
-        sync_directory(self._directory)
-        self._prune()
+        _on_first_rank(lambda: self._begin(folder, step, _plain_json(state or {}), _layout(engines)))
+        _on_all_ranks(lambda: _write(engines, folder))
+        _on_first_rank(lambda: self._finish(folder))
 
     def load(self, engines: Engines, step: int) -> dict[str, object]:
         """Put the states of `step` into the engines; returns the stage's own state.
 
-        Raises ConfigError when it was written of other engines, under another ZeRO stage or number of ranks,
-        CheckpointError when it is not complete.
+        Raises ConfigError when it was written of other engines, CheckpointError when it is not complete or broken.
         """
-        folder = self._folder(step)
+        if len(set(_gather(step))) > 1:
+            raise CheckpointError(f"{self._directory}: the ranks do not see the same checkpoints, is it a shared disk?")
+        state = _on_all_ranks(lambda: self._read(engines, self._folder(step)))
+        for engine in engines.values():
+            publish(engine)
+        return state
+
+    def _begin(self, folder: Path, step: int, state: str, layout: dict[str, object]) -> None:
+        newest = self.newest()
+        assert newest is None or newest < step, f"step {step} does not come after the checkpoint of step {newest}"
+        if folder.exists():  # what a kill left
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        write_atomic(folder / _STATE, state)
+        write_atomic(folder / _LAYOUT, json.dumps(layout))
+
+    def _finish(self, folder: Path) -> None:
+        """Declare the checkpoint complete once all that is in it is on disk; drop what it makes superfluous."""
+        sync_directory(folder)
+        sync_directory(self._directory)
+        (folder / COMPLETE_FILE).touch()
+        sync_directory(folder)
+        kept = sorted(complete_checkpoints(self._stage))[-self._keep :]
+        for old in self._directory.glob("step_*"):
+            if old not in {self._folder(step) for step in kept}:
+                # Marker first: a kill in the middle must not leave half a checkpoint that says it is whole.
+                (old / COMPLETE_FILE).unlink(missing_ok=True)
+                shutil.rmtree(old)
+
+    def _read(self, engines: Engines, folder: Path) -> dict[str, object]:
         if not (folder / COMPLETE_FILE).exists():
             raise CheckpointError(f"{folder} is not a complete checkpoint")
-        self._refuse_other_layout(folder, _layout(engines))
-        for name, engine in engines.items():
-            loaded, _ = engine.load_checkpoint(str(folder), tag=name)
-            if loaded is None:
-                raise CheckpointError(
-                    f"{folder / name} could not be read by DeepSpeed; delete {folder} to resume from an older one"
-                )
-        return json.loads((folder / _STATE).read_text(encoding="utf-8"))
-
-    def _refuse_other_layout(self, folder: Path, now: dict[str, object]) -> None:
-        written = json.loads((folder / _LAYOUT).read_text(encoding="utf-8"))
-        if written != now:
+        written, now = json.loads((folder / _LAYOUT).read_text(encoding="utf-8")), _layout(engines)
+        if written["engines"] != now["engines"]:
             raise ConfigError(
-                f"execution: {folder} was written with {_words(written)}, this run has {_words(now)}; "
-                f"resume with the former, or delete {self._directory} to start the stage anew"
+                f"{folder} was written with {_words(written)}, this run has {_words(now)}; "
+                f"resume with the same engines, or delete {self._directory} to start the stage anew"
             )
-
-    def _prune(self) -> None:
-        for step in sorted(complete_checkpoints(self._stage))[: -self._keep]:
-            # Marker first: a kill in the middle must not leave half a checkpoint that says it is whole.
-            (self._folder(step) / COMPLETE_FILE).unlink()
-            shutil.rmtree(self._folder(step))
+        if written != now and dist.get_rank() == 0:
+            logger.info("%s was written with %s, this run has %s", folder.name, _words(written), _words(now))
+        for name, engine in engines.items():
+            read_engine(engine, folder / name)
+        return json.loads((folder / _STATE).read_text(encoding="utf-8"))
 
     def _folder(self, step: int) -> Path:
         return self._directory / f"step_{step:06d}"
 
 
+def _write(engines: Engines, folder: Path) -> None:
+    for name, engine in engines.items():
+        # Made by every rank: on a network file system the first rank's would not be there at once.
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        write_engine(engine, folder / name)
+        sync_directory(folder / name)
+
+
 def _layout(engines: Engines) -> dict[str, object]:
-    """What decides how DeepSpeed cuts its files, and whose files there are."""
     any_engine = next(iter(engines.values()))
     return {
         "zero_stage": int(any_engine.zero_optimization_stage()),
@@ -105,6 +135,34 @@ def _words(layout: dict[str, object]) -> str:
     )
 
 
+def _on_first_rank(work: Callable[[], None]) -> None:
+    _on_all_ranks(work if dist.get_rank() == 0 else lambda: None)
+
+
+def _on_all_ranks(work: Callable[[], _T]) -> _T:
+    """Do `work`, which speaks to no other rank, and wait for all; a fault of any is raised on every one.
+
+    Else those that are well would wait for ever for the one that is not.
+    """
+    try:
+        done = work()
+    except Exception as error:
+        _gather(f"{type(error).__name__}: {error}")
+        raise
+    faults: list[str | None] = _gather(None)
+    for rank, fault in enumerate(faults):
+        if fault is not None:
+            raise CheckpointError(f"rank {rank} failed at the checkpoint: {fault}")
+    return done
+
+
+def _gather(mine: _T) -> list[_T]:
+    """What each rank has, in the order of ranks."""
+    theirs = [mine] * dist.get_world_size()
+    dist.all_gather_object(theirs, mine)
+    return theirs
+
+
 def _plain_json(state: Mapping[str, object]) -> str:
     for name, value in state.items():
         assert _comes_back(value), f"checkpoint state {name!r} must be plain JSON: no NaN, no tuple, keys of text"
@@ -116,14 +174,3 @@ def _comes_back(value: object) -> bool:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError):
         return False
-
-
-def _sync(folder: Path) -> None:
-    """Force all files and entries below `folder` to disk, so that a marker never outlives its contents."""
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            sync_directory(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    sync_directory(folder)

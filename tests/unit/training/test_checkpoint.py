@@ -1,121 +1,207 @@
-"""Checkpoints: complete or not there, newest kept, and what is resumed is the same again."""
+"""Checkpoints: complete or not there, newest kept, and what is resumed is the same again, under another layout, too."""
 
+import contextlib
 import math
+import os
 import shutil
 from pathlib import Path
 
+import deepspeed
 import pytest
 import torch
-from reference.gradient_case import execution, tiny_model
-from reference.value_case import at_tokens, batch, config, targets
+from reference.elastic_case import (
+    assert_resumed_as_if_undisturbed,
+    assert_same_step,
+    engines,
+    full_weights,
+    resume_and_go_on,
+    take_step,
+    trained,
+    write_and_go_on,
+)
 
-from luffy.config.training import OptimizerConfig, SFTConfig
+from luffy.config.model import DType
 from luffy.errors import CheckpointError, ConfigError
 from luffy.files import link_or_copy
-from luffy.objectives.step import objective_at
 from luffy.training.checkpoint import CheckpointStore
-from luffy.training.critic import Critic
-from luffy.training.policy import Policy
-
-OPTIMIZER = OptimizerConfig(lr=1e-2)
 
 
-def _policy(seed: int = 0, zero_stage: int = 0) -> Policy:
-    return Policy(tiny_model(seed), OPTIMIZER, execution(zero_stage=zero_stage), "float32")
+def _policy(zero_stage: int = 0) -> dict[str, deepspeed.DeepSpeedEngine]:
+    return {"policy": trained(0, zero_stage=zero_stage)["policy"].engine}
 
 
-def _critic(seed: int = 0, zero_stage: int = 0) -> Critic:
-    return Critic(tiny_model(seed), config(0.2), execution(zero_stage=zero_stage), "float32")
+def _equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def _step(policy: Policy, critic: Critic | None = None) -> None:
-    rows = batch()
-    rows.is_off_policy_BT = rows.response_mask_BT
-    terms = SFTConfig(epochs=1, batch_size=1, optimizer=OPTIMIZER).objective.terms
-    policy.update(rows, objective_at(terms, 1, 1, rows.input_ids_BT.shape[1]), 1e-2)
-    if critic is not None:
-        critic.update(rows, critic.values(rows), at_tokens(targets().returns, rows), 0.1)
+@pytest.mark.parametrize(
+    ("zero_stage", "dtype", "offload"),
+    [(0, "float32", False), (2, "float32", True), (3, "float32", False), (1, "bfloat16", False), (2, "bfloat16", False),
+     (3, "bfloat16", True)],
+)  # fmt: skip
+def test_resumed_policy_and_critic_continue_bit_for_bit(
+    zero_stage: int, dtype: DType, offload: bool, tmp_path: Path
+) -> None:
+    settings = {"zero_stage": zero_stage, "offload_optimizer": offload}
+    store, parts = CheckpointStore(tmp_path, keep=2), trained(0, dtype, **settings)
+    take_step(parts)
+    store.save(engines(parts), 1)
+    for _ in range(3):  # bfloat16 weights hardly show what one step does to their masters
+        take_step(parts)
+    expected = full_weights(parts)
+    parts = trained(9, dtype, **settings)
+    assert store.load(engines(parts), 1) == {}
+    for _ in range(3):
+        take_step(parts)
+    assert _equal(full_weights(parts), expected)
 
 
-def _weights(*trained: Policy | Critic) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for part in trained for parameter in part.engine.module.parameters()]
+@pytest.mark.parametrize(("written", "read"), [(0, 1), (1, 0), (2, 0), (3, 2), (0, 3), (2, 3)])
+def test_another_zero_stage_continues_with_the_same_weights_and_moments(
+    written: int, read: int, tmp_path: Path
+) -> None:
+    write_and_go_on(tmp_path, written)
+    resume_and_go_on(tmp_path, read)
+    assert_resumed_as_if_undisturbed(tmp_path)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_resumed_policy_and_critic_continue_bit_for_bit(zero_stage: int, tmp_path: Path) -> None:
-    store, policy, critic = CheckpointStore(tmp_path, keep=2), _policy(zero_stage=zero_stage), _critic(0, zero_stage)
-    _step(policy, critic)
-    store.save({"policy": policy.engine, "critic": critic.engine}, 1)
-    _step(policy, critic)
-    expected = policy.logprobs(batch()), critic.values(batch())
-    policy, critic = _policy(9, zero_stage), _critic(9, zero_stage)
-    assert store.load({"policy": policy.engine, "critic": critic.engine}, 1) == {}
-    _step(policy, critic)
-    assert torch.equal(policy.logprobs(batch()), expected[0])
-    assert torch.equal(critic.values(batch()), expected[1])
+@pytest.mark.parametrize("lost", ["exp_avg", "exp_avg_sq", "step"])
+def test_a_step_without_something_of_adam_would_be_noticed(lost: str, tmp_path: Path) -> None:
+    store, parts = CheckpointStore(tmp_path, keep=1), trained(0)
+    for _ in range(2):
+        take_step(parts)
+    store.save(engines(parts), 1)
+    before = full_weights(parts)
+    take_step(parts)
+    expected = full_weights(parts)
+    store.load(engines(parts), 1)
+    for state in parts["policy"].engine.optimizer.state.values():
+        state[lost].zero_()
+    take_step(parts)
+    with pytest.raises(AssertionError, match="policy"):
+        assert_same_step(before, full_weights(parts), expected)
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_engines_that_never_stepped_come_back_without_moments(zero_stage: int, tmp_path: Path) -> None:
+    store, parts = CheckpointStore(tmp_path, keep=1), trained(0, zero_stage=zero_stage)
+    before = full_weights(parts)
+    store.save(engines(parts), 1)
+    take_step(parts)
+    expected = full_weights(parts)
+    store.load(engines(parts), 1)
+    assert _equal(full_weights(parts), before)
+    take_step(parts)
+    assert _equal(full_weights(parts), expected)
 
 
 def test_a_critic_beside_it_does_not_change_the_policy() -> None:
-    alone, beside, critic = _policy(), _policy(), _critic()
+    both, alone = trained(0), trained(0)
     for _ in range(2):
-        _step(alone)
-        _step(beside, critic)
-    assert all(torch.equal(a, b) for a, b in zip(_weights(alone), _weights(beside), strict=True))
+        take_step(both)
+        take_step({"policy": alone["policy"], "critic": trained(5)["critic"]})
+    assert _equal(full_weights({"policy": both["policy"]}), full_weights({"policy": alone["policy"]}))
 
 
 def test_the_state_of_the_stage_comes_back_exactly(tmp_path: Path) -> None:
     store, policy = CheckpointStore(tmp_path, keep=1), _policy()
     state = {"controller": 0.1 + 0.2, "replay": {"uid": [{"ids": [3, 1], "logp": [-1e-17, -math.pi]}]}, "none": None}
-    store.save({"policy": policy.engine}, 7, state)
-    assert store.load({"policy": policy.engine}, 7) == state
+    store.save(policy, 7, state)
+    assert store.load(policy, 7) == state
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, (1, 2), {3: "three"}, {1}], ids=str)
 def test_a_state_that_would_not_come_back_is_refused(value: object, tmp_path: Path) -> None:
-    store, policy = CheckpointStore(tmp_path, keep=1), _policy()
+    store = CheckpointStore(tmp_path, keep=1)
     with pytest.raises(AssertionError, match="state 'replay' must be plain JSON"):
-        store.save({"policy": policy.engine}, 1, {"replay": value})
+        store.save(_policy(), 1, {"replay": value})
     assert store.newest() is None
 
 
 def test_only_the_newest_stay_and_an_incomplete_one_never_counts(tmp_path: Path) -> None:
-    store, engines = CheckpointStore(tmp_path, keep=2), {"policy": _policy().engine}
+    store, policy = CheckpointStore(tmp_path, keep=2), _policy()
     assert store.newest() is None
     for step in (10, 20, 30):
-        store.save(engines, step)
+        store.save(policy, step)
     folder = tmp_path / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["step_000020", "step_000030"]
     (folder / "step_000030" / "COMPLETE").unlink()
     assert store.newest() == 20
     with pytest.raises(CheckpointError, match="not a complete checkpoint"):
-        store.load(engines, 30)
+        store.load(policy, 30)
 
 
-def test_another_zero_stage_is_refused_in_one_line(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=1)
-    store.save({"policy": _policy().engine}, 3)
-    with pytest.raises(ConfigError, match=r"zero_stage 0, ranks 1, .*this run has zero_stage 2, ranks 1"):
-        store.load({"policy": _policy(zero_stage=2).engine}, 3)
+def test_a_complete_checkpoint_is_never_replaced_but_what_a_kill_left_goes(tmp_path: Path) -> None:
+    store, policy, folder = CheckpointStore(tmp_path, keep=1), _policy(), tmp_path / "checkpoints"
+    (folder / "step_000006" / "policy").mkdir(parents=True)
+    (folder / "step_000006" / "policy" / "rank_0007_0000.safetensors").touch()
+    (folder / "step_000009").mkdir()
+    store.save(policy, 6)
+    assert [path.name for path in folder.iterdir()] == ["step_000006"]
+    store.load(policy, 6)
+    with pytest.raises(AssertionError, match="step 6 does not come after the checkpoint of step 6"):
+        store.save(policy, 6)
+    assert store.newest() == 6
+
+
+def test_a_kill_at_any_moment_leaves_the_old_or_the_new_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, parts, fsync = CheckpointStore(tmp_path, keep=1), trained(0), os.fsync
+    store.save(engines(parts), 0, {"at": 0})
+    survived = []
+    for step in range(1, 40):  # each dies one write later than the one before
+        left = step
+
+        def dying_fsync(descriptor: int) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", dying_fsync)
+        with contextlib.suppress(KeyboardInterrupt):
+            store.save(engines(parts), step, {"at": step})
+        monkeypatch.setattr(os, "fsync", fsync)
+        newest = store.newest()
+        assert newest is not None and store.load(engines(parts), newest) == {"at": newest}
+        survived.append(newest)
+    first_new = next(step for step, newest in enumerate(survived, 1) if newest == step)
+    assert first_new > 5 and survived == [0] * (first_new - 1) + list(range(first_new, 40))
 
 
 def test_other_engines_are_refused_in_one_line(tmp_path: Path) -> None:
-    store, policy = CheckpointStore(tmp_path, keep=1), _policy()
-    store.save({"policy": policy.engine}, 3)
-    with pytest.raises(ConfigError, match=r"with .*engines policy, this run has .*engines critic and policy"):
-        store.load({"policy": policy.engine, "critic": _critic().engine}, 3)
+    store, parts = CheckpointStore(tmp_path, keep=1), trained(0)
+    store.save({"policy": parts["policy"].engine}, 3)
+    with pytest.raises(ConfigError, match=r"engines policy, this run has .*engines critic and policy; resume with"):
+        store.load(engines(parts), 3)
+
+
+def test_another_model_and_a_broken_or_lost_file_are_told(tmp_path: Path) -> None:
+    store, parts = CheckpointStore(tmp_path, keep=1), trained(0, zero_stage=2)
+    store.save({"policy": parts["policy"].engine}, 3)
+    with pytest.raises(CheckpointError, match=r"policy does not hold the parameters of this run's model; delete"):
+        store.load({"policy": parts["critic"].engine}, 3)
+    (file,) = (tmp_path / "checkpoints/step_000003/policy").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"rank_0000_0000.safetensors is broken .*; delete .*step_000003 to"):
+        store.load({"policy": parts["policy"].engine}, 3)
+    file.unlink()
+    with pytest.raises(CheckpointError, match="does not hold the parameters"):
+        store.load({"policy": parts["policy"].engine}, 3)
 
 
 def test_a_checkpoint_linked_elsewhere_outlives_the_original(tmp_path: Path) -> None:
     """A longer run takes the checkpoint of a shorter one over, whose own goes on writing."""
-    short, policy = CheckpointStore(tmp_path / "short", keep=1), _policy()
-    engines = {"policy": policy.engine}
-    short.save(engines, 5, {"seen": [1]})
-    expected = _weights(policy)
+    short, parts = CheckpointStore(tmp_path / "short", keep=1), trained(0)
+    short.save(engines(parts), 5, {"seen": [1]})
+    expected = full_weights(parts)
     taken = tmp_path / "long" / "checkpoints" / "step_000005"
     shutil.copytree(tmp_path / "short" / "checkpoints" / "step_000005", taken, copy_function=link_or_copy)
-    _step(policy)
-    short.save(engines, 5, {"seen": [2]})
+    take_step(parts)
+    short.save(engines(parts), 6, {"seen": [2]})
     long = CheckpointStore(tmp_path / "long", keep=1)
     assert long.newest() == 5
-    assert long.load(engines, 5) == {"seen": [1]}
-    assert all(torch.equal(a, b) for a, b in zip(_weights(policy), expected, strict=True))
+    assert long.load(engines(parts), 5) == {"seen": [1]}
+    assert _equal(full_weights(parts), expected)

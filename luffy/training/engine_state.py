@@ -1,0 +1,166 @@
+"""What a DeepSpeed engine has learned, in pieces of named parameters, whatever the ZeRO stage and number of ranks.
+
+ZeRO keeps float32 weights and Adam's moments in flat tensors whose borders follow the stage and the ranks. Here the
+part that a rank holds is told in terms of parameters, so that another layout can take it up. Buffers and frozen
+parameters do not change in training and are left to the model's folder.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from luffy.errors import CheckpointError
+from luffy.training.piece_files import PieceKey, PieceReader, write_pieces
+
+_WEIGHT, _STEP = "weight", "step"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Elements of a parameter that this rank's optimizer steps."""
+
+    name: str
+    start: int
+    numel: int
+    flat: Tensor
+    """What the optimizer steps them in: a flat tensor of many parameters, at stage 0 the parameter itself."""
+    offset: int
+    """Where they begin in `flat`."""
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A flat view of these elements in a tensor laid out as `flat`."""
+        return tensor.detach().view(-1).narrow(0, self.offset, self.numel)
+
+    def key(self, kind: str) -> PieceKey:
+        return PieceKey(kind, self.start, self.name)
+
+
+def write_engine(engine: deepspeed.DeepSpeedEngine, folder: Path) -> None:
+    """Write this rank's share of the engine's state into `folder`; waits for no other rank."""
+    # At stage 0 every rank has the whole.
+    if engine.zero_optimization_stage() or dist.get_rank() == 0:
+        write_pieces(folder, dist.get_rank(), _shapes(engine), _tensors(engine))
+
+
+def read_engine(engine: deepspeed.DeepSpeedEngine, folder: Path) -> None:
+    """Put what `folder` holds into this rank's share of the engine, whose `publish` must follow; waits for no rank.
+
+    Raises CheckpointError when `folder` is of another model, or something in it is missing or broken.
+    """
+    stored = PieceReader(folder)
+    if stored.shapes != _shapes(engine):
+        raise CheckpointError(
+            f"{folder} does not hold the parameters of this run's model; delete {folder.parent} to resume earlier"
+        )
+    by_flat: dict[Tensor, list[_Piece]] = {}
+    for piece in _pieces(engine):
+        by_flat.setdefault(piece.flat, []).append(piece)
+    for flat, pieces in by_flat.items():
+        _read(stored, flat, pieces, _adamw(engine))
+
+
+def publish(engine: deepspeed.DeepSpeedEngine) -> None:
+    """After `read_engine`, let the model have the weights that the optimizer now has; all ranks together."""
+    optimizer = engine.optimizer
+    match engine.zero_optimization_stage():
+        case 1 | 2:
+            optimizer.update_lp_params()
+        case 3:
+            optimizer.checkpoint_event_prologue()  # gives up what is gathered of the old weights
+            for group in range(len(optimizer.fp16_groups)):
+                optimizer._reassign_or_swap_out_partitioned_parameters(group)
+            optimizer.checkpoint_event_epilogue()  # gathers the small parameters that every rank keeps whole
+
+
+def _read(stored: PieceReader, flat: Tensor, pieces: list[_Piece], adamw: torch.optim.Optimizer) -> None:
+    steps = [_read_step(stored, piece.name) for piece in pieces if stored.has(_STEP, piece.name)]
+    for piece in pieces:
+        stored.read(piece.key(_WEIGHT), piece.of(piece.flat))
+    if not steps:  # saved before the first step: Adam has nothing yet
+        adamw.state.pop(flat, None)
+        return
+    state = adamw.state[flat]
+    state[_STEP] = torch.stack(steps).max()
+    for moment in _MOMENTS:
+        if moment not in state:
+            state[moment] = torch.zeros_like(flat, requires_grad=False)
+        for piece in pieces:
+            # A parameter that never had a gradient has no moments at stage 0; elsewhere they are 0.
+            if stored.has(moment, piece.name):
+                stored.read(piece.key(moment), piece.of(state[moment]))
+            else:
+                piece.of(state[moment]).zero_()
+
+
+def _read_step(stored: PieceReader, name: str) -> Tensor:
+    step = torch.zeros(1)
+    stored.read(PieceKey(_STEP, 0, name), step)
+    return step[0]
+
+
+def _tensors(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[PieceKey, Tensor]]:
+    for piece in _pieces(engine):
+        yield piece.key(_WEIGHT), piece.of(piece.flat)
+        state = _adamw(engine).state.get(piece.flat)
+        if state:
+            for moment in _MOMENTS:
+                yield piece.key(moment), piece.of(state[moment])
+            if piece.start == 0:
+                yield piece.key(_STEP), state[_STEP].clone()  # one for all that share a flat tensor
+
+
+def _pieces(engine: deepspeed.DeepSpeedEngine) -> Iterator[_Piece]:
+    """This rank's, in the order of the module's parameters."""
+    piece_of = {0: _whole_piece, 1: _piece_of_group, 2: _piece_of_group, 3: _piece_of_parameter}
+    for name, parameter in _trained(engine):
+        piece = piece_of[engine.zero_optimization_stage()](engine, name, parameter)
+        if piece is not None:
+            yield piece
+
+
+def _whole_piece(engine: deepspeed.DeepSpeedEngine, name: str, parameter: nn.Parameter) -> _Piece:
+    return _Piece(name, 0, parameter.numel(), parameter, 0)
+
+
+def _piece_of_group(engine: deepspeed.DeepSpeedEngine, name: str, parameter: nn.Parameter) -> _Piece | None:
+    """ZeRO 1 and 2 lay the parameters of a group end to end and cut the whole once for each rank."""
+    mapping = getattr(parameter, "_hp_mapping", None)
+    if mapping is None:
+        return None
+    (flat,) = _adamw(engine).param_groups[mapping.param_group_index]["params"]
+    inside, within = mapping.lp_fragment_address, mapping.hp_fragment_address
+    return _Piece(name, inside.start, inside.numel, flat, within.start)
+
+
+def _piece_of_parameter(engine: deepspeed.DeepSpeedEngine, name: str, parameter: nn.Parameter) -> _Piece | None:
+    """ZeRO 3 cuts every parameter once for each rank; the last shares are padded."""
+    optimizer = engine.optimizer
+    group, offset, share = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    start = dist.get_rank() * share
+    numel = min(share, math.prod(_shape(parameter)) - start)
+    if numel <= 0:
+        return None
+    return _Piece(name, start, numel, optimizer.fp32_partitioned_groups_flat[group], offset)
+
+
+def _adamw(engine: deepspeed.DeepSpeedEngine) -> torch.optim.Optimizer:
+    return engine.optimizer.optimizer if engine.zero_optimization_stage() else engine.optimizer
+
+
+def _trained(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((name, parameter) for name, parameter in engine.module.named_parameters() if parameter.requires_grad)
+
+
+def _shapes(engine: deepspeed.DeepSpeedEngine) -> dict[str, tuple[int, ...]]:
+    return {name: _shape(parameter) for name, parameter in _trained(engine)}
+
+
+def _shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))  # a parameter that ZeRO 3 has cut is empty

@@ -1,0 +1,54 @@
+"""A run goes on over another number of ranks, or under another ZeRO stage, as if nothing had happened."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from reference.elastic_case import assert_resumed_as_if_undisturbed, resume_and_go_on, write_and_go_on
+
+from luffy.config.model import DType
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYOUTS: list[tuple[int, int, DType]] = [
+    (0, 0, "float32"), (2, 2, "float32"), (3, 3, "float32"), (3, 0, "float32"), (1, 1, "bfloat16"), (2, 3, "bfloat16"),
+]  # fmt: skip
+"""ZeRO when written and when resumed, and the weights' type; ZeRO 1 in bfloat16 is a class of its own."""
+
+
+def _two_ranks(write: list[object], resume: list[object], fail: Path | None = None) -> list[dict[str, str]]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    worker = str(ROOT / "tests/distributed/elastic_worker.py")
+    work = json.dumps({"write": write, "resume": resume, "fail": fail}, default=str)
+    done = subprocess.run([*command, worker, work], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    return json.loads(line.removeprefix("RESULT "))
+
+
+def _stages(folder: Path) -> list[Path]:
+    return [folder / "_".join(map(str, layout)) for layout in LAYOUTS]
+
+
+@pytest.mark.slow
+def test_two_ranks_resume_as_one_and_no_rank_waits_for_one_that_failed(tmp_path: Path) -> None:
+    stages = list(zip(_stages(tmp_path), LAYOUTS, strict=True))
+    told = _two_ranks([(stage, written, dtype) for stage, (written, _, dtype) in stages], [], tmp_path / "faults")
+    for stage, (_, read, dtype) in stages:
+        resume_and_go_on(stage, read, dtype)
+        assert_resumed_as_if_undisturbed(stage, dtype)
+    for rank, fault in enumerate(("CheckpointError: rank 1 failed at the checkpoint: OSError", "OSError")):
+        assert told[rank]["write_engine"] == told[rank]["read_engine"] == f"{fault}: no space left"
+        assert "the ranks do not see the same checkpoints" in told[rank]["step"]
+        assert told[rank]["newest"] == "1"
+
+
+@pytest.mark.slow
+def test_one_rank_resumes_as_two(tmp_path: Path) -> None:
+    stages = list(zip(_stages(tmp_path), LAYOUTS, strict=True))
+    for stage, (written, _, dtype) in stages:
+        write_and_go_on(stage, written, dtype)
+    _two_ranks([], [(stage, read, dtype) for stage, (_, read, dtype) in stages])
+    for stage, (_, _, dtype) in stages:
+        assert_resumed_as_if_undisturbed(stage, dtype)
