@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 
 from flows.prefect_session import ApiServer, prefect_api, set_environment
 from luffy.cli.console import show_error
-from luffy.cli.main import parse_with_overrides, show_plan
+from luffy.cli.main import parse_with_overrides, show_plan, show_resources
 from luffy.config import load_experiment
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError
 from luffy.pipeline.experiment import open_experiment
@@ -79,6 +79,7 @@ def _check(options: argparse.Namespace) -> int:
     if options.dry_run:
         return show_plan(options.config, options.overrides, workspace, verify=options.verify)
     config = load_experiment(options.config, options.overrides)
+    show_resources(config, estimate=False)
     open_experiment(config, workspace, fingerprint=lambda stage: {})  # finds missing files; the flow computes the keys
     workspace.prepare()
     os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
@@ -129,7 +130,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("config", help="an experiment's YAML, e.g. exp_configs/arithmetic.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="override any field of the experiment")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done with each stage, and why")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, its reasons and the GPUs' memory")
     parser.add_argument("--workspace", help="where results go (default: $LUFFY_WORKSPACE, else ./workspace)")
     parser.add_argument("--verify", action="store_true", help="compare full hashes before a result is reused")
     parser.add_argument("--debug", action="store_true", help="show tracebacks and Prefect's warnings")

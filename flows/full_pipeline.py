@@ -18,6 +18,7 @@ from prefect.runtime import flow_run
 from luffy.cli.console import show_report_path, terminal, text_table
 from luffy.cli.results import by_suite, read_accuracies
 from luffy.config import load_experiment
+from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from tasks.session import open_session
 from tasks.stages import FinishedStage, base, evaluate, prepare_data, report, train_rl, train_sft
@@ -33,6 +34,7 @@ def _run_name() -> str:
 def full_pipeline(config_file: str, overrides: list[str] | None = None, verify: bool = False) -> None:
     """Run the experiment in `config_file` with `overrides` (`key.path=value`), in the workspace of LUFFY_WORKSPACE."""
     config = load_experiment(config_file, overrides or [])
+    check_resources(config)
     with open_session(config, find_workspace(), verify=verify) as session:
         data = prepare_data(session)
         model = base(session, data)

@@ -14,6 +14,7 @@ from luffy.cli.progress import ChainProgress, StageLine, StageState
 from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import StageObserver
 from luffy.pipeline.manifest import Manifest
+from luffy.pipeline.memory import GpuMemory
 from luffy.pipeline.plan import StagePlan
 
 _STYLES: dict[StageState, str] = {
@@ -122,6 +123,22 @@ def plan_table(plans: Iterable[StagePlan]) -> Table:
     for plan in plans:
         style = "green" if plan.action == "reuse" else "cyan"
         table.add_row(plan.node.name, plan.identity.key, Text(plan.headline, style=style), Text(plan.reason))
+    return table
+
+
+def memory_table(gpu: GpuMemory) -> Table:
+    """What a GPU of one kind would hold, and of how much."""
+    title = f"{gpu.name} (x {gpu.count}), estimate in GiB"
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 2), show_header=False
+    )
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold", style="dim")
+    for part in gpu.components:
+        table.add_row(Text(part.name), "<0.1" if 0 < part.gib < 0.05 else f"{part.gib:.1f}", Text(part.formula))
+    limit = "" if gpu.limit_gib is None else f"of {gpu.limit_gib:.1f}" + ("" if gpu.fits else ": does not fit")
+    table.add_row("total", f"{gpu.total_gib:.1f}", limit, style="bold" if gpu.fits else "bold red")
     return table
 
 

@@ -8,11 +8,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from luffy.cli.console import plan_table, show_error, terminal, text_table
+from luffy.cli.console import memory_table, plan_table, show_error, terminal, text_table
 from luffy.cli.inventory import list_runs, list_stages
-from luffy.config import load_experiment
-from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError
+from luffy.config import ExperimentConfig, load_experiment
+from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, LuffyError
 from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.resources import find_resources
 from luffy.pipeline.workspace import Workspace, find_workspace
 
 
@@ -45,12 +46,35 @@ def parse_with_overrides(parser: argparse.ArgumentParser, arguments: Sequence[st
 
 
 def show_plan(config_file: str, overrides: Sequence[str], workspace: Workspace, *, verify: bool) -> int:
-    """Print what a run would do with each stage, and why."""
-    experiment = open_experiment(load_experiment(config_file, overrides), workspace, verify=verify)
+    """Print what a run would do with each stage, and why; under `cluster: ray` first what its GPUs would hold.
+
+    Raises ConfigError, after the estimate, where that cannot fit.
+    """
+    config = load_experiment(config_file, overrides)
+    show_resources(config, estimate=True)
+    experiment = open_experiment(config, workspace, verify=verify)
     console = terminal()
+    if config.cluster == "ray":
+        console.print()
     console.print(f"workspace {workspace.root}", markup=False, soft_wrap=True)
     console.print(plan_table(experiment.plan()))
     return EXIT_OK
+
+
+def show_resources(config: ExperimentConfig, *, estimate: bool) -> None:
+    """Print what a run under `cluster: ray` asks of its machines, with or without the `estimate` of each GPU's memory.
+
+    Raises ConfigError, a line a mistake, where they do not have it.
+    """
+    resources = find_resources(config)
+    console = terminal()
+    for gpu in resources.gpus if estimate else ():
+        console.print(memory_table(gpu))
+        console.print()
+    for note in resources.notes:
+        console.print(note, markup=False, soft_wrap=True)
+    if resources.complaints:
+        raise ConfigError("\n".join(resources.complaints))
 
 
 def show_runs(workspace: Workspace) -> int:

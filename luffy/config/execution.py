@@ -46,6 +46,8 @@ class RayConfig(StrictModel):
     """vLLM engines (data parallel), each over `vllm.tensor_parallel_size` GPUs."""
     placement: Literal["colocated", "disaggregated"] = "disaggregated"
     """`disaggregated`: trainer and engines have their own GPUs. `colocated`: they share them in turn."""
+    dashboard: bool = False
+    """Start Ray's dashboard, on the loopback address (needs `pip install 'ray[default]'`)."""
     start_timeout_s: PositiveFloat = 600.0
     """Longest wait for an actor to be placed and ready."""
     call_timeout_s: PositiveFloat = 3600.0
@@ -76,6 +78,8 @@ class ExecutionConfig(StrictModel):
     checkpoint: CheckpointConfig = CheckpointConfig()
     vllm: VLLMConfig = VLLMConfig()
     ray: RayConfig = RayConfig()
+    gpu_memory_gb: PositiveFloat | None = None
+    """Memory of each GPU in GiB, which `cluster: ray` is checked against; None: that of the GPUs of this machine."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

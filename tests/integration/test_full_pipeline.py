@@ -146,6 +146,21 @@ def test_a_dry_run_says_what_and_why_and_starts_nothing(workspace):
     assert not (workspace / "warm_server.log").exists()
 
 
+@pytest.mark.parametrize("options", [[], ["--dry-run"]], ids=["run", "dry run"])
+def test_a_run_that_its_gpus_cannot_hold_is_refused_before_anything_starts(tmp_path, options):
+    config = ["exp_configs/luffy_qwen2.5_math_7b.yaml", "execution.gpu_memory_gb=24"]
+    command = [sys.executable, "-X", "importtime", "flows/full_pipeline.py", *config, *options]
+    env = {**os.environ, "LUFFY_WORKSPACE": str(tmp_path / "workspace")}
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=60)
+    said = [line for line in result.stderr.splitlines() if not line.startswith("import time:")]
+    assert result.returncode == 2
+    assert said[0].startswith("error: execution.vllm: an engine needs about ")
+    assert all("GiB of" in line for line in said)
+    assert ("does not fit" in result.stdout) == bool(options)
+    assert not re.search(r"\| +(prefect|torch)$", result.stderr, re.MULTILINE)
+    assert not (tmp_path / "workspace").exists()
+
+
 @pytest.mark.parametrize("victim", ["stage", "flow", "warm server"])
 def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, victim):
     directory = stage(workspace, "rl")

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -58,3 +59,29 @@ def test_runs_lists_runs_and_results(capsys, tmp_path):
 def test_the_command_loads_neither_prefect_nor_torch():
     code = "import sys, luffy.cli.main; sys.exit(any(name in sys.modules for name in ('torch', 'prefect')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+SEVEN_B = "exp_configs/luffy_qwen2.5_math_7b.yaml"
+OWN_DATA = ["data.train.path=data/samples/arithmetic_train.jsonl"] + [
+    f"data.suites.{name}.path=data/samples/arithmetic_test.jsonl"
+    for name in ("aime24", "aime25", "amc", "math500", "minerva", "olympiad")
+]
+
+
+def test_a_ray_plan_says_first_what_each_gpu_would_hold(capsys):
+    assert command.main(["plan", SEVEN_B, *OWN_DATA]) == 0
+    out = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "shared GPU in an update (x 8), estimate in GiB" in lines
+    assert "gradients 3.5 float32: 4 bytes a parameter / 8 ranks" in lines
+    assert "total 43.4 of 79.0" in lines
+    assert out.index("GPUs wanted") < out.index("first run")
+
+
+def test_what_cannot_fit_is_shown_and_refused(capsys):
+    assert command.main(["plan", SEVEN_B, *OWN_DATA, "execution.gradient_checkpointing=false"]) == 2
+    captured = capsys.readouterr()
+    assert re.search(r"total +\d+\.\d +of 79\.0: does not fit", captured.out)
+    assert captured.err.count("\n") == 1
+    assert "set execution.gradient_checkpointing: true" in captured.err
+    assert "first run" not in captured.out

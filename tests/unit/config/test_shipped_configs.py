@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from luffy.config import available_presets, load_experiment
+from luffy.data.templates import prompt_opener
+from luffy.data.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[3] / "exp_configs"
 EXPERIMENTS = sorted(ROOT.glob("*.yaml"))
@@ -13,6 +15,36 @@ EXPERIMENTS = sorted(ROOT.glob("*.yaml"))
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_every_experiment_loads(path):
     assert load_experiment(path).name
+
+
+@pytest.mark.parametrize("path", ROOT.glob("luffy_qwen2.5_math_*.yaml"), ids=lambda path: path.stem)
+def test_the_real_size_experiments_have_the_papers_values(path):
+    config = load_experiment(path)
+    rl, objective = config.rl, config.objective
+    assert (config.method, config.cluster, config.model.dtype) == ("luffy", "ray", "bfloat16")
+    assert (config.model.rope_theta, config.model.max_position_embeddings) == (40000, 16384)
+    assert rl is not None and objective is not None and config.evaluation is not None
+    assert (rl.steps, rl.prompts_per_step, rl.prompts_per_update, objective.group.size) == (500, 128, 64, 8)
+    assert (rl.temperature, rl.max_response_tokens, config.data.max_prompt_tokens) == (1.0, 8192, 1024)
+    assert (rl.max_staleness, rl.critic, objective.needs_reference) == (0, None, False)
+    optimizer = rl.optimizer
+    assert (optimizer.lr, optimizer.betas, optimizer.weight_decay) == (1e-6, (0.9, 0.999), 0.01)
+    assert (optimizer.max_grad_norm, optimizer.schedule.kind, optimizer.schedule.warmup_share) == (1.0, "constant", 0.0)
+    assert config.execution.gradient_checkpointing and config.execution.zero_stage == 2
+    assert (config.evaluation.engine, config.evaluation.decodings["sampled"].temperature) == ("vllm", 0.6)
+    assert len(config.data.suites) == 6
+
+
+def test_their_chat_template_opens_the_reasoning():
+    template = load_experiment(ROOT / "luffy_qwen2.5_math_7b.yaml").model.chat_template
+    assert template is not None
+    tokenizer = build_tokenizer(["text"])
+    tokenizer.chat_template = (ROOT.parent / template).read_text(encoding="utf-8")
+    assert prompt_opener(tokenizer) == "<think>\n"
+    turns = [{"role": "system", "content": "Think."}, {"role": "user", "content": "1 + 1?"}]
+    assert tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False) == (
+        "<|im_start|>system\nThink.<|im_end|>\n<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    )
 
 
 @pytest.mark.parametrize("name", available_presets("methods"))

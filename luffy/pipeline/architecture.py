@@ -1,0 +1,186 @@
+"""The shape of a model, known before its weights are: what memory and tensor parallelism are reckoned from.
+
+Read from a model folder's `config.json`, from the hub's cache on this machine, or from a table of common models; the
+network is never asked.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from luffy.config.model import ModelConfig, TinyArchitecture
+from luffy.errors import DataError
+
+TINY_VOCABULARY = 512
+"""The most that the tokenizer of an embedded base policy has; its data decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArchitecture:
+    """A decoder of Qwen2's, Qwen3's, Llama's or Mistral's kind: RMSNorm, rotary embeddings, a gated MLP."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    intermediate_size: int
+    vocabulary_size: int
+    tied: bool
+    """Input and output embeddings are one matrix."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """Of the projection behind attention."""
+    mlp_bias: bool = False
+    head_norms: bool = False
+    """RMSNorm on each head's queries and keys (Qwen3)."""
+
+    @property
+    def attention_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.num_kv_heads * self.head_size
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the input embeddings; untied output embeddings are as many again."""
+        return self.vocabulary_size * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """All of them, exactly; tied embeddings count once."""
+        embeddings = self.embedding_parameters * (1 if self.tied else 2)
+        return embeddings + self.num_layers * self._layer_parameters + self.hidden_size
+
+    @property
+    def _layer_parameters(self) -> int:
+        qkv_size = self.attention_size + 2 * self.kv_size
+        weights = self.hidden_size * (qkv_size + self.attention_size + 3 * self.intermediate_size)
+        biases = (
+            self.qkv_bias * qkv_size
+            + self.output_bias * self.hidden_size
+            + self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
+        )
+        norms = 2 * self.hidden_size + self.head_norms * 2 * self.head_size
+        return weights + biases + norms
+
+
+def architecture_of(model: ModelConfig) -> ModelArchitecture | None:
+    """The shape of the experiment's policy; None for a hub id, or a kind of model, that is not known here.
+
+    Raises DataError where `path` is a local one and no model folder.
+    """
+    if model.architecture is not None:
+        return _tiny(model.architecture)
+    assert model.path is not None
+    folder = Path(model.path)
+    if folder.exists() or model.path.startswith((".", "/", "~")):
+        return _read(folder / "config.json")
+    if model.path in _KNOWN:
+        return _KNOWN[model.path]
+    from huggingface_hub import try_to_load_from_cache  # a fifth of a second that only other hub ids need
+
+    cached = try_to_load_from_cache(model.path, "config.json") if model.path.count("/") == 1 else None
+    return _read(Path(cached)) if isinstance(cached, str) else None
+
+
+def from_model_config(config: Mapping[str, object]) -> ModelArchitecture | None:
+    """What a `config.json` says; None for a kind of model whose parameters are not counted here.
+
+    Raises KeyError or TypeError where a size is missing or no number.
+    """
+    kind = config.get("model_type")
+    if kind not in ("llama", "mistral", "qwen2", "qwen3"):
+        return None
+    hidden_size, num_heads = _size(config["hidden_size"]), _size(config["num_attention_heads"])
+    attention_bias = kind in ("llama", "qwen3") and bool(config.get("attention_bias"))
+    return ModelArchitecture(
+        hidden_size=hidden_size,
+        num_layers=_size(config["num_hidden_layers"]),
+        num_heads=num_heads,
+        num_kv_heads=_size(config.get("num_key_value_heads") or num_heads),
+        head_size=_size(config.get("head_dim") or hidden_size // num_heads),
+        intermediate_size=_size(config["intermediate_size"]),
+        vocabulary_size=_size(config["vocab_size"]),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=kind == "qwen2" or attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=kind == "llama" and bool(config.get("mlp_bias")),
+        head_norms=kind == "qwen3",
+    )
+
+
+def _size(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _read(file: Path) -> ModelArchitecture | None:
+    try:
+        return from_model_config(json.loads(file.read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"model.path: {file.parent} has no config.json; give a Hugging Face model folder") from None
+    except OSError as error:
+        raise DataError(f"model.path: {file}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"model.path: {file}: is no model's configuration ({error}); give a model folder") from None
+
+
+def _tiny(architecture: TinyArchitecture) -> ModelArchitecture:
+    """What `luffy.training.base_model.new_tiny_model` makes, at its largest vocabulary."""
+    return ModelArchitecture(
+        hidden_size=architecture.hidden_size,
+        num_layers=architecture.num_layers,
+        num_heads=architecture.num_heads,
+        num_kv_heads=architecture.num_heads,
+        head_size=architecture.hidden_size // architecture.num_heads,
+        intermediate_size=architecture.intermediate_size,
+        vocabulary_size=TINY_VOCABULARY,
+        tied=False,
+        qkv_bias=True,
+    )
+
+
+def _qwen2(
+    hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int, *, tied: bool
+) -> ModelArchitecture:
+    return ModelArchitecture(
+        hidden, layers, heads, kv_heads, hidden // heads, intermediate, vocabulary, tied, qkv_bias=True
+    )
+
+
+_QWEN_0_5B = _qwen2(896, 24, 14, 2, 4864, 151936, tied=True)
+_QWEN_1_5B = _qwen2(1536, 28, 12, 2, 8960, 151936, tied=True)
+_QWEN_3B = _qwen2(2048, 36, 16, 2, 11008, 151936, tied=True)
+_QWEN_7B = _qwen2(3584, 28, 28, 4, 18944, 152064, tied=False)
+_QWEN_14B = _qwen2(5120, 48, 40, 8, 13824, 152064, tied=False)
+_QWEN_32B = _qwen2(5120, 64, 40, 8, 27648, 152064, tied=False)
+_LLAMA_1B = ModelArchitecture(2048, 16, 32, 8, 64, 8192, 128256, tied=True)
+_LLAMA_3B = ModelArchitecture(3072, 28, 24, 8, 128, 8192, 128256, tied=True)
+_LLAMA_8B = ModelArchitecture(4096, 32, 32, 8, 128, 14336, 128256, tied=False)
+_KNOWN = {
+    "Qwen/Qwen2.5-0.5B": _QWEN_0_5B,
+    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN_0_5B,
+    "Qwen/Qwen2.5-1.5B": _QWEN_1_5B,
+    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN_1_5B,
+    "Qwen/Qwen2.5-3B": _QWEN_3B,
+    "Qwen/Qwen2.5-3B-Instruct": _QWEN_3B,
+    "Qwen/Qwen2.5-7B": _QWEN_7B,
+    "Qwen/Qwen2.5-7B-Instruct": _QWEN_7B,
+    "Qwen/Qwen2.5-14B": _QWEN_14B,
+    "Qwen/Qwen2.5-32B": _QWEN_32B,
+    "Qwen/Qwen2.5-Math-1.5B": _QWEN_1_5B,
+    "Qwen/Qwen2.5-Math-1.5B-Instruct": _QWEN_1_5B,
+    "Qwen/Qwen2.5-Math-7B": _QWEN_7B,
+    "Qwen/Qwen2.5-Math-7B-Instruct": _QWEN_7B,
+    "meta-llama/Llama-3.1-8B": _LLAMA_8B,
+    "meta-llama/Llama-3.1-8B-Instruct": _LLAMA_8B,
+    "meta-llama/Llama-3.2-1B": _LLAMA_1B,
+    "meta-llama/Llama-3.2-3B": _LLAMA_3B,
+}
