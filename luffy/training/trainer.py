@@ -51,6 +51,8 @@ class TrainerRank:
     def __init__(self, spec: TrainerSpec) -> None:
         self._spec = spec
         self._learner = _learner(spec)
+        self.version = 0
+        """RL steps behind the present weights."""
         self._checkpoints = CheckpointStore(spec.out, spec.execution.checkpoint.keep)
 
     @property
@@ -61,7 +63,9 @@ class TrainerRank:
         """The optimizer steps of RL step `step` (from 1)."""
         # For models with dropout; each rank has rows of its own, so it draws masks of its own.
         torch.manual_seed(derive_seed(self._spec.settings.seed, "train", step, dist.get_rank()))
-        return self._learner.learn(shard, step)
+        metrics = self._learner.learn(shard, step)
+        self.version = step
+        return metrics
 
     def imitate(self, shard: Shard, step: int) -> Metrics:
         """One SFT step behind RL step `step`."""
@@ -81,6 +85,7 @@ class TrainerRank:
     def restore(self, step: int) -> dict[str, Any]:
         """Take the checkpoint of `step`; returns the stage's own state."""
         state = self._checkpoints.load(self._engines, step)
+        self.version = step
         self._learner.restore(state["learner"])  # type: ignore[arg-type]
         return state["stage"]  # type: ignore[return-value]
 

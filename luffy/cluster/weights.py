@@ -1,0 +1,61 @@
+"""From the trainer to the engines: weights in buckets through Ray's object store.
+
+The first rank of the trainer puts a bucket once, however many engines read it, and puts the next one when all have
+taken it: on either side no more than two buckets exist besides the model itself.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+_BUCKET_BYTES = 256 * 2**20
+
+
+class WeightSender:
+    """Sends to engines that may fail: the others get their weights all the same."""
+
+    def __init__(self, engines: Sequence[ActorHandle], timeout_s: float) -> None:
+        self._engines = dict(enumerate(engines))
+        self._timeout_s = timeout_s
+        self._failed: list[int] = []
+
+    def send(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[int]:
+        """Give every engine all of `weights`; returns the places of the engines that failed."""
+        loading = {place: engine.load_weights.remote(version) for place, engine in self._engines.items()}
+        for bucket in buckets(weights, _BUCKET_BYTES):
+            self._hand_out(bucket)
+        self._hand_out(None)
+        self._settle({place: loading[place] for place in self._engines})
+        return sorted(self._failed)
+
+    def _hand_out(self, bucket: list[tuple[str, Tensor]] | None) -> None:
+        shared = ray.put(bucket)
+        self._settle({place: engine.receive.remote(shared) for place, engine in self._engines.items()})
+
+    def _settle(self, answers: dict[int, Any]) -> None:
+        for place, answer in answers.items():
+            try:
+                ray.get(answer, timeout=self._timeout_s)
+            except Exception as error:  # noqa: BLE001 - whatever it was, this engine has no whole set of weights
+                logger.warning("engine %d did not take its weights: %s", place, error)
+                self._failed.append(place)
+                del self._engines[place]
+
+
+def buckets(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """The weights in order, in lists of about `size` bytes; a larger tensor makes its own."""
+    bucket: list[tuple[str, Tensor]] = []
+    held = 0
+    for name, tensor in weights:
+        if bucket and held + tensor.nbytes > size:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append((name, tensor))
+        held += tensor.nbytes
+    if bucket:
+        yield bucket
