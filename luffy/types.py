@@ -6,6 +6,7 @@ Importable without torch; `TrainBatch` names its tensors only for the type check
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -140,6 +141,17 @@ class Group:
     def is_replayed(self) -> bool:
         """Whether one of the rows comes from an earlier step."""
         return any(Source.REPLAY in trajectory.source for trajectory in self.trajectories)
+
+    @property
+    def oldest_weights(self) -> float:
+        """The lowest weight version behind a token that was sampled for this step; infinite without such a token."""
+        sampled = (
+            version
+            for row in self.trajectories
+            for version, source in zip(row.weight_version, row.source, strict=True)
+            if source is Source.ON_POLICY
+        )
+        return min(sampled, default=math.inf)
 
     @property
     def accuracy(self) -> float:

@@ -8,7 +8,7 @@ from luffy.config.data import DataConfig
 from luffy.config.evaluation import EvaluationConfig, GradingConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.model import ModelConfig
-from luffy.config.objective import ObjectiveConfig
+from luffy.config.objective import ObjectiveConfig, RefillGroups
 from luffy.config.strict import StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
@@ -121,6 +121,25 @@ class ExperimentConfig(StrictModel):
                 f"rl.max_staleness {self.rl.max_staleness} needs engines that generate while the trainer updates; with "
                 "execution.ray.placement: colocated they share its GPUs in turn; use disaggregated"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _steps_know_their_prompts_beforehand(self) -> "ExperimentConfig":
+        if self.rl is None or self.objective is None or self.rl.max_staleness == 0:
+            return self
+        if isinstance(self.objective.group.filter, RefillGroups):
+            raise ValueError(
+                "objective.group.filter.kind: refill takes as many prompts as a step turns out to need, so that the "
+                "next one cannot begin before; set rl.max_staleness to 0 or use kind: drop_silent"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _correction_has_its_term(self) -> "ExperimentConfig":
+        if self.rl is None or self.objective is None or self.rl.correction is None:
+            return self
+        if not any(term.takes_sampler_for_trainer for term in self.objective.terms):
+            raise ValueError("rl.correction has no effect: no on-policy surrogate is without one; remove it")
         return self
 
     @model_validator(mode="after")

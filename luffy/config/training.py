@@ -4,7 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from luffy.config.objective import NegativeLogLikelihoodLoss, NormaliserConfig, SupervisedObjectiveConfig, TermConfig
+from luffy.config.objective import (
+    ImportanceCorrection,
+    NegativeLogLikelihoodLoss,
+    NormaliserConfig,
+    SupervisedObjectiveConfig,
+    TermConfig,
+)
 from luffy.config.strict import StrictModel
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -100,6 +106,9 @@ class RLConfig(StrictModel):
     max_response_tokens: PositiveInt
     max_staleness: NonNegativeInt = 0
     """RL steps that the weights behind a rollout may lag; above 0, generation overlaps with training."""
+    correction: ImportanceCorrection | None = None
+    """Put on every on-policy surrogate of the method that has none: it weighs each token by how much likelier the
+    trainer draws it than the engine did. What keeps `max_staleness` above 0 honest."""
     max_logp_gap: PositiveFloat | None = None
     """Ends the stage when engine and trainer differ by more on the sampled tokens (mean, nats); None: no bound."""
     optimizer: OptimizerConfig

@@ -79,12 +79,13 @@ def _sft(config: ExperimentConfig) -> SFTSettings:
 def _rl(config: ExperimentConfig) -> RLSettings:
     assert config.rl is not None
     assert config.objective is not None
+    correction = config.rl.correction
     return RLSettings(
         seed=_seed(config, config.rl),
         dtype=config.model.dtype,
         cluster=config.cluster,
-        rl=_seedless(config.rl),
-        objective=config.objective,
+        rl=_seedless(config.rl).model_copy(update={"correction": None}),
+        objective=config.objective if correction is None else config.objective.with_correction(correction),
         grading=config.grading,
     )
 

@@ -103,9 +103,15 @@ class Experience:
         if plan.journalled is None:
             self._sources.journal.commit(plan.step, groups)
 
-    def kept(self, groups: Sequence[Group]) -> list[Group]:
-        """Those that the step learns from."""
-        return kept_groups(groups, self._filter, self._wanted)
+    def kept(self, step: int, groups: Sequence[Group]) -> list[Group]:
+        """Those that the step learns from.
+
+        Admission bounds how old rollouts can be; should an engine have missed an update all the same, groups that are
+        too old go as a whole, since dropping their late rows alone would favour short answers.
+        """
+        oldest = step - 1 - self._settings.rl.max_staleness
+        fresh = [group for group in groups if group.oldest_weights >= oldest]
+        return kept_groups(fresh, self._filter, self._wanted)
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
         """Remember what later steps need; once a step, after it has learned."""

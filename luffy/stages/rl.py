@@ -67,6 +67,7 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
     if context.extends is not None:
         adopt_shorter_run(context.extends, context.out)
     start = max(complete_checkpoints(context.out), default=0)
+    _tell_of_staleness(settings, context)
     with ExitStack() as stack:
         parts = _open(settings, context, stack)
         if start:
@@ -93,7 +94,7 @@ def _step(parts: Components, step: int, settings: RLSettings) -> StepOutcome:
     """One RL step: groups in, updates out, and what later steps need is remembered."""
     began = time.perf_counter()
     groups, metrics = parts.generation.take(step)
-    kept = parts.experience.kept(groups)
+    kept = parts.experience.kept(step, groups)
     metrics |= rollout_metrics(groups, replays=parts.experience.replays) | {"batch/kept_share": len(kept) / len(groups)}
     metrics |= staleness_metrics(groups, step, settings.rl.max_staleness)
     metrics |= parts.trainer.learn(kept, step)
@@ -103,6 +104,15 @@ def _step(parts: Components, step: int, settings: RLSettings) -> StepOutcome:
         metrics |= parts.trainer.imitate(hard, step)
     check_logp_gap(metrics, settings.rl)
     return StepOutcome(kept or groups, metrics | _speed(groups, metrics, time.perf_counter() - began))
+
+
+def _tell_of_staleness(settings: RLSettings, context: StageContext) -> None:
+    blind = [term.name for term in settings.objective.terms if term.takes_sampler_for_trainer]
+    if settings.rl.max_staleness and blind:
+        context.events.message(
+            f"rl.max_staleness is {settings.rl.max_staleness}, but {', '.join(blind)} would learn as if the present "
+            "weights had drawn every token; give rl.correction or a loss that knows the sampler (aipo)"
+        )
 
 
 def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Components:

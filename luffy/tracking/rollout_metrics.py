@@ -30,7 +30,8 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
 
 
 def staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) -> dict[str, float]:
-    """How many RL steps the weights behind the sampled tokens of `step` lagged: mean, most, and share at each lag.
+    """How many RL steps the weights behind the sampled tokens of `step` lagged: mean, most, and share at each lag; and
+    the share of groups that are too old to learn from.
 
     Nothing with `max_staleness` 0, where every token is drawn with the weights that learn from it.
     """
@@ -46,6 +47,7 @@ def staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) ->
     total = max(lags.total(), 1)
     shares = {f"rollout/staleness_{lag}_share": lags[lag] / total for lag in range(max_staleness + 1)}
     return {
+        "batch/stale_dropped_share": _mean(group.oldest_weights < step - 1 - max_staleness for group in groups),
         "rollout/staleness_mean": sum(lag * count for lag, count in lags.items()) / total,
         "rollout/staleness_max": float(max(lags, default=0)),
     } | shares

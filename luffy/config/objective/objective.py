@@ -14,7 +14,7 @@ from luffy.config.objective.advantage import (
 from luffy.config.objective.group import GroupConfig, ReplayConfig
 from luffy.config.objective.losses import EntropyLoss, KLLoss, NegativeLogLikelihoodLoss
 from luffy.config.objective.schedule import AdaptiveValue, depends_on_length
-from luffy.config.objective.terms import TermConfig, check_terms
+from luffy.config.objective.terms import ImportanceCorrection, TermConfig, check_terms
 from luffy.config.strict import StrictModel
 
 
@@ -74,6 +74,14 @@ class ObjectiveConfig(StrictModel):
     @property
     def needs_critic(self) -> bool:
         return isinstance(self.advantage, GeneralizedAdvantage)
+
+    def with_correction(self, correction: ImportanceCorrection) -> "ObjectiveConfig":
+        """The same objective with `correction` on every on-policy surrogate that has none of its own."""
+        terms = [
+            term.model_copy(update={"correction": correction}) if term.takes_sampler_for_trainer else term
+            for term in self.terms
+        ]
+        return self.model_copy(update={"terms": tuple(terms)})
 
     @property
     def depends_on_length(self) -> bool:

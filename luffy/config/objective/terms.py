@@ -112,6 +112,12 @@ class TermConfig(StrictModel):
         return isinstance(self.loss, PolicyGradientLoss)
 
     @property
+    def takes_sampler_for_trainer(self) -> bool:
+        """Whether it reads its tokens as drawn by the trainer's weights of this step, wherever they come from."""
+        corrected = self.correction is not None or isinstance(self.loss, BehaviorLoss)
+        return self.is_policy_gradient and self.select == "on_policy" and not corrected
+
+    @property
     def may_select_off_policy(self) -> bool:
         return self.select != "on_policy"
 

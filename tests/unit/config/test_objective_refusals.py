@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
+from luffy.config.settings import RLSettings
 from luffy.errors import ConfigError
+from luffy.pipeline.graph import build_graph
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 
@@ -353,3 +355,41 @@ def test_the_schedule_of_an_interleaved_term_depends_on_the_length_of_the_stage(
 
     assert not depends("coefficient: 0.5")
     assert depends("coefficient: {kind: linear, start: 1.0, end: 0.5}")
+
+
+STALE = "cluster: ray\nrl: {max_staleness: 1}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("method: luffy\nrl: {max_staleness: 1}\n", "has no effect with cluster: local"),
+        (
+            STALE + "method: luffy\nexecution: {ray: {placement: colocated}}\n",
+            "share its GPUs in turn; use disaggregated",
+        ),
+        (STALE + "method: dapo\n", "objective.group.filter.kind: refill takes as many prompts as a step turns out"),
+        ("method: aipo\nrl: {correction: {kind: truncate}}\n", "rl.correction has no effect"),
+    ],
+)
+def test_staleness_without_its_conditions_is_refused_in_one_line(tmp_path: Path, text: str, fragment: str) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(f"extends: {SMOKE}\nchain: rl\n{text}")
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(file)
+    (line,) = str(caught.value).splitlines()
+    assert fragment in line
+
+
+def test_a_correction_goes_to_the_on_policy_surrogates_without_one(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(
+        f"extends: {SMOKE}\nchain: rl\nmethod: luffy\n{STALE.replace('1}', '1, correction: {kind: truncate}}')}"
+    )
+    config = load_experiment(file)
+    (settings,) = (node.settings for node in build_graph(config) if node.stage == "rl")
+    assert isinstance(settings, RLSettings)
+    corrected = {term.name: term.correction for term in settings.objective.terms}
+    assert corrected["on_policy"] is not None and corrected["on_policy"].high == 2.0
+    assert corrected["off_policy"] is None and corrected["entropy"] is None
+    assert settings.rl.correction is None  # it is part of the objective now

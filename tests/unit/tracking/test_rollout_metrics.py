@@ -1,10 +1,11 @@
 """What a step's groups say."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from luffy.tracking.rollout_metrics import rollout_metrics
+from luffy.tracking.rollout_metrics import rollout_metrics, staleness_metrics
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 
@@ -99,3 +100,24 @@ def test_there_are_numbers_even_where_the_policy_said_nothing(groups: list[Group
     metrics = rollout_metrics(groups, replays=True)
     assert metrics["reward/mean"] == 0.0
     assert all(map(math.isfinite, metrics.values()))
+
+
+def test_staleness_is_counted_over_the_tokens_sampled_for_the_step() -> None:
+    def drawn(*versions: int) -> Trajectory:
+        return replace(
+            _row(1.0), response_ids=(3,) * len(versions), source=(Source.ON_POLICY,) * len(versions),
+            weight_version=versions, logp_behavior=(-1.0,) * len(versions),
+        )  # fmt: skip
+
+    trace = replace(drawn(-1, -1), source=(Source.OFF_POLICY,) * 2)
+    groups = [Group("a", (drawn(9, 9, 8), trace)), Group("b", (drawn(7, 5),))]
+    metrics = staleness_metrics(groups, step=10, max_staleness=2)
+    assert metrics == {
+        "batch/stale_dropped_share": 0.5,
+        "rollout/staleness_mean": (0 + 0 + 1 + 2 + 4) / 5,
+        "rollout/staleness_max": 4.0,
+        "rollout/staleness_0_share": 0.4,
+        "rollout/staleness_1_share": 0.2,
+        "rollout/staleness_2_share": 0.2,
+    }
+    assert staleness_metrics(groups, step=10, max_staleness=0) == {}

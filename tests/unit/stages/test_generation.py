@@ -1,0 +1,150 @@
+"""When groups are generated: in turn with training, or ahead of it within the bound."""
+
+import threading
+import time
+from types import TracebackType
+
+import pytest
+
+from luffy.stages.experience import StepPlan
+from luffy.stages.generation import BusyTime, Generation
+from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+
+LAST = 6
+
+
+class Recorder:
+    """An experience and a cluster at once that write down what is asked of them, in order."""
+
+    def __init__(self, journalled: int = 0) -> None:
+        self.trace: list[tuple[str, int]] = []
+        self.version = 0
+        self.hold = threading.Event()
+        self.hold.set()
+        self.fails_at: int | None = None
+        self._journalled = journalled
+        self._lock = threading.Lock()
+        self.engine = None
+
+    def plan(self, step: int) -> StepPlan:
+        self._note("plan", step)
+        kept = [_group(version=step - 1)] if step <= self._journalled else None
+        return StepPlan(step, 0, (), kept)
+
+    def generate(self, plan: StepPlan, engine: object) -> list[Group]:
+        if plan.journalled is not None:
+            return list(plan.journalled)
+        began = self.version
+        self._note("generate", plan.step)
+        assert self.hold.wait(10)
+        if plan.step == self.fails_at:
+            raise ValueError("no such rollout")
+        return [_group(version=began)]
+
+    def commit(self, plan: StepPlan, groups: list[Group]) -> None:
+        self._note("commit", plan.step)
+
+    def publish(self, version: int) -> None:
+        self._note("publish", version)
+        self.version = version
+
+    def _note(self, what: str, step: int) -> None:
+        with self._lock:
+            self.trace.append((what, step))
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def _group(version: int) -> Group:
+    row = Trajectory(
+        prompt_ids=(1,), response_ids=(2,), source=(Source.ON_POLICY,), logp_behavior=(-1.0,),
+        weight_version=(version,), reward=0.0, outcome=Outcome.WRONG, finish_reason=FinishReason.STOP,
+    )  # fmt: skip
+    return Group("a", (row,))
+
+
+def _versions(recorder: Recorder, max_staleness: int) -> list[int]:
+    """The version behind the groups of each step of a whole run."""
+    found = []
+    with Generation(recorder, recorder, max_staleness, LAST) as generation:  # type: ignore[arg-type]
+        for step in range(1, LAST + 1):
+            groups, _ = generation.take(step)
+            found.append(groups[0].trajectories[0].weight_version[0])
+    return found
+
+
+def test_without_staleness_each_step_is_rolled_out_with_the_weights_before_it() -> None:
+    recorder = Recorder()
+    assert _versions(recorder, 0) == [0, 1, 2, 3, 4, 5]
+    assert recorder.trace[:8] == [
+        ("plan", 1), ("publish", 0), ("generate", 1), ("commit", 1),
+        ("plan", 2), ("publish", 1), ("generate", 2), ("commit", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2, 4, 9])
+def test_rollouts_lag_by_the_bound_and_no_more(max_staleness: int) -> None:
+    recorder = Recorder()
+    lags = [step - 1 - version for step, version in enumerate(_versions(recorder, max_staleness), start=1)]
+    assert max(lags) <= max_staleness
+    assert [entry for entry in recorder.trace if entry[0] == "plan"] == [("plan", step) for step in range(1, LAST + 1)]
+    assert [entry for entry in recorder.trace if entry[0] == "commit"] == [
+        ("commit", step) for step in range(1, LAST + 1)
+    ]
+
+
+def test_the_next_step_is_generated_while_the_trainer_has_the_last() -> None:
+    recorder = Recorder()
+    with Generation(recorder, recorder, 1, LAST) as generation:  # type: ignore[arg-type]
+        generation.take(1)
+        deadline = time.monotonic() + 10
+        while ("generate", 2) not in recorder.trace and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert ("generate", 2) in recorder.trace  # nobody has asked for step 2 yet
+        assert ("plan", 3) not in recorder.trace  # it might come back two steps too old
+
+
+def test_journalled_steps_are_given_back_and_nothing_is_published_for_them() -> None:
+    recorder = Recorder(journalled=3)
+    with Generation(recorder, recorder, 0, LAST) as generation:  # type: ignore[arg-type]
+        for step in range(1, 4):
+            generation.take(step)
+        assert not {"publish", "generate"} & {what for what, _ in recorder.trace}
+        generation.take(4)
+    assert ("publish", 3) in recorder.trace and ("generate", 4) in recorder.trace
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_a_failure_of_generation_reaches_the_step_that_needs_it(max_staleness: int) -> None:
+    recorder = Recorder()
+    recorder.fails_at = 2
+    with Generation(recorder, recorder, max_staleness, LAST) as generation:  # type: ignore[arg-type]
+        generation.take(1)
+        with pytest.raises(ValueError, match="no such rollout"):
+            generation.take(2)
+
+
+def test_steps_that_wait_for_the_trainer_are_counted() -> None:
+    recorder = Recorder()
+    with Generation(recorder, recorder, 2, LAST) as generation:  # type: ignore[arg-type]
+        generation.take(1)
+        time.sleep(0.2)  # steps 2 and 3 take no time here
+        _, metrics = generation.take(2)
+    assert metrics["perf/queue_depth"] == 2.0
+    assert metrics["perf/trainer_idle_s"] < 0.2
+
+
+def test_busy_time_counts_what_overlaps_once() -> None:
+    busy = BusyTime()
+    with busy.measured(), busy.measured():
+        time.sleep(0.05)
+    time.sleep(0.05)
+    found = busy.since_last()
+    assert found["perf/generation_s"] >= 0.05
+    assert 0 < found["perf/engine_idle_share"] < 1
+    assert busy.since_last()["perf/generation_s"] == 0.0
