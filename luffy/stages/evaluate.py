@@ -9,14 +9,17 @@ evaluation goes on with the next one.
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
+from transformers import PreTrainedTokenizerBase
+
+from luffy.config.execution import ExecutionConfig
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
-from luffy.data.templates import load_tokenizer
+from luffy.data.templates import load_tokenizer, render_prompts
 from luffy.errors import DataError
 from luffy.evaluation.protocol import Evaluator, Suite, check_suite
 from luffy.evaluation.results import (
@@ -32,12 +35,17 @@ from luffy.evaluation.results import (
     write_sample_records,
 )
 from luffy.grading import GraderPool
+from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages.program import StageContext, StageResult, main
 
 logger = logging.getLogger(__name__)
 _PARTS = "parts"
 _NODE_PREFIX = "evaluate_"
+_FULL_BATCHES = 4
+"""vLLM is given the prompts of so many full batches at a time: it fills the place of a response that ends, and only the
+last batch of them runs empty."""
 
 
 @dataclass(slots=True)
@@ -73,7 +81,8 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
     waiting = [(suite, decoding) for suite, decoding in cells if not _part(context, suite, decoding).exists()]
     total, left = _num_responses(cells, settings), _num_responses(waiting, settings)
     if waiting:
-        _evaluate(waiting, settings, context, _Progress(context, total, done=total - left))
+        longest = max(_longest_prompt(suite, tokenizer) for suite in suites) + config.max_response_tokens
+        _evaluate(waiting, settings, context, longest, _Progress(context, total, done=total - left))
     parts = [_part(context, suite, decoding) for suite, decoding in cells]
     rows = tuple(result_row(list(read_sample_records(part)), config.confidence) for part in parts)
     join_sample_records(context.out / SAMPLES_FILE, parts)
@@ -97,23 +106,62 @@ def read_suites(data: Path) -> list[Suite]:
     return [Suite(name, read_prompts(files[name])) for name in names]
 
 
+@dataclass(frozen=True, slots=True)
+class _Generator:
+    """What answers the prompts."""
+
+    engine: RolloutEngine
+    batch_size: int
+    """Prompts that it is best given at a time."""
+
+
 def _evaluate(
-    cells: Sequence[tuple[Suite, str]], settings: EvaluateSettings, context: StageContext, progress: _Progress
+    cells: Sequence[tuple[Suite, str]],
+    settings: EvaluateSettings,
+    context: StageContext,
+    longest: int,
+    progress: _Progress,
 ) -> None:
-    """Fill in the missing parts."""
+    """Fill in the missing parts; no prompt with its response has more than `longest` tokens."""
     model, execution = context.inputs["model"] / "model", context.execution
-    engine = TransformersEngine.from_folder(model, settings.dtype, execution.rollout_batch_size)
+    generator = _GENERATORS[settings.evaluation.engine](model, settings, execution, longest)
     try:
         with GraderPool(execution.grader_workers, settings.grading.timeout_s) as grader:
             evaluator = Evaluator(
-                engine, grader, load_tokenizer(model), settings.evaluation, settings.seed, execution.rollout_batch_size
+                generator.engine,
+                grader,
+                load_tokenizer(model),
+                settings.evaluation,
+                settings.seed,
+                generator.batch_size,
             )
             for suite, decoding in cells:
                 records = evaluator.evaluate(suite, decoding, progress.add)
                 write_sample_records(_part(context, suite, decoding), records)
                 logger.info("%s, %s: %d responses", suite.name, decoding, len(records))
     finally:
-        engine.close()
+        generator.engine.close()
+
+
+def _embedded(model: Path, settings: EvaluateSettings, execution: ExecutionConfig, longest: int) -> _Generator:
+    engine = TransformersEngine.from_folder(model, settings.dtype, execution.rollout_batch_size)
+    return _Generator(engine, execution.rollout_batch_size)
+
+
+def _vllm(model: Path, settings: EvaluateSettings, execution: ExecutionConfig, longest: int) -> _Generator:
+    # The whole context of a model may need more KV cache than there is; all that is evaluated must fit, no more.
+    engine = VLLMEngine.from_folder(model, execution.vllm, settings.dtype, max_model_len=longest)
+    return _Generator(engine, _FULL_BATCHES * execution.vllm.max_num_seqs)
+
+
+_GENERATORS: dict[str, Callable[[Path, EvaluateSettings, ExecutionConfig, int], _Generator]] = {
+    "transformers": _embedded,
+    "vllm": _vllm,
+}
+
+
+def _longest_prompt(suite: Suite, tokenizer: PreTrainedTokenizerBase) -> int:
+    return max(len(ids) for ids in render_prompts(tokenizer, [prompt.messages for prompt in suite.prompts]))
 
 
 def _part(context: StageContext, suite: Suite, decoding: str) -> Path:

@@ -1,6 +1,8 @@
 """The stage `evaluate`: resumes by parts, and runs with a real model."""
 
+import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig, GradingCon
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
-from luffy.errors import DataError
+from luffy.errors import ConfigError, DataError
 from luffy.evaluation.results import read_results, read_sample_records
 from luffy.pipeline.events import EventReader, EventWriter
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -132,3 +134,45 @@ def test_no_suite_at_all_is_an_error(tmp_path: Path, inputs: dict[str, Path]) ->
         path.unlink()
     with pytest.raises(DataError, match="no suite to evaluate"):
         run(SETTINGS, context_in(tmp_path / "out", inputs))
+
+
+@pytest.fixture
+def wide_inputs(inputs: dict[str, Path]) -> dict[str, Path]:
+    """The same with heads as wide as vLLM's attention on CPU asks for."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Qwen2Config(
+        vocab_size=len(tiny_tokenizer()), num_key_value_heads=2, max_position_embeddings=48, initializer_range=0.2,
+        **shape,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(inputs["model"] / "model")
+    return inputs
+
+
+def with_engine(name: str) -> EvaluateSettings:
+    evaluation = EvaluationConfig.model_validate(SETTINGS.evaluation.model_dump() | {"engine": name})
+    return SETTINGS.model_copy(update={"evaluation": evaluation})
+
+
+@pytest.mark.slow
+def test_vllm_says_what_the_embedded_engine_says_and_resumes_to_the_same_results(
+    tmp_path: Path, wide_inputs: dict[str, Path]
+) -> None:
+    for name in ("transformers", "vllm"):
+        run(with_engine(name), context_in(tmp_path / name, wide_inputs))
+    embedded, vllm = (list(read_sample_records(tmp_path / name / "samples.jsonl")) for name in ("transformers", "vllm"))
+    assert [record for record in vllm if record.decoding == "greedy"] == embedded[:8]
+    assert len({record.response for record in embedded}) > 4
+    # As after a kill: two parts are done, and two are left.
+    shutil.copytree(tmp_path / "vllm" / "parts", tmp_path / "resumed" / "parts")
+    for suite in ("longer", "base"):
+        (tmp_path / "resumed" / "parts" / f"hot%2F1@{suite}.jsonl").unlink()
+    assert run(with_engine("vllm"), context_in(tmp_path / "resumed", wide_inputs)).resumed_from == 8
+    assert (tmp_path / "resumed/samples.jsonl").read_bytes() == (tmp_path / "vllm/samples.jsonl").read_bytes()
+
+
+def test_a_model_that_vllm_cannot_run_stops_the_stage(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    execution = ExecutionConfig.model_validate({"vllm": {"tensor_parallel_size": 3}})
+    context = dataclasses.replace(context_in(tmp_path / "out", inputs), execution=execution)
+    with pytest.raises(ConfigError, match="3 does not divide the 2 attention heads"):
+        run(with_engine("vllm"), context)

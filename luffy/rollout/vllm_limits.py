@@ -1,0 +1,97 @@
+"""What vLLM cannot do, refused in one line before anything heavy starts. Nothing here imports vLLM."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from luffy.config.execution import VLLMConfig
+from luffy.errors import ConfigError
+from luffy.rollout.engine import RolloutRequest, SamplingParams
+
+_LOWEST_TEMPERATURE = 0.01
+"""vLLM draws at this temperature when it is asked for a lower one that is not 0."""
+
+
+def check_layout(folder: Path, shape: Mapping[str, object], config: VLLMConfig, max_model_len: int | None) -> None:
+    """Refuse what vLLM could not run: ConfigError, before anything is loaded. `shape` is the folder's config.json."""
+    _check_parallel_size(folder, shape, config.tensor_parallel_size)
+    _check_context(folder, context_length(shape), max_model_len)
+    _check_step_size(config.max_num_batched_tokens, max_model_len or context_length(shape))
+
+
+def _check_parallel_size(folder: Path, shape: Mapping[str, object], size: int) -> None:
+    heads, num_gpus = shape.get("num_attention_heads"), torch.cuda.device_count()
+    if isinstance(heads, int) and heads % size:
+        raise ConfigError(
+            f"execution.vllm.tensor_parallel_size: {size} does not divide the {heads} attention heads of {folder}"
+        )
+    if size > max(num_gpus, 1):
+        raise ConfigError(
+            f"execution.vllm.tensor_parallel_size: {size} is more than the GPUs that this process sees ({num_gpus}); "
+            f"use {max(num_gpus, 1)} at most"
+        )
+
+
+def _check_context(folder: Path, positions: int | None, max_model_len: int | None) -> None:
+    if max_model_len is not None and positions is not None and max_model_len > positions:
+        raise ConfigError(
+            f"{folder}: prompts and responses of {max_model_len} tokens together are longer than the model's context "
+            f"of {positions} (max_position_embeddings); shorten prompts or responses"
+        )
+
+
+def _check_step_size(step: int | None, longest: int | None) -> None:
+    if not torch.cuda.is_available() and step is not None and longest is not None and step < longest:
+        raise ConfigError(
+            f"execution.vllm.max_num_batched_tokens: {step} is less than one sequence of {longest} tokens, which "
+            "a step must hold where there is no GPU; leave it out or raise it"
+        )
+
+
+def check_params(params: SamplingParams) -> None:
+    """Refuse a temperature that vLLM would replace by another one: ConfigError."""
+    if 0 < params.temperature < _LOWEST_TEMPERATURE:
+        raise ConfigError(
+            f"temperature: {params.temperature} is below what vLLM can draw at; use 0 (greedy) or at least "
+            f"{_LOWEST_TEMPERATURE}"
+        )
+
+
+def check_lengths(requests: Sequence[RolloutRequest], params: SamplingParams, max_model_len: int) -> None:
+    """Refuse requests that the engine's context cannot hold whole: ConfigError."""
+    too_long = [len(request.prompt_ids) for request in requests if _longest(request, params) > max_model_len]
+    if too_long:
+        raise ConfigError(
+            f"{len(too_long)} of {len(requests)} prompts do not fit: the longest has {max(too_long)} tokens, and with "
+            f"{params.max_response_tokens} of the response that is more than the engine's {max_model_len}; lower "
+            "data.max_prompt_tokens or max_response_tokens"
+        )
+
+
+def _longest(request: RolloutRequest, params: SamplingParams) -> int:
+    return len(request.prompt_ids) + params.max_response_tokens
+
+
+def room(request: RolloutRequest, params: SamplingParams) -> int:
+    """Tokens left for the continuation once the prefix is counted."""
+    room = params.max_response_tokens - len(request.prefix_ids)
+    assert room > 0, f"a prefix of {len(request.prefix_ids)} tokens leaves none of {params.max_response_tokens}"
+    return room
+
+
+def read_shape(folder: Path) -> Mapping[str, object]:
+    """The folder's config.json; ConfigError when it is no model folder."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder}: is no model folder: it has no config.json")
+    shape = json.loads(path.read_text(encoding="utf-8"))
+    assert isinstance(shape, dict)
+    return shape
+
+
+def context_length(shape: Mapping[str, object]) -> int | None:
+    """Tokens that the model was made for; None: it names no limit."""
+    positions = shape.get("max_position_embeddings")
+    return positions if isinstance(positions, int) else None

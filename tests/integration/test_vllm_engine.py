@@ -1,0 +1,290 @@
+"""The vLLM engine, really run on CPU: one engine with a tied and one with an untied output head."""
+
+import json
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from luffy.config.execution import VLLMConfig
+from luffy.errors import ConfigError, LuffyError
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.rollout.vllm_engine import VLLMEngine
+from luffy.training.distributed import init_process_group
+from luffy.types import FinishReason
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="of vLLM's CPU engine")]
+VOCABULARY = 23
+CONTEXT = 512
+STOP = 4
+EOS = 9
+"""The folder's own end of sequence, which stops nothing here."""
+MAX_NUM_SEQS = 16
+MAX_GAP = 1e-4
+PROMPTS = ((1, 2, 3), (5,), (7, 8, 9, 10, 11, 12), (3, 3))
+REQUESTS = [RolloutRequest(PROMPTS[i % len(PROMPTS)], seed=i) for i in range(24)]
+PARAMS = {
+    temperature: SamplingParams(temperature, max_response_tokens=20, stop_token_ids=(STOP,))
+    for temperature in (0.0, 0.7, 1.0)
+}
+
+
+def model_of(seed: int, tied: bool) -> PreTrainedModel:
+    # Of vLLM's CPU attention 32 is the smallest head.
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=CONTEXT, tie_word_embeddings=tied, initializer_range=0.2,
+        eos_token_id=EOS,
+    )  # fmt: skip
+    return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32).eval()
+
+
+def save(model: PreTrainedModel, folder: Path) -> Path:
+    model.generation_config = GenerationConfig(eos_token_id=EOS, do_sample=True, top_k=1, repetition_penalty=2.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+@dataclass
+class Started:
+    """A running engine and what it said with the weights of its folder, by temperature."""
+
+    engine: VLLMEngine
+    tied: bool
+    first: dict[float, list[Completion]]
+
+    def model(self, seed: int) -> PreTrainedModel:
+        return model_of(seed, self.tied)
+
+    def load(self, seed: int) -> PreTrainedModel:
+        """Give the engine the weights of `seed`, as their version."""
+        model = self.model(seed)
+        self.engine.load_weights(weights_of(model), version=seed)
+        return model
+
+
+def weights_of(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    return ((name, parameter.data) for name, parameter in model.named_parameters())
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    folder = save(model_of(0, request.param), tmp_path_factory.mktemp("model"))
+    config = VLLMConfig(cpu_kv_cache_gb=0.05, max_num_seqs=MAX_NUM_SEQS)
+    if not request.param:
+        init_process_group()
+    had_group = dist.is_initialized()
+    engine = VLLMEngine.from_folder(folder, config, "float32", transfer_backend="nccl", wait_timeout_s=60)
+    yield Started(engine, request.param, {t: engine.generate(REQUESTS, params) for t, params in PARAMS.items()})
+    engine.close()
+    assert dist.is_initialized() is had_group, "vLLM ends its own process groups and no other"
+
+
+def expected_logprobs(
+    models: dict[int, PreTrainedModel], request: RolloutRequest, completion: Completion, temperature: float
+) -> list[float]:
+    """Each token's log-probability by a transformers model of its own version.
+
+    A context keeps the KV cache that it was given by the weights of its time, as in the engine: the tokens behind an
+    update are not those of a fresh forward pass, and are not asserted to be.
+    """
+    cache, logp = DynamicCache(config=models[completion.weight_versions[0]].config), []
+    fed = torch.tensor([[*request.prompt_ids, *request.prefix_ids]])
+    for token, version in zip(completion.token_ids, completion.weight_versions, strict=True):
+        with torch.no_grad():
+            logits_V = models[version](input_ids=fed, past_key_values=cache, use_cache=True).logits[0, -1]
+        logp.append(torch.log_softmax(logits_V / (temperature or 1.0), dim=-1)[token].item())
+        fed = torch.tensor([[token]])
+    return logp
+
+
+def largest_gap(
+    models: dict[int, PreTrainedModel],
+    requests: Sequence[RolloutRequest],
+    completions: Sequence[Completion],
+    temperature: float,
+) -> float:
+    return max(
+        abs(said - expected)
+        for request, completion in zip(requests, completions, strict=True)
+        for said, expected in zip(
+            completion.logprobs, expected_logprobs(models, request, completion, temperature), strict=True
+        )
+    )
+
+
+@pytest.mark.parametrize("temperature", PARAMS)
+def test_logprobs_are_a_plain_forward_s_before_and_after_an_update(started: Started, temperature: float) -> None:
+    assert largest_gap({0: started.model(0)}, REQUESTS, started.first[temperature], temperature) < MAX_GAP
+    changed = started.load(seed=3)
+    after = started.engine.generate(REQUESTS, PARAMS[temperature])
+    assert started.engine.weight_version == 3
+    assert largest_gap({3: changed}, REQUESTS, after, temperature) < MAX_GAP
+    assert [c.token_ids for c in after] != [c.token_ids for c in started.first[temperature]]
+
+
+def test_greedy_tokens_are_the_embedded_engine_s(started: Started) -> None:
+    expected = TransformersEngine(started.model(0), batch_size=64).generate(REQUESTS, PARAMS[0.0])
+    assert [(c.token_ids, c.finish_reason) for c in started.first[0.0]] == [
+        (c.token_ids, c.finish_reason) for c in expected
+    ]
+    for said, completion in zip(started.first[0.0], expected, strict=True):
+        assert said.logprobs == pytest.approx(completion.logprobs, abs=MAX_GAP)
+
+
+def test_a_request_draws_the_same_whatever_else_is_in_the_batch(started: Started) -> None:
+    """vLLM gives each request its own noise, but the logits under it change in their last bits with the batch: only a
+    draw between two tokens that are equal to within those may differ, and none of these is."""
+    started.load(seed=0)
+    alone = [started.engine.generate([request], PARAMS[1.0])[0] for request in REQUESTS[:8]]
+    backwards = started.engine.generate(REQUESTS[::-1], PARAMS[1.0])[::-1]
+    tokens = [c.token_ids for c in started.first[1.0]]
+    assert [c.token_ids for c in backwards] == tokens
+    assert [c.token_ids for c in alone] == tokens[:8]
+    assert len(set(tokens)) > 12
+
+
+def test_draws_follow_the_model_s_distribution(started: Started) -> None:
+    model = started.load(seed=0)
+    requests = [RolloutRequest((1, 2, 3), seed=i) for i in range(2000)]
+    completions = started.engine.generate(requests, SamplingParams(1.0, max_response_tokens=1, stop_token_ids=()))
+    share = torch.bincount(torch.tensor([c.token_ids[0] for c in completions]), minlength=VOCABULARY) / len(requests)
+    probabilities = torch.softmax(model(torch.tensor([[1, 2, 3]])).logits[0, -1].double(), dim=-1)
+    standard_error = (probabilities * (1 - probabilities) / len(requests)).sqrt()
+    assert ((share - probabilities).abs() < 4.5 * standard_error + 1e-9).all()
+
+
+def test_a_row_ends_at_its_stop_token_or_at_the_limit_and_at_nothing_else(started: Started) -> None:
+    for completion in started.first[1.0]:
+        assert STOP not in completion.token_ids[:-1]
+        ended = completion.token_ids[-1] == STOP
+        assert completion.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+        assert ended or len(completion.token_ids) == 20
+    reasons = {completion.finish_reason for completion in started.first[1.0]}
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+    assert any(EOS in completion.token_ids[:-1] for completion in started.first[1.0])
+
+
+def test_a_prefix_is_continued_within_the_limit_of_the_whole_response(started: Started) -> None:
+    model = started.load(seed=0)
+    params = SamplingParams(1.0, max_response_tokens=20, stop_token_ids=())
+    prefixes = [tuple(range(1, 1 + length)) for length in (0, 1, 5, 12, 18, 19)]
+    requests = [RolloutRequest(PROMPTS[i % len(PROMPTS)], i, prefix) for i, prefix in enumerate(prefixes)]
+    completions = started.engine.generate(requests, params)
+    assert [len(completion.token_ids) for completion in completions] == [20, 19, 15, 8, 2, 1]
+    assert {completion.finish_reason for completion in completions} == {FinishReason.LENGTH}
+    assert largest_gap({0: model}, requests, completions, 1.0) < MAX_GAP
+
+
+def test_updates_fall_between_tokens_of_running_rows_of_several_threads(started: Started) -> None:
+    models = {seed: started.model(seed) for seed in range(40)}
+    started.load(seed=0)
+    # More rows than the engine holds at once: some begin behind the first updates.
+    requests = [RolloutRequest(PROMPTS[i % len(PROMPTS)], seed=i) for i in range(24)]
+    params, said = SamplingParams(1.0, max_response_tokens=120, stop_token_ids=()), {}
+
+    def generate(half: int) -> None:
+        said[half] = started.engine.generate(requests[half::2], params)
+
+    threads = [threading.Thread(target=generate, args=(half,), daemon=True) for half in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for version in range(1, len(models)):
+        time.sleep(0.1)
+        if not any(thread.is_alive() for thread in threads):
+            break
+        started.engine.load_weights(weights_of(models[version]), version)
+    for thread in threads:
+        thread.join(timeout=60)
+    for half in (0, 1):
+        versions = [completion.weight_versions for completion in said[half]]
+        assert all(list(row) == sorted(row) and len(row) == 120 for row in versions)
+        assert any(len(set(row)) > 1 for row in versions)
+        assert largest_gap(models, requests[half::2], said[half], 1.0) < MAX_GAP
+
+
+def test_the_kv_cache_of_old_weights_is_never_read_again(started: Started) -> None:
+    # Longer than vLLM's block of 128 tokens on CPU: shorter prompts are never cached.
+    request = RolloutRequest(tuple(i % VOCABULARY for i in range(300)), seed=1)
+    params = SamplingParams(1.0, max_response_tokens=4, stop_token_ids=())
+    for seed in (5, 6):
+        model = started.load(seed)
+        completions = started.engine.generate([request, request], params)
+        assert largest_gap({seed: model}, [request, request], completions, 1.0) < MAX_GAP
+
+
+def test_weights_are_taken_one_at_a_time(started: Started) -> None:
+    model, alive, most = started.model(0), [], 0
+
+    def weights() -> Iterator[tuple[str, Tensor]]:
+        nonlocal most
+        for name, parameter in model.named_parameters():
+            tensor = parameter.data.clone()
+            alive.append(weakref.ref(tensor))
+            most = max(most, sum(reference() is not None for reference in alive))
+            yield name, tensor
+            del tensor
+
+    started.engine.load_weights(weights(), version=0)
+    # Weights and biases of q, k and v make one layer of vLLM's, which waits for the last of them. The seventh is the
+    # embedding: of a vocabulary that vLLM pads (to a multiple of 64) it waits to the end.
+    assert (most, len(alive)) == (7, 38 if started.tied else 39)
+
+
+def test_what_does_not_fit_is_refused_in_one_line(started: Started) -> None:
+    long = [RolloutRequest((1,) * 500, seed=0), RolloutRequest((1,), seed=0)]
+    with pytest.raises(ConfigError, match="1 of 2 prompts do not fit: the longest has 500 tokens"):
+        started.engine.generate(long, PARAMS[1.0])
+    with pytest.raises(ConfigError, match=r"temperature: 0\.001 is below"):
+        started.engine.generate(REQUESTS, SamplingParams(0.001, 20, ()))
+
+
+def test_heads_that_vllm_s_cpu_attention_lacks_are_refused_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 96, "num_attention_heads": 4}))
+    with pytest.raises(ConfigError, match="no attention of 24 dimensions a head on CPU, only of 32, 64, 80"):
+        VLLMEngine.from_folder(tmp_path, VLLMConfig(), "float32")
+
+
+def test_a_sleeping_engine_does_not_generate(started: Started) -> None:
+    # CPU engines free nothing, but stop and go on as those on GPUs.
+    started.engine.sleep(level=1)
+    with pytest.raises(AssertionError, match="wake the engine"):
+        started.engine.generate(REQUESTS, PARAMS[1.0])
+    started.engine.wake_up()
+    assert len(started.engine.generate(REQUESTS, PARAMS[1.0])) == len(REQUESTS)
+
+
+def test_a_transfer_holds_generation_back_for_a_bounded_time(started: Started) -> None:
+    # Without NCCL and its GPUs nothing can be sent: the transfer begins and ends, and the weights stay.
+    model = started.load(seed=0)
+    started.engine.start_weight_update()
+    started.engine._turns._timeout_s = 0.2
+    with pytest.raises(LuffyError, match=r"busy for 0\.2 s"):
+        started.engine.generate(REQUESTS, PARAMS[1.0])
+    started.engine._turns._timeout_s = 60
+    said: list[Completion] = []
+    waiting = threading.Thread(target=lambda: said.extend(started.engine.generate(REQUESTS, PARAMS[1.0])), daemon=True)
+    waiting.start()
+    started.engine.finish_weight_update(version=9)
+    waiting.join(timeout=60)
+    assert {version for completion in said for version in completion.weight_versions} == {9}
+    assert largest_gap({9: model}, REQUESTS, said, 1.0) < MAX_GAP
+
+
+def test_an_incomplete_update_is_an_error_and_ends_the_engine(started: Started) -> None:
+    """The last test of an engine: it cannot be used behind this."""
+    weights = [pair for pair in weights_of(started.model(1)) if pair[0] != "model.layers.1.mlp.down_proj.weight"]
+    with pytest.raises(LuffyError, match=r"weights were not sent: model.layers.1.mlp.down_proj.weight \(1 in all\)"):
+        started.engine.load_weights(weights, version=1)
+    with pytest.raises(LuffyError, match="cannot be used: an update of its weights failed"):
+        started.engine.generate(REQUESTS, PARAMS[1.0])

