@@ -1,14 +1,18 @@
-"""`python -m luffy`: looking at what is there and what would be done. Starts nothing, needs neither Prefect nor torch.
+"""`python -m luffy`: looking at what is there and what would be done. Starts nothing, needs no Prefect; torch for
+`export --step` alone.
 
 python -m luffy plan exp_configs/arithmetic.yaml [key.path=value ...]
 python -m luffy runs
+python -m luffy export workspace/runs/arithmetic-1/rl FOLDER [--step 40]
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from luffy.cli.console import memory_table, plan_table, show_error, terminal, text_table
+from luffy.cli.export import export_stage
 from luffy.cli.inventory import list_runs, list_stages
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, LuffyError
@@ -24,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "plan":
             return show_plan(options.config, options.overrides, workspace, verify=options.verify)
+        if options.command == "export":
+            return export(Path(options.stage), Path(options.folder), options.step)
         return show_runs(workspace)
     except LuffyError as error:
         if options.debug:
@@ -88,8 +94,17 @@ def show_runs(workspace: Workspace) -> int:
     return EXIT_OK
 
 
+def export(stage: Path, folder: Path, step: int | None) -> int:
+    """Write the policy of a training stage as a Hugging Face folder."""
+    what = export_stage(stage, folder, step)
+    terminal().print(f"{what} of {stage} is in {folder}", markup=False, soft_wrap=True)
+    return EXIT_OK
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m luffy", description="Look at experiments; starts nothing.")
+    parser = argparse.ArgumentParser(
+        prog="python -m luffy", description="Look at experiments and take models out of them; runs nothing."
+    )
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--workspace", help="default: $LUFFY_WORKSPACE, else ./workspace")
     shared.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -99,6 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("overrides", nargs="*", metavar="key.path=value", help="fields to override")
     plan.add_argument("--verify", action="store_true", help="compare full hashes of all outputs")
     commands.add_parser("runs", parents=[shared], help="experiments and stage results in the workspace")
+    export = commands.add_parser("export", parents=[shared], help="the policy of a training stage as a model folder")
+    export.add_argument("stage", help="a stage's directory, e.g. workspace/runs/arithmetic-1/rl")
+    export.add_argument("folder", help="where to write; not there yet, or empty")
+    export.add_argument(
+        "--step", type=int, help="of a checkpoint; default: the final model, else the newest checkpoint"
+    )
     return parser
 
 

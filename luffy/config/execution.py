@@ -86,6 +86,13 @@ class ExecutionConfig(StrictModel):
     def _effective(self) -> "ExecutionConfig":
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError("offload_optimizer has no effect with zero_stage: 0; use 1, 2 or 3")
+        if self.ray.placement == "colocated" and (
+            self.ray.engines != self.ray.trainer_ranks or self.vllm.tensor_parallel_size > 1
+        ):
+            raise ValueError(
+                f"ray.placement: colocated puts one engine beside each trainer rank: set ray.engines to "
+                f"{self.ray.trainer_ranks} and vllm.tensor_parallel_size to 1, or use disaggregated"
+            )
         return self
 
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from flows.prefect_session import ApiServer
+from luffy.cli.main import main
 from luffy.pipeline.lock import holder_of
 
 pytestmark = pytest.mark.slow
@@ -132,6 +133,27 @@ def test_a_second_run_reuses_every_stage_and_starts_nothing_heavy(workspace):
     assert states(result) == only()
     assert "Accuracy in %" in result.stdout
     assert not (workspace / "warm_server.log").exists()
+
+
+def test_a_checkpoint_is_exported_as_a_model_folder(workspace, tmp_path, capsys):
+    """From the checkpoint's own files, with no engine; that of the last step is the final model, bit for bit."""
+    rl = stage(workspace, "rl")
+    last = max(int(path.name.removeprefix("step_")) for path in (rl / "checkpoints").iterdir())
+    for folder, options in ((tmp_path / "final", []), (tmp_path / "last", ["--step", str(last)])):
+        assert main(["export", str(rl), str(folder), *options]) == 0
+        assert {path.name for path in (rl / "model").iterdir()} <= {path.name for path in folder.iterdir()}
+        assert (folder / "model.safetensors").read_bytes() == (rl / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(rl / "model")  # as of a run that was stopped
+    assert main(["export", str(rl), str(tmp_path / "newest")]) == 0
+    assert (tmp_path / "newest" / "model.safetensors").read_bytes() == (
+        tmp_path / "last" / "model.safetensors"
+    ).read_bytes()
+    assert main(["export", str(rl), str(tmp_path / "none"), "--step", "1"]) == 2
+    assert main(["export", str(rl), str(tmp_path / "last")]) == 2
+    assert main(["export", str(workspace), str(tmp_path / "none")]) == 2
+    mistakes = capsys.readouterr().err
+    assert "no checkpoint of step 1; there are: " in mistakes
+    assert "is not empty" in mistakes and "is no stage directory" in mistakes
 
 
 def test_a_dry_run_says_what_and_why_and_starts_nothing(workspace):

@@ -393,3 +393,12 @@ def test_a_correction_goes_to_the_on_policy_surrogates_without_one(tmp_path: Pat
     assert corrected["on_policy"] is not None and corrected["on_policy"].high == 2.0
     assert corrected["off_policy"] is None and corrected["entropy"] is None
     assert settings.rl.correction is None  # it is part of the objective now
+
+
+@pytest.mark.parametrize("layout", ["ray: {engines: 2, placement: colocated}", "vllm: {tensor_parallel_size: 2}"])
+def test_colocated_engines_stand_beside_the_ranks(tmp_path: Path, layout: str) -> None:
+    file = tmp_path / "experiment.yaml"
+    more = "" if "colocated" in layout else ", ray: {placement: colocated}"
+    file.write_text(f"extends: {SMOKE}\nchain: rl\nmethod: luffy\ncluster: ray\nexecution: {{{layout}{more}}}\n")
+    with pytest.raises(ConfigError, match="one engine beside each trainer rank: set ray.engines to 1"):
+        load_experiment(file)

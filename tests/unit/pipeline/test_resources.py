@@ -102,12 +102,15 @@ def test_smaller_gpus_than_stated_are_refused(driver):
     assert "of its 40.0" in update and "raise execution.zero_stage" in update
 
 
+SPLIT = ["execution.ray.placement=disaggregated"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["execution.vllm.tensor_parallel_size=3"], "3 does not divide the model's 28 attention heads (with 4 of"),
-        (["execution.vllm.tensor_parallel_size=7"], "7 does not divide the model's 28 attention heads (with 4 of"),
-        (["execution.vllm.tensor_parallel_size=3"], "allowed are 1, 2, 4, 28"),
+        (["execution.vllm.tensor_parallel_size=3", *SPLIT], "3 does not divide the model's 28 attention heads (with 4 of"),
+        (["execution.vllm.tensor_parallel_size=7", *SPLIT], "7 does not divide the model's 28 attention heads (with 4 of"),
+        (["execution.vllm.tensor_parallel_size=3", *SPLIT], "allowed are 1, 2, 4, 28"),
         (["execution.vllm.gpu_memory_utilization=0.9"], "lower execution.vllm.gpu_memory_utilization"),
         (["execution.vllm.gpu_memory_utilization=0.2"], "raise gpu_memory_utilization or tensor_parallel_size"),
         (["execution.gradient_checkpointing=false"], "set execution.gradient_checkpointing: true"),
