@@ -30,8 +30,9 @@ class EvaluationConfig(StrictModel):
     )
     """Decodings by name; the first one makes the headline table."""
     max_response_tokens: PositiveInt
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """What generates the responses: the embedded engine, or vLLM (`pip install 'luffy[vllm]'`)."""
+    engine: Literal["transformers", "vllm", "openai"] = "transformers"
+    """What generates the responses: the embedded engine, vLLM (`pip install 'luffy[vllm]'`), or the vLLM servers of
+    `execution.server`, which are given each checkpoint's weights."""
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     """Level of the intervals."""
 

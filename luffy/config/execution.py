@@ -1,8 +1,9 @@
 """Settings that must not change a result: they are never part of a stage's identity."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.strict import StrictModel
 
@@ -54,6 +55,38 @@ class RayConfig(StrictModel):
     """Longest wait for an answer of an actor, whatever it was asked."""
 
 
+_URL = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[^\s/?#:@\[\]]+)(:\d{1,5})?(/[^\s?#]*)?")
+
+
+def _root(url: str) -> str:
+    if not _URL.fullmatch(url):
+        raise ValueError("must be like http://host:8000")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+class ServerConfig(StrictModel):
+    """Engines that run elsewhere: vLLM servers (how they are started: `luffy/rollout/server_engine.py`)."""
+
+    urls: tuple[Annotated[str, AfterValidator(_root)], ...] = ()
+    """One a server, `http://host:8000`; a `/v1` at the end, as OpenAI's clients want it, is dropped."""
+    api_key_variable: str = "OPENAI_API_KEY"
+    """The environment variable that holds the API key of all of them."""
+    connect_timeout_s: PositiveFloat = 10.0
+    """Longest wait for a connection."""
+    request_timeout_s: PositiveFloat = 1800.0
+    """Longest wait for an answer: a whole response, or a change of all weights."""
+    max_retries: NonNegativeInt = 5
+    """Further attempts after a broken connection, a server's error (5xx) or its 429."""
+    concurrency: PositiveInt = 256
+    """Responses that are asked of a server at a time; best what it was started with (`--max-num-seqs`)."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> "ServerConfig":
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError("urls: give each server once")
+        return self
+
+
 class ExecutionConfig(StrictModel):
     """How the work is laid out on the machine."""
 
@@ -78,6 +111,7 @@ class ExecutionConfig(StrictModel):
     checkpoint: CheckpointConfig = CheckpointConfig()
     vllm: VLLMConfig = VLLMConfig()
     ray: RayConfig = RayConfig()
+    server: ServerConfig = ServerConfig()
     gpu_memory_gb: PositiveFloat | None = None
     """Memory of each GPU in GiB, which `cluster: ray` is checked against; None: that of the GPUs of this machine."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -143,6 +143,15 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _servers_have_their_use(self) -> "ExperimentConfig":
+        evaluates = self.evaluation is not None and self.evaluation.engine == "openai"
+        if evaluates and not self.execution.server.urls:
+            raise ValueError("execution.server.urls: missing; evaluation.engine: openai needs at least one server")
+        if self.execution.server.urls and not evaluates:
+            raise ValueError("execution.server.urls has no effect without evaluation.engine: openai; remove it")
+        return self
+
+    @model_validator(mode="after")
     def _base_has_its_text(self) -> "ExperimentConfig":
         if self.model.path is None and (self.base is None or self.data.corpus is None):
             raise ValueError("an embedded base policy needs base (its training) and data.corpus (its text)")

@@ -36,6 +36,7 @@ from luffy.evaluation.results import (
 )
 from luffy.grading import GraderPool
 from luffy.rollout.engine import RolloutEngine
+from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages.program import StageContext, StageResult, main
@@ -154,9 +155,16 @@ def _vllm(model: Path, settings: EvaluateSettings, execution: ExecutionConfig, l
     return _Generator(engine, _FULL_BATCHES * execution.vllm.max_num_seqs)
 
 
+def _servers(model: Path, settings: EvaluateSettings, execution: ExecutionConfig, longest: int) -> _Generator:
+    config = execution.server
+    engine = ServerEngine.from_folder(model, config, settings.dtype, max_model_len=longest)
+    return _Generator(engine, _FULL_BATCHES * config.concurrency * len(config.urls))
+
+
 _GENERATORS: dict[str, Callable[[Path, EvaluateSettings, ExecutionConfig, int], _Generator]] = {
     "transformers": _embedded,
     "vllm": _vllm,
+    "openai": _servers,
 }
 
 

@@ -1,0 +1,111 @@
+"""Whether a server is what `ServerEngine` needs, and what its workers are asked: one line for whoever started it."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from luffy.config.execution import ServerConfig
+from luffy.errors import ClusterError, ConfigError
+from luffy.rollout.http_client import Answer, HTTPClient, NoAnswer
+
+GENERATE = "/inference/v1/generate"
+"""vLLM's endpoint of token ids in and token ids out."""
+_MODELS = "/v1/models"
+_WORKERS = "/collective_rpc"
+_EXTENSION = "--worker-extension-cls luffy.rollout.vllm_worker.ServerWorker"
+_UNAUTHORISED = 401
+_FORBIDDEN = 403
+_NOT_FOUND = 404
+
+
+def check_servers(config: ServerConfig, dtype: str, max_model_len: int) -> None:
+    """Refuse servers that `ServerEngine` cannot use: ConfigError, after a few requests that cost nothing.
+
+    That is a URL that answers nothing, an API key that is refused, a context of less than `max_model_len` tokens, and
+    a server that was started without what the engine needs.
+    """
+
+    async def check() -> None:
+        for url in config.urls:
+            client = HTTPClient(url, config)
+            try:
+                await _check_server(client, config.api_key_variable, dtype, max_model_len)
+            finally:
+                await client.close()
+
+    asyncio.run(check())
+
+
+async def _check_server(client: HTTPClient, api_key_variable: str, dtype: str, max_model_len: int) -> None:
+    missing = _of_context(client.url, await _models(client, api_key_variable), max_model_len)
+    # An empty request: only whether there is such an endpoint.
+    if (await client.ask(GENERATE, {})).status in (_FORBIDDEN, _NOT_FOUND):
+        missing.append("--enable-scale-out")
+    settings = await client.ask(_WORKERS, {"method": "luffy_settings"})
+    if settings.status == _NOT_FOUND:
+        missing.append("VLLM_SERVER_DEV_MODE=1 in its environment")
+    if not settings.ok:
+        missing.append(_EXTENSION)
+    # Of a server that cannot say how it was started nothing is taken for granted.
+    of_workers = settings.body["results"] if settings.ok else [{}]
+    missing += [option for of_worker in of_workers for option in _of_settings(of_worker, dtype)]
+    if missing:
+        raise ConfigError(f"{client.url}: start this server with {', '.join(dict.fromkeys(missing))}")
+
+
+async def check_folder(client: HTTPClient, folder: str) -> None:
+    """Refuse a folder that the server does not see, or that holds another model: ConfigError."""
+    for difference in await _ask_workers(client, "luffy_difference", folder):
+        if difference is not None:
+            raise ConfigError(f"{client.url}: {difference}")
+
+
+async def load_folder(client: HTTPClient, folder: str) -> None:
+    """Replace the weights of a paused server; ClusterError when the folder had not all of them."""
+    missing = sorted({name for names in await _ask_workers(client, "luffy_load", folder) for name in names})
+    if missing:
+        raise ClusterError(f"{client.url}: {folder} has no {', '.join(missing[:3])} ({len(missing)} weights in all)")
+
+
+async def _models(client: HTTPClient, api_key_variable: str) -> Answer:
+    try:
+        answer = await client.ask(_MODELS)
+    except NoAnswer as error:
+        raise ConfigError(f"execution.server.urls: {error}; start the server or correct the URL") from error
+    if answer.status in (_UNAUTHORISED, _FORBIDDEN):
+        raise ConfigError(
+            f"{client.url}: the server wants another API key; it is taken from the environment variable "
+            f"{api_key_variable} (execution.server.api_key_variable), which "
+            f"{'holds a wrong one' if client.has_key else 'is not set'}"
+        )
+    return answer
+
+
+def _of_context(url: str, models: Answer, max_model_len: int) -> list[str]:
+    """The option that is missing for the context; ConfigError when what answers is no vLLM."""
+    served = models.body.get("data") if models.ok else None
+    context = served[0].get("max_model_len") if isinstance(served, list) and served else None
+    if not isinstance(context, int):
+        raise ConfigError(
+            f"{url}: what answers is no vLLM server ({_MODELS}: "
+            f"{'names no max_model_len' if models.ok else models.complaint}); others return no token ids"
+        )
+    return [f"--max-model-len {max_model_len} (it has {context})"] if context < max_model_len else []
+
+
+def _of_settings(settings: Mapping[str, object], dtype: str) -> list[str]:
+    """The options that are missing, by what a worker says of itself (`ServerWorker.luffy_settings`)."""
+    wanted = {"dtype": dtype, "logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
+    missing = [f"--{name.replace('_', '-')} {value}" for name, value in wanted.items() if settings.get(name) != value]
+    # vLLM's CPU worker fails on a request with a seed whose prompt it was given in pieces.
+    if settings.get("device") == "cpu" and settings["chunked_prefill"]:
+        missing.append("--no-enable-chunked-prefill")
+    return missing
+
+
+async def _ask_workers(client: HTTPClient, method: str, argument: str) -> list[Any]:
+    """What each worker of the server returned."""
+    answer = await client.must(_WORKERS, {"method": method, "args": [argument]})
+    results = answer["results"]
+    assert isinstance(results, list)
+    return results

@@ -1,0 +1,73 @@
+"""What the workers of a server that `ServerEngine` uses must know, on the machine where vLLM (0.32) runs.
+
+`vllm serve --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker` mixes the class into vLLM's own worker, and
+`/collective_rpc` calls its methods by name: strings in, JSON out.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_worker import Worker
+
+_NOT_COMPARED = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
+"""Entries of a config.json that do not change what the weights compute."""
+
+
+class ServerWorker:
+    """Methods that a worker of vLLM gets besides its own."""
+
+    def luffy_settings(self) -> dict[str, object]:
+        """How the server was started, as far as a rollout engine depends on it."""
+        config = cast("Worker", self).vllm_config
+        return {
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "logprobs_mode": config.model_config.logprobs_mode,
+            "generation_config": config.model_config.generation_config,
+            "device": config.device_config.device_type,
+            "chunked_prefill": config.scheduler_config.enable_chunked_prefill,
+        }
+
+    def luffy_difference(self, folder: str) -> str | None:
+        """Why the weights of `folder` are not of the model that is served; None: they are."""
+        from vllm.transformers_utils.config import get_config
+
+        if not (Path(folder) / "config.json").is_file():
+            return f"the server sees no model folder at {folder}; it must be mounted there under the same path"
+        served = cast("Worker", self).model_config.hf_config.to_dict()
+        asked = get_config(folder, trust_remote_code=False).to_dict()
+        for name in sorted((served.keys() | asked.keys()) - _NOT_COMPARED):
+            if served.get(name) != asked.get(name):
+                return (
+                    f"the server was started with another model: its {name} is {served.get(name)}, that of {folder} "
+                    f"is {asked.get(name)}"
+                )
+        return None
+
+    def luffy_load(self, folder: str) -> list[str]:
+        """Replace the weights by those of `folder`; returns the parameters of the model that were not there.
+
+        vLLM's own `reload_weights` only logs these, and leaves a tied output head on CPU as it was.
+        """
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+        from vllm.model_executor.model_loader.weight_utils import safetensors_weights_iterator
+
+        worker = cast("Worker", self)
+        model = worker.get_model()
+        load = cast(Callable[[Iterable[tuple[str, torch.Tensor]]], set[str]], model.load_weights)
+        files = sorted(str(file) for file in Path(folder).glob("*.safetensors"))
+        missing = {name for name, _ in model.named_parameters()}
+        with set_current_vllm_config(worker.vllm_config), torch.no_grad():
+            initialize_layerwise_reload(model)
+            missing -= load(safetensors_weights_iterator(files, use_tqdm_on_load=False))
+            finalize_layerwise_reload(model, worker.model_config)
+            for module in model.modules():
+                if isinstance(module, ParallelLMHead):
+                    # The packed copy of a tied head, which belongs to no tensor that was loaded.
+                    module.quant_method.process_weights_after_loading(module)
+        return sorted(missing)

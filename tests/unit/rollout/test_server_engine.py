@@ -1,0 +1,456 @@
+"""`ServerEngine` against small HTTP servers that answer as vLLM does, or as broken, foreign and mistaken ones do."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from luffy.config import load_experiment
+from luffy.config.execution import ServerConfig
+from luffy.errors import ClusterError, ConfigError
+from luffy.rollout import http_client
+from luffy.rollout.engine import RolloutRequest, SamplingParams
+from luffy.rollout.server_checks import check_servers
+from luffy.rollout.server_engine import ServerEngine
+from luffy.types import FinishReason
+
+SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+KEY = "secret"
+CONTEXT = 64
+PARAMS = SamplingParams(0.7, max_response_tokens=8, stop_token_ids=(4,))
+GENERATE = "/inference/v1/generate"
+SETTINGS = {
+    "dtype": "float32", "logprobs_mode": "processed_logprobs", "generation_config": "vllm", "device": "cpu",
+    "chunked_prefill": False,
+}  # fmt: skip
+Reply = tuple[int, object]
+
+
+@dataclass
+class FakeServer:
+    """A server in a thread. It records what it is asked, and answers by `replies` before it answers as vLLM does."""
+
+    context: int = CONTEXT
+    settings: Mapping[str, object] = field(default_factory=lambda: dict(SETTINGS))
+    loaded: list[str] = field(default_factory=list)
+    """Parameters that the next load will not find."""
+    replies: dict[str, list[Callable[[], Reply | None]]] = field(default_factory=dict)
+    """Of a path, in order; the last one stays. None: hang up."""
+    asked: list[tuple[str, dict]] = field(default_factory=list)
+    version: str = "default"
+    url: str = ""
+
+    def answer(self, path: str, body: dict, key: str | None) -> Reply | None:
+        self.asked.append((path, body))
+        if path.startswith(("/v1", "/inference")) and key != f"Bearer {KEY}":
+            return 401, {"error": "Unauthorized"}
+        scripted = self.replies.get(path, [])
+        if scripted:
+            return (scripted.pop(0) if len(scripted) > 1 else scripted[0])()
+        return self._as_vllm(path, body)
+
+    def _as_vllm(self, path: str, body: dict) -> Reply:
+        match path:
+            case "/v1/models":
+                return 200, {"data": [{"id": "model", "max_model_len": self.context}]}
+            case "/collective_rpc":
+                results = {"luffy_settings": self.settings, "luffy_difference": None, "luffy_load": self.loaded}
+                return 200, {"results": [results[body["method"]]]}
+            case "/update_weight_version":
+                self.version = body["new_version"]
+                return 200, {}
+            case "/inference/v1/generate" if not body:
+                return 422, {"detail": "field required"}
+            case "/inference/v1/generate":
+                return 200, completion(body, self.version)
+        return 200, {}
+
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.asked]
+
+    def generated(self) -> list[dict]:
+        return [body for path, body in self.asked if path == GENERATE and body]
+
+
+def completion(body: dict, *versions: str) -> dict:
+    """One token for each version; the first one is the seed."""
+    tokens = [body["sampling_params"]["seed"], *range(1, len(versions))]
+    return {
+        "choices": [
+            {
+                "token_ids": tokens,
+                "finish_reason": "length",
+                "weight_versions": [
+                    {"version": name, "start": i, "end": i + 1} for i, name in enumerate(versions)
+                ],
+                "logprobs": {"content": [{"token_id": token, "logprob": -0.5} for token in tokens]},
+            }
+        ]
+    }  # fmt: skip
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeServer], FakeServer]]:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.01)
+    running: list[ThreadingHTTPServer] = []
+
+    def serve(fake: FakeServer) -> FakeServer:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                reply = fake.answer(
+                    urlsplit(self.path).path, json.loads(text) if text else {}, self.headers.get("Authorization")
+                )
+                if reply is None:
+                    self.close_connection = True
+                    return
+                said = reply[1] if isinstance(reply[1], bytes) else json.dumps(reply[1]).encode()
+                self.send_response(reply[0])
+                self.send_header("Content-Length", str(len(said)))
+                if reply[0] == 429:
+                    self.send_header("Retry-After", "0")
+                self.end_headers()
+                self.wfile.write(said)
+
+            do_GET = do_POST
+
+            def log_message(self, *arguments: object) -> None: ...
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        # Some clients hang up on purpose.
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        running.append(server)
+        fake.url = f"http://127.0.0.1:{server.server_address[1]}"
+        return fake
+
+    yield serve
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def fake(start: Callable[[FakeServer], FakeServer]) -> FakeServer:
+    return start(FakeServer())
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., ServerEngine]]:
+    engines: list[ServerEngine] = []
+
+    def engine_on(*servers: FakeServer, **settings: object) -> ServerEngine:
+        config = ServerConfig.model_validate({"urls": tuple(server.url for server in servers), **settings})
+        engines.append(ServerEngine.connect(config, "float32", max_model_len=CONTEXT, weight_version=3))
+        return engines[-1]
+
+    yield engine_on
+    for engine in engines:
+        engine.close()
+
+
+def rows(num_prompts: int, each: int) -> list[RolloutRequest]:
+    return [RolloutRequest((1, prompt), seed=10 * prompt + i) for prompt in range(num_prompts) for i in range(each)]
+
+
+def complaint(config: ServerConfig) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_servers(config, "float32", CONTEXT)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_completions_come_in_the_order_of_the_requests_with_the_version_of_each_token(
+    fake: FakeServer, connect: Callable[..., ServerEngine]
+) -> None:
+    completions = connect(fake).generate(rows(4, 3), PARAMS)
+    assert [c.token_ids for c in completions] == [(10 * prompt + i,) for prompt in range(4) for i in range(3)]
+    assert {(c.logprobs, c.finish_reason, c.weight_versions) for c in completions} == {
+        ((-0.5,), FinishReason.LENGTH, (3,))
+    }
+
+
+def test_a_request_says_all_that_shapes_the_draw_and_no_more(
+    fake: FakeServer, connect: Callable[..., ServerEngine]
+) -> None:
+    connect(fake).generate([RolloutRequest((1, 2), seed=5, prefix_ids=(7, 8, 9))], PARAMS)
+    (body,) = fake.generated()
+    del body["cache_salt"]
+    assert body == {
+        "token_ids": [1, 2, 7, 8, 9],
+        "sampling_params": {
+            "temperature": 0.7, "seed": 5, "max_tokens": 5, "stop_token_ids": [4], "ignore_eos": True, "logprobs": 0,
+            "detokenize": False,
+        },
+    }  # fmt: skip
+
+
+def test_servers_share_the_rows_and_each_prompt_stays_together(
+    start: Callable[[FakeServer], FakeServer], connect: Callable[..., ServerEngine]
+) -> None:
+    servers = [start(FakeServer()) for _ in range(3)]
+    connect(*servers).generate(rows(6, 4), PARAMS)
+    prompts = [{tuple(body["token_ids"]) for body in server.generated()} for server in servers]
+    assert [len(server.generated()) for server in servers] == [8, 8, 8]
+    assert [len(of_server) for of_server in prompts] == [2, 2, 2]
+
+
+def test_no_more_requests_run_at_a_server_than_it_may_have(
+    fake: FakeServer, connect: Callable[..., ServerEngine]
+) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def slow() -> Reply:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+        return 200, completion({"sampling_params": {"seed": 1}}, fake.version)
+
+    engine = connect(fake, concurrency=3)
+    fake.replies[GENERATE] = [slow]
+    engine.generate(rows(5, 3), PARAMS)
+    assert most == 3
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [(500, {"error": "out of luck"}), (503, b"<html>"), (429, {}), None],
+    ids=["500", "503", "429", "hung up"],
+)
+def test_what_may_pass_is_tried_again(
+    fake: FakeServer, connect: Callable[..., ServerEngine], failure: Reply | None
+) -> None:
+    engine = connect(fake, max_retries=2)
+    request = {"sampling_params": {"seed": 7}}
+    fake.replies[GENERATE] = [lambda: failure, lambda: failure, lambda: (200, completion(request, fake.version))]
+    assert engine.generate(rows(1, 1), PARAMS)[0].token_ids == (7,)
+    assert len(fake.generated()) == 3
+
+
+def test_a_server_says_itself_when_to_come_again(
+    fake: FakeServer, connect: Callable[..., ServerEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 30.0)
+    engine = connect(fake)
+    # With `Retry-After: 0`.
+    fake.replies[GENERATE] = [
+        lambda: (429, {}),
+        lambda: (200, completion({"sampling_params": {"seed": 7}}, fake.version)),
+    ]
+    began = time.monotonic()
+    engine.generate(rows(1, 1), PARAMS)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("reply", "attempts", "message"),
+    [
+        ((400, {"error": {"message": "too\n long"}}), 1, "status 400: too long"),
+        ((404, b"?"), 1, "status 404"),
+        ((500, {"error": {"message": "engine dead"}}), 3, "status 500: engine dead"),
+        (None, 3, "no answer"),
+    ],
+)
+def test_a_failure_that_stays_names_the_server_and_its_words(
+    fake: FakeServer, connect: Callable[..., ServerEngine], reply: Reply | None, attempts: int, message: str
+) -> None:
+    engine = connect(fake, max_retries=2)
+    fake.replies[GENERATE] = [lambda: reply]
+    with pytest.raises(ClusterError, match=message) as caught:
+        engine.generate(rows(1, 1), PARAMS)
+    assert str(caught.value).startswith(fake.url)
+    assert len(fake.generated()) == attempts
+
+
+def test_a_response_that_does_not_come_ends_the_call_in_time_and_is_not_asked_for_again(
+    fake: FakeServer, connect: Callable[..., ServerEngine]
+) -> None:
+    engine, forever = connect(fake, request_timeout_s=0.3), threading.Event()
+    fake.replies[GENERATE] = [lambda: (200, {"waited": forever.wait(10)})]
+    began = time.monotonic()
+    with pytest.raises(ClusterError, match=r"no answer within 0\.3 s"):
+        engine.generate(rows(1, 1), PARAMS)
+    assert time.monotonic() - began < 3
+    assert len(fake.generated()) == 1
+    forever.set()
+
+
+def test_one_failure_ends_the_rows_that_still_run(fake: FakeServer, connect: Callable[..., ServerEngine]) -> None:
+    engine, forever = connect(fake, concurrency=2), threading.Event()
+    fake.replies[GENERATE] = [lambda: (200, {"waited": forever.wait(10)}), lambda: (400, {})]
+    began = time.monotonic()
+    with pytest.raises(ClusterError, match="status 400"):
+        engine.generate(rows(1, 20), PARAMS)
+    assert time.monotonic() - began < 3
+    assert len(fake.generated()) == 2
+    forever.set()
+
+
+def test_tokens_of_weights_that_the_run_did_not_give_are_an_error(
+    fake: FakeServer, connect: Callable[..., ServerEngine]
+) -> None:
+    first, second = connect(fake), connect(fake)
+    with pytest.raises(ClusterError, match="another run uses this server"):
+        first.generate(rows(1, 1), PARAMS)
+    assert len(second.generate(rows(1, 1), PARAMS)) == 1
+    fake.version = "default"
+    with pytest.raises(ClusterError, match="started anew"):
+        second.generate(rows(1, 1), PARAMS)
+
+
+def test_a_token_carries_the_version_that_drew_it(fake: FakeServer, connect: Callable[..., ServerEngine]) -> None:
+    engine = connect(fake)
+    run = fake.version.partition(".")[0]
+    request = {"sampling_params": {"seed": 7}}
+    fake.replies[GENERATE] = [lambda: (200, completion(request, f"{run}.3", f"{run}.3", f"{run}.4"))]
+    assert engine.generate(rows(1, 1), PARAMS)[0].weight_versions == (3, 3, 4)
+
+
+def test_an_update_pauses_every_server_loads_names_the_weights_and_resumes(
+    start: Callable[[FakeServer], FakeServer], connect: Callable[..., ServerEngine], tmp_path: Path
+) -> None:
+    servers = [start(FakeServer()) for _ in range(2)]
+    engine = connect(*servers)
+    engine.generate(rows(2, 2), PARAMS)
+    before = {body["cache_salt"] for body in servers[0].generated()}
+    for server in servers:
+        server.asked.clear()
+    engine.load_weights_from(tmp_path, 4)
+    for server in servers:
+        assert server.paths() == [
+            "/collective_rpc", "/pause", "/collective_rpc", "/update_weight_version", "/resume"
+        ]  # fmt: skip
+        assert server.asked[2][1] == {"method": "luffy_load", "args": [str(tmp_path)]}
+    assert {c.weight_versions for c in engine.generate(rows(2, 2), PARAMS)} == {(4,)}
+    after = {body["cache_salt"] for body in servers[0].generated()}
+    assert (len(before), len(after), before & after, engine.weight_version) == (1, 1, set(), 4)
+
+
+def test_no_request_is_sent_while_the_weights_are_replaced(
+    fake: FakeServer, connect: Callable[..., ServerEngine]
+) -> None:
+    engine, said = connect(fake), []
+    thread = threading.Thread(target=lambda: said.extend(engine.generate(rows(1, 1), PARAMS)), daemon=True)
+    with engine.weight_update(4):
+        thread.start()
+        time.sleep(0.1)
+        assert fake.generated() == []
+    thread.join(5)
+    assert [c.weight_versions for c in said] == [(4,)]
+
+
+def test_a_failed_update_leaves_no_server_paused_and_no_token_that_counts(
+    start: Callable[[FakeServer], FakeServer], connect: Callable[..., ServerEngine], tmp_path: Path
+) -> None:
+    servers = [start(FakeServer()), start(FakeServer(loaded=["lm_head.weight"]))]
+    engine = connect(*servers)
+    with pytest.raises(ClusterError, match=r"has no lm_head\.weight \(1 weights in all\)"):
+        engine.load_weights_from(tmp_path, 4)
+    assert [server.paths()[-1] for server in servers] == ["/resume", "/resume"]
+    with pytest.raises(ClusterError, match="an update failed"):
+        engine.generate(rows(1, 1), PARAMS)
+    servers[1].loaded.clear()
+    engine.load_weights_from(tmp_path, 5)
+    assert engine.generate(rows(1, 1), PARAMS)[0].weight_versions == (5,)
+
+
+def test_a_model_folder_of_another_model_is_refused_before_anything_is_paused(
+    fake: FakeServer, connect: Callable[..., ServerEngine], tmp_path: Path
+) -> None:
+    engine = connect(fake)
+    fake.replies["/collective_rpc"] = [lambda: (200, {"results": [None, "another model: hidden_size"]})]
+    with pytest.raises(ConfigError, match="another model: hidden_size"):
+        engine.load_weights_from(tmp_path, 4)
+    assert "/pause" not in fake.paths()
+
+
+def test_a_url_that_answers_nothing_is_refused(start: Callable[[FakeServer], FakeServer]) -> None:
+    assert "execution.server.urls: http://127.0.0.1:1: no answer (" in complaint(
+        ServerConfig(urls=("http://127.0.0.1:1",))
+    )
+    forever = threading.Event()
+    silent = start(FakeServer(replies={"/v1/models": [lambda: (200, {"waited": forever.wait(10)})]}))
+    assert "no answer within 0.2 s; start the server or correct the URL" in complaint(
+        ServerConfig(urls=(silent.url,), request_timeout_s=0.2)
+    )
+    forever.set()
+
+
+def test_a_wrong_api_key_is_refused_by_the_name_of_its_variable(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ServerConfig(urls=(fake.url,), api_key_variable="ENGINES_KEY")
+    assert "ENGINES_KEY (execution.server.api_key_variable), which is not set" in complaint(config)
+    monkeypatch.setenv("ENGINES_KEY", "hunter2")
+    assert "which holds a wrong one" in complaint(config)
+    assert "hunter2" not in complaint(config)
+
+
+@pytest.mark.parametrize("reply", [(404, b"<html>"), (200, {"data": [{"id": "gpt"}]}), (200, {"data": []})])
+def test_what_is_no_vllm_server_is_refused(start: Callable[[FakeServer], FakeServer], reply: Reply) -> None:
+    other = start(FakeServer(replies={"/v1/models": [lambda: reply]}))
+    assert "what answers is no vLLM server" in complaint(ServerConfig(urls=(other.url,)))
+
+
+@pytest.mark.parametrize(
+    ("server", "missing"),
+    [
+        (FakeServer(context=40), "--max-model-len 64 (it has 40)"),
+        (FakeServer(settings=SETTINGS | {"dtype": "bfloat16"}), "--dtype float32"),
+        (FakeServer(settings=SETTINGS | {"logprobs_mode": "raw_logprobs"}), "--logprobs-mode processed_logprobs"),
+        (FakeServer(settings=SETTINGS | {"generation_config": "auto"}), "--generation-config vllm"),
+        (FakeServer(settings=SETTINGS | {"chunked_prefill": True}), "--no-enable-chunked-prefill"),
+        (FakeServer(replies={GENERATE: [lambda: (403, {"error": "disabled"})]}), "--enable-scale-out"),
+        (
+            FakeServer(context=40, replies={"/collective_rpc": [lambda: (500, {"error": "no attribute"})]}),
+            "--max-model-len 64 (it has 40), --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, --dtype "
+            "float32, --logprobs-mode processed_logprobs, --generation-config vllm",
+        ),
+        (
+            FakeServer(replies={"/collective_rpc": [lambda: (404, {})]}),
+            "VLLM_SERVER_DEV_MODE=1 in its environment, --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker, "
+            "--dtype float32, --logprobs-mode processed_logprobs, --generation-config vllm",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, FakeServer) else None,
+)
+def test_a_server_that_was_started_otherwise_is_told_what_to_add(
+    start: Callable[[FakeServer], FakeServer], server: FakeServer, missing: str
+) -> None:
+    url = start(server).url
+    assert complaint(ServerConfig(urls=(url,))) == f"{url}: start this server with {missing}"
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "http://", "http://a:b", "http://a:1/?x", "ftp://a", "http://k@a"])
+def test_a_url_that_cannot_be_right_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"execution\.server\.urls\S* must be like http://host:8000"):
+        load_experiment(SMOKE, ["evaluation.engine=openai", f"execution.server.urls=['{url}']"])
+
+
+def test_urls_are_the_roots_of_different_servers() -> None:
+    urls = ("http://a:1/", "https://a/x/v1/", "http://[::1]:8000/v1", "http://127.0.0.1")
+    expected = ("http://a:1", "https://a/x", "http://[::1]:8000", "http://127.0.0.1")
+    assert ServerConfig(urls=urls).urls == expected
+    with pytest.raises(ValueError, match="give each server once"):
+        ServerConfig(urls=("http://a:1", "http://a:1/v1"))
+
+
+def test_servers_and_their_use_belong_together() -> None:
+    with pytest.raises(ConfigError, match=r"urls: missing; evaluation\.engine: openai needs at least one server"):
+        load_experiment(SMOKE, ["evaluation.engine=openai"])
+    with pytest.raises(ConfigError, match=r"has no effect without evaluation\.engine: openai"):
+        load_experiment(SMOKE, ["execution.server.urls=[http://a:1]"])
+    config = load_experiment(SMOKE, ["evaluation.engine=openai", "execution.server.urls=[http://a:1]"])
+    assert config.execution.server.urls == ("http://a:1",)
