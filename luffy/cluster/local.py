@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.cluster.servers import Servers
+from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.policy import Policy
 from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
@@ -27,22 +28,31 @@ class EmbeddedEngine:
 
 
 class LocalCluster:
-    """One trainer rank and the embedded engine, in this process."""
+    """One trainer rank in this process, and the embedded engine or servers elsewhere."""
 
     def __init__(self, spec: TrainerSpec) -> None:
+        self._servers = Servers(spec) if spec.settings.rl.engine == "openai" else None
         self._rank = TrainerRank(spec)
+        self._embedded = EmbeddedEngine(self._rank.policy, spec.execution.rollout_batch_size)
         self.trainer = Trainer(spec.settings, 1, self._call)
-        self.engine = EmbeddedEngine(self._rank.policy, spec.execution.rollout_batch_size)
+
+    @property
+    def engine(self) -> RolloutEngine:
+        """Generates with the weights that were published last."""
+        return self._embedded if self._servers is None else self._servers.engine
 
     def publish(self, version: int) -> None:
-        """The weights are the trainer's own; the engine only learns their number."""
-        self.engine.weight_version = version
+        """The embedded engine has the trainer's own weights and only learns their number; servers are sent them."""
+        if self._servers is not None and version != self._servers.engine.weight_version:
+            self._servers.update(self.trainer, version)
+        self._embedded.weight_version = version
 
     def __enter__(self) -> "LocalCluster":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.engine.close()
+        if self._servers is not None:
+            self._servers.close()
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         return [getattr(self._rank, method)(*arguments[0])]

@@ -111,6 +111,8 @@ class ExperimentConfig(StrictModel):
     def _staleness_needs_engines_of_their_own(self) -> "ExperimentConfig":
         if self.rl is None or self.rl.max_staleness == 0:
             return self
+        if self.rl.engine == "openai":
+            return self
         if self.cluster == "local":
             raise ValueError(
                 f"rl.max_staleness {self.rl.max_staleness} has no effect with cluster: local, where rollouts and "
@@ -144,11 +146,15 @@ class ExperimentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _servers_have_their_use(self) -> "ExperimentConfig":
-        evaluates = self.evaluation is not None and self.evaluation.engine == "openai"
-        if evaluates and not self.execution.server.urls:
-            raise ValueError("execution.server.urls: missing; evaluation.engine: openai needs at least one server")
-        if self.execution.server.urls and not evaluates:
-            raise ValueError("execution.server.urls has no effect without evaluation.engine: openai; remove it")
+        users = [
+            name
+            for name, section in (("evaluation", self.evaluation), ("rl", self.rl))
+            if section is not None and section.engine == "openai"
+        ]
+        if users and not self.execution.server.urls:
+            raise ValueError(f"execution.server.urls: missing; {users[0]}.engine: openai needs at least one server")
+        if self.execution.server.urls and not users:
+            raise ValueError("execution.server.urls has no effect without evaluation.engine or rl.engine: openai")
         return self
 
     @model_validator(mode="after")

@@ -104,6 +104,9 @@ class RLConfig(StrictModel):
     temperature: PositiveFloat = 1.0
     """Of the rollouts; the trainer divides its logits by the same."""
     max_response_tokens: PositiveInt
+    engine: Literal["cluster", "openai"] = "cluster"
+    """What rolls out: the cluster's own engine (embedded, or vLLM actors under Ray), or the vLLM servers of
+    `execution.server`, which take the trainer's weights from a folder in the stage's directory."""
     max_staleness: NonNegativeInt = 0
     """RL steps that the weights behind a rollout may lag; above 0, generation overlaps with training."""
     correction: ImportanceCorrection | None = None

@@ -17,22 +17,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from reference.gradient_case import ROOT, as_groups, trajectories
 from synthetic.arithmetic import problems, tiny_tokenizer
 from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from luffy.cluster.local import LocalCluster
+from luffy.config import load_experiment
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, GradingConfig
 from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
-from luffy.config.settings import EvaluateSettings
+from luffy.config.settings import EvaluateSettings, RLSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError
 from luffy.evaluation.results import read_sample_records
 from luffy.pipeline.events import EventWriter
+from luffy.pipeline.graph import build_graph
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.server_checks import check_servers
 from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate
 from luffy.stages.program import StageContext
+from luffy.training.trainer import TrainerSpec
 from luffy.types import FinishReason
 
 pytestmark = pytest.mark.slow
@@ -281,6 +286,35 @@ def test_an_evaluation_gives_the_checkpoint_s_weights_to_the_server(served: Serv
     )
     assert remote == embedded
     assert len({record.response for record in remote}) > 1
+
+
+def test_rl_takes_its_rollouts_from_the_server(served: Served, tmp_path: Path) -> None:
+    overrides = [
+        "method=luffy", "chain=rl", "rl.engine=openai", f"execution.server.urls=[{served.config.urls[0]}]",
+        "rl.max_staleness=1",
+    ]  # fmt: skip
+    config = load_experiment(ROOT / "exp_configs/smoke.yaml", overrides)
+    (settings,) = (node.settings for node in build_graph(config) if node.stage == "rl")
+    assert isinstance(settings, RLSettings)
+    spec = TrainerSpec(settings, config.execution, served.folder / "start" / "model", tmp_path, CONTEXT, pad_id=0)
+    save(model_of(3), spec.model)
+    with LocalCluster(spec) as cluster:
+        before = cluster.engine.generate(REQUESTS, PARAMS[1.0])
+        cluster.trainer.learn(as_groups(*trajectories("luffy")), 1)
+        cluster.publish(1)
+        after = cluster.engine.generate(REQUESTS, PARAMS[1.0])
+        cluster.trainer.export(tmp_path / "model")
+    assert not (tmp_path / "published").exists()
+    models = {
+        version: Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        for version, folder in enumerate((spec.model, tmp_path / "model"))
+    }
+    assert not torch.equal(*(model.lm_head.weight for model in models.values()))
+    for version, completions in enumerate((before, after)):
+        for request, completion in zip(REQUESTS, completions, strict=True):
+            assert set(completion.weight_versions) == {version}
+            expected = expected_logprobs(models, request, completion, 1.0)
+            assert max(abs(a - b) for a, b in zip(completion.logprobs, expected, strict=True)) < MAX_GAP
 
 
 def test_a_server_that_is_killed_ends_the_rollout_in_time(served: Served) -> None:

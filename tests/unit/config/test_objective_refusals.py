@@ -400,5 +400,27 @@ def test_colocated_engines_stand_beside_the_ranks(tmp_path: Path, layout: str) -
     file = tmp_path / "experiment.yaml"
     more = "" if "colocated" in layout else ", ray: {placement: colocated}"
     file.write_text(f"extends: {SMOKE}\nchain: rl\nmethod: luffy\ncluster: ray\nexecution: {{{layout}{more}}}\n")
-    with pytest.raises(ConfigError, match="one engine beside each trainer rank: set ray.engines to 1"):
+    with pytest.raises(ConfigError, match=r"one engine beside each trainer rank: set ray\.engines to 1"):
         load_experiment(file)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fragment"),
+    [
+        (["rl.engine=openai"], "execution.server.urls: missing; rl.engine: openai needs at least one server"),
+        (["execution.server.urls=[http://a:8000]"], "has no effect without evaluation.engine or rl.engine: openai"),
+        (["rl.engine=openai", "execution.server.urls=[a:8000]"], "execution.server.urls"),
+        (["rl.engine=openai", "execution.server.urls=[http://a:1, http://a:1/v1]"], "give each server once"),
+    ],
+)
+def test_servers_and_who_uses_them_go_together(overrides: list[str], fragment: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(SMOKE, ["chain=rl", "method=luffy", *overrides])
+    (line,) = str(caught.value).splitlines()
+    assert fragment in line
+
+
+def test_servers_allow_staleness_without_ray() -> None:
+    served = ["rl.engine=openai", "execution.server.urls=[http://a:8000/v1]", "rl.max_staleness=1"]
+    config = load_experiment(SMOKE, ["chain=rl", "method=luffy", *served])
+    assert config.execution.server.urls == ("http://a:8000",)
