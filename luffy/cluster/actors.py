@@ -81,9 +81,10 @@ class RankActor:
         """What the rank's method of that name says."""
         return getattr(self._rank, method)(*arguments)
 
-    def send_weights(self, engines: Sequence[ActorHandle], timeout_s: float) -> list[int]:
+    def send_weights(self, engines: Sequence[ActorHandle], version: int, timeout_s: float) -> list[int]:
         """Give the engines the present weights; all ranks together. Returns the places of those that did not take them.
 
+        The weights are at least those of `version`: RL steps that learn nothing do not come to the ranks.
         Whatever becomes of the engines, every rank goes through all parameters: one that stopped would leave the
         others waiting for it.
         """
@@ -94,7 +95,13 @@ class RankActor:
             for _ in weights:
                 pass
             return []
-        return WeightSender(engines, timeout_s).send(weights, self._rank.version)
+        return WeightSender(engines, timeout_s).send(weights, max(version, self._rank.version))
+
+    def free_cache(self) -> None:
+        """Leave what torch keeps of the GPU's memory to whoever shares it."""
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 class EngineActor:
@@ -109,18 +116,28 @@ class EngineActor:
         """Of this process."""
         return os.getpid()
 
-    def open(self, model: Path, config: VLLMConfig, dtype: str, max_model_len: int, timeout_s: float) -> None:
-        """Load the model folder."""
+    def open(
+        self, model: Path, config: VLLMConfig, dtype: str, max_model_len: int, timeout_s: float, sleeps: bool
+    ) -> None:
+        """Load the model folder; `sleeps`: it will give its GPU up in between."""
         from luffy.rollout.vllm_engine import VLLMEngine
 
         self._timeout_s = timeout_s
         self._engine = VLLMEngine.from_folder(
-            model, config, dtype, max_model_len=max_model_len, wait_timeout_s=timeout_s
+            model, config, dtype, max_model_len=max_model_len, wait_timeout_s=timeout_s, sleep_mode=sleeps
         )
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         """One completion a request, in the order of the requests."""
         return self._engine.generate(requests, params)
+
+    def sleep(self) -> None:
+        """Give up the GPU's memory, weights and all: new ones come before it generates again."""
+        self._engine.sleep(level=2)
+
+    def wake_up(self, part: str) -> None:
+        """Take a part of the memory back: first `weights`, to be filled, then `kv_cache`."""
+        self._engine.wake_up([part])
 
     def load_weights(self, version: int) -> None:
         """Take all weights from the buckets that `receive` is given, up to the closing None."""

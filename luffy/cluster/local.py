@@ -47,6 +47,10 @@ class LocalCluster:
             self._servers.update(self.trainer, version)
         self._embedded.weight_version = version
 
+    def metrics(self) -> dict[str, float]:
+        """Nothing to tell: there is one process."""
+        return {}
+
     def __enter__(self) -> "LocalCluster":
         return self
 

@@ -8,60 +8,102 @@ from typing import Any
 import ray
 import torch
 from ray.actor import ActorHandle
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 
 from luffy.cluster.actors import EngineActor, ProcessSetup, RankActor
-from luffy.cluster.placement import Layout, in_bundle, layout, reserve
+from luffy.cluster.placement import Place, layout, reserve, stand_at
 from luffy.cluster.ray_engine import RayEngine
 from luffy.cluster.ray_session import ray_session
-from luffy.cluster.supervision import Member, answers
+from luffy.cluster.servers import Servers
+from luffy.cluster.supervision import Member, Supervisor
 from luffy.errors import ClusterError
+from luffy.rollout.engine import RolloutEngine
 from luffy.training.trainer import Trainer, TrainerSpec
 
 _LOGS = "logs"
-_ENGINE_THREADS = 16
-"""Calls that an engine takes at the same time: rollouts of several steps, and an update in two threads."""
+_UPDATE_THREADS = 3
+"""Of an engine, besides those that generate: an update, its parts, and a question."""
+_NEED_GPU = ("learn", "imitate", "entropies")
+"""What ranks do with more memory than they hold all the time."""
 
 
 class RayCluster:
-    """Trainer ranks and engines, each a process of its own. A context manager: all of them end with it."""
+    """Trainer ranks and engines, each a process of its own. A context manager: all of them end with it.
+
+    With `rl.engine: openai` there are ranks alone, and servers elsewhere. Colocated on GPUs, engines sleep while the
+    trainer learns and are woken, with new weights, when they are needed.
+    """
 
     def __init__(self, spec: TrainerSpec) -> None:
         self._spec = spec
         self._config = spec.execution.ray
         self._stack = ExitStack()
+        self._supervisor = Supervisor()
         self._submitting = threading.Lock()
         self._published = 0
+        self._asleep = False
+        self._servers: Servers | None = None
 
     def __enter__(self) -> "RayCluster":
+        spec, config = self._spec, self._config
         with self._stack:
-            config = self._config
-            self._stack.enter_context(ray_session(config, config.trainer_ranks + config.engines))
+            if spec.settings.rl.engine == "openai":
+                self._servers = Servers(spec)
+                self._stack.callback(self._servers.close)
+            num_engines = 0 if self._servers else config.engines
+            self._stack.enter_context(ray_session(config, config.trainer_ranks + num_engines))
             gpus = torch.cuda.is_available() if config.address is None else ray.cluster_resources().get("GPU", 0) > 0
-            self._layout: Layout = layout(config, self._spec.execution.vllm.tensor_parallel_size, gpus)
+            self._share_gpus = gpus and num_engines > 0 and config.placement == "colocated"
+            self._layout = layout(config, spec.execution.vllm.tensor_parallel_size, gpus, num_engines)
             self._group: PlacementGroup = reserve(self._layout, config.start_timeout_s)
-            self._stack.callback(remove_placement_group, self._group)
-            self._ranks = self._start_ranks()
-            self.trainer = Trainer(self._spec.settings, len(self._ranks), self._call)
-            engines = [self._start_engine(place) for place in range(config.engines)]
-            self._open_together(engines)
-            self.engine = RayEngine(engines, self._replace_engine, config.call_timeout_s)
+            self._stack.callback(self._supervisor.close)
+            engines = [self._start_engine(place) for place in range(num_engines)]
+            self._ranks = [self._start_rank(rank) for rank in range(config.trainer_ranks)]
+            # Together: each side loads its libraries and a model.
+            self._wait(engines + self._ranks, self._open_engines(engines) + self._open_ranks())
+            self.trainer = Trainer(spec.settings, len(self._ranks), self._call)
+            self._engines = RayEngine(engines, self._replace_engine, self._supervisor, config.call_timeout_s)
             self._stack = self._stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    @property
+    def engine(self) -> RolloutEngine:
+        """Generates with the weights that were published last."""
+        return self._engines if self._servers is None else self._servers.engine
+
     def publish(self, version: int) -> None:
         """Send the trainer's weights to every engine; rollouts that run go on behind the update."""
-        if version == self._published:
+        if version == self._published and not self._asleep:
             return  # engines start with the weights that the trainer starts with
-        for place in self._send(self.engine.members):
-            self.engine.restart(place, self.engine.members[place])
         self._published = version
+        if self._servers is not None:
+            self._servers.update(self.trainer, version)
+            return
+        if self._asleep:
+            self._ask_ranks([()] * len(self._ranks), "free_cache")
+            self._ask_engines("wake_up", "weights")
+        self._engines.update(self._send)
+        if self._asleep:
+            self._ask_engines("wake_up", "kv_cache")
+            self._asleep = False
+
+    def metrics(self) -> dict[str, float]:
+        """Engines that were replaced since the start."""
+        return {} if self._servers else {"perf/engine_restarts": float(self._engines.num_restarts)}
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        if self._share_gpus and method in _NEED_GPU and not self._asleep:
+            self._ask_engines("sleep")
+            self._asleep = True
         return self._ask_ranks([(method, *of_rank) for of_rank in arguments], "call")
+
+    def _ask_engines(self, method: str, *arguments: object) -> None:
+        members = self._engines.members
+        asked = [getattr(member.handle, method).remote(*arguments) for member in members]
+        self._supervisor.answers(members, asked, self._config.call_timeout_s)
 
     def _ask_ranks(self, arguments: Sequence[tuple[Any, ...]], remote: str) -> list[Any]:
         # Ranks answer in the order they are asked in, which must be the same on all of them: they meet in collectives.
@@ -70,57 +112,52 @@ class RayCluster:
                 getattr(member.handle, remote).remote(*of_rank)
                 for member, of_rank in zip(self._ranks, arguments, strict=True)
             ]
-        return answers(self._ranks, asked, self._config.call_timeout_s)
+        return self._supervisor.answers(self._ranks, asked, self._config.call_timeout_s)
 
     def _send(self, engines: Sequence[Member]) -> list[int]:
         """Places of the engines that did not take the weights."""
         handles = [member.handle for member in engines]
-        arguments = [(handles, self._config.call_timeout_s)] * len(self._ranks)
+        arguments = [(handles, self._published, self._config.call_timeout_s)] * len(self._ranks)
         return self._ask_ranks(arguments, "send_weights")[0]
 
-    def _start_ranks(self) -> list[Member]:
-        members = [
-            self._member(f"trainer rank {rank}", RankActor, rank, bundle, log=f"rank_{rank}.log")
-            for rank, bundle in enumerate(self._layout.ranks)
+    def _start_rank(self, rank: int) -> Member:
+        return self._member(f"trainer rank {rank}", RankActor, self._layout.ranks[rank], f"rank_{rank}.log")
+
+    def _open_ranks(self) -> list[Any]:
+        (meeting_point,) = self._wait(self._ranks[:1], [self._ranks[0].handle.meeting_point.remote()])
+        return [
+            member.handle.open.remote(self._spec, rank, len(self._ranks), meeting_point)
+            for rank, member in enumerate(self._ranks)
         ]
-        timeout_s = self._config.start_timeout_s
-        (meeting_point,) = answers(members[:1], [members[0].handle.meeting_point.remote()], timeout_s)
-        opening = [
-            member.handle.open.remote(self._spec, rank, len(members), meeting_point)
-            for rank, member in enumerate(members)
-        ]
-        answers(members, opening, timeout_s)
-        return members
 
     def _start_engine(self, place: int) -> Member:
-        index = len(self._layout.ranks) + place
-        bundle = self._layout.engines[place]
-        return self._member(f"engine {place}", EngineActor, index, bundle, f"engine_{place}.log", _ENGINE_THREADS)
+        num_threads = self._spec.settings.rl.max_staleness + 1 + _UPDATE_THREADS
+        where = self._layout.engines[place]
+        return self._member(f"engine {place}", EngineActor, where, f"engine_{place}.log", num_threads)
 
-    def _open_together(self, engines: Sequence[Member]) -> None:
-        spec, config = self._spec, self._config
-        opening = [
+    def _open_engines(self, engines: Sequence[Member]) -> list[Any]:
+        spec, timeout_s = self._spec, self._config.call_timeout_s
+        return [
             member.handle.open.remote(
-                spec.model, spec.execution.vllm, spec.settings.dtype, spec.longest, config.call_timeout_s
+                spec.model, spec.execution.vllm, spec.settings.dtype, spec.longest, timeout_s, self._share_gpus
             )
             for member in engines
         ]
-        answers(engines, opening, config.start_timeout_s)
+
+    def _wait(self, members: Sequence[Member], asked: Sequence[Any]) -> list[Any]:
+        return self._supervisor.answers(members, asked, self._config.start_timeout_s)
 
     def _replace_engine(self, place: int, dead: Member) -> Member:
         """A new engine with the trainer's present weights, which may be newer than those of the others."""
         member = self._start_engine(place)
-        self._open_together([member])
+        self._wait([member], self._open_engines([member]))
         if self._send([member]):
             raise ClusterError(f"{member.name} did not take the weights after a restart; see {member.log}")
         return member
 
-    def _member(
-        self, name: str, actor: type, index: int, bundle: dict[str, float], log: str, num_threads: int = 1
-    ) -> Member:
+    def _member(self, name: str, actor: type, place: Place, log: str, num_threads: int = 1) -> Member:
         path = self._spec.out / _LOGS / log
-        options = in_bundle(self._group, index, bundle) | {"max_concurrency": num_threads, "max_restarts": 0}
-        handle: ActorHandle = (
-            ray.remote(actor).options(**options).remote(ProcessSetup(path, self._spec.execution.num_threads))  # type: ignore[assignment]
-        )
+        options = stand_at(place, self._group) | {"max_concurrency": num_threads, "max_restarts": 0}
+        setup = ProcessSetup(path, self._spec.execution.num_threads)
+        handle: ActorHandle = ray.remote(actor).options(**options).remote(setup)  # type: ignore[assignment]
         return Member(name, handle, path)

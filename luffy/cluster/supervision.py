@@ -1,18 +1,29 @@
 """Asking actors and hearing of it when they are gone: no wait without a bound, and a dead process is named."""
 
+import socket
+import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from luffy.errors import ClusterError, LuffyError
 
 _TAIL_LINES = 15
+_LOOK_S = 1.0
+"""How long a wait goes on before it looks whether Ray is still there."""
+_CONNECT_S = 2.0
+_HEAD_GRACE_S = 10.0
+"""Longest absence of Ray's head. Ray itself ends this process without a word when it has missed it for 60 s."""
+_BLAME_S = 10.0
+"""How soon Ray hears of a death: whoever was connected with the dead process fails, too, and may fail before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,50 +40,128 @@ class Member:
         if not self.log.exists():
             return f"(no log at {self.log})"
         with self.log.open(encoding="utf-8", errors="replace") as lines:
-            return "".join(deque(lines, maxlen=_TAIL_LINES)).rstrip()
+            return "".join(deque(lines, maxlen=_TAIL_LINES)).rstrip() or "(it is empty)"
 
 
 class MemberDied(ClusterError):
     """A process of the cluster is gone."""
 
     def __init__(self, member: Member, why: str) -> None:
-        super().__init__(f"{member.name} {why}; the end of {member.log}:\n{member.tail()}")
+        super().__init__(
+            f"{member.name} {why}; the same command resumes the stage. The end of {member.log}:\n{member.tail()}"
+        )
         self.member = member
 
 
-def answers(members: Sequence[Member], asked: Sequence[Any], timeout_s: float) -> list[Any]:
-    """What the members say, in their order, once all have answered.
+class Supervisor:
+    """Waits for members of a cluster, in any number of threads, until it is closed.
 
-    The first failure of any of them ends the wait: the others may wait for the dead one. A LuffyError of theirs is
-    raised as it is; raises MemberDied for a process that is gone or silent for `timeout_s`, ClusterError for any other
-    failure.
+    A LuffyError of a member is raised as it is. Other failures are a MemberDied for a process that is gone or silent,
+    and a ClusterError where a process failed or Ray itself is gone.
     """
-    waiting = list(asked)
-    while waiting:
-        done, waiting = ray.wait(waiting, num_returns=1, timeout=timeout_s)
-        if not done:
-            silent = members[asked.index(waiting[0])]
-            raise MemberDied(silent, f"has not answered for {timeout_s:g} s")
-        _take(members[asked.index(done[0])], done[0], timeout_s)
-    return [_take(member, reference, timeout_s) for member, reference in zip(members, asked, strict=True)]
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_waiting = 0
+        self._closed = False
+
+    def answers(self, members: Sequence[Member], asked: Sequence[Any], timeout_s: float) -> list[Any]:
+        """What the members say, in their order, once all have answered.
+
+        The first failure of any of them ends the wait: the others may wait for the dead one. So does a silence of
+        `timeout_s`.
+        """
+        waiting: dict[Any, Member] = dict(zip(asked, members, strict=True))
+        found: dict[Any, Any] = {}
+        while waiting:
+            reference, answer = self.first_answer(waiting, timeout_s)
+            del waiting[reference]
+            found[reference] = answer
+        return [found[reference] for reference in asked]
+
+    def first_answer(self, asked: Mapping[Any, Member], timeout_s: float) -> tuple[Any, Any]:
+        """Which of the asked, by Ray's reference, answered first, and what it said."""
+        with self._waiting():
+            reference = self._first(asked, timeout_s)
+            try:
+                return reference, ray.get(reference)
+            except RayActorError as error:
+                check_ray()
+                raise MemberDied(asked[reference], "died") from error
+            except RayTaskError as error:
+                if isinstance(error.cause, LuffyError):
+                    raise error.cause from None
+                self._blame({other: member for other, member in asked.items() if other != reference})
+                member = asked[reference]
+                raise ClusterError(
+                    f"{member.name} failed: {_last_line(error)}; the end of {member.log}:\n{member.tail()}"
+                ) from error
+            except RayError as error:
+                check_ray()
+                raise ClusterError(f"{asked[reference].name}: {_last_line(error)}") from error
+
+    def close(self) -> None:
+        """End all waits, with a ClusterError in their threads: behind this Ray may be shut down."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: self._num_waiting == 0, _HEAD_GRACE_S + 2 * _LOOK_S)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        with self._changed:
+            self._num_waiting += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_waiting -= 1
+                self._changed.notify_all()
+
+    def _first(self, asked: Mapping[Any, Member], timeout_s: float) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not self._closed:
+            done, waiting = ray.wait(list(asked), timeout=min(_LOOK_S, timeout_s))
+            if done:
+                return done[0]
+            check_ray()
+            if time.monotonic() > deadline:
+                raise MemberDied(asked[waiting[0]], f"has not answered for {timeout_s:g} s")
+        raise ClusterError("the cluster was closed")
+
+    def _blame(self, others: Mapping[Any, Member]) -> None:
+        """Raise MemberDied when one of the others is found dead."""
+        waiting, deadline = list(others), time.monotonic() + _BLAME_S
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            done, waiting = ray.wait(waiting, timeout=left)
+            for reference in done:
+                try:
+                    ray.get(reference)
+                except RayActorError as error:
+                    raise MemberDied(others[reference], "died") from error
+                except RayError:
+                    continue  # it lost its connection, too
 
 
-def _take(member: Member, reference: Any, timeout_s: float) -> Any:
+def check_ray() -> None:
+    """Raise ClusterError when Ray's head, or its daemon on this machine, is gone."""
+    context = ray.get_runtime_context()
+    host, _, port = context.gcs_address.rpartition(":")
+    deadline = time.monotonic() + _HEAD_GRACE_S
+    while not _listens(host, int(port)):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"Ray's head at {context.gcs_address} is gone; the same command resumes the stage")
+        time.sleep(_LOOK_S)
+    here = context.get_node_id()
+    if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here):
+        raise ClusterError("Ray's daemon on this machine (raylet) is gone; the same command resumes the stage")
+
+
+def _listens(host: str, port: int) -> bool:
     try:
-        return ray.get(reference, timeout=timeout_s)
-    except RayActorError as error:
-        raise MemberDied(member, "died") from error
-    except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, LuffyError):
-            raise cause from None
-        raise ClusterError(
-            f"{member.name} failed: {_last_line(error)}; the end of {member.log}:\n{member.tail()}"
-        ) from error
-    except GetTimeoutError as error:
-        raise MemberDied(member, f"has not answered for {timeout_s:g} s") from error
-    except RayError as error:
-        raise ClusterError(f"Ray is gone ({_last_line(error)}); the same command resumes the stage") from error
+        with socket.create_connection((host, port), timeout=_CONNECT_S):
+            return True
+    except OSError:
+        return False
 
 
 def _last_line(error: BaseException) -> str:

@@ -23,28 +23,36 @@ class WeightSender:
         self._engines = dict(enumerate(engines))
         self._timeout_s = timeout_s
         self._failed: list[int] = []
+        self._loading: dict[int, Any] = {}
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[int]:
-        """Give every engine all of `weights`; returns the places of the engines that failed."""
-        loading = {place: engine.load_weights.remote(version) for place, engine in self._engines.items()}
+        """Give every engine all of `weights`, of `version`; returns the places of the engines that failed."""
+        self._loading = {place: engine.load_weights.remote(version) for place, engine in self._engines.items()}
         for bucket in buckets(weights, _BUCKET_BYTES):
             self._hand_out(bucket)
         self._hand_out(None)
-        self._settle({place: loading[place] for place in self._engines})
+        for place in list(self._engines):
+            self._settle(place, self._loading[place])
         return sorted(self._failed)
 
     def _hand_out(self, bucket: list[tuple[str, Tensor]] | None) -> None:
         shared = ray.put(bucket)
-        self._settle({place: engine.receive.remote(shared) for place, engine in self._engines.items()})
+        taking: dict[int, Any] = {place: engine.receive.remote(shared) for place, engine in self._engines.items()}
+        for place, answer in taking.items():
+            self._settle(place, answer)
 
-    def _settle(self, answers: dict[int, Any]) -> None:
-        for place, answer in answers.items():
-            try:
-                ray.get(answer, timeout=self._timeout_s)
-            except Exception as error:  # noqa: BLE001 - whatever it was, this engine has no whole set of weights
-                logger.warning("engine %d did not take its weights: %s", place, error)
-                self._failed.append(place)
-                del self._engines[place]
+    def _settle(self, place: int, answer: Any) -> None:
+        # An engine whose update has failed takes no bucket any more: only its other answer tells.
+        awaited = list(dict.fromkeys([answer, self._loading[place]]))
+        try:
+            done, _ = ray.wait(awaited, timeout=self._timeout_s)
+            if not done:
+                raise TimeoutError(f"no answer for {self._timeout_s:g} s")
+            ray.get(done[0])
+        except Exception as error:  # noqa: BLE001 - whatever it was, this engine has no whole set of weights
+            logger.warning("engine %d did not take its weights: %s", place, error)
+            self._failed.append(place)
+            del self._engines[place]
 
 
 def buckets(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[list[tuple[str, Tensor]]]:

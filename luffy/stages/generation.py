@@ -41,7 +41,8 @@ class Generation:
         self._experience.commit(plan, groups)
         waited = time.perf_counter() - began
         queue = {"perf/queue_depth": float(depth)} if self._ahead else {}
-        return groups, {"perf/trainer_idle_s": waited} | queue | self._busy.since_last()
+        metrics = {"perf/trainer_idle_s": waited} | queue | self._busy.since_last()
+        return groups, metrics | self._cluster.metrics()
 
     def __enter__(self) -> "Generation":
         return self

@@ -24,7 +24,7 @@ from typing import TypeVar, cast
 from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
-from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, ConfigError, UserError, WorkspaceError
+from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, ConfigError, LuffyError, UserError, WorkspaceError
 from luffy.pipeline.events import EVENTS_FILE, EventWriter
 from luffy.pipeline.fingerprint import code_fingerprint
 from luffy.pipeline.identity import IdentityRecord, write_identity
@@ -118,7 +118,7 @@ def _guarded(
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last frame: whatever it is, the supervisor is told in one line
         known = _as_user_error(error)
-        events.failed(str(known) if known else f"{type(error).__name__}: {error}".splitlines()[0])
+        events.failed(str(known) if known else _one_line(error))
         return _report(known or error)
     finally:
         _end_children(supervisor)
@@ -238,6 +238,11 @@ def _as_user_error(error: Exception) -> UserError | None:
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         return WorkspaceError(f"{error.filename or 'workspace'}: no space left; free some, the stage will resume")
     return None
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error) if isinstance(error, LuffyError) else f"{type(error).__name__}: {error}"
+    return text.splitlines()[0]
 
 
 def _report(error: Exception) -> int:

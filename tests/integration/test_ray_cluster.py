@@ -1,0 +1,125 @@
+"""Real Ray, real DeepSpeed ranks, real vLLM: two ranks and two engines do what one process does.
+
+One cluster, ZeRO 3 and untied embeddings, for all tests, which go through a run in order: start, first update, publish.
+"""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from reference.gradient_case import relative_l2
+from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movement, params, spec_of
+
+from luffy.cluster.local import LocalCluster
+from luffy.cluster.placement import Layout, Place, reserve
+from luffy.cluster.ray_cluster import RayCluster
+from luffy.errors import CheckpointError, ClusterError, ConfigError
+from luffy.rollout.engine import Completion, RolloutRequest
+from luffy.training.trainer import TrainerSpec
+
+pytestmark = pytest.mark.slow
+MAX_GAP = 1e-4
+# The movement is 1e-3 of the parameters, so float32 rounding of the parameters shows in its fourth digit.
+MAX_MOVEMENT_ERROR = 1e-3
+
+
+@dataclass
+class Pair:
+    """The same start twice."""
+
+    ray: RayCluster
+    local: LocalCluster
+    spec: TrainerSpec
+
+    def export(self, name: str) -> Path:
+        """The weights of the ranks, as a model folder."""
+        folder = self.spec.out / name
+        self.ray.trainer.export(folder)
+        return folder
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    ray_folder, local_folder = tmp_path_factory.mktemp("ray"), tmp_path_factory.mktemp("local")
+    spec = spec_of(ray_folder, model_of(tied=False), zero_stage=3, trainer_ranks=2, engines=2)
+    local = LocalCluster(spec_of(local_folder, model_of(tied=False), zero_stage=0))
+    before = set(psutil.Process().children(recursive=True))
+    with RayCluster(spec) as cluster:
+        yield Pair(cluster, local, spec)
+    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=20)
+    assert left == []
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("later")]
+
+
+def test_greedy_rollouts_of_the_start_are_the_same_tokens(pair: Pair) -> None:
+    expected = pair.local.engine.generate(REQUESTS, params(temperature=0.0))
+    found = pair.ray.engine.generate(REQUESTS, params(temperature=0.0))
+    assert [(c.token_ids, c.finish_reason) for c in found] == [(c.token_ids, c.finish_reason) for c in expected]
+    assert all(set(c.weight_versions) == {0} for c in found)
+
+
+def test_the_engines_logprobs_are_the_trainers_before_and_after_a_publish_and_the_update_is_that_of_one_process(
+    pair: Pair,
+) -> None:
+    first = pair.ray.engine.generate(REQUESTS, params())
+    assert largest_gap(pair.export("start"), REQUESTS, first) < MAX_GAP
+
+    found, expected = (cluster.trainer.learn(groups_of(1), 1) for cluster in (pair.ray, pair.local))
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    pair.local.trainer.export(pair.spec.out / "expected")
+    after = pair.export("after")
+    moved, expected_moved = (movement(folder, pair.spec.model) for folder in (after, pair.spec.out / "expected"))
+    assert relative_l2(moved, expected_moved) < MAX_MOVEMENT_ERROR
+
+    pair.ray.publish(1)
+    second = pair.ray.engine.generate(REQUESTS, params())
+    assert largest_gap(after, REQUESTS, second) < MAX_GAP < largest_gap(pair.spec.model, REQUESTS, second)
+    assert all(set(c.weight_versions) == {1} for c in second)
+
+
+def test_rollouts_go_on_behind_a_publish_and_their_tokens_carry_its_version(pair: Pair) -> None:
+    requests = [RolloutRequest((1 + i % 20, 2), seed=i) for i in range(200)]
+    completions: list[Completion] = []
+    later = threading.Thread(
+        target=lambda: completions.extend(pair.ray.engine.generate(requests, params())), name="later", daemon=True
+    )
+    later.start()
+    pair.ray.trainer.learn(groups_of(2), 2)
+    pair.ray.trainer.learn(groups_of(3), 3)
+    pair.ray.publish(3)
+    later.join(timeout=60)
+    assert len(completions) == len(requests)
+    versions = [c.weight_versions for c in completions]
+    assert all(list(row) == sorted(row) and set(row) <= {1, 3} for row in versions)
+    assert any(len(set(row)) == 2 for row in versions)
+    assert any(set(row) == {3} for row in versions)
+
+
+def test_a_step_without_a_group_has_a_version_of_its_own(pair: Pair) -> None:
+    assert pair.ray.trainer.learn([], 4) == {}
+    pair.ray.publish(4)
+    assert set(pair.ray.engine.generate(REQUESTS[:1], params())[0].weight_versions) == {4}
+
+
+def test_an_error_of_the_ranks_is_raised_as_it_is(pair: Pair) -> None:
+    with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
+        pair.ray.trainer.restore(9)
+    with pytest.raises(ClusterError, match=r"trainer rank [01] failed: .*no_such_method.*rank_[01]\.log"):
+        pair.ray._call("no_such_method", [(), ()])
+
+
+ONE = [Place(0, cpus=1, gpus=0)]
+
+
+def test_more_than_the_cluster_has_is_refused(pair: Pair) -> None:
+    with pytest.raises(ConfigError, match=r"trainer_ranks 1 and engines 1 need 3 GPUs, the cluster has \d"):
+        reserve(Layout([{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 2}], ONE, ONE), 5)
+    with pytest.raises(ConfigError, match=r"trainer_ranks 1000 and engines 1 need 1001 CPUs, the cluster has"):
+        reserve(Layout([{"CPU": 1}] * 1001, ONE * 1000, ONE), 5)
+    everything = ray.cluster_resources()["CPU"]
+    with pytest.raises(ClusterError, match=r"CPUs did not become free within 1 s"):
+        reserve(Layout([{"CPU": everything}], ONE, []), 1)

@@ -1,0 +1,176 @@
+"""The RL stage under `cluster: ray` as a real program: whatever is killed, it ends with one reason, leaves no process,
+and the same command resumes it.
+
+The tests are one story of one stage, in order: each goes on where the one before was ended.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from luffy.pipeline.checkpoints import complete_checkpoints
+
+pytestmark = pytest.mark.slow
+DRIVER = Path(__file__).with_name("ray_run.py")
+TWO_RANKS = "execution.ray={trainer_ranks: 2, start_timeout_s: 150, call_timeout_s: 90}"
+ONE_RANK = "execution.ray={trainer_ranks: 1, start_timeout_s: 150, call_timeout_s: 90}"
+NUM_STEPS = 16
+
+
+started: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Also behind a test that failed."""
+    yield
+    for driver in started:
+        driver.kill()  # its stage ends with it
+        driver.wait()
+    started.clear()
+
+
+def start(workspace: Path, nodes: str, layout: str) -> subprocess.Popen[str]:
+    with (workspace / "driver.txt").open("w") as out:
+        driver = subprocess.Popen(
+            [sys.executable, str(DRIVER), str(workspace), nodes, layout, f"rl.steps={NUM_STEPS}"],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # As in a terminal: a shell that runs this in the background has its children ignore Ctrl-C.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+    started.append(driver)
+    return driver
+
+
+def said(workspace: Path) -> str:
+    return (workspace / "driver.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workspace = tmp_path_factory.mktemp("workspace")
+    assert start(workspace, "prepare_data,base", TWO_RANKS).wait(timeout=200) == 0, said(workspace)
+    return workspace
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def stage(workspace: Path) -> Path:
+    (directory,) = (workspace / "stages" / "rl").iterdir()
+    return directory
+
+
+def steps(workspace: Path) -> list[int]:
+    """Those whose metrics are written."""
+    files = list((workspace / "stages").glob("rl/*/metrics.jsonl"))
+    return [json.loads(line)["step"] for file in files for line in file.read_text().splitlines()]
+
+
+def processes(driver: subprocess.Popen[str], name: str = "") -> list[psutil.Process]:
+    """All that the driver has started, of that name."""
+    found = []
+    if driver.poll() is not None:
+        return []
+    for process in psutil.Process(driver.pid).children(recursive=True):
+        try:
+            found += [process] if name in process.name() else []
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def writes(process: psutil.Process, log: str) -> bool:
+    return Path(f"/proc/{process.pid}/fd/1").resolve().name == log
+
+
+def assert_all_end(left: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(left, timeout=20)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def until_step(workspace: Path, driver: subprocess.Popen[str], step: int) -> None:
+    """Until this start of the stage has written the metrics of `step`, or of one behind it."""
+
+    def is_there() -> bool:
+        told = re.findall(rf"^progress: (\d+)/{NUM_STEPS}$", said(workspace), re.MULTILINE)
+        return driver.poll() is not None or max(map(int, told), default=0) >= step
+
+    wait_until(is_there, timeout_s=150)
+    assert driver.poll() is None, said(workspace)
+
+
+def test_a_killed_rank_ends_the_stage_and_is_named(workspace: Path) -> None:
+    driver = start(workspace, "rl", TWO_RANKS)
+    until_step(workspace, driver, 3)
+    everybody = processes(driver)
+    (victim,) = (process for process in processes(driver, "ray::RankActor") if writes(process, "rank_1.log"))
+    victim.kill()
+    assert driver.wait(timeout=60) == 1
+    assert re.search(
+        r"^error: rl failed with exit code 1: trainer rank 1 died; the same command resumes",
+        said(workspace),
+        re.M,
+    )
+    assert_all_end(everybody)
+
+
+def test_the_loss_of_rays_head_ends_the_stage(workspace: Path) -> None:
+    resumed = max(complete_checkpoints(stage(workspace)))
+    driver = start(workspace, "rl", ONE_RANK)
+    until_step(workspace, driver, resumed + 1)
+    assert f"started: from step {resumed}\n" in said(workspace)
+    everybody = processes(driver)
+    (head,) = processes(driver, "gcs_server")
+    head.kill()
+    assert driver.wait(timeout=60) == 1
+    assert re.search(
+        r"^error: rl failed with exit code 1: Ray's head at \S+ is gone; the same command",
+        said(workspace),
+        re.M,
+    )
+    assert_all_end(everybody)
+
+
+@pytest.mark.parametrize(
+    ("victim", "signal_sent", "code"),
+    [("stage", signal.SIGKILL, 1), ("supervisor", signal.SIGKILL, -9), ("supervisor", signal.SIGINT, 130)],
+)
+def test_no_process_outlives_the_stage_or_its_supervisor(
+    workspace: Path, victim: str, signal_sent: signal.Signals, code: int
+) -> None:
+    driver = start(workspace, "rl", ONE_RANK)
+    wait_until(lambda: processes(driver, "ray::EngineActor") or driver.poll() is not None, timeout_s=100)
+    everybody = processes(driver)
+    assert len(everybody) > 5, said(workspace)
+    pid = driver.pid if victim == "supervisor" else psutil.Process(driver.pid).children()[0].pid
+    os.kill(pid, signal_sent)
+    assert driver.wait(timeout=60) == code
+    assert_all_end(everybody)
+
+
+def test_the_same_command_finishes_what_was_ended(workspace: Path) -> None:
+    driver = start(workspace, "rl", ONE_RANK)
+    wait_until(lambda: processes(driver, "ray::EngineActor") or driver.poll() is not None, timeout_s=100)
+    everybody = processes(driver)
+    assert driver.wait(timeout=200) == 0, said(workspace)
+    assert_all_end(everybody)
+    assert steps(workspace) == list(range(1, NUM_STEPS + 1))
+    manifest = json.loads((stage(workspace) / "manifest.json").read_text())
+    assert 2 <= manifest["resumed_from"] < NUM_STEPS
+    assert (stage(workspace) / "model" / "model.safetensors").exists()
