@@ -1,4 +1,4 @@
-"""The vLLM engine, in the caller's process: the one module that touches vLLM (0.32).
+"""The vLLM engine, in the caller's process. Only the modules `vllm_*` beside this one touch vLLM (0.32).
 
 vLLM batches continuously: a response that ends makes room for the next one at once, and nothing is padded. So prompts
 need no grouping by length here; what matters is that no long response starts last, and that the rows of a prompt,
@@ -24,6 +24,7 @@ from luffy.errors import ConfigError, LuffyError
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.turns import Turns
 from luffy.rollout.vllm_limits import check_layout, check_lengths, check_params, context_length, read_shape, room
+from luffy.rollout.vllm_reload import begin_reload, end_reload, load_tensor
 from luffy.types import FinishReason
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
-    from vllm.v1.worker.gpu_worker import Worker
 
 TransferBackend = Literal["nccl", "ipc"]
 _Answer = TypeVar("_Answer")
@@ -194,11 +194,11 @@ class VLLMEngine:
         model's weights were not among them; the engine cannot be used after a failed update.
         """
         with self._turns.turn(), self._breaks_on_failure("an update of its weights"):
-            missing = set(self._on_worker(_begin_reload))
+            missing = set(self._on_worker(begin_reload))
             for name, tensor in weights:
-                missing -= self._on_worker(_load_tensor, name, tensor)
+                missing -= self._on_worker(load_tensor, name, tensor)
                 del tensor
-            self._on_worker(_end_reload)
+            self._on_worker(end_reload)
             if missing:
                 raise LuffyError(f"weights were not sent: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
             self._set_version(version)
@@ -416,43 +416,6 @@ def _completion(output: "RequestOutput") -> Completion:
     )
     assert len(completion.token_ids) == len(completion.logprobs) == len(completion.weight_versions)
     return completion
-
-
-def _begin_reload(worker: "Worker") -> set[str]:
-    """Make the model ready for weights in Hugging Face's format; returns the names of its own parameters."""
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
-    model = worker.get_model()
-    names = {name for name, _ in model.named_parameters()}
-    with set_current_vllm_config(worker.vllm_config):
-        initialize_layerwise_reload(model)
-    return names
-
-
-def _load_tensor(worker: "Worker", name: str, tensor: Tensor) -> set[str]:
-    """Load one tensor; returns the parameters of the model that it is a part of."""
-    from vllm.config import set_current_vllm_config
-
-    load = cast(Callable[[list[tuple[str, Tensor]]], set[str]], worker.get_model().load_weights)
-    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
-        return load([(name, tensor)])
-
-
-def _end_reload(worker: "Worker") -> None:
-    """Finish the layers that wait for all others, and the output head."""
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-    model = worker.get_model()
-    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
-        finalize_layerwise_reload(model, worker.model_config)
-        for module in model.modules():
-            if isinstance(module, ParallelLMHead):
-                # On CPU the head multiplies by a packed copy of its weight. A tied head shares the embedding's tensor,
-                # which is new by now, but nothing was loaded into the head itself, so that no one packed it again.
-                module.quant_method.process_weights_after_loading(module)
 
 
 @contextmanager

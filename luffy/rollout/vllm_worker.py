@@ -4,11 +4,10 @@
 `/collective_rpc` calls its methods by name: strings in, JSON out.
 """
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
+from luffy.rollout.vllm_reload import begin_reload, end_reload, load_tensor
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker
@@ -48,26 +47,13 @@ class ServerWorker:
         return None
 
     def luffy_load(self, folder: str) -> list[str]:
-        """Replace the weights by those of `folder`; returns the parameters of the model that were not there.
-
-        vLLM's own `reload_weights` only logs these, and leaves a tied output head on CPU as it was.
-        """
-        from vllm.config import set_current_vllm_config
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+        """Replace the weights by those of `folder`; returns the parameters of the model that were not there."""
         from vllm.model_executor.model_loader.weight_utils import safetensors_weights_iterator
 
         worker = cast("Worker", self)
-        model = worker.get_model()
-        load = cast(Callable[[Iterable[tuple[str, torch.Tensor]]], set[str]], model.load_weights)
         files = sorted(str(file) for file in Path(folder).glob("*.safetensors"))
-        missing = {name for name, _ in model.named_parameters()}
-        with set_current_vllm_config(worker.vllm_config), torch.no_grad():
-            initialize_layerwise_reload(model)
-            missing -= load(safetensors_weights_iterator(files, use_tqdm_on_load=False))
-            finalize_layerwise_reload(model, worker.model_config)
-            for module in model.modules():
-                if isinstance(module, ParallelLMHead):
-                    # The packed copy of a tied head, which belongs to no tensor that was loaded.
-                    module.quant_method.process_weights_after_loading(module)
+        missing = begin_reload(worker)
+        for name, tensor in safetensors_weights_iterator(files, use_tqdm_on_load=False):
+            missing -= load_tensor(worker, name, tensor)
+        end_reload(worker)
         return sorted(missing)
