@@ -7,6 +7,7 @@ from luffy.config.settings import RLSettings, SFTSettings
 from luffy.errors import DataError
 from luffy.pipeline.checkpoints import complete_checkpoints
 from luffy.pipeline.job import read_job
+from luffy.pipeline.manifest import MANIFEST_FILE
 
 _MODEL = "model"
 
@@ -21,7 +22,7 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
         raise DataError(f"{folder}: is not empty; give a folder that is not there yet")
     if not (stage / "config.yaml").is_file():
         raise DataError(f"{stage}: is no stage directory; give workspace/stages/rl/KEY or workspace/runs/RUN/rl")
-    if step is None and (stage / _MODEL / "config.json").is_file():
+    if step is None and (stage / MANIFEST_FILE).is_file() and (stage / _MODEL).is_dir():
         copytree(stage / _MODEL, folder, dirs_exist_ok=True)
         return "the final model"
     job = read_job(stage / "config.yaml")

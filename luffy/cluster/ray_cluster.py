@@ -23,6 +23,8 @@ from luffy.training.trainer import Trainer, TrainerSpec
 _LOGS = "logs"
 _UPDATE_THREADS = 3
 """Of an engine, besides those that generate: an update, its parts, and a question."""
+_SEND_TIMEOUT_S = 300.0
+"""Longest wait for engines to take all weights; under ZeRO 3 the other ranks wait in a collective meanwhile."""
 _NEED_GPU = ("learn", "imitate", "entropies")
 """What ranks do with more memory than they hold all the time."""
 
@@ -59,8 +61,14 @@ class RayCluster:
             self._stack.callback(self._supervisor.close)
             engines = [self._start_engine(place) for place in range(num_engines)]
             self._ranks = [self._start_rank(rank) for rank in range(config.trainer_ranks)]
-            # Together: each side loads its libraries and a model.
-            self._wait(engines + self._ranks, self._open_engines(engines) + self._open_ranks())
+            if self._share_gpus:
+                # vLLM takes what changes on its GPU while it measures for its own.
+                self._wait(self._ranks, self._open_ranks())
+                self._ask_ranks([()] * len(self._ranks), "free_cache")
+                self._wait(engines, self._open_engines(engines))
+            else:
+                # Together: each side loads its libraries and a model.
+                self._wait(engines + self._ranks, self._open_engines(engines) + self._open_ranks())
             self.trainer = Trainer(spec.settings, len(self._ranks), self._call)
             self._engines = RayEngine(engines, self._replace_engine, self._supervisor, config.call_timeout_s)
             self._stack = self._stack.pop_all()
@@ -84,10 +92,10 @@ class RayCluster:
             return
         if self._asleep:
             self._ask_ranks([()] * len(self._ranks), "free_cache")
-            self._ask_engines("wake_up", "weights")
+            self._engines.ask("wake_up", "weights")
         self._engines.update(self._send)
         if self._asleep:
-            self._ask_engines("wake_up", "kv_cache")
+            self._engines.ask("wake_up", "kv_cache")
             self._asleep = False
 
     def metrics(self) -> dict[str, float]:
@@ -96,14 +104,9 @@ class RayCluster:
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         if self._share_gpus and method in _NEED_GPU and not self._asleep:
-            self._ask_engines("sleep")
+            self._engines.ask("sleep")
             self._asleep = True
         return self._ask_ranks([(method, *of_rank) for of_rank in arguments], "call")
-
-    def _ask_engines(self, method: str, *arguments: object) -> None:
-        members = self._engines.members
-        asked = [getattr(member.handle, method).remote(*arguments) for member in members]
-        self._supervisor.answers(members, asked, self._config.call_timeout_s)
 
     def _ask_ranks(self, arguments: Sequence[tuple[Any, ...]], remote: str) -> list[Any]:
         # Ranks answer in the order they are asked in, which must be the same on all of them: they meet in collectives.
@@ -117,7 +120,9 @@ class RayCluster:
     def _send(self, engines: Sequence[Member]) -> list[int]:
         """Places of the engines that did not take the weights."""
         handles = [member.handle for member in engines]
-        arguments = [(handles, self._published, self._config.call_timeout_s)] * len(self._ranks)
+        # Sooner than the wait for the ranks themselves, who would be blamed for a silent engine.
+        timeout_s = min(self._config.call_timeout_s / 4, _SEND_TIMEOUT_S)
+        arguments = [(handles, self._published, timeout_s)] * len(self._ranks)
         return self._ask_ranks(arguments, "send_weights")[0]
 
     def _start_rank(self, rank: int) -> Member:

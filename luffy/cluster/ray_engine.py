@@ -90,10 +90,21 @@ class RayEngine:
                 logger.warning("%s did not take its weights", self.members[place].name)
                 self._restart(place)
 
+    def ask(self, method: str, *arguments: object) -> None:
+        """Call a method of every engine; one that has died is replaced, and needs no answer any more."""
+        asked = [(member, getattr(member.handle, method).remote(*arguments)) for member in self.members]
+        for place, (member, reference) in enumerate(asked):
+            try:
+                self._supervisor.answers([member], [reference], self._timeout_s)
+            except MemberDied as death:
+                logger.warning("%s", death)
+                self.restart(place, member)
+
     def close(self) -> None:
         """The actors end with their cluster."""
 
     def _restart(self, place: int) -> None:
+        self._supervisor.check_open()  # a Ray that is shut down would start anew
         dead = self.members[place]
         ray.kill(dead.handle)  # it may only be silent
         self.members[place] = self._replace(place, dead)

@@ -12,6 +12,7 @@ from luffy.config.execution import RayConfig
 from luffy.errors import ClusterError, ConfigError
 
 _CONNECT_S = 5.0
+_OF_THIS_MACHINE = "auto"
 # gRPC is HTTP/2, in which either side opens with a frame of settings (RFC 9113, 3.4): 9 bytes, the fourth is its type.
 _SETTINGS = b"\x04"
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" * 5
@@ -60,7 +61,8 @@ def _start(config: RayConfig, num_actors: int) -> None:
 
 
 def _join(address: str) -> None:
-    _check_answers(address)
+    if address != _OF_THIS_MACHINE:
+        _check_answers(address)
     try:
         ray.init(address=address, log_to_driver=False)
     except Exception as error:

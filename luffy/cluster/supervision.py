@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from luffy.errors import ClusterError, LuffyError
 
 _TAIL_LINES = 15
+_CLOSED = "the cluster was closed"
 _LOOK_S = 1.0
 """How long a wait goes on before it looks whether Ray is still there."""
 _CONNECT_S = 2.0
@@ -100,6 +101,11 @@ class Supervisor:
                 check_ray()
                 raise ClusterError(f"{asked[reference].name}: {_last_line(error)}") from error
 
+    def check_open(self) -> None:
+        """Raise ClusterError once closed."""
+        if self._closed:
+            raise ClusterError(_CLOSED)
+
     def close(self) -> None:
         """End all waits, with a ClusterError in their threads: behind this Ray may be shut down."""
         with self._changed:
@@ -126,7 +132,7 @@ class Supervisor:
             check_ray()
             if time.monotonic() > deadline:
                 raise MemberDied(asked[waiting[0]], f"has not answered for {timeout_s:g} s")
-        raise ClusterError("the cluster was closed")
+        raise ClusterError(_CLOSED)
 
     def _blame(self, others: Mapping[Any, Member]) -> None:
         """Raise MemberDied when one of the others is found dead."""

@@ -5,6 +5,7 @@ taken it: on either side no more than two buckets exist besides the model itself
 """
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ class WeightSender:
 
     def __init__(self, engines: Sequence[ActorHandle], timeout_s: float) -> None:
         self._engines = dict(enumerate(engines))
-        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
         self._failed: list[int] = []
         self._loading: dict[int, Any] = {}
 
@@ -45,9 +46,9 @@ class WeightSender:
         # An engine whose update has failed takes no bucket any more: only its other answer tells.
         awaited = list(dict.fromkeys([answer, self._loading[place]]))
         try:
-            done, _ = ray.wait(awaited, timeout=self._timeout_s)
+            done, _ = ray.wait(awaited, timeout=max(self._deadline - time.monotonic(), 0.1))
             if not done:
-                raise TimeoutError(f"no answer for {self._timeout_s:g} s")
+                raise TimeoutError("it has not taken its weights in time")
             ray.get(done[0])
         except Exception as error:  # noqa: BLE001 - whatever it was, this engine has no whole set of weights
             logger.warning("engine %d did not take its weights: %s", place, error)

@@ -7,6 +7,9 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 
 from luffy.config.strict import StrictModel
 
+LOWEST_VLLM_TEMPERATURE = 0.01
+"""vLLM draws at this temperature when it is asked for a lower one that is not 0."""
+
 
 class CheckpointConfig(StrictModel):
     """How much work a kill can cost; every stage resumes from its newest complete checkpoint."""
@@ -39,8 +42,9 @@ class VLLMConfig(StrictModel):
 class RayConfig(StrictModel):
     """How `cluster: ray` lays trainer ranks and engines out over machines."""
 
-    address: str | None = None
-    """Of a running cluster (`ray start --head`); None: Ray is started on this machine and ended with the stage."""
+    address: Annotated[str, Field(pattern=r"^(auto|[^\s:/]+:\d+)$")] | None = None
+    """HOST:PORT of a running cluster (`ray start --head`), or `auto`: the one this machine is a part of.
+    None: Ray is started on this machine and ended with the stage."""
     trainer_ranks: PositiveInt = 1
     """DeepSpeed ranks, a GPU each where there are GPUs."""
     engines: PositiveInt = 1
@@ -108,6 +112,8 @@ class ExecutionConfig(StrictModel):
     """Grading processes."""
     num_threads: PositiveInt | None = None
     """CPU threads of a stage; None: torch's own choice. It may change the last bits of a float, nothing else."""
+    max_logp_gap: PositiveFloat | None = None
+    """Ends RL when engine and trainer differ by more on the sampled tokens of a step (mean, nats); None: no bound."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     vllm: VLLMConfig = VLLMConfig()
     ray: RayConfig = RayConfig()

@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from luffy.config.data import DataConfig
 from luffy.config.evaluation import EvaluationConfig, GradingConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, TrackingConfig
 from luffy.config.model import ModelConfig
 from luffy.config.objective import ObjectiveConfig, RefillGroups
 from luffy.config.strict import StrictModel
@@ -42,6 +42,11 @@ class ExperimentConfig(StrictModel):
     grading: GradingConfig = GradingConfig()
     execution: ExecutionConfig = ExecutionConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that `cluster: ray` starts: none beside servers elsewhere."""
+        return 0 if self.rl is not None and self.rl.engine == "openai" else self.execution.ray.engines
 
     @model_validator(mode="after")
     def _chain_is_ordered(self) -> "ExperimentConfig":
@@ -109,7 +114,7 @@ class ExperimentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _staleness_needs_engines_of_their_own(self) -> "ExperimentConfig":
-        if self.rl is None or self.rl.max_staleness == 0:
+        if "rl" not in self.stages or self.rl is None or self.rl.max_staleness == 0:
             return self
         if self.rl.engine == "openai":
             return self
@@ -127,7 +132,7 @@ class ExperimentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _steps_know_their_prompts_beforehand(self) -> "ExperimentConfig":
-        if self.rl is None or self.objective is None or self.rl.max_staleness == 0:
+        if "rl" not in self.stages or self.rl is None or self.objective is None or self.rl.max_staleness == 0:
             return self
         if isinstance(self.objective.group.filter, RefillGroups):
             raise ValueError(
@@ -138,23 +143,40 @@ class ExperimentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _correction_has_its_term(self) -> "ExperimentConfig":
-        if self.rl is None or self.objective is None or self.rl.correction is None:
+        if "rl" not in self.stages or self.rl is None or self.objective is None or self.rl.correction is None:
             return self
-        if not any(term.takes_sampler_for_trainer for term in self.objective.terms):
-            raise ValueError("rl.correction has no effect: no on-policy surrogate is without one; remove it")
+        if not any(term.lacks_correction for term in self.objective.terms):
+            raise ValueError("rl.correction has no effect: no term that learns from rollouts lacks one; remove it")
         return self
 
     @model_validator(mode="after")
     def _servers_have_their_use(self) -> "ExperimentConfig":
+        sections = {"evaluation": ("evaluate", self.evaluation), "rl": ("rl", self.rl)}
         users = [
             name
-            for name, section in (("evaluation", self.evaluation), ("rl", self.rl))
-            if section is not None and section.engine == "openai"
+            for name, (stage, section) in sections.items()
+            if stage in self.stages and section is not None and section.engine == "openai"
         ]
         if users and not self.execution.server.urls:
             raise ValueError(f"execution.server.urls: missing; {users[0]}.engine: openai needs at least one server")
         if self.execution.server.urls and not users:
             raise ValueError("execution.server.urls has no effect without evaluation.engine or rl.engine: openai")
+        return self
+
+    @model_validator(mode="after")
+    def _temperatures_can_be_drawn_at(self) -> "ExperimentConfig":
+        by_vllm: dict[str, float] = {}
+        if "rl" in self.stages and self.rl is not None and (self.cluster == "ray" or self.rl.engine == "openai"):
+            by_vllm["rl.temperature"] = self.rl.temperature
+        if "evaluate" in self.stages and self.evaluation is not None and self.evaluation.engine != "transformers":
+            decodings = self.evaluation.decodings.items()
+            by_vllm |= {f"evaluation.decodings.{name}.temperature": config.temperature for name, config in decodings}
+        for name, temperature in by_vllm.items():
+            if 0 < temperature < LOWEST_VLLM_TEMPERATURE:
+                raise ValueError(
+                    f"{name} {temperature} is below what vLLM can draw at; use 0 (greedy, in evaluation) or at least "
+                    f"{LOWEST_VLLM_TEMPERATURE}"
+                )
         return self
 
     @model_validator(mode="after")

@@ -110,10 +110,8 @@ class RLConfig(StrictModel):
     max_staleness: NonNegativeInt = 0
     """RL steps that the weights behind a rollout may lag; above 0, generation overlaps with training."""
     correction: ImportanceCorrection | None = None
-    """Put on every on-policy surrogate of the method that has none: it weighs each token by how much likelier the
-    trainer draws it than the engine did. What keeps `max_staleness` above 0 honest."""
-    max_logp_gap: PositiveFloat | None = None
-    """Ends the stage when engine and trainer differ by more on the sampled tokens (mean, nats); None: no bound."""
+    """Put on every term of the method that learns from rollouts alone and has none: it weighs each token by how much
+    likelier the trainer draws it than the engine did. What keeps `max_staleness` above 0 honest."""
     optimizer: OptimizerConfig
     critic: CriticConfig | None = None
     """Of `objective.advantage.kind: gae` (PPO); None: no critic."""

@@ -78,8 +78,11 @@ def estimate_memory(
     trainer = _Trainer(architecture, config)
     engine = engine_share(architecture, config, gpu_gib)
     update = (*trainer.states(), *trainer.transient(), _context("trainer"))
+    of_trainer = GpuMemory("trainer GPU", ray.trainer_ranks, update, gpu_gib)
+    if not config.num_engines:
+        return (of_trainer,)
     if ray.placement == "disaggregated":
-        return GpuMemory("trainer GPU", ray.trainer_ranks, update, gpu_gib), engine
+        return of_trainer, engine
     rollout = (*trainer.states_in_rollouts(), _context("trainer"), *_of("engine", engine.components))
     asleep = Component("engine, asleep", _ENGINE_PROCESS_GIB, "allowance: its process; weights and cache are given up")
     count = max(ray.trainer_ranks, engine.count)

@@ -77,7 +77,7 @@ def detected_gpus_gib() -> tuple[float, ...] | None:
 def num_gpus(config: ExperimentConfig) -> int:
     """GPUs that the trainer's ranks and the engines take together."""
     ray, vllm = config.execution.ray, config.execution.vllm
-    engines = ray.engines * vllm.tensor_parallel_size
+    engines = config.num_engines * vllm.tensor_parallel_size
     return ray.trainer_ranks + engines if ray.placement == "disaggregated" else max(ray.trainer_ranks, engines)
 
 
@@ -86,8 +86,8 @@ def _too_few_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> l
         return []
     ray, ways = config.execution.ray, config.execution.vllm.tensor_parallel_size
     return [
-        f"execution.ray: {ray.trainer_ranks} trainer ranks and {ray.engines} engines x {ways} GPUs ({ray.placement}) "
-        f"take {num_gpus(config)} GPUs, this machine has {len(here)}; lower "
+        f"execution.ray: {ray.trainer_ranks} trainer ranks and {config.num_engines} engines x {ways} GPUs "
+        f"({ray.placement}) take {num_gpus(config)} GPUs, this machine has {len(here)}; lower "
         "execution.ray.trainer_ranks or execution.ray.engines, or give the execution.ray.address of a larger cluster"
     ]
 
@@ -105,7 +105,7 @@ def _smaller_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> l
 def _heads_not_divided(config: ExperimentConfig, architecture: ModelArchitecture) -> list[str]:
     ways = config.execution.vllm.tensor_parallel_size
     heads, kv_heads = architecture.num_heads, architecture.num_kv_heads
-    if _divides(ways, architecture):
+    if not config.num_engines or _divides(ways, architecture):
         return []
     allowed = ", ".join(str(number) for number in range(1, heads + 1) if _divides(number, architecture))
     return [
@@ -126,7 +126,7 @@ def _too_full(
     if gpu_gib is None:
         return []
     engine = engine_share(architecture, config, gpu_gib)
-    complaints = [] if engine.fits else [_engine_complaint(config, engine)]
+    complaints = [] if engine.fits or not config.num_engines else [_engine_complaint(config, engine)]
     for gpu in gpus:
         if not gpu.fits and gpu.name != engine.name:
             complaints.append(_complaint(config, gpu))

@@ -1,6 +1,7 @@
 """JSON over HTTP to one server: an API key, bounded time-outs, retries of what may pass."""
 
 import asyncio
+import concurrent.futures
 import logging
 import os
 import threading
@@ -16,6 +17,8 @@ from luffy.errors import ClusterError
 # It reports every request.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 _Result = TypeVar("_Result")
+_LOOK_S = 1.0
+"""How long a wait goes on before it looks whether the loop is still there."""
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 30.0
 _TOO_MANY_REQUESTS = 429
@@ -127,6 +130,9 @@ class LoopThread:
         """What it returns or raises; a caller that is interrupted takes it back."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
+            while not concurrent.futures.wait([future], _LOOK_S).done:
+                if not self._thread.is_alive():
+                    raise ClusterError("the connection to the servers was closed")
             return future.result()
         except BaseException:
             future.cancel()

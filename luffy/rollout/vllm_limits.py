@@ -6,12 +6,9 @@ from pathlib import Path
 
 import torch
 
-from luffy.config.execution import VLLMConfig
+from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, VLLMConfig
 from luffy.errors import ConfigError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
-
-_LOWEST_TEMPERATURE = 0.01
-"""vLLM draws at this temperature when it is asked for a lower one that is not 0."""
 
 
 def check_layout(folder: Path, shape: Mapping[str, object], config: VLLMConfig, max_model_len: int | None) -> None:
@@ -52,10 +49,10 @@ def _check_step_size(step: int | None, longest: int | None) -> None:
 
 def check_params(params: SamplingParams) -> None:
     """Refuse a temperature that vLLM would replace by another one: ConfigError."""
-    if 0 < params.temperature < _LOWEST_TEMPERATURE:
+    if 0 < params.temperature < LOWEST_VLLM_TEMPERATURE:
         raise ConfigError(
             f"temperature: {params.temperature} is below what vLLM can draw at; use 0 (greedy) or at least "
-            f"{_LOWEST_TEMPERATURE}"
+            f"{LOWEST_VLLM_TEMPERATURE}"
         )
 
 

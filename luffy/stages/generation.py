@@ -2,13 +2,13 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from luffy.cluster.protocol import Cluster
 from luffy.stages.experience import Experience, StepPlan
-from luffy.types import Group
+from luffy.types import Group, Source
 
 
 class Generation:
@@ -67,8 +67,18 @@ class Generation:
         return future
 
     def _generate(self, plan: StepPlan) -> list[Group]:
+        if plan.journalled is not None:
+            return list(plan.journalled)
         with self._busy.measured():
-            return self._experience.generate(plan, self._cluster.engine)
+            groups = self._experience.generate(plan, self._cluster.engine)
+        self._busy.count(_num_drawn(groups))
+        return groups
+
+
+def _num_drawn(groups: Sequence[Group]) -> int:
+    return sum(
+        row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.displaced)
+    )
 
 
 class BusyTime:
@@ -78,6 +88,7 @@ class BusyTime:
         self._lock = threading.Lock()
         self._active = 0
         self._busy = 0.0
+        self._num_tokens = 0
         self._changed = self._asked = time.perf_counter()
 
     @contextmanager
@@ -89,13 +100,20 @@ class BusyTime:
         finally:
             self._change(-1)
 
+    def count(self, num_tokens: int) -> None:
+        """Add tokens that were drawn."""
+        with self._lock:
+            self._num_tokens += num_tokens
+
     def since_last(self) -> dict[str, float]:
-        """Seconds that the engines generated, and share of the time that they did not, since this was last asked."""
+        """Since this was last asked: seconds that the engines generated, share of the time that they did not, and
+        tokens a second of those that have come back."""
         self._change(0)
         with self._lock:
-            elapsed, busy = self._changed - self._asked, self._busy
-            self._asked, self._busy = self._changed, 0.0
-        return {"perf/generation_s": busy, "perf/engine_idle_share": 1 - busy / elapsed if elapsed > 0 else 0.0}
+            elapsed, busy, tokens = self._changed - self._asked, self._busy, self._num_tokens
+            self._asked, self._busy, self._num_tokens = self._changed, 0.0, 0
+        idle = {"perf/generation_s": busy, "perf/engine_idle_share": 1 - busy / elapsed if elapsed > 0 else 0.0}
+        return idle | ({"perf/rollout_tokens_per_s": tokens / busy} if tokens and busy else {})
 
     def _change(self, by: int) -> None:
         with self._lock:

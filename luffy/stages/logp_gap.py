@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 
-from luffy.config.training import RLConfig
 from luffy.errors import NumericalError
 
 logger = logging.getLogger(__name__)
@@ -11,19 +10,19 @@ _SUSPICIOUS = 0.01
 """Nats. Engines of different kernels differ by about 1e-3 in bfloat16 and 1e-6 in float32; stale weights by more."""
 
 
-def check_logp_gap(metrics: Mapping[str, float], rl: RLConfig) -> None:
+def check_logp_gap(metrics: Mapping[str, float], bound: float | None, max_staleness: int) -> None:
     """Warn of a mean gap between what the engine and what the trainer says of the sampled tokens.
 
-    Raises NumericalError above `rl.max_logp_gap`. With `rl.max_staleness` above 0 the gap also holds what the policy
-    has learned since, so that it is only bounded, not warned of.
+    Raises NumericalError above `bound`. With `max_staleness` above 0 the gap also holds what the policy has learned
+    since, so that it is only bounded, not warned of.
     """
     gap = metrics.get("rollout/logp_gap_mean")
     if gap is None:
         return
-    if rl.max_logp_gap is not None and gap > rl.max_logp_gap:
+    if bound is not None and gap > bound:
         raise NumericalError(
-            f"rollout/logp_gap_mean is {gap:.4f}, above rl.max_logp_gap {rl.max_logp_gap}: the engine does not "
+            f"rollout/logp_gap_mean is {gap:.4f}, above execution.max_logp_gap {bound}: the engine does not "
             "generate with the trainer's weights or temperature"
         )
-    if gap > _SUSPICIOUS and rl.max_staleness == 0:
+    if gap > _SUSPICIOUS and max_staleness == 0:
         logger.warning("the engine's log-probabilities differ from the trainer's by %.4f nats a token on average", gap)

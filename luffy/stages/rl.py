@@ -36,7 +36,7 @@ from luffy.tracking.samples import SAMPLES_FILE, SampleRollout
 from luffy.tracking.tracker import Tracker
 from luffy.training.base_model import copy_tokenizer
 from luffy.training.trainer import Trainer, TrainerSpec
-from luffy.types import Group, Prompt, Source
+from luffy.types import Group, Prompt
 
 _HEADLINE = ("reward/mean", "actor/loss")
 
@@ -78,6 +78,7 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
         for step in range(start + 1, rl.steps + 1):
             outcome = _step(parts, step, settings)
             tracker.log(step, outcome.metrics)
+            check_logp_gap(outcome.metrics, context.execution.max_logp_gap, rl.max_staleness)
             if step % context.tracking.samples_every == 0 or step == 1:
                 tracker.samples(step, parts.read(outcome.groups, context.tracking.num_samples))
             if step % context.execution.checkpoint.rl_every == 0 or step == rl.steps:
@@ -102,7 +103,6 @@ def _step(parts: Components, step: int, settings: RLSettings) -> StepOutcome:
     hard = parts.experience.hard_demonstrations(step)
     if hard is not None:
         metrics |= parts.trainer.imitate(hard, step)
-    check_logp_gap(metrics, settings.rl)
     return StepOutcome(kept or groups, metrics | _speed(groups, metrics, time.perf_counter() - began))
 
 
@@ -197,17 +197,15 @@ def tokenize_tasks(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
 
 
 def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Tokens a second of the whole step, of the generating part and of the training part."""
+    """Tokens a second of the whole step and of its training part, and the share of it that the trainer waited."""
     rows = [row for group in groups for row in group.trajectories]
     tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
-    drawn = sum(row.source.count(Source.ON_POLICY) for row in rows)
-    generating, training = metrics["perf/generation_s"], seconds - metrics["perf/trainer_idle_s"]
     return {
         "perf/step_s": seconds,
         "perf/tokens_per_s": tokens / seconds,
         "perf/trainer_idle_share": metrics["perf/trainer_idle_s"] / seconds,
-        "perf/train_tokens_per_s": tokens / training,
-    } | ({"perf/rollout_tokens_per_s": drawn / generating} if generating > 0 else {})
+        "perf/train_tokens_per_s": tokens / (seconds - metrics["perf/trainer_idle_s"]),
+    }
 
 
 def _announce(context: StageContext, step: int, total: int, metrics: dict[str, float]) -> None:

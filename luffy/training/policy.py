@@ -123,11 +123,14 @@ class Policy:
 
     def export(self, folder: Path) -> None:
         """Write a plain Hugging Face model folder (safetensors), parameter by parameter under ZeRO 3."""
+        if self.engine.global_rank != 0:
+            for _ in self.weights():  # the first rank alone holds the whole model in memory
+                pass
+            return
         state = dict(self.weights())
         state |= {name: buffer.detach().cpu().clone() for name, buffer in self.causal_lm.named_buffers()}
-        if self.engine.global_rank == 0:
-            persistent = self.causal_lm.state_dict().keys()
-            self.causal_lm.save_pretrained(folder, state_dict={k: v for k, v in state.items() if k in persistent})
+        persistent = self.causal_lm.state_dict().keys()
+        self.causal_lm.save_pretrained(folder, state_dict={k: v for k, v in state.items() if k in persistent})
 
     def _score(self, batch: TrainBatch, which: int) -> Tensor:
         module = self.engine.module

@@ -76,10 +76,9 @@ class ObjectiveConfig(StrictModel):
         return isinstance(self.advantage, GeneralizedAdvantage)
 
     def with_correction(self, correction: ImportanceCorrection) -> "ObjectiveConfig":
-        """The same objective with `correction` on every on-policy surrogate that has none of its own."""
+        """The same objective with `correction` on every term that learns from rollouts alone without one."""
         terms = [
-            term.model_copy(update={"correction": correction}) if term.takes_sampler_for_trainer else term
-            for term in self.terms
+            term.model_copy(update={"correction": correction}) if term.lacks_correction else term for term in self.terms
         ]
         return self.model_copy(update={"terms": tuple(terms)})
 

@@ -113,9 +113,15 @@ class TermConfig(StrictModel):
 
     @property
     def takes_sampler_for_trainer(self) -> bool:
-        """Whether it reads its tokens as drawn by the trainer's weights of this step, wherever they come from."""
+        """Whether it learns from rollouts as if the trainer's weights of this step had drawn them, whatever did."""
+        learns = self.is_policy_gradient or (self.gate is not None and self.gate.outcome is not None)
         corrected = self.correction is not None or isinstance(self.loss, BehaviorLoss)
-        return self.is_policy_gradient and self.select == "on_policy" and not corrected
+        return learns and self.select != "off_policy" and not corrected
+
+    @property
+    def lacks_correction(self) -> bool:
+        """Whether it could have a correction and has none."""
+        return self.takes_sampler_for_trainer and self.select == "on_policy"
 
     @property
     def may_select_off_policy(self) -> bool:

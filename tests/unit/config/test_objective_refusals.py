@@ -424,3 +424,46 @@ def test_servers_allow_staleness_without_ray() -> None:
     served = ["rl.engine=openai", "execution.server.urls=[http://a:8000/v1]", "rl.max_staleness=1"]
     config = load_experiment(SMOKE, ["chain=rl", "method=luffy", *served])
     assert config.execution.server.urls == ("http://a:8000",)
+
+
+def test_terms_that_learn_from_rollouts_by_their_outcome_are_corrected_too() -> None:
+    stale = ["chain=rl", "method=srft", "cluster=ray", "rl.max_staleness=1"]
+    blind = load_experiment(SMOKE, stale).objective
+    assert blind is not None
+    assert {term.name for term in blind.terms if term.takes_sampler_for_trainer} == {"right", "wrong"}
+    (settings,) = (
+        node.settings
+        for node in build_graph(load_experiment(SMOKE, [*stale, "rl.correction={kind: mask}"]))
+        if node.stage == "rl"
+    )
+    assert isinstance(settings, RLSettings)
+    assert not any(term.takes_sampler_for_trainer for term in settings.objective.terms)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fragment"),
+    [
+        (["cluster=ray", "rl.temperature=0.005"], "rl.temperature 0.005 is below what vLLM can draw at"),
+        (
+            ["evaluation.engine=vllm", "evaluation.decodings.sampled.temperature=0.001"],
+            "evaluation.decodings.sampled.temperature 0.001 is below what vLLM can draw at",
+        ),
+        (["cluster=ray", "execution.ray.address=head"], "execution.ray.address"),
+        (["cluster=ray", "execution.ray.address=ray://head:10001"], "execution.ray.address"),
+    ],
+)
+def test_what_vllm_or_ray_cannot_do_is_refused_at_once(overrides: list[str], fragment: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(SMOKE, ["chain=rl", "method=luffy", *overrides])
+    (line,) = str(caught.value).splitlines()
+    assert fragment in line
+
+
+@pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "head.cluster:6379"])
+def test_a_cluster_s_address_is_a_place_or_auto(address: str) -> None:
+    config = load_experiment(SMOKE, ["chain=rl", "method=luffy", "cluster=ray", f"execution.ray.address={address}"])
+    assert config.execution.ray.address == address
+
+
+def test_a_chain_without_rl_does_not_care_for_its_section() -> None:
+    assert load_experiment(SMOKE, ["chain=sft", "rl.max_staleness=1"]).stages[-1] == "report"

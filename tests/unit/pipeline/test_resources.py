@@ -143,3 +143,11 @@ def test_a_local_run_is_not_checked(driver):
 def test_torch_is_not_loaded_for_it():
     code = "import sys, luffy.pipeline.resources; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_servers_elsewhere_take_no_gpu_here(driver):
+    driver(cards(*[81920] * 8))
+    served = ["rl.engine=openai", "execution.server.urls=[http://a:8000]", *SPLIT]
+    config = load_experiment(SEVEN_B, [*served, "execution.vllm.tensor_parallel_size=3"])
+    check_resources(config)
+    assert [gpu.name for gpu in find_resources(config).gpus] == ["trainer GPU"]
