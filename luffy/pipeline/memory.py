@@ -21,7 +21,7 @@ _GIB = 2**30
 _FLOAT32 = 4
 _BYTES = {"float32": 4, "bfloat16": 2}
 _REDUCE_BUCKET = 500_000_000
-"""Elements of DeepSpeed's reduce bucket (its default, which is not changed)."""
+"""Elements of DeepSpeed's reduce bucket, unless the model is smaller."""
 _LIVE_PARAMETERS = 1_050_000_000
 """Parameters that ZeRO 3 holds gathered at the same time: `max_live_parameters` and one prefetch bucket (defaults)."""
 _ENGINE_BATCH_TOKENS = 16384
@@ -274,8 +274,9 @@ class _Trainer:
     def _bucket(self) -> tuple[Component, ...]:
         if self._ranks == 1 and self._execution.zero_stage == 0:
             return ()
-        words = f"DeepSpeed's reduce bucket: {_REDUCE_BUCKET:,} elements x {self._bytes} bytes"
-        return (Component("gradient bucket", _REDUCE_BUCKET * self._bytes / _GIB, words),)
+        elements = min(_REDUCE_BUCKET, self._shape.num_parameters)
+        words = f"DeepSpeed's reduce bucket: {elements:,} elements x {self._bytes} bytes"
+        return (Component("gradient bucket", elements * self._bytes / _GIB, words),)
 
     @property
     def _activations(self) -> tuple[int, int]:

@@ -338,6 +338,9 @@ def _prepare_process() -> None:
     if not torch.cuda.is_available():
         # vLLM compiles a helper of its sampler: a minute of C++ at the first start, and no token the sooner.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        # Its own number of threads would hold in the thread that starts the engine and not in those that step it, which
+        # it refuses.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     # Its warnings are two dozen at every start, whatever it starts.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 

@@ -16,15 +16,24 @@ from luffy.training.distributed import init_process_group
 from luffy.training.policy_model import LogProbHead
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+_REDUCE_BUCKET = 500_000_000
+"""Gradients (elements) that are reduced together: DeepSpeed's own default."""
 
 
-def deepspeed_config(optimizer: OptimizerConfig, execution: ExecutionConfig, dtype: DType) -> dict[str, object]:
-    """The configuration of the engine; `step()` alone marks the accumulation boundary.
+def deepspeed_config(
+    optimizer: OptimizerConfig, execution: ExecutionConfig, dtype: DType, num_parameters: int
+) -> dict[str, object]:
+    """The configuration of an engine of that many parameters; `step()` alone marks the accumulation boundary.
 
     With managed accumulation, DeepSpeed divides by a micro-batch count fixed in advance; ours varies with the lengths
     of the sequences, and the loss is already normalised over the whole step.
     """
-    zero: dict[str, object] = {"stage": execution.zero_stage, "overlap_comm": False}
+    zero: dict[str, object] = {
+        "stage": execution.zero_stage,
+        "overlap_comm": False,
+        # A buffer of this size is there as long as the engine, however small the model.
+        "reduce_bucket_size": min(_REDUCE_BUCKET, num_parameters),
+    }
     if execution.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     return {
@@ -61,9 +70,9 @@ def start_engine(
         betas=optimizer.betas,
         eps=optimizer.eps,
     )
-    engine, *_ = deepspeed.initialize(
-        model=model, optimizer=adamw, config=deepspeed_config(optimizer, execution, dtype), dist_init_required=False
-    )
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    config = deepspeed_config(optimizer, execution, dtype, num_parameters)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=adamw, config=config, dist_init_required=False)
     return engine
 
 

@@ -150,7 +150,6 @@ def _advantages(groups: Sequence[Group], batch: TrainBatch, objective: Objective
             is_off_policy_B=torch.tensor([row.is_off_policy for row in rows]),
         ),
         config,
-        alone,
     )
     scale_BT = torch.where(batch.is_off_policy_BT, config.off_policy_scale, config.on_policy_scale)
     return advantage_B.unsqueeze(-1) * scale_BT

@@ -205,7 +205,7 @@ def test_estimators(config: AdvantageConfig, case: str) -> None:
         group_B=torch.tensor(group, dtype=torch.long),
         is_off_policy_B=torch.tensor(off, dtype=torch.bool),
     )
-    found = group_advantages(rows, config, alone)
+    found = group_advantages(rows, config)
     assert found.shape == (len(reward),) and torch.isfinite(found).all()
 
 
