@@ -163,6 +163,7 @@ class RayCluster:
     def _member(self, name: str, actor: type, place: Place, log: str, num_threads: int = 1) -> Member:
         path = self._spec.out / _LOGS / log
         options = stand_at(place, self._group) | {"max_concurrency": num_threads, "max_restarts": 0}
-        setup = ProcessSetup(path, self._spec.execution.num_threads)
+        # A number set now would hold in one thread of an engine alone; what its process has begun with holds in all.
+        setup = ProcessSetup(path, None if actor is EngineActor else self._spec.execution.num_threads)
         handle: ActorHandle = ray.remote(actor).options(**options).remote(setup)  # type: ignore[assignment]
         return Member(name, handle, path)
