@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 DRIVER = Path(__file__).with_name("ray_run.py")
 TWO_RANKS = "execution.ray={trainer_ranks: 2, start_timeout_s: 150, call_timeout_s: 90}"
 ONE_RANK = "execution.ray={trainer_ranks: 1, start_timeout_s: 150, call_timeout_s: 90}"
-NUM_STEPS = 150
+NUM_STEPS = 100
 
 
 started: list[subprocess.Popen[str]] = []
