@@ -52,6 +52,8 @@ def test_several_traces_keep_their_authors() -> None:
         ({"prompt": [{"role": "user", "content": "\ud800"}]}, "prompt[0].content", "UTF-16"),
         ({"reward_model": None}, "reward_model", "missing"),
         ({"reward_model": {"style": "model", "ground_truth": "2"}}, "reward_model.style", "'rule'"),
+        ({"reward_model": {"style": "My Grader", "ground_truth": "2"}}, "reward_model.style", "name"),
+        ({"reward_model": {"style": 3, "ground_truth": "2"}}, "reward_model.style", "'rule'"),
         ({"reward_model": {"style": "rule", "ground_truth": 2}}, "reward_model.ground_truth", "must be text"),
         ({"target": [{"role": "user", "content": "x"}]}, "target", "one assistant message"),
         ({"traces": [{"text": ""}]}, "traces[0].text", "empty"),

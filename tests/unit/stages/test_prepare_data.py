@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from luffy.config.data import DataConfig
-from luffy.config.evaluation import GradingConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import encode_trace, load_tokenizer, render_prompt
