@@ -18,8 +18,9 @@ _MIN_ECHO = 8
 """A question shorter than this may occur in an honest reply."""
 
 _CUE = re.compile(
-    r"(?:(?:answer|option|choice)(?:\s+(?:option|choice))?(?:\W{0,4}\s*(?:is|would be|must be|should be)\b|\s*\**\s*:)"
-    r"|\bANSWER\b(?=\s+\(?[A-Z]\b))[ \t]*",
+    r"(?:answer|option|choice)(?:\s(?:option|choice))?"
+    r"(?:\W{0,4}\s(?:is|would be|must be|should be)\b|\s?\*{0,2}\s?:)[ \t]{0,4}"
+    r"|\bANSWER\s(?=\(?[A-Z]\b)",
     re.IGNORECASE,
 )
 _WRAPPING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathsf|mbox|boxed|operatorname)\s*|[{}$*_`\"']|\\[(),;:! \[\]]")

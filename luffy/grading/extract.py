@@ -21,6 +21,8 @@ _TOKEN = re.compile(r"\\boxed\s*+\{|\\[{}]|\\\\(?!boxed)|[{}]")
 _ANSWER_OPEN, _ANSWER_CLOSE = "<answer>", "</answer>"
 _CUE = re.compile(r"(?:answer|solution)(?: is| *:|s are)[ \t:]*(?=\S)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])[+-]?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+(?:/[0-9]++)?+%?")
+_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
+_MAX_BARE = 100
 _MAX_PHRASE = 1000
 
 
@@ -55,8 +57,10 @@ def boxed_answer(reply: str) -> str | None:
 
 
 def plain_answer(reply: str) -> Extracted | None:
-    """Return the answer of a final reply without a box: the content of the last `<answer>`, what follows the last
-    "the answer is", the last formula between dollars, the last number; the first of these that is there.
+    """Return the answer of a final reply without a box, by the first of these signs that is there.
+
+    The content of the last `<answer>`, what follows the last "the answer is", the last formula between dollars, a
+    short reply without words, the last number.
     """
     tagged = answer_tag(reply)
     if tagged is not None:
@@ -69,6 +73,8 @@ def plain_answer(reply: str) -> Extracted | None:
     formula = _last_formula(reply)
     if formula:
         return Extracted(formula, "the last formula")
+    if len(reply) <= _MAX_BARE and not _WORD.search(reply) and reply.strip():
+        return Extracted(reply.strip(), "the whole reply")
     numbers = _NUMBER.findall(reply)
     return Extracted(numbers[-1], "the last number") if numbers else None
 
@@ -84,12 +90,14 @@ def _phrase(text: str) -> str:
     """What is left of the line or sentence, without its emphasis and its dollars."""
     line = text[:_MAX_PHRASE].split("\n", 1)[0]
     sentence = re.split(r"\.(?=\s|$)", line, maxsplit=1)[0].strip().strip("*_ ")
-    formula = _last_formula(sentence)
-    return formula or sentence
+    behind = sentence.rpartition(" is ")[2].strip().strip("*_ ")
+    return _last_formula(behind) or behind
 
 
 def _last_formula(text: str) -> str | None:
-    parts = text.replace("$$", "$").split("$")
+    for mark in ("\\(", "\\)", "\\[", "\\]", "$$"):
+        text = text.replace(mark, "$")
+    parts = text.split("$")
     inside = parts[1 : len(parts) - 1 : 2] if len(parts) % 2 else []
     return next((formula.strip() for formula in reversed(inside) if formula.strip()), None)
 

@@ -12,6 +12,7 @@ from latex2sympy2_extended import latex2sympy
 from sympy import Basic, E, Eq, I, MatrixBase, N, Symbol, nan, simplify, zoo
 from sympy.core.relational import Relational
 
+from luffy.grading.extract import last_box
 from luffy.grading.strict_text import compact, number, strict_text, without_unit, without_variable
 from luffy.types import Outcome
 
@@ -24,7 +25,7 @@ _RELATIVE = 1e-15
 
 def strictly_equal(answer: str, gold: str) -> Verdict:
     """Return the outcome and the step that decided. May take for ever."""
-    left, right = strict_text(answer), strict_text(gold)
+    left, right = strict_text(answer), strict_text(last_box(gold) or gold)
     if not left or not right:
         return Outcome.UNPARSABLE, "nothing but layout"
     if compact(left) == compact(right):

@@ -5,8 +5,9 @@ unit that only one side gives. Numbers are exact fractions: `0.5`, `1/2`, `\frac
 """
 
 import re
-import unicodedata
 from fractions import Fraction
+
+from luffy.grading.readable import readable
 
 _REPLACED = (
     ("\\dfrac", "\\frac"),
@@ -25,26 +26,19 @@ _REPLACED = (
     ("\\ ", " "),
     ("~", " "),
     ("{,}", ","),
-    ("\u2212", "-"),
-    ("\u00d7", "\\times "),
-    ("\u00b7", "\\cdot "),
-    ("\u03c0", "\\pi "),
-    ("\u221e", "\\infty "),
     ("^{\\circ}", "^\\circ"),
-    ("\u00b0", "^\\circ"),
     ("\\lbrace", "\\{"),
     ("\\rbrace", "\\}"),
     ("\\neq", "\\ne"),
     ("\\leq", "\\le"),
     ("\\geq", "\\ge"),
 )
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
-_INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\x00]")
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|textnormal|textrm|mbox|operatorname)\s*\{([^{}]*)\}")
+_DOUBLED = re.compile(r"\\\\(?=(?:left|right|[dt]?frac|sqrt|pi|text|cdot|times|infty|le|ge)(?![a-z]))")
+_PERCENT_WORD = re.compile(r"(?<=[0-9])\s*(?:percentage|percent|pct)$")
 _SHORT_FRACTION = re.compile(r"\\frac\s*([0-9])\s*([0-9])(?![0-9])")
 _SHORT_ROOT = re.compile(r"\\sqrt\s*([0-9a-zA-Z])")
 _UNIT = re.compile(r"(?<=[0-9}])\s*(?P<unit>[A-Za-z]{1,20}(?:\s+[a-z]+){0,2})(?:\^\{?[23]\}?)?$")
-_ASCII_PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
-_UNICODE_ROOT = re.compile(r"\u221a\s*\(?([0-9]+|[a-z])\)?")
 _VARIABLE = re.compile(r"^[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=]+$)")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)")
@@ -57,14 +51,13 @@ MAX_EXPONENT = 400
 
 def strict_text(text: str) -> str:
     """Return `text` without its layout."""
-    text = _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
+    text = readable(_DOUBLED.sub(r"\\", text))
     for found, replacement in _REPLACED:
         text = text.replace(found, replacement)
     text = _TEXT.sub(r" \1 ", text).replace("**", " ")
     text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
-    text = _UNICODE_ROOT.sub(r"\\sqrt{\1}", _ASCII_PI.sub(r"\\pi ", text))
-    return " ".join(text.split()).removesuffix(".").strip()
+    return _PERCENT_WORD.sub(r"\\%", " ".join(text.split()).removesuffix(".").strip())
 
 
 def without_variable(text: str) -> str:
