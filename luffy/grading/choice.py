@@ -9,14 +9,11 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from luffy.grading.extract import answer_tag, boxed_answer, final_reply
+from luffy.grading.extract import answer_tag, boxed_answer, own_reply
 from luffy.grading.request import Grade, GradeRequest
 from luffy.types import Outcome
 
 MAX_OPTIONS = 26
-_MIN_ECHO = 8
-"""A question shorter than this may occur in an honest reply."""
-
 _CUE = re.compile(
     r"(?:answer|option|choice)(?:\s(?:option|choice))?"
     r"(?:\W{0,4}\s(?:is|would be|must be|should be)\b|\s?\*{0,2}\s?:)[ \t]{0,4}"
@@ -36,7 +33,7 @@ def grade_choice(request: GradeRequest) -> Grade:
     gold = _label_in(request.ground_truth, labels, ())
     if gold is None:
         return Grade(Outcome.UNPARSABLE, None, "the reference is no option's label")
-    reply = _reply(request)
+    reply = own_reply(request.response, request.problem.question, boxed_only=False)
     if reply is None:
         return Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
     phrases = [(sign, text) for sign, text in _signs(reply) if text]
@@ -49,13 +46,6 @@ def grade_choice(request: GradeRequest) -> Grade:
         sign, text = phrases[0]
         return Grade(Outcome.UNPARSABLE, text[:80], f"{sign} names no single option")
     return Grade(Outcome.NO_ANSWER, None, "no option is named as the answer")
-
-
-def _reply(request: GradeRequest) -> str | None:
-    reply, question = final_reply(request.response), request.problem.question.strip()
-    if reply is None or len(question) < _MIN_ECHO:
-        return reply
-    return reply.replace(question, "\n")
 
 
 def _labels(request: GradeRequest) -> str:

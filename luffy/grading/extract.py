@@ -23,6 +23,8 @@ _CUE = re.compile(r"(?:answer|solution)(?: is| *:|s are)[ \t:]*(?=\S)", re.IGNOR
 _NUMBER = re.compile(r"(?<![\w.])[+-]?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+(?:/[0-9]++)?+%?")
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
 _MAX_BARE = 100
+_MIN_ECHO = 8
+"""A question shorter than this may occur in any reply."""
 _MAX_PHRASE = 1000
 
 
@@ -43,12 +45,15 @@ def extract_answer(response: str) -> str | None:
     return None if reply is None else boxed_answer(reply)
 
 
-def own_reply(response: str, question: str) -> str | None:
-    """Return the final reply without a repetition of `question`, if the question holds a box of its own."""
-    reply = final_reply(response)
-    if reply is None or not question or last_box(question) is None:
+def own_reply(response: str, question: str, boxed_only: bool) -> str | None:
+    """Return the final reply without repetitions of `question`; None while reasoning is still open.
+
+    Where only boxes count, a question without one is left in: its text may be part of an honest answer.
+    """
+    reply, question = final_reply(response), question.strip()
+    if reply is None or len(question) < _MIN_ECHO or (boxed_only and last_box(question) is None):
         return reply
-    return reply.replace(question.strip(), " ")
+    return reply.replace(question, "\n")
 
 
 def boxed_answer(reply: str) -> str | None:
