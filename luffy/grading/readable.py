@@ -27,10 +27,10 @@ _SYMBOLS = str.maketrans(
     }
 )
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|([0-9]+|[A-Za-z]))")
-_ROOT_IN_BRACKETS = re.compile(r"\\sqrt\s*\(([^()]*)\)")
+_ROOT_IN_BRACKETS = re.compile(r"(?:\\|(?<![A-Za-z\\]))sqrt\s*\(([^()]*)\)")
 _PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
 _SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]{1,3})(?![\w.])")
-_THOUSANDS = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\})(?=[0-9]{3}(?![0-9]))")
+_THOUSANDS = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\}|,\\!) ?(?=[0-9]{3}(?![0-9]))")
 _BOLD = re.compile(r"\\(?:boldsymbol|bm|pmb)\s*\{([^{}]*)\}|\*\*([^*]*)(?:\*\*|$)")
 
 

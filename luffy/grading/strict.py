@@ -19,6 +19,7 @@ from luffy.types import Outcome
 Verdict = tuple[Outcome, str]
 _CONSTANTS = {Symbol("e"): E, Symbol("i"): I}
 """One-letter names that answers use for the constants alone."""
+_CONJUNCTION = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _RELATIVE = 1e-15
 """Two constants that differ by less in 30 digits are equal where `simplify` cannot tell."""
 
@@ -112,7 +113,7 @@ def _elements(text: str) -> list[str]:
     """The parts between commas (and `or`, `and`) outside all inner brackets; the text alone without any."""
     width = {"\\{\\}": 2, "": 0}.get(_brackets(text), 1)
     inner = text[width : len(text) - width] if width else text
-    inner = inner if width else inner.replace(" and ", ",").replace(" or ", ",")
+    inner = inner if width else _CONJUNCTION.sub(",", inner)
     parts, depth, start = [], 0, 0
     for index, character in enumerate(inner):
         depth += (character in "([{") - (character in ")]}")

@@ -3,7 +3,7 @@
 import pytest
 
 from luffy.data.identity import prompt_uid
-from luffy.data.schema import RowError, prompt_from_row
+from luffy.data.schema import RowError, prompt_from_row, record_batch
 from luffy.types import Message
 
 ROW: dict[str, object] = {
@@ -37,6 +37,14 @@ def test_several_traces_keep_their_authors() -> None:
         ("a", "x", None),
         ("b", "y", (-0.5, 0.0)),
     ]
+
+
+@pytest.mark.parametrize(("style", "grader"), [("rule", None), ("choice", "choice"), ("my_judge", "my_judge")])
+def test_the_style_names_the_grader_and_is_written_again(style: str, grader: str | None) -> None:
+    prompt = prompt_from_row({**ROW, "reward_model": {"style": style, "ground_truth": "2"}})
+    assert prompt.grader == grader
+    (row,) = record_batch([prompt]).to_pylist()
+    assert row["reward_model"] == {"style": style, "ground_truth": "2"}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ POWER, FACTORIAL = "a power too large to write out", "a factorial too large to w
         (r"\cup".join(f"({n},{n + 1})" for n in range(0, 200, 2)), "a list of too many elements"),
         (r"\begin{vmatrix}" + r"\\".join("&".join("abcdefgh") for _ in range(8)), "a determinant too large to expand"),
         ("x" * 5000, "longer than 4096 characters"),
-        ("(" * 200, "nested deeper than 100"),
+        ("(" * 200, "nested deeper than 50"),
     ],
 )
 def test_what_would_never_end_is_refused(answer: str, reason: str) -> None:
