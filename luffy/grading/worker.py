@@ -44,6 +44,7 @@ def main(connection_fd: int, parent_pid: int, functions: Sequence[str] = ()) -> 
     for function in functions:
         with contextlib.suppress(custom.NoSuchFunction):  # whoever asks for it is told
             custom.preload(function)
+    checks.warm_up()
     connection = Connection(connection_fd)
     send_ready(connection)
     while True:

@@ -161,8 +161,8 @@ def _hostile(luck: random.Random) -> str:
         return luck.choice(TOWERS).replace("%d", number)
     if draw < 0.06:
         return luck.choice(_LARGE).replace("%d", number)
-    if draw < 0.35:
+    if draw < 0.55:
         return luck.choice(_STRANGE).replace("%d", number)
-    if draw < 0.70:
+    if draw < 0.80:
         return "".join(luck.choices(_ALPHABET, k=luck.randint(0, 40)))
     return "".join(luck.choice(_WORDS) + luck.choice(_ALPHABET) for _ in range(luck.randint(1, 12)))
