@@ -16,12 +16,14 @@ from sympy import Basic, Expr, MatrixBase, N, Rational
 
 from luffy.grading.readable import readable
 from luffy.grading.shortcuts import normalise
-from luffy.grading.strict_text import strict_text, without_unit
+from luffy.grading.strict_text import compact, number, strict_text, without_unit
 from luffy.types import Outcome
 
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 _TINY = 1e-3
 _RELATIVE = 1e-6
+_FAR = Fraction(1, 10)
+"""No rounding makes two numbers equal that differ by more."""
 _UNITS = frozenset(("mm", "cm", "dm", "m", "km", "mg", "g", "kg", "ms", "s", "min", "h", "ml", "l", "L", "W", "kW"))
 """Those that are told apart: none of them is another's abbreviation."""
 _ROUNDED = re.compile(r"-?[0-9]*\.([0-9]{2,6})")
@@ -35,12 +37,31 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
 
     May take for ever, exhaust its memory or crash the interpreter: `9^{9^{9^9}}` is a legal answer.
     """
+    known = _by_text(answer, ground_truth)
+    if known is not None:
+        return known
     gold, target = _parse(ground_truth), _parse(answer)
     if verify(gold, target, timeout_seconds=None, allow_set_relation_comp=True):
         return Outcome.WRONG if _disagree(answer, ground_truth, gold, target) else Outcome.CORRECT
     if _rounds_to(ground_truth, target):
         return Outcome.CORRECT
     return Outcome.WRONG if _is_read(gold) and _is_read(target) else Outcome.UNPARSABLE
+
+
+def _by_text(answer: str, ground_truth: str) -> Outcome | None:
+    """The verdict on equal texts and on two numbers that are equal, or far from it; None where math-verify decides.
+
+    Reading LaTeX takes twenty milliseconds, this a fiftieth of one.
+    """
+    left, right = strict_text(answer), strict_text(ground_truth)
+    if left and compact(left) == compact(right):
+        return Outcome.CORRECT
+    one, other = number(left), number(right)
+    if one is None or other is None or "%" in left + right:
+        return None
+    if one == other:
+        return Outcome.CORRECT
+    return Outcome.WRONG if abs(one - other) > _FAR * max(abs(one), abs(other)) else None
 
 
 def _parse(text: str) -> Parsed:
