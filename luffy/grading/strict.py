@@ -55,8 +55,8 @@ def _equal(left: str, right: str) -> Verdict:
     one, other = number(left), number(right)
     if one is not None and other is not None:
         return (Outcome.CORRECT, "equal numbers") if one == other else (Outcome.WRONG, "different numbers")
-    parts, wanted = _elements(left), _elements(right)
-    if len(parts) > 1 or len(wanted) > 1 or _brackets(left) != _brackets(right):
+    parts, wanted = elements(left), elements(right)
+    if len(parts) > 1 or len(wanted) > 1 or brackets(left) != brackets(right):
         return _equal_lists(left, right, parts, wanted)
     return _symbolically(left, right)
 
@@ -64,9 +64,9 @@ def _equal(left: str, right: str) -> Verdict:
 def _equal_lists(left: str, right: str, parts: Sequence[str], wanted: Sequence[str]) -> Verdict:
     if len(parts) == len(wanted) == 1:
         return _symbolically(left, right)  # brackets around one thing are but brackets
-    if _brackets(left) != _brackets(right) or len(parts) != len(wanted):
+    if brackets(left) != brackets(right) or len(parts) != len(wanted):
         return Outcome.WRONG, "other brackets or another number of elements"
-    if _brackets(left) in ("\\{\\}", ""):
+    if brackets(left) in ("\\{\\}", ""):
         return _equal_sets(parts, wanted)
     for part, reference in zip(parts, wanted, strict=True):
         outcome, reason = _equal_element(part, reference)
@@ -91,7 +91,7 @@ def _equal_element(part: str, reference: str) -> Verdict:
     return _equal(*_same_units(strict_text(part), strict_text(reference)))
 
 
-def _brackets(text: str) -> str:
+def brackets(text: str) -> str:
     """The pair that encloses the whole of `text`, or nothing."""
     if text.startswith("\\{") and text.endswith("\\}"):
         return "\\{\\}"
@@ -109,9 +109,9 @@ def _closes_at_end(text: str) -> bool:
     return False
 
 
-def _elements(text: str) -> list[str]:
+def elements(text: str) -> list[str]:
     """The parts between commas (and `or`, `and`) outside all inner brackets; the text alone without any."""
-    width = {"\\{\\}": 2, "": 0}.get(_brackets(text), 1)
+    width = {"\\{\\}": 2, "": 0}.get(brackets(text), 1)
     inner = text[width : len(text) - width] if width else text
     inner = inner if width else _CONJUNCTION.sub(",", inner)
     parts, depth, start = [], 0, 0

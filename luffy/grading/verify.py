@@ -16,6 +16,7 @@ from sympy import Basic, Expr, MatrixBase, N, Rational
 
 from luffy.grading.readable import readable
 from luffy.grading.shortcuts import normalise
+from luffy.grading.strict import brackets, elements
 from luffy.grading.strict_text import compact, number, strict_text, without_unit
 from luffy.types import Outcome
 
@@ -56,12 +57,24 @@ def _by_text(answer: str, ground_truth: str) -> Outcome | None:
     left, right = strict_text(answer), strict_text(ground_truth)
     if left and compact(left) == compact(right):
         return Outcome.CORRECT
-    one, other = number(left), number(right)
-    if one is None or other is None or "%" in left + right:
+    if "%" in left + right:
         return None
-    if one == other:
+    parts, wanted = [left], [right]
+    if brackets(left) == brackets(right) and brackets(left) not in ("", "\\{\\}"):
+        parts, wanted = elements(left), elements(right)
+    if len(parts) != len(wanted):
+        return None
+    return _by_numbers([number(part) for part in parts], [number(part) for part in wanted])
+
+
+def _by_numbers(found: Sequence[Fraction | None], wanted: Sequence[Fraction | None]) -> Outcome | None:
+    pairs = [(one, other) for one, other in zip(found, wanted, strict=True) if one is not None and other is not None]
+    if len(pairs) < len(found):
+        return None
+    if all(one == other for one, other in pairs):
         return Outcome.CORRECT
-    return Outcome.WRONG if abs(one - other) > _FAR * max(abs(one), abs(other)) else None
+    far = any(abs(one - other) > _FAR * max(abs(one), abs(other)) for one, other in pairs)
+    return Outcome.WRONG if far else None
 
 
 def _parse(text: str) -> Parsed:
