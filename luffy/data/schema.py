@@ -2,13 +2,15 @@
 
 Columns of LUFFY and verl (`data_source, prompt, target, ability, reward_model, extra_info`), plus `uid` and `traces`:
 several demonstrations a prompt, each with its author, verdict and log-probabilities. `target` repeats the first trace
-for readers that know a single one. `extra_info` is written as JSON text, since its keys are arbitrary; on reading a
-struct (LUFFY's files) is as good.
+for readers that know a single one. `reward_model.style` is `rule` for what the experiment's grader grades; another
+word names the grader of the row (`luffy.config.grading`). `extra_info` is written as JSON text, since its keys are
+arbitrary; on reading a struct (LUFFY's files) is as good.
 """
 
 import itertools
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -44,6 +46,8 @@ SCHEMA = pa.schema(
     ]
 )
 COLUMNS = tuple(SCHEMA.names)
+_RULE = "rule"
+_GRADER_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ROLES = ("system", "user", "assistant", "tool")
 _to_json = json.JSONEncoder(sort_keys=True).encode
 
@@ -76,13 +80,14 @@ def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Promp
         traces=_traces(row.get("traces"), author) or _target(row.get("target"), author),
         ability=_text(row.get("ability", "math"), "ability"),
         extra_info=_extra_info(row.get("extra_info")),
+        grader=_grader(row.get("reward_model")),
     )
 
 
 def record_batch(prompts: Sequence[Prompt]) -> pa.RecordBatch:
     """Return the prompts as one batch of `SCHEMA`, built column by column."""
     truths = pa.array([prompt.ground_truth for prompt in prompts], pa.string())
-    styles = pa.array(["rule"] * len(prompts), pa.string())
+    styles = pa.array([prompt.grader or _RULE for prompt in prompts], pa.string())
     first_traces = [prompt.traces[:1] for prompt in prompts]
     columns = [
         pa.array([prompt.uid for prompt in prompts], pa.string()),
@@ -155,10 +160,17 @@ def _ground_truth(value: object) -> str:
     if not isinstance(value, dict):
         reason = "is missing" if value is None else f"must be a mapping, found {_short(value)}"
         raise RowError("reward_model", reason)
-    style = value.get("style", "rule")
-    if style != "rule":
-        raise RowError("reward_model.style", f"must be 'rule' (an answer that can be verified), found {_short(style)}")
     return _text(value.get("ground_truth"), "reward_model.ground_truth")
+
+
+def _grader(value: object) -> str | None:
+    style = value.get("style", _RULE) if isinstance(value, dict) else _RULE
+    # `model` is verl's word for a reward model, which is no grader.
+    if not isinstance(style, str) or style == "model" or not _GRADER_NAME.fullmatch(style):
+        raise RowError(
+            "reward_model.style", f"must be 'rule' (the experiment's grader) or a grader's name, found {_short(style)}"
+        )
+    return None if style == _RULE else style
 
 
 def _target(value: object, author: str) -> tuple[Trace, ...]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from luffy.grading import GradeRequest, GraderPool
+from luffy.grading import GradeRequest, GraderPool, problem_of
 from luffy.types import Outcome, Prompt, Trace
 
 
@@ -13,7 +13,11 @@ def verify_traces(prompts: Sequence[Prompt], grader: GraderPool) -> tuple[list[P
 
     A verdict that a source brings along is replaced.
     """
-    requests = [GradeRequest(trace.text, prompt.ground_truth) for prompt in prompts for trace in prompt.traces]
+    requests = [
+        GradeRequest(trace.text, prompt.ground_truth, problem_of(prompt))
+        for prompt in prompts
+        for trace in prompt.traces
+    ]
     outcomes = [grade.outcome for grade in grader.grade(requests)]
     remaining = iter(outcomes)
     graded = [

@@ -34,7 +34,7 @@ from luffy.evaluation.results import (
     write_results,
     write_sample_records,
 )
-from luffy.grading import GraderPool
+from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -127,7 +127,9 @@ def _evaluate(
     model, execution = context.inputs["model"] / "model", context.execution
     generator = _GENERATORS[settings.evaluation.engine](model, settings, execution, longest)
     try:
-        with GraderPool(execution.grader_workers, settings.grading.timeout_s) as grader:
+        own = tuple(settings.evaluation.graders.values())
+        cache = context.out / JUDGE_CACHE
+        with GraderPool.configured(execution.grader_workers, settings.grading, cache, own) as grader:
             evaluator = Evaluator(
                 generator.engine,
                 grader,

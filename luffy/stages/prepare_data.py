@@ -18,6 +18,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.data import DataConfig
+from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data.card import SourceCard, card_json, card_markdown, source_card
 from luffy.data.filters import Filtered, Rules, filter_prompts, problems_of, without_traces
@@ -28,7 +29,7 @@ from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenize
 from luffy.data.verify_traces import verify_traces
 from luffy.errors import DataError
 from luffy.files import write_atomic
-from luffy.grading import GraderPool
+from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.types import Message, Outcome, Prompt
 
@@ -55,7 +56,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     outputs = ["quarantine.jsonl", "tokenizer"]
     cards: list[SourceCard] = []
     forbidden = frozenset().union(*(problems_of(s.prompts) for name, s in sources.items() if _is_suite(name)))
-    with GraderPool(context.execution.grader_workers, settings.grading.timeout_s) as grader:
+    with GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE) as grader:
         for name, source in sources.items():
             filtered, outcomes = _prepare(name, source, settings.data, tokenizer, grader, forbidden)
             cards.append(source_card(name, source, outcomes, filtered))
@@ -109,9 +110,19 @@ def _load(settings: PrepareDataSettings) -> dict[str, LoadedSource]:
             continue
         source = load_source(config, name, settings.seed)
         prompts = _with_system_prompt(source.prompts, data.system_prompt)
+        _check_graders(name, prompts, settings.grading)
         loaded[name] = dataclasses.replace(source, prompts=prompts)
         logger.info("%s: %d rows, %d quarantined", name, source.num_rows, len(source.quarantined))
     return loaded
+
+
+def _check_graders(name: str, prompts: Sequence[Prompt], grading: GradingConfig) -> None:
+    unknown = sorted({prompt.grader for prompt in prompts if prompt.grader is not None} - set(grading.names))
+    if unknown:
+        raise DataError(
+            f"data.{name}: field reward_model.style names {', '.join(unknown)}, which is no grader; there are rule, "
+            f"{', '.join(grading.names)} (add others to grading.named)"
+        )
 
 
 def _with_system_prompt(prompts: list[Prompt], system_prompt: str | None) -> list[Prompt]:

@@ -11,8 +11,9 @@ import torch
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig, GradingConfig
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.grading import GradingConfig
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError, DataError

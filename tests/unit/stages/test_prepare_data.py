@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from luffy.config.data import DataConfig
-from luffy.config.evaluation import GradingConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import encode_trace, load_tokenizer, render_prompt
@@ -112,6 +112,18 @@ def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path: Path) -
     ) as caught:
         prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows))
     assert "\n" not in str(caught.value)
+
+
+def test_a_grader_that_nobody_has_is_refused_and_another_grades_its_rows(tmp_path: Path) -> None:
+    rows = [row("Which?", "C", "The answer is (C)"), row("Or?", "B", "The answer is (C)")]
+    for one in rows:
+        one["reward_model"]["style"] = "choice"  # type: ignore[index]
+    prepare(tmp_path / "a", train=file_source(tmp_path / "rows.jsonl", rows))
+    (kept,) = read_prompts(tmp_path / "a" / "train.parquet")
+    assert (kept.ground_truth, kept.grader) == ("C", "choice")
+    rows[0]["reward_model"]["style"] = "prose"  # type: ignore[index]
+    with pytest.raises(DataError, match=r"data.train: field reward_model.style names prose, which is no grader"):
+        prepare(tmp_path / "b", train=file_source(tmp_path / "rows.jsonl", rows))
 
 
 def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path: Path) -> None:
