@@ -53,7 +53,7 @@ def _answer(row: Mapping[str, object], field: AnswerField) -> str:
     value = _value(row, field.column)
     if field.element is not None:
         value = _element(value, field)
-    text = checked_text(value, field.column)
+    text = checked_text(_as_text(value), field.column)
     if field.after is not None:
         _, found, text = text.rpartition(field.after)
         if not found:
@@ -64,6 +64,13 @@ def _answer(row: Mapping[str, object], field: AnswerField) -> str:
             raise RowError(field.column, r"holds no \boxed{}, in which the answer was to stand")
         text = box
     return checked_text(text.strip(), field.column)
+
+
+def _as_text(value: object) -> object:
+    """A number as people write it: `27.0` is 27."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _element(value: object, field: AnswerField) -> object:

@@ -8,7 +8,7 @@ The rows are memory-mapped from the cache of `datasets`, which also serves them 
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,7 @@ class HubPrompts:
         for batch in columns.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
             for row in batch.to_pylist():
                 number += 1
-                yield name, number, _plain(row)
+                yield name, number, row
 
     def _present_columns(self) -> list[str]:
         fields, found = self._source.fields, self._dataset.column_names
@@ -72,10 +72,6 @@ class HubPrompts:
                 f"found {', '.join(found)}; map them with fields"
             )
         return [name for name in wanted if name in found]
-
-
-def _plain(row: Mapping[str, object]) -> Mapping[str, object]:
-    return row
 
 
 def _load(source: HubSource, purpose: str) -> "Dataset":
