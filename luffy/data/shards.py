@@ -15,12 +15,13 @@ there are workers; a worker holds one.
 """
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, fields
@@ -43,6 +44,10 @@ from luffy.types import Prompt
 
 _SHOWN_CHARACTERS = 2000
 """Of a rejected trace's end in `quarantine.jsonl`: its answer and how it got there."""
+
+
+Shard = tuple[int, list[Row]]
+"""A number from 0, and the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +97,17 @@ def judge_source(source: TraceSource, task: Task, folder: Path, num_workers: int
     LuffyError when a worker dies.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shards = enumerate(chunked(source.rows(), _size))
-    waiting = ((index, rows) for index, rows in shards if not _is_finished(folder, index))
-    if source.is_light or num_workers == 1:
-        return _serially(waiting, ShardWorker(task), folder, grader)
-    head = [shard for shard, _ in zip(waiting, range(2), strict=False)]
-    if len(head) < 2:
-        return _serially(iter(head), ShardWorker(task), folder, grader)
-    return _in_processes(_chained(head, waiting), task, folder, num_workers)
+    cut = _Cut(source, folder)
+    waiting = cut.unfinished()
+    head = list(itertools.islice(waiting, 2))
+    if source.is_light or num_workers == 1 or len(head) < 2:
+        worker = ShardWorker(task)
+        for index, rows in itertools.chain(head, waiting):
+            worker.work(index, rows, folder, grader)
+    else:
+        _in_processes(itertools.chain(head, waiting), task, folder, num_workers)
+    assert len(finished_shards(folder)) == cut.count, "a shard was lost"
+    return cut.count
 
 
 def finished_shards(folder: Path) -> list[Path]:
@@ -160,14 +168,6 @@ def _size(row: Row) -> int:
     return text_size(row) if isinstance(row, Prompt) else len(row.reason)
 
 
-def _chained(
-    head: list[tuple[int, list[Row]]], rest: Iterator[tuple[int, list[Row]]]
-) -> Iterator[tuple[int, list[Row]]]:
-    while head:
-        yield head.pop(0)
-    yield from rest
-
-
 def _file(folder: Path, index: int, ending: str) -> Path:
     return folder / f"{index:05d}.{ending}"
 
@@ -176,13 +176,23 @@ def _is_finished(folder: Path, index: int) -> bool:
     return _file(folder, index, "json").is_file()
 
 
-def _serially(shards: Iterator[tuple[int, list[Row]]], worker: ShardWorker, folder: Path, grader: GraderPool) -> int:
-    for index, rows in shards:
-        worker.work(index, rows, folder, grader)
-    return len(finished_shards(folder))
+@dataclass(slots=True)
+class _Cut:
+    """A source cut into shards."""
+
+    source: TraceSource
+    folder: Path
+    count: int = 0
+    """Shards seen so far, finished ones included."""
+
+    def unfinished(self) -> Iterator[Shard]:
+        for index, rows in enumerate(chunked(self.source.rows(), _size)):
+            self.count = index + 1
+            if not _is_finished(self.folder, index):
+                yield index, rows
 
 
-def _in_processes(shards: Iterator[tuple[int, list[Row]]], task: Task, folder: Path, num_workers: int) -> int:
+def _in_processes(shards: Iterable[Shard], task: Task, folder: Path, num_workers: int) -> None:
     """One shard waits beside those in work, so that no worker idles while the next is read."""
     # spawn: this process has threads, whose locks a fork would copy as they are.
     context = multiprocessing.get_context("spawn")
@@ -192,7 +202,6 @@ def _in_processes(shards: Iterator[tuple[int, list[Row]]], task: Task, folder: P
     try:
         for index, rows in shards:
             under_way.add(pool.submit(_work, index, rows))
-            rows = []
             if len(under_way) > num_workers:
                 done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
                 _raise_failures(done)
@@ -204,7 +213,6 @@ def _in_processes(shards: Iterator[tuple[int, list[Row]]], task: Task, folder: P
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
-    return len(finished_shards(folder))
 
 
 def _raise_failures(done: set[Future[None]]) -> None:
