@@ -33,6 +33,7 @@ class PassedRows:
     """Of all traces, row after row."""
     uids: npt.NDArray[np.str_]
     problems: npt.NDArray[np.uint64]
+    """Of sources that must not repeat a problem, else empty; likewise `sketches`, of near duplicates."""
     sketches: npt.NDArray[np.uint16]
     all_verified: Mask
 

@@ -147,7 +147,9 @@ class ShardWorker:
         )
 
     def _write_arrays(self, path: Path, passed: Sequence[Judged]) -> None:
-        sketched = self._task.rules.near_duplicates is not None
+        rules = self._task.rules
+        problems = [_digest(problem_key(row.prompt.messages)) for row in passed] if rules.unique_problems else []
+        sketched = rules.near_duplicates is not None
         sketches = [signature(problem_text(row.prompt.messages)) for row in passed] if sketched else []
         with replacing(path) as file:
             np.savez(
@@ -156,7 +158,7 @@ class ShardWorker:
                 num_traces=np.array([len(row.trace_tokens) for row in passed], dtype=np.int32),
                 trace_tokens=np.array([tokens for row in passed for tokens in row.trace_tokens], dtype=np.int32),
                 uids=np.array([row.prompt.uid for row in passed], dtype=np.str_),
-                problems=np.array([_digest(problem_key(row.prompt.messages)) for row in passed], dtype=np.uint64),
+                problems=np.array(problems, dtype=np.uint64),
                 sketches=np.array(sketches, dtype=np.uint16).reshape(-1, NUM_HASHES),
                 all_verified=np.array(
                     [all(trace.verified for trace in row.prompt.traces) for row in passed], dtype=np.bool_
