@@ -34,9 +34,9 @@ _MIN_WORDS = 3
 def language_of(text: str) -> str | None:
     """Return a two-letter code, or None where too little of the text is words (a formula, a number)."""
     text = text[:_MAX_CHARACTERS].casefold()
-    letters = len(_LETTERS.findall(text))
-    for language, script in _SCRIPTS.items():
-        if letters and len(script.findall(text)) >= _SCRIPT_SHARE * letters:
+    letters = 0 if text.isascii() else len(_LETTERS.findall(text))
+    for language, script in _SCRIPTS.items() if letters else ():
+        if len(script.findall(text)) >= _SCRIPT_SHARE * letters:
             return language
     votes = Counter(owner for word in _WORDS.findall(text) for owner in _OWNERS.get(word, ()))
     if not votes or votes.most_common(1)[0][1] < _MIN_WORDS:

@@ -1,6 +1,6 @@
 """Rows a second and peak memory of `prepare_data`, over the number of rows: time linear, memory flat.
 
-Run: python tests/benchmarks/data_preparation.py [all]     (`all` also takes 10,000 long rows and 100,000 short ones)
+Run: python tests/benchmarks/data_preparation.py [ROWSxTOKENS ...]     (1000x8000 10000x8000 100000x500 for the full sizes)
 
 Each size runs the stage in a process of its own on a parquet file made for it: problems of 60 words with one reasoning
 trace of about 8,000 (or 500) tokens each, MinHash, decontamination and grading on. The memory of a size is the highest
@@ -10,6 +10,7 @@ times a second. The single row shows what starting costs.
 
 import json
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -20,11 +21,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
-from rich.table import Table
 
-LONG, SHORT = 8000, 500
-SIZES = ((1, LONG), (250, LONG), (1000, LONG), (2500, SHORT), (10_000, SHORT))
-ALL_SIZES = (*SIZES, (10_000, LONG), (100_000, SHORT))
+SIZES = ("1x8000", "250x8000", "1000x8000", "2500x500", "10000x500")
 WORKERS = 2
 _WORDS = [
     f"{a}{b}{c}" for a in ("ba", "co", "di", "fe") for b in ("lo", "ma", "ni", "ru", "sa") for c in ("t", "n", "x")
@@ -100,12 +98,12 @@ def memory_mb(process: psutil.Process) -> tuple[float, int]:
     return total, count
 
 
-def measure(num_rows: int, num_tokens: int, folder: Path) -> tuple[float, float, int, float]:
-    """Seconds, peak memory in MiB, processes at the peak, size of the file's text in MiB."""
+def measure(num_rows: int, num_tokens: int, folder: Path) -> tuple[float, float, float, int]:
+    """Seconds, CPU seconds of all processes, peak memory in MiB, processes at the peak."""
     path, out = folder / f"{num_rows}x{num_tokens}.parquet", folder / f"out-{num_rows}x{num_tokens}"
     make_file(path, num_rows, num_tokens)
     out.mkdir()
-    began = time.perf_counter()
+    began, used = time.perf_counter(), cpu_seconds()
     child = subprocess.Popen([sys.executable, __file__, "--prepare", str(path), str(out)])
     peak = (0.0, 0)
     while child.poll() is None:
@@ -117,8 +115,13 @@ def measure(num_rows: int, num_tokens: int, folder: Path) -> tuple[float, float,
     seconds = time.perf_counter() - began
     if child.wait():
         sys.exit(f"the stage failed on {path}")
-    text = num_rows * len(json.dumps(make_row(1, num_tokens))) / 2**20
-    return seconds, peak[0], peak[1], text
+    return seconds, cpu_seconds() - used, peak[0], peak[1]
+
+
+def cpu_seconds() -> float:
+    """Of all processes that were started here and have ended, theirs included."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
@@ -126,20 +129,14 @@ def main() -> None:
     if sys.argv[1:2] == ["--prepare"]:
         prepare(Path(sys.argv[2]), Path(sys.argv[3]))
         return
-    table = Table("rows", "tokens a trace", "text MiB", "seconds", "rows/s", "peak MiB", "processes")
+    console = Console()
+    console.print("rows x tokens, seconds, rows/s, CPU seconds of all processes, peak MiB, processes at the peak")
     with tempfile.TemporaryDirectory() as folder:
-        for num_rows, num_tokens in ALL_SIZES if sys.argv[1:2] == ["all"] else SIZES:
-            seconds, memory, processes, text = measure(num_rows, num_tokens, Path(folder))
-            cells = (
-                num_rows,
-                num_tokens,
-                f"{text:.0f}",
-                f"{seconds:.1f}",
-                f"{num_rows / seconds:.0f}",
-                f"{memory:.0f}",
-            )
-            table.add_row(*map(str, (*cells, processes)))
-    Console().print(table)
+        for size in sys.argv[1:] or SIZES:
+            num_rows, num_tokens = map(int, size.split("x"))
+            seconds, cpu, memory, processes = measure(num_rows, num_tokens, Path(folder))
+            speed = num_rows / seconds
+            console.print(f"{size:>12} {seconds:8.1f} {speed:8.0f} {cpu:8.1f} {memory:8.0f} {processes:4d}")
 
 
 if __name__ == "__main__":
