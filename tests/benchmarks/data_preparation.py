@@ -1,6 +1,8 @@
 """Rows a second and peak memory of `prepare_data`, over the number of rows: time linear, memory flat.
 
-Run: python tests/benchmarks/data_preparation.py [ROWSxTOKENS ...]     (1000x8000 10000x8000 100000x500 for the full sizes)
+Run: python tests/benchmarks/data_preparation.py [ROWSxTOKENS ...]
+
+Large sizes: 10000x8000 100000x500.
 
 Each size runs the stage in a process of its own on a parquet file made for it: problems of 60 words with one reasoning
 trace of about 8,000 (or 500) tokens each, MinHash, decontamination and grading on. The memory of a size is the highest
