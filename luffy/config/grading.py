@@ -99,7 +99,7 @@ class JudgeGrader(StrictModel):
     retries: NonNegativeInt = 2
     """Further attempts after a failure or a reply without a verdict."""
     parallel: PositiveInt = 8
-    """Questions in flight."""
+    """Questions in flight, of each process that grades (`execution.data_workers` while data is prepared)."""
 
     @model_validator(mode="after")
     def _prompt_shows_both(self) -> "JudgeGrader":

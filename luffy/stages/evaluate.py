@@ -98,7 +98,7 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
 def read_suites(data: Path) -> list[Suite]:
     """The prepared suites, in the order of the configuration (which the data card keeps); DataError without any."""
     files = {path.stem: path for path in sorted((data / "suites").glob("*.parquet"))}
-    card = data / "data_card.json"
+    card = data / "card.json"
     sources = json.loads(card.read_text(encoding="utf-8"))["sources"] if card.exists() else {}
     order = [name.removeprefix("suites.") for name in sources]
     if not files:

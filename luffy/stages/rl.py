@@ -157,7 +157,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
 def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase) -> Sequence[RolloutTask]:
     tasks = tokenize_tasks(tokenizer, read_prompts(context.inputs["data"] / "train.parquet"))
     if not tasks:
-        raise DataError("data.train: no prompts are left; see data_card.md for why rows were rejected")
+        raise DataError("data.train: no prompts are left; see card.md for why rows were rejected")
     _check_buffer_fills(settings, tasks)
     if settings.rl.prompts_per_step > len(tasks):
         raise DataError(

@@ -1,4 +1,4 @@
-"""Agreement with labelled cases from other graders' test suites and with labelled model outputs, where they are at hand.
+"""Agreement with labelled cases of other graders' test suites and labelled model outputs, where they are at hand.
 
 They are looked for in LUFFY_DATASETS, else beside the repository. Labels are policy, too: the floors are what the
 policies of this grader reach (`test_verdicts.py`), class by class.
