@@ -1,4 +1,4 @@
-"""Reading one YAML file strictly: duplicate keys refused, `1e-4` a number, every key's line remembered."""
+"""Reading one YAML file strictly: duplicate keys refused, `1e-4` a number, every key's line remembered; writing one."""
 
 import re
 from pathlib import Path
@@ -15,16 +15,26 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2 floats: PyYAML alone reads `1e-4` as a string."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
-    list("-+0123456789."),
-)
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes every text which `_Loader` would take for a number, such as the hash `0990e206`."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
+        list("-+0123456789."),
+    )
 
 
 def parse_scalar(text: str) -> Value:
     """The value that `text` has in YAML, as used by `key.path=value` overrides."""
     return yaml.load(text, Loader=_Loader)  # noqa: S506 - derived from SafeLoader
+
+
+def dump_yaml(content: object) -> str:
+    """Return `content` as YAML that `read_yaml` reads back unchanged, its keys in their order."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:

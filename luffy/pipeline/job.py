@@ -6,7 +6,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
-import yaml
 from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
 
 from luffy.config import StageName
@@ -22,7 +21,7 @@ from luffy.config.settings import (
     StageSettings,
 )
 from luffy.config.strict import StrictModel
-from luffy.config.yaml_source import read_yaml
+from luffy.config.yaml_source import dump_yaml, read_yaml
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
 from luffy.pipeline.identity import Identity
@@ -83,7 +82,7 @@ class StageJob(StrictModel):
 
 def write_job(path: Path, job: StageJob) -> None:
     """Write `job` as YAML, atomically."""
-    write_atomic(path, yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120))
+    write_atomic(path, dump_yaml(job.model_dump(mode="json")))
 
 
 def read_job(path: Path) -> StageJob:

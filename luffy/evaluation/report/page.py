@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from luffy.config.yaml_source import dump_yaml
 from luffy.evaluation.report import wording
 from luffy.evaluation.report.curves import (
     OUTCOME_COLORS,
@@ -123,7 +123,7 @@ def build_page(chain: FinishedChain) -> Page:
         stages=stage_table(manifests),
         versions=mapping_table(("package", "version"), last.versions),
         hardware=mapping_table(("part", "found"), last.hardware),
-        config=yaml.safe_dump(chain.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100),
+        config=dump_yaml(chain.config.model_dump(mode="json")),
     )
 
 

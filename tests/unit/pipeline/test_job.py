@@ -13,6 +13,17 @@ def test_a_job_comes_back_from_yaml_as_it_was(opened, tmp_path, index):
     assert read_job(tmp_path / "config.yaml").identity.key == job.key
 
 
+@pytest.mark.parametrize(
+    "digest", ["099071447312e206", "0990714473120206", "1e4", "1.5", "0x1f", "0o17", "1_0", "null"]
+)
+def test_a_hash_that_looks_like_a_number_stays_text(opened, tmp_path, digest):
+    experiment = opened()
+    job = experiment.job(experiment.plan()[3])
+    job = job.model_copy(update={"code": {"luffy": digest}})
+    write_job(tmp_path / "config.yaml", job)
+    assert read_job(tmp_path / "config.yaml").code == {"luffy": digest}
+
+
 def test_a_mistake_in_a_job_names_the_field(opened, tmp_path):
     experiment = opened()
     write_job(tmp_path / "config.yaml", experiment.job(experiment.plan()[3]))
