@@ -36,11 +36,11 @@ class Outcome(StrEnum):
     NO_ANSWER = "no_answer"
     """No final answer in the response (no box, or an empty one)."""
     UNPARSABLE = "unparsable"
-    """An answer that the verifier cannot read as mathematics."""
+    """An answer (or a reference) that the grader cannot read, or refuses as too large to compute with."""
     TIMED_OUT = "timed_out"
     """Verification passed its time limit and was killed."""
     CRASHED = "crashed"
-    """The grading worker died."""
+    """The grading worker died, or what it called raised."""
 
 
 class FinishReason(StrEnum):
@@ -86,6 +86,8 @@ class Prompt:
     traces: tuple[Trace, ...] = ()
     ability: str = "math"
     extra_info: dict[str, object] = field(default_factory=dict)
+    grader: str | None = None
+    """Name of the grader that the task asks for; None: the experiment's."""
 
 
 @dataclass(frozen=True, slots=True)

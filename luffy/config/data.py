@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.strict import StrictModel
 
@@ -35,19 +35,169 @@ class ArithmeticSource(StrictModel):
         return self
 
 
+class AnswerField(StrictModel):
+    """Where the reference answer stands."""
+
+    column: str
+    """Name of the column; `a.b` reaches into a mapping."""
+    after: str | None = None
+    """Only what follows the last occurrence of this text (GSM8K: `####`)."""
+    boxed: bool = False
+    r"""Only the content of the last `\boxed{}` (MATH: the answer inside its solution)."""
+    element: int | None = None
+    """Only this element (from 0) of a list, or of a list written as text (OlympiadBench: 0)."""
+
+    @model_validator(mode="after")
+    def _one_cut(self) -> "AnswerField":
+        if self.after is not None and self.boxed:
+            raise ValueError("give one of after and boxed")
+        return self
+
+
+class TraceField(StrictModel):
+    """A column with a demonstration, or with a list of them."""
+
+    column: str
+    author: str = "unknown"
+    """Who wrote them."""
+    author_column: str | None = None
+    """A column that says who wrote them; it goes before `author`."""
+    keep_column: str | None = None
+    """true or false, one a trace where there are several: only true ones are read (OpenR1: `is_reasoning_complete`)."""
+    logprobs_column: str | None = None
+    """The author's log-probabilities of the trace's tokens and stop token."""
+    thinking: bool = False
+    """Every trace begins inside its reasoning, though some leave the opening `<think>` to the chat template."""
+    rewrite: Literal["gsm8k"] | None = None
+    r"""`gsm8k`: drop the `<<2*3=6>>` marks, and put the answer behind `####` into a `\boxed{}`."""
+
+
+class FieldsConfig(StrictModel):
+    """How the columns of a file become a prompt; without it they are those of LUFFY and verl."""
+
+    data_source: str
+    """Names the benchmark or corpus; part of the uid."""
+    problem: str
+    """Column with the problem: text, or a list of messages."""
+    answer: AnswerField
+    traces: tuple[TraceField, ...] = ()
+    ability: str = "math"
+    extra: tuple[str, ...] = ()
+    """Columns kept in `extra_info`."""
+
+
 class FileSource(StrictModel):
-    """A local parquet or JSONL file with the columns of LUFFY/verl (`luffy.data.schema`)."""
+    """Local parquet, JSONL or CSV (`luffy.data.sources.files`)."""
 
     kind: Literal["file"]
     path: str
-    """Path of a `.parquet` or `.jsonl` file; relative paths start at the working directory."""
+    """A `.parquet`, `.jsonl` or `.csv` file, or a pattern with `*` of several, read in the order of their names.
+    Relative paths start at the working directory."""
     author: str = "unknown"
-    """Who wrote the traces in `target`, where the row does not say."""
+    """Who wrote the traces, where neither row nor `fields` say."""
     max_rows: PositiveInt | None = None
     """Read only the first rows; None: all."""
+    fields: FieldsConfig | None = None
+    """Where things stand in a row; None: the columns of LUFFY and verl (`luffy.data.schema`)."""
+
+    @model_validator(mode="after")
+    def _csv_has_fields(self) -> "FileSource":
+        if self.path.endswith(".csv") and self.fields is None:
+            raise ValueError("a .csv file cannot hold the nested columns of LUFFY and verl; give fields")
+        return self
 
 
-SourceConfig = Annotated[ArithmeticSource | FileSource, Field(discriminator="kind")]
+class HubSource(StrictModel):
+    """A dataset of the Hugging Face hub, or a local folder that `datasets` can load (`luffy.data.sources.hub`)."""
+
+    kind: Literal["hub"]
+    path: str
+    """The dataset's id (`openai/gsm8k`) or a folder."""
+    name: str | None = None
+    """The dataset's configuration, where it has several."""
+    split: str = "train"
+    revision: str = "main"
+    """Branch, tag or commit; only a commit always means the same rows."""
+    author: str = "unknown"
+    """Who wrote the traces, where neither row nor `fields` say."""
+    max_rows: PositiveInt | None = None
+    """Read only the first rows; None: all."""
+    fields: FieldsConfig | None = None
+    """Where things stand in a row; None: the columns of LUFFY and verl."""
+
+
+class ReasoningGymSource(StrictModel):
+    """Generated tasks of the package reasoning-gym (`pip install 'luffy[reasoning-gym]'`); they carry no trace."""
+
+    kind: Literal["reasoning_gym"]
+    tasks: tuple[str, ...] = Field(min_length=1)
+    """Names of its datasets (`chain_sum`, `gcd`); they have equal shares of the prompts, in turn."""
+    num_prompts: PositiveInt
+    options: dict[str, dict[str, int | float | bool | str]] = Field(default={})
+    """Parameters by task."""
+
+    @model_validator(mode="after")
+    def _options_have_their_task(self) -> "ReasoningGymSource":
+        unknown = sorted(set(self.options) - set(self.tasks))
+        if unknown:
+            raise ValueError(f"options for {', '.join(unknown)}, which tasks does not name")
+        return self
+
+
+class CustomSource(StrictModel):
+    """A source of your own (`luffy.data.sources.custom`)."""
+
+    kind: Literal["custom"]
+    factory: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`package.module:function`, called with `purpose`, `seed` and `options`; returns a `TraceSource`."""
+    options: dict[str, int | float | bool | str | None] = Field(default={})
+
+
+SourceConfig = Annotated[
+    ArithmeticSource | FileSource | HubSource | ReasoningGymSource | CustomSource, Field(discriminator="kind")
+]
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+SuiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+
+
+class DecontaminationConfig(StrictModel):
+    """Rows and traces that hold a benchmark's problem are rejected (`luffy.data.contamination`)."""
+
+    benchmarks: dict[SuiteName, SourceConfig] = Field(default={})
+    """Benchmarks beside `data.suites`, which are always checked against."""
+    ngram: PositiveInt = 13
+    """Words of a run that a text and a problem may share by chance less and less, the longer it is."""
+    overlap: Share = 0.5
+    """Share of a problem's word runs found in a prompt or trace from which on it counts as held."""
+
+
+class FiltersConfig(StrictModel):
+    """What of `data.train` is let through beside the limits of length; every rejection is counted."""
+
+    near_duplicates: Share | None = None
+    """Estimated share of common word triples (Jaccard) from which on a problem repeats an earlier one; None: only
+    equal ones do."""
+    languages: tuple[Literal["en", "de", "es", "fr", "it", "pt", "ja", "ko", "ru", "zh"], ...] | None = None
+    """Problems and traces in another language are rejected; one that shows none (formulas) stays. None: any."""
+    difficulty: Literal["easy", "hard"] | None = None
+    """By the shortest trace of a prompt, as in LUFFY: `easy` keeps those up to the boundary, `hard` the others."""
+    difficulty_boundary_tokens: PositiveInt | None = None
+    """None: the median over the prompts that pass everything else."""
+
+    @model_validator(mode="after")
+    def _boundary_has_its_use(self) -> "FiltersConfig":
+        if self.difficulty_boundary_tokens is not None and self.difficulty is None:
+            raise ValueError("difficulty_boundary_tokens has no effect without difficulty; remove it")
+        return self
+
+
+class SFTViewConfig(StrictModel):
+    """What `sft.parquet` takes from the training prompts with traces."""
+
+    unique_train_examples: PositiveInt | Literal["all"] = "all"
+    """How many prompts, chosen by seed; the others go to the RL complement."""
+    correct_only: bool = True
+    """Leave out traces whose answer is not graded correct."""
 
 
 class DataConfig(StrictModel):
@@ -57,7 +207,7 @@ class DataConfig(StrictModel):
     """Prompts with traces, for SFT and RL."""
     corpus: SourceConfig | None = None
     """Text from which an embedded base policy is made; needed where `model.path` is not given."""
-    suites: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")], SourceConfig] = Field(min_length=1)
+    suites: dict[SuiteName, SourceConfig] = Field(min_length=1)
     """Evaluation suites by name, which also names their files."""
     max_prompt_tokens: PositiveInt
     """A longer prompt is rejected and counted."""
@@ -67,3 +217,12 @@ class DataConfig(StrictModel):
     """Reject traces whose answer is not graded correct."""
     system_prompt: str | None = None
     """Put before every prompt that has no system message; None: none."""
+    filters: FiltersConfig = FiltersConfig()
+    decontamination: DecontaminationConfig = DecontaminationConfig()
+    sft: SFTViewConfig = SFTViewConfig()
+    validation_prompts: NonNegativeInt = 0
+    """Training prompts held out in `validation.parquet`, chosen by seed."""
+    rejected_samples: NonNegativeInt = 5
+    """Rejected rows and traces of each source and reason that `quarantine.jsonl` shows."""
+    luffy_parquet: bool = False
+    """Also write `train.luffy.parquet`: the columns and nesting that LUFFY's own loader reads."""

@@ -1,9 +1,10 @@
-"""How checkpoints are evaluated and how answers are graded."""
+"""How checkpoints are evaluated."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
+from luffy.config.grading import GraderKind
 from luffy.config.strict import StrictModel
 
 
@@ -35,10 +36,5 @@ class EvaluationConfig(StrictModel):
     `execution.server`, which are given each checkpoint's weights."""
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     """Level of the intervals."""
-
-
-class GradingConfig(StrictModel):
-    """Answer verification by math-verify in killable worker processes."""
-
-    timeout_s: PositiveFloat = 5.0
-    """Wall-clock limit of one verification; past it the worker is killed and the answer counts as `timed_out`."""
+    graders: dict[str, GraderKind] = Field(default_factory=dict)
+    """How a suite is graded, by its name, whatever `grading` and its rows say."""

@@ -110,6 +110,8 @@ class ExecutionConfig(StrictModel):
     """Sequences the embedded engine decodes at once."""
     grader_workers: PositiveInt = 2
     """Grading processes."""
+    data_workers: PositiveInt | None = None
+    """Processes of `prepare_data` where a source is large, each with a grading process beside it; None: one a core."""
     num_threads: PositiveInt | None = None
     """CPU threads of a stage; None: torch's own choice. It may change the last bits of a float, nothing else."""
     max_logp_gap: PositiveFloat | None = None

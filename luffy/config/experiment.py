@@ -5,8 +5,9 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, model_validator
 
 from luffy.config.data import DataConfig
-from luffy.config.evaluation import EvaluationConfig, GradingConfig
+from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, TrackingConfig
+from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
 from luffy.config.objective import ObjectiveConfig, RefillGroups
 from luffy.config.strict import StrictModel
@@ -67,6 +68,16 @@ class ExperimentConfig(StrictModel):
             for section in sections:
                 if stage in self.stages and getattr(self, section) is None:
                     raise ValueError(f"{section}: missing; stage {stage} needs it")
+        return self
+
+    @model_validator(mode="after")
+    def _graded_suites_exist(self) -> "ExperimentConfig":
+        unknown = sorted(set(self.evaluation.graders) - set(self.data.suites)) if self.evaluation else []
+        if unknown:
+            raise ValueError(
+                f"evaluation.graders: no suite is called {', '.join(unknown)}; "
+                f"those of data.suites are {', '.join(self.data.suites)}"
+            )
         return self
 
     @model_validator(mode="after")

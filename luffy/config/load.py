@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from luffy.config.complaints import explain
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.recipes import resolve_recipes
 from luffy.config.yaml_source import KeyPath, Value, parse_scalar, read_yaml
 from luffy.errors import ConfigError
 
@@ -57,6 +58,7 @@ def load_experiment(path: Path | str, overrides: Sequence[str] = ()) -> Experime
     if top.preset_name("method") is None and chain.preset_name("method") is not None:
         method = _preset("methods", chain.preset_name("method"), path)
     merged = top.over(method.over(chain))
+    resolve_recipes(merged.values, merged.origins, default_where=str(path))
     try:
         return ExperimentConfig.model_validate_json(json.dumps(merged.values))
     except ValidationError as error:

@@ -43,7 +43,7 @@ class ModelConfig(StrictModel):
     max_position_embeddings: PositiveInt | None = None
     """Overrides the folder's value."""
     chat_template: str | None = Field(default=None)
-    """Path of a Jinja chat template that replaces the folder's; None: kept."""
+    """`qwen`, `luffy`, `r1_zero`, `none` (data/templates/), or the path of a Jinja file; None: the folder's own."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> "ModelConfig":

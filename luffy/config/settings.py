@@ -7,8 +7,9 @@ A field that is not in a stage's settings cannot change what it computes, so the
 from typing import Literal
 
 from luffy.config.data import DataConfig
-from luffy.config.evaluation import EvaluationConfig, GradingConfig
+from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.grading import GradingConfig
 from luffy.config.model import DType, ModelConfig
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.strict import StrictModel

@@ -1,19 +1,20 @@
 """The data card: where each prepared file came from, what was taken out of it and why."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from luffy.data.filters import Filtered
-from luffy.data.sources import LoadedSource
-from luffy.types import Outcome
+from luffy.data.shards import Account
 
 _Name = TypeVar("_Name", bound=str)
 _QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+_MAX_HITS_SHOWN = 50
+"""Of each source, on the card for people; the one for machines lists all."""
+_BAR = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class SourceCard:
     name: str
     """`train`, `corpus` or `suites.<name>`."""
     kind: str
-    source_sha256: str
-    """Of the file's bytes, or of the generator's settings."""
+    inputs: Mapping[str, str]
+    """What was read, with the sha256 of its bytes or of the generator's settings."""
     rows_in: int
     rows_out: int
     quarantined: int
@@ -37,55 +38,100 @@ class SourceCard:
     trace_outcomes: Mapping[str, int]
     """What grading found, over all traces of the source."""
     trace_authors: Mapping[str, int]
-    """Traces that passed, by author."""
+    """Traces that passed the rules of rows, by author."""
     data_sources: Mapping[str, int]
-    """Rows that passed, by their `data_source`."""
+    """Rows that passed the rules of rows, by their `data_source`."""
+    hits: Sequence[Mapping[str, object]] = ()
+    """Benchmark problems found in prompts and traces."""
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
     """Quantiles over the rows that passed."""
     trace_tokens: Mapping[str, int] = field(default_factory=dict)
     """Quantiles over the traces that passed, stop token included."""
+    prompt_histogram: Mapping[str, int] = field(default_factory=dict)
+    """Rows by prompt length, in powers of two."""
+    trace_histogram: Mapping[str, int] = field(default_factory=dict)
 
 
-def source_card(name: str, loaded: LoadedSource, outcomes: Mapping[Outcome, int], filtered: Filtered) -> SourceCard:
-    """Return the account of one source."""
-    traces = [trace for prompt in filtered.prompts for trace in prompt.traces]
+@dataclass(frozen=True, slots=True)
+class DataCard:
+    """All of `card.json`."""
+
+    vocabulary_size: int
+    sources: Sequence[SourceCard]
+    checked: Mapping[str, int]
+    """Benchmarks that training data was held against, with their rows."""
+    not_checked: Sequence[str]
+    """Registered benchmarks that were not at hand."""
+    outputs: Mapping[str, Mapping[str, object]]
+    """Written files: rows, bytes, sha256."""
+
+
+def source_card(
+    name: str,
+    kind: str,
+    inputs: Mapping[str, str],
+    account: Account,
+    rejected_later: Mapping[str, int],
+    lengths: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
+) -> SourceCard:
+    """Return the account of one source; `lengths` are those of the prompts and of the traces that are left."""
+    prompts, traces = lengths
     return SourceCard(
         name=name,
-        kind=loaded.kind,
-        source_sha256=loaded.sha256,
-        rows_in=loaded.num_rows,
-        rows_out=len(filtered.prompts),
-        quarantined=len(loaded.quarantined),
-        rejected=_sorted(filtered.rejected),
-        rejected_traces=_sorted(filtered.rejected_traces),
+        kind=kind,
+        inputs=dict(inputs),
+        rows_in=account.rows_in,
+        rows_out=len(prompts),
+        quarantined=len(account.quarantined),
+        rejected=_sorted({**account.rejected, **rejected_later}),
+        rejected_traces=_sorted(account.rejected_traces),
         traces_out=len(traces),
-        trace_outcomes=_sorted(outcomes),
-        trace_authors=_sorted(Counter(trace.author for trace in traces)),
-        data_sources=_sorted(Counter(prompt.data_source for prompt in filtered.prompts)),
-        prompt_tokens=quantiles(filtered.prompt_tokens),
-        trace_tokens=quantiles(filtered.trace_tokens),
+        trace_outcomes=_sorted(account.outcomes),
+        trace_authors=_sorted(account.authors),
+        data_sources=_sorted(account.data_sources),
+        hits=account.hits,
+        prompt_tokens=quantiles(prompts),
+        trace_tokens=quantiles(traces),
+        prompt_histogram=histogram(prompts),
+        trace_histogram=histogram(traces),
     )
 
 
-def quantiles(lengths: Sequence[int]) -> dict[str, int]:
+def quantiles(lengths: Sequence[int] | npt.NDArray[np.int32]) -> dict[str, int]:
     """Return minimum, median, 90 %, 99 % and maximum, each a length that occurs; empty for no lengths."""
-    if not lengths:
+    if not len(lengths):
         return {}
     values = np.quantile(np.asarray(lengths), list(_QUANTILES.values()), method="inverted_cdf")
     return {name: int(value) for name, value in zip(_QUANTILES, values, strict=True)}
 
 
-def card_json(cards: Sequence[SourceCard], vocabulary_size: int) -> str:
+def histogram(lengths: Sequence[int] | npt.NDArray[np.int32]) -> dict[str, int]:
+    """Return how many lengths lie in 1-1, 2-3, 4-7, 8-15 and so on, empty ends left out; 0 counts as 1."""
+    if not len(lengths):
+        return {}
+    powers = np.frexp(np.maximum(np.asarray(lengths), 1))[1] - 1
+    counts = np.bincount(powers)
+    return {f"{2**power}-{2 ** (power + 1) - 1}": int(counts[power]) for power in range(powers.min(), len(counts))}
+
+
+def card_json(card: DataCard) -> str:
     """Return the card for machines."""
-    content = {"vocabulary_size": vocabulary_size, "sources": {card.name: asdict(card) for card in cards}}
+    content = {
+        "vocabulary_size": card.vocabulary_size,
+        "benchmarks": {"checked": dict(card.checked), "not_checked": list(card.not_checked)},
+        "sources": {source.name: asdict(source) for source in card.sources},
+        "outputs": dict(card.outputs),
+    }
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def card_markdown(cards: Sequence[SourceCard], vocabulary_size: int) -> str:
+def card_markdown(card: DataCard) -> str:
     """Return the card for people."""
-    lines = ["# Data card", "", f"Vocabulary: {vocabulary_size} tokens.", "", *_overview(cards), ""]
-    for card in cards:
-        lines += _section(card)
+    lines = ["# Data card", "", f"Vocabulary: {card.vocabulary_size} tokens.", "", *_overview(card.sources), ""]
+    lines += ["## Decontamination", "", *_benchmarks(card), ""]
+    for source in card.sources:
+        lines += _section(source)
+    lines += ["## Files", "", *_files(card), ""]
     return "\n".join(lines) + "\n"
 
 
@@ -96,8 +142,15 @@ def _overview(cards: Sequence[SourceCard]) -> list[str]:
     )
 
 
+def _benchmarks(card: DataCard) -> list[str]:
+    checked = ", ".join(f"{name} ({rows} rows)" for name, rows in card.checked.items()) or "none"
+    not_checked = ", ".join(card.not_checked) or "none"
+    return [f"Held against: {checked}.", "", f"Registered but not at hand, so not checked: {not_checked}."]
+
+
 def _section(card: SourceCard) -> list[str]:
-    lines = [f"## {card.name}", "", f"sha256 of the source: `{card.source_sha256}`", ""]
+    lines = [f"## {card.name}", ""]
+    lines += [f"sha256 of {name}: `{digest}`" for name, digest in card.inputs.items()] + [""]
     counts = {
         "rejected rows": card.rejected,
         "rejected traces": card.rejected_traces,
@@ -106,22 +159,41 @@ def _section(card: SourceCard) -> list[str]:
         "data sources": card.data_sources,
     }
     rows = [(what, name, number) for what, numbers in counts.items() for name, number in numbers.items()]
-    if rows:
-        lines += [*_table(("what", "which", "count"), rows), ""]
-    lengths = [(what, *q.values()) for what, q in _lengths(card).items() if q]
-    if lengths:
-        lines += [*_table(("tokens", *_QUANTILES), lengths), ""]
-    return lines
+    lines += [*_table(("count", "of", "number"), rows), ""] if rows else []
+    lengths = [("prompt", card.prompt_tokens), ("trace", card.trace_tokens)]
+    found = [(what, *(numbers[name] for name in _QUANTILES)) for what, numbers in lengths if numbers]
+    lines += [*_table(("tokens", *_QUANTILES), found), ""] if found else []
+    for what, bins in (("prompts", card.prompt_histogram), ("traces", card.trace_histogram)):
+        lines += _bars(f"Tokens of {what}", bins)
+    return lines + _hits(card.hits)
 
 
-def _lengths(card: SourceCard) -> dict[str, Mapping[str, int]]:
-    return {"prompt": card.prompt_tokens, "trace, with stop token": card.trace_tokens}
+def _bars(title: str, bins: Mapping[str, int]) -> list[str]:
+    if not bins:
+        return []
+    longest = max(bins.values())
+    rows = [f"{name:>15} {'#' * round(_BAR * count / longest):<{_BAR}} {count}" for name, count in bins.items()]
+    return [f"{title}:", "", "```", *rows, "```", ""]
+
+
+def _hits(hits: Sequence[Mapping[str, object]]) -> list[str]:
+    if not hits:
+        return []
+    rows = [(hit["uid"], hit["where"], hit["benchmark"], hit["row"], hit["share"]) for hit in hits[:_MAX_HITS_SHOWN]]
+    more = len(hits) - len(rows)
+    rest = [f"and {more} more in card.json.", ""] if more else []
+    return [*_table(("uid", "where", "benchmark", "its row", "share of its word runs"), rows), "", *rest]
+
+
+def _files(card: DataCard) -> list[str]:
+    rows = [(name, file["rows"], file["bytes"], f"`{file['sha256']}`") for name, file in card.outputs.items()]
+    return _table(("file", "rows", "bytes", "sha256"), rows)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    cells = [header, ["---"] * len(header), *rows]
-    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells]
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    return lines + [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]
 
 
 def _sorted(counts: Mapping[_Name, int]) -> dict[str, int]:
-    return {str(name): count for name, count in sorted(counts.items())}
+    return {str(name): count for name, count in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))}

@@ -1,34 +1,53 @@
 """Which rows are let through, and why the others are not. Nothing is dropped without being counted."""
 
 import dataclasses
-from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.data.identity import problem_key
-from luffy.data.templates import prompt_lengths, trace_lengths
-from luffy.types import Prompt, Trace
+from luffy.data.contamination import BenchmarkIndex, Hit
+from luffy.data.identity import problem_text
+from luffy.data.language import is_foreign
+from luffy.data.templates import is_complete, prompt_lengths, prompt_opener, trace_lengths, with_opened_thinking
+from luffy.data.verify_traces import grade_traces, with_verdict
+from luffy.grading import GraderPool
+from luffy.types import Message, Outcome, Prompt, Trace
 
 
 class Rejection(StrEnum):
     """Why a row, or one of its traces, is not used."""
 
+    IN_SUITE = "in_evaluation_suite"
+    """The same problem is asked in an evaluation suite or another benchmark."""
+    HOLDS_BENCHMARK_PROBLEM = "holds_benchmark_problem"
+    """The prompt shares too many word runs with a benchmark's problem."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    OTHER_LANGUAGE = "other_language"
     DUPLICATE = "duplicate_uid"
     """Its uid occurred before, in the same source."""
-    IN_SUITE = "in_evaluation_suite"
-    """The same problem is asked in an evaluation suite."""
-    PROMPT_TOO_LONG = "prompt_too_long"
+    EQUAL_PROBLEM = "duplicate_problem"
+    """The same problem, case and spacing aside, came before under another uid."""
+    NEAR_DUPLICATE = "near_duplicate"
+    """Nearly the same problem came before."""
+    OTHER_DIFFICULTY = "other_difficulty"
+    """On the other side of the boundary of `data.filters.difficulty`."""
     TRACE_TOO_LONG = "trace_too_long"
     """Counted with the stop token."""
     TRACE_HOLDS_STOP_TOKEN = "trace_holds_stop_token"  # noqa: S105 - a token of the vocabulary, no secret
     """The text of the stop token stands inside the trace, so that the policy would learn to end there."""
     TRACE_LOGPROBS_MISMATCH = "trace_logprobs_mismatch"
     """It carries another number of log-probabilities than it has tokens, stop token included."""
-    TRACE_UNVERIFIED = "trace_unverified"
-    """Its answer was not graded correct."""
+    TRACE_INCOMPLETE = "trace_incomplete"
+    """Its reasoning, or the one that the chat template opens, is never closed by `</think>`."""
+    TRACE_HOLDS_BENCHMARK_PROBLEM = "trace_holds_benchmark_problem"
+    TRACE_OTHER_LANGUAGE = "trace_other_language"
+    TRACE_WRONG = "trace_wrong"
+    TRACE_NO_ANSWER = "trace_no_answer"
+    TRACE_UNPARSABLE = "trace_unparsable"
+    TRACE_TIMED_OUT = "trace_timed_out"
+    TRACE_CRASHED = "trace_crashed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,88 +59,160 @@ class Rules:
     require_verified_traces: bool = True
     allow_repeats: bool = False
     """Whether a uid may occur again (text for a base policy may repeat)."""
-    forbidden_problems: Collection[str] = frozenset()
-    """`problem_key`s of the evaluation suites."""
+    unique_problems: bool = False
+    """Whether the same problem under another uid is a repeat, too."""
+    languages: tuple[str, ...] | None = None
+    near_duplicates: float | None = None
+    keeps_traces: bool = True
+    """False: an evaluation suite, which loses its demonstrations and is not held against the benchmarks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Filtered:
-    """What passed, and the account of the rest: `rows_in == len(prompts) + sum(rejected.values())`."""
+class Judged:
+    """One row: what is left of it, or why nothing is."""
 
-    rows_in: int
-    prompts: list[Prompt]
-    prompt_tokens: list[int]
-    """Length of each prompt that passed."""
-    trace_tokens: list[int]
-    """Length of each trace that passed, stop token included."""
-    rejected: Counter[Rejection] = field(default_factory=Counter)
-    """Rows by their (first) reason."""
-    rejected_traces: Counter[Rejection] = field(default_factory=Counter)
-    """Traces by reason, also those of rows that passed with another trace."""
-
-
-def filter_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, rules: Rules) -> Filtered:
-    """Return the prompts and traces that keep the rules.
-
-    A prompt that came with traces and loses all of them is rejected for the first one's reason; a prompt that came
-    without any stays.
-    """
-    result = Filtered(len(prompts), [], [], [])
-    seen: set[str] = set()
-    lengths = prompt_lengths(tokenizer, [prompt.messages for prompt in prompts])
-    of_traces = iter(trace_lengths(tokenizer, [trace.text for prompt in prompts for trace in prompt.traces]))
-    stop = str(tokenizer.eos_token)
-    for prompt, length in zip(prompts, lengths, strict=True):
-        traces = [(trace, next(of_traces)) for trace in prompt.traces]
-        reason = _reason_against_prompt(prompt, length, rules, seen)
-        seen.add(prompt.uid)
-        if reason is None:
-            reason = _keep(prompt, length, traces, rules, stop, result)
-        if reason is not None:
-            result.rejected[reason] += 1
-    return result
+    prompt: Prompt
+    """With the usable traces."""
+    reason: Rejection | None
+    """Of the row; for one that loses all its traces, that of the first."""
+    prompt_tokens: int
+    trace_tokens: tuple[int, ...]
+    """Of the usable traces, stop token included."""
+    outcomes: tuple[Outcome, ...]
+    """Of all traces."""
+    rejected_traces: tuple[tuple[Trace, Rejection], ...]
+    hits: tuple[tuple[str, Hit], ...] = ()
+    """`prompt` or `trace`, and the benchmark problem it holds."""
+    lost_its_traces: bool = False
+    """The prompt itself keeps all rules."""
 
 
-def without_traces(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return the prompts of an evaluation suite: what is asked and the reference answer, no demonstration."""
-    return [dataclasses.replace(prompt, traces=()) if prompt.traces else prompt for prompt in prompts]
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Applies the rules that concern one row alone; repeats need all rows (`luffy.data.selection`)."""
+
+    tokenizer: PreTrainedTokenizerBase
+    rules: Rules
+    benchmarks: BenchmarkIndex
+
+    def judge(self, prompts: Sequence[Prompt], grader: GraderPool) -> list[Judged]:
+        """Return one verdict a prompt, in order.
+
+        A prompt that came with traces and loses all of them is rejected; one that came without any stays.
+        """
+        prompts = [self._normalised(prompt) for prompt in prompts]
+        outcomes = grade_traces(prompts, grader)
+        lengths = prompt_lengths(self.tokenizer, [prompt.messages for prompt in prompts])
+        texts = [trace.text for prompt in prompts for trace in prompt.traces]
+        in_prompts = self._in_prompts(prompts)
+        of_traces = zip(trace_lengths(self.tokenizer, texts), self.benchmarks.find(texts), strict=True)
+        opener = prompt_opener(self.tokenizer)
+        judged = []
+        for prompt, found, length, held in zip(prompts, outcomes, lengths, in_prompts, strict=True):
+            traces = [(trace, outcome, *next(of_traces)) for trace, outcome in zip(prompt.traces, found, strict=True)]
+            judged.append(self._row(prompt, traces, length, held, opener))
+        return judged
+
+    def _in_prompts(self, prompts: Sequence[Prompt]) -> Sequence[Hit | None]:
+        if not self._checks:
+            return [None] * len(prompts)
+        return self.benchmarks.find([problem_text(prompt.messages) for prompt in prompts])
+
+    @property
+    def _checks(self) -> bool:
+        """Whether the source is held against the benchmarks; they themselves are not."""
+        return self.rules.keeps_traces
+
+    def _normalised(self, prompt: Prompt) -> Prompt:
+        if not self.rules.keeps_traces:
+            return dataclasses.replace(prompt, traces=()) if prompt.traces else prompt
+        opened = [with_opened_thinking(trace.text) for trace in prompt.traces]
+        if all(text is trace.text for text, trace in zip(opened, prompt.traces, strict=True)):
+            return prompt
+        return dataclasses.replace(
+            prompt,
+            traces=tuple(
+                dataclasses.replace(trace, text=text) for trace, text in zip(prompt.traces, opened, strict=True)
+            ),
+        )
+
+    def _row(
+        self,
+        prompt: Prompt,
+        traces: Sequence[tuple[Trace, Outcome, int, Hit | None]],
+        length: int,
+        held: Hit | None,
+        opener: str,
+    ) -> Judged:
+        reason, hit = self._against_prompt(prompt, length, held)
+        hits = [("prompt", hit)] if hit else []
+        usable: list[tuple[Trace, int]] = []
+        rejected: list[tuple[Trace, Rejection]] = []
+        for trace, outcome, tokens, in_trace in traces if reason is None else ():
+            against = self._against_trace(trace, outcome, tokens, in_trace, opener)
+            if against is None:
+                usable.append((with_verdict(trace, outcome), tokens))
+            else:
+                rejected.append((trace, against))
+            if against is Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM and in_trace is not None:
+                hits.append(("trace", in_trace))
+        lost = reason is None and bool(prompt.traces) and not usable
+        return Judged(
+            prompt=_with_traces(prompt, tuple([trace for trace, _ in usable])) if traces else prompt,
+            reason=rejected[0][1] if lost else reason,
+            prompt_tokens=length,
+            trace_tokens=tuple([tokens for _, tokens in usable]),
+            outcomes=tuple([outcome for _, outcome, _, _ in traces]),
+            rejected_traces=tuple(rejected),
+            hits=tuple(hits),
+            lost_its_traces=lost,
+        )
+
+    def _against_prompt(self, prompt: Prompt, length: int, held: Hit | None) -> tuple[Rejection | None, Hit | None]:
+        rules = self.rules
+        if self._checks and (equal := self.benchmarks.equal(prompt)):
+            return Rejection.IN_SUITE, equal
+        if held is not None:
+            return Rejection.HOLDS_BENCHMARK_PROBLEM, held
+        if length > rules.max_prompt_tokens:
+            return Rejection.PROMPT_TOO_LONG, None
+        if rules.languages is not None and is_foreign(problem_text(prompt.messages), rules.languages):
+            return Rejection.OTHER_LANGUAGE, None
+        return None, None
+
+    def _against_trace(
+        self, trace: Trace, outcome: Outcome, tokens: int, held: Hit | None, opener: str
+    ) -> Rejection | None:
+        rules = self.rules
+        if tokens > rules.max_trace_tokens:
+            return Rejection.TRACE_TOO_LONG
+        if trace.logprobs is not None and len(trace.logprobs) != tokens:
+            return Rejection.TRACE_LOGPROBS_MISMATCH
+        if str(self.tokenizer.eos_token) in trace.text:
+            return Rejection.TRACE_HOLDS_STOP_TOKEN
+        if not is_complete(trace.text, opener):
+            return Rejection.TRACE_INCOMPLETE
+        if rules.require_verified_traces and outcome is not Outcome.CORRECT:
+            return Rejection(f"trace_{outcome.value}")
+        if rules.languages is not None and is_foreign(trace.text, rules.languages):
+            return Rejection.TRACE_OTHER_LANGUAGE
+        return Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM if held is not None else None
 
 
-def problems_of(prompts: Sequence[Prompt]) -> set[str]:
-    """Return the `problem_key` of each prompt."""
-    return {problem_key(prompt.messages) for prompt in prompts}
+def _with_traces(prompt: Prompt, traces: tuple[Trace, ...]) -> Prompt:
+    # `dataclasses.replace` would take a tenth of the time of a large corpus.
+    uid, data_source, messages, truth = prompt.uid, prompt.data_source, prompt.messages, prompt.ground_truth
+    return Prompt(uid, data_source, messages, truth, traces, prompt.ability, prompt.extra_info, prompt.grader)
 
 
-def _reason_against_prompt(prompt: Prompt, length: int, rules: Rules, seen: Collection[str]) -> Rejection | None:
-    if not rules.allow_repeats and prompt.uid in seen:
-        return Rejection.DUPLICATE
-    if rules.forbidden_problems and problem_key(prompt.messages) in rules.forbidden_problems:
-        return Rejection.IN_SUITE
-    return Rejection.PROMPT_TOO_LONG if length > rules.max_prompt_tokens else None
-
-
-def _keep(
-    prompt: Prompt, length: int, traces: Sequence[tuple[Trace, int]], rules: Rules, stop: str, result: Filtered
-) -> Rejection | None:
-    """Add the prompt with its usable traces to `result`; the reason where none of its traces is usable."""
-    reasons = [_reason_against_trace(trace, tokens, rules, stop) for trace, tokens in traces]
-    usable = [item for item, reason in zip(traces, reasons, strict=True) if reason is None]
-    result.rejected_traces.update(reason for reason in reasons if reason is not None)
-    if traces and not usable:
-        return reasons[0]
-    if len(usable) < len(traces):
-        prompt = dataclasses.replace(prompt, traces=tuple([trace for trace, _ in usable]))
-    result.prompts.append(prompt)
-    result.prompt_tokens.append(length)
-    result.trace_tokens.extend([tokens for _, tokens in usable])
-    return None
-
-
-def _reason_against_trace(trace: Trace, tokens: int, rules: Rules, stop: str) -> Rejection | None:
-    if tokens > rules.max_trace_tokens:
-        return Rejection.TRACE_TOO_LONG
-    if trace.logprobs is not None and len(trace.logprobs) != tokens:
-        return Rejection.TRACE_LOGPROBS_MISMATCH
-    if stop in trace.text:
-        return Rejection.TRACE_HOLDS_STOP_TOKEN
-    return Rejection.TRACE_UNVERIFIED if rules.require_verified_traces and not trace.verified else None
+def with_system_prompt(prompts: Iterable[Prompt], system_prompt: str | None) -> list[Prompt]:
+    """Return the prompts behind `system_prompt`, where they have no system message of their own."""
+    if system_prompt is None:
+        return list(prompts)
+    first = Message("system", system_prompt)
+    return [
+        prompt
+        if any(message.role == "system" for message in prompt.messages)
+        else dataclasses.replace(prompt, messages=(first, *prompt.messages))
+        for prompt in prompts
+    ]

@@ -9,9 +9,9 @@ _UID_LENGTH = 16
 
 
 def prompt_uid(data_source: str, messages: Sequence[Message]) -> str:
-    """Return 16 hexadecimal digits of the sha256 of the data source and the messages."""
+    """Return 16 hexadecimal digits of the sha256 of the data source and the problem (all but the system prompt)."""
     parts = [data_source]
-    for message in messages:
+    for message in _problem(messages):
         parts += (message.role, message.content)
     # Lengths in front keep ("ab", "c") apart from ("a", "bc").
     text = "".join([f"{len(part)}:{part}" for part in parts])
@@ -20,5 +20,15 @@ def prompt_uid(data_source: str, messages: Sequence[Message]) -> str:
 
 def problem_key(messages: Sequence[Message]) -> str:
     """Return what two wordings of one problem share: the turns without the system prompt, case and spacing."""
-    turns = " ".join(message.content for message in messages if message.role != "system")
+    turns = " ".join(message.content for message in _problem(messages))
     return " ".join(turns.split()).casefold()
+
+
+def problem_text(messages: Sequence[Message]) -> str:
+    """Return what is asked, as it is written: the turns without the system prompt, a line each."""
+    return "\n".join(message.content for message in _problem(messages))
+
+
+def _problem(messages: Sequence[Message]) -> Sequence[Message]:
+    """A conversation of system messages alone asks by them."""
+    return [message for message in messages if message.role != "system"] or messages

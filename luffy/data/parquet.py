@@ -4,10 +4,9 @@ write_prompts(path, prompts)    # atomic
 prompts = read_prompts(path)
 """
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +17,12 @@ from luffy.files import replacing
 from luffy.types import Prompt
 
 ROWS_AT_ONCE = 16_384
-"""Rows held in memory beside the prompts themselves; also the row group of a written file."""
+"""Rows of a written row group, if they are short."""
+_BYTES_AT_ONCE = 8 << 20
+"""Characters of a written row group."""
+_READ_ROWS = 256
+_BUFFER_BYTES = 1 << 20
+Item = TypeVar("Item")
 
 _OWN_COLUMNS = tuple(name for name in COLUMNS if name != "target")  # it only repeats the first trace
 
@@ -31,61 +35,93 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> int:
 
 def read_prompts(path: Path) -> list[Prompt]:
     """Return all prompts of a file made by `write_prompts`; DataError names the file, row (from 1) and field."""
-    prompts = []
-    for number, row in enumerate(_rows(_open(path), _OWN_COLUMNS), start=1):
+    return list(iterate_prompts(path))
+
+
+def iterate_prompts(path: Path) -> Iterator[Prompt]:
+    """Yield what `read_prompts` returns, a few rows in memory at a time."""
+    for number, row in enumerate(read_rows(path, _OWN_COLUMNS, REQUIRED_COLUMNS), start=1):
         try:
             if isinstance(row, RowError):
                 raise row
-            prompts.append(prompt_from_row(row))
+            yield prompt_from_row(row)
         except RowError as error:
             raise DataError(
                 f"{path}, row {number}, field {error.field}: {error.reason}; prepare the data again"
             ) from None
-    return prompts
 
 
-def read_rows(path: Path, max_rows: int | None = None) -> Iterator[Mapping[str, object] | RowError]:
-    """Yield the rows of any parquet file with the needed columns; a row with undecodable text as a `RowError`.
+def read_rows(path: Path, columns: Sequence[str], required: Sequence[str]) -> Iterator[Mapping[str, object] | RowError]:
+    """Yield the rows of any parquet file, in memory a few at a time; one with undecodable text as a `RowError`.
 
-    Raises DataError where the file is missing, is no parquet or lacks a column.
+    Only `columns` are read. Raises DataError where the file is missing, is no parquet, breaks off or lacks one of the
+    `required` columns.
     """
-    return itertools.islice(_rows(_open(path), COLUMNS), max_rows)
+    return _rows(path, _open(path, required), columns)
+
+
+def chunked(prompts: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Cut a sequence into what is held, and written, at once: `ROWS_AT_ONCE` rows or `_BYTES_AT_ONCE` of text."""
+    chunk: list[Item] = []
+    size = 0
+    for item in prompts:
+        chunk.append(item)
+        size += size_of(item)
+        if len(chunk) == ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def text_size(prompt: Prompt) -> int:
+    """Return the characters of a prompt and its traces; a log-probability counts as eight."""
+    traces = sum(len(trace.text) + 8 * len(trace.logprobs or ()) for trace in prompt.traces)
+    return traces + sum(len(message.content) for message in prompt.messages)
 
 
 def _write(file: IO[bytes], prompts: Iterable[Prompt]) -> int:
     count = 0
-    remaining = iter(prompts)
     with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-        while chunk := list(itertools.islice(remaining, ROWS_AT_ONCE)):
+        for chunk in chunked(prompts, text_size):
             writer.write_batch(record_batch(chunk))
             count += len(chunk)
     return count
 
 
-def _open(path: Path) -> pq.ParquetFile:
+def _open(path: Path, required: Sequence[str]) -> pq.ParquetFile:
     try:
-        file = pq.ParquetFile(path)
+        # With a buffer, a column of a large row group is read piece by piece.
+        file = pq.ParquetFile(path, buffer_size=_BUFFER_BYTES)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: is no readable parquet file ({_first_line(error)})") from None
-    missing = [name for name in REQUIRED_COLUMNS if name not in file.schema_arrow.names]
+    missing = [name for name in required if name not in file.schema_arrow.names]
     if missing:
-        raise DataError(
-            f"{path}: column {', '.join(missing)} missing; found {', '.join(file.schema_arrow.names)} "
-            "(the columns of LUFFY/verl are needed)"
-        )
+        hint = "the columns of LUFFY/verl are needed, or fields that map others" if "prompt" in required else "fields"
+        found = ", ".join(file.schema_arrow.names)
+        raise DataError(f"{path}: column {', '.join(missing)} missing; found {found} ({hint})")
     return file
 
 
-def _rows(file: pq.ParquetFile, wanted: Sequence[str]) -> Iterator[Mapping[str, object] | RowError]:
+def _rows(path: Path, file: pq.ParquetFile, wanted: Sequence[str]) -> Iterator[Mapping[str, object] | RowError]:
     columns = [name for name in wanted if name in file.schema_arrow.names]
+    count = 0
     with file:
-        for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
-            try:
-                yield from batch.to_pylist()
-            except UnicodeDecodeError:
-                yield from (_decoded_row(batch, index) for index in range(batch.num_rows))
+        try:
+            for batch in file.iter_batches(batch_size=_READ_ROWS, columns=columns):
+                yield from _decoded(batch)
+                count += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path}: cannot be read behind row {count} ({_first_line(error)})") from None
+
+
+def _decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        yield from (_decoded_row(batch, index) for index in range(batch.num_rows))
 
 
 def _decoded_row(batch: pa.RecordBatch, index: int) -> Mapping[str, object] | RowError:

@@ -2,13 +2,15 @@
 
 Columns of LUFFY and verl (`data_source, prompt, target, ability, reward_model, extra_info`), plus `uid` and `traces`:
 several demonstrations a prompt, each with its author, verdict and log-probabilities. `target` repeats the first trace
-for readers that know a single one. `extra_info` is written as JSON text, since its keys are arbitrary; on reading a
-struct (LUFFY's files) is as good.
+for readers that know a single one. `reward_model.style` is `rule` for what the experiment's grader grades; another
+word names the grader of the row (`luffy.config.grading`). `extra_info` is written as JSON text, since its keys are
+arbitrary; on reading a struct (LUFFY's files) is as good.
 """
 
 import itertools
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -44,6 +46,8 @@ SCHEMA = pa.schema(
     ]
 )
 COLUMNS = tuple(SCHEMA.names)
+_RULE = "rule"
+_GRADER_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ROLES = ("system", "user", "assistant", "tool")
 _to_json = json.JSONEncoder(sort_keys=True).encode
 
@@ -63,26 +67,26 @@ def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Promp
     `author` signs the traces that do not say who wrote them. A missing `uid` is computed. `prompt` and `target` may
     also be plain text: a user's message, an assistant's reply.
     """
-    data_source = _text(row.get("data_source"), "data_source")
-    messages = _messages(row.get("prompt"), "prompt", role_of_text="user")
-    if not messages:
-        raise RowError("prompt", "is empty; give at least one message")
+    # LUFFY's own training file has an empty data source.
+    data_source = checked_text(row.get("data_source"), "data_source", may_be_empty=True)
+    messages = checked_messages(row.get("prompt"), "prompt")
     uid = row.get("uid")
     return Prompt(
-        uid=prompt_uid(data_source, messages) if uid is None else _text(uid, "uid"),
+        uid=prompt_uid(data_source, messages) if uid is None else checked_text(uid, "uid"),
         data_source=data_source,
         messages=messages,
         ground_truth=_ground_truth(row.get("reward_model")),
         traces=_traces(row.get("traces"), author) or _target(row.get("target"), author),
-        ability=_text(row.get("ability", "math"), "ability"),
+        ability=checked_text(row.get("ability", "math"), "ability"),
         extra_info=_extra_info(row.get("extra_info")),
+        grader=_grader(row.get("reward_model")),
     )
 
 
 def record_batch(prompts: Sequence[Prompt]) -> pa.RecordBatch:
     """Return the prompts as one batch of `SCHEMA`, built column by column."""
     truths = pa.array([prompt.ground_truth for prompt in prompts], pa.string())
-    styles = pa.array(["rule"] * len(prompts), pa.string())
+    styles = pa.array([prompt.grader or _RULE for prompt in prompts], pa.string())
     first_traces = [prompt.traces[:1] for prompt in prompts]
     columns = [
         pa.array([prompt.uid for prompt in prompts], pa.string()),
@@ -120,7 +124,16 @@ def _offsets(rows: Sequence[Sequence[object]]) -> pa.Array:
     return pa.array(list(itertools.accumulate(map(len, rows), initial=0)), pa.int32())
 
 
-def _text(value: object, field: str, *, may_be_empty: bool = False) -> str:
+def checked_messages(value: object, field: str) -> tuple[Message, ...]:
+    """Return the value of a prompt's column: a list of at least one message, or a user's text; else RowError."""
+    messages = _messages(value, field, role_of_text="user")
+    if not messages:
+        raise RowError(field, "is empty; give at least one message")
+    return messages
+
+
+def checked_text(value: object, field: str, *, may_be_empty: bool = False) -> str:
+    """Return `value` where it is text that can be written as UTF-8, else RowError."""
     if not isinstance(value, str):
         raise RowError(field, "is missing" if value is None else f"must be text, found {_short(value)}")
     if not value.strip() and not may_be_empty:
@@ -135,7 +148,7 @@ def _text(value: object, field: str, *, may_be_empty: bool = False) -> str:
 
 def _messages(value: object, field: str, role_of_text: str) -> tuple[Message, ...]:
     if isinstance(value, str):
-        return (Message(role_of_text, _text(value, field)),)
+        return (Message(role_of_text, checked_text(value, field)),)
     if not isinstance(value, list):
         reason = "is missing" if value is None else f"must be a list of messages, found {_short(value)}"
         raise RowError(field, reason)
@@ -148,17 +161,26 @@ def _message(value: object, column: str, index: int) -> Message:
     role = value.get("role")
     if role not in _ROLES:
         raise RowError(f"{column}[{index}].role", f"must be one of {', '.join(_ROLES)}, found {_short(role)}")
-    return Message(role, _text(value.get("content"), f"{column}[{index}].content", may_be_empty=role == "system"))
+    return Message(
+        role, checked_text(value.get("content"), f"{column}[{index}].content", may_be_empty=role == "system")
+    )
 
 
 def _ground_truth(value: object) -> str:
     if not isinstance(value, dict):
         reason = "is missing" if value is None else f"must be a mapping, found {_short(value)}"
         raise RowError("reward_model", reason)
-    style = value.get("style", "rule")
-    if style != "rule":
-        raise RowError("reward_model.style", f"must be 'rule' (an answer that can be verified), found {_short(style)}")
-    return _text(value.get("ground_truth"), "reward_model.ground_truth")
+    return checked_text(value.get("ground_truth"), "reward_model.ground_truth")
+
+
+def _grader(value: object) -> str | None:
+    style = value.get("style", _RULE) if isinstance(value, dict) else _RULE
+    # `model` is verl's word for a reward model, which is no grader.
+    if not isinstance(style, str) or style == "model" or not _GRADER_NAME.fullmatch(style):
+        raise RowError(
+            "reward_model.style", f"must be 'rule' (the experiment's grader) or a grader's name, found {_short(style)}"
+        )
+    return None if style == _RULE else style
 
 
 def _target(value: object, author: str) -> tuple[Trace, ...]:
@@ -186,14 +208,15 @@ def _trace(value: object, field: str, author: str) -> Trace:
         raise RowError(f"{field}.verified", f"must be true, false or null, found {_short(verified)}")
     written_by = value.get("author")
     return Trace(
-        text=_text(value.get("text"), f"{field}.text"),
-        author=author if written_by is None else _text(written_by, f"{field}.author"),
+        text=checked_text(value.get("text"), f"{field}.text"),
+        author=author if written_by is None else checked_text(written_by, f"{field}.author"),
         verified=verified,
-        logprobs=_logprobs(value.get("logprobs"), f"{field}.logprobs"),
+        logprobs=checked_logprobs(value.get("logprobs"), f"{field}.logprobs"),
     )
 
 
-def _logprobs(value: object, field: str) -> tuple[float, ...] | None:
+def checked_logprobs(value: object, field: str) -> tuple[float, ...] | None:
+    """Return log-probabilities where `value` is None or a list of finite numbers up to 0, else RowError."""
     if value is None:
         return None
     if not isinstance(value, list):

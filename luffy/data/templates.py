@@ -24,6 +24,7 @@ PLAIN_TEMPLATE = (
 )
 """The embedded base policy's chat template: the turns, a line each, with no mark of who speaks."""
 
+_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _THINK_OPENERS = ("<think>\n", "<think>")
 _TAIL_TOKENS = 8
 _TEXTS_AT_ONCE = 8192
@@ -96,12 +97,28 @@ def prompt_opener(tokenizer: PreTrainedTokenizerBase) -> str:
     return _opener_of(_prompt_texts(tokenizer, [_PROBE])[0])
 
 
+def with_opened_thinking(text: str) -> str:
+    """Return a trace that closes its reasoning with the `<think>` that some data sets leave to the chat template."""
+    before, closed, _ = text.partition(_THINK_CLOSE)
+    return f"{_THINK_OPENERS[0]}{text.lstrip()}" if closed and _THINK_OPEN not in before else text
+
+
+def is_complete(text: str, opener: str) -> bool:
+    """Whether a trace behind a prompt that ends in `opener` ends its reasoning, where it has opened any."""
+    opened = bool(opener) or _THINK_OPEN in text
+    return not opened or text.rfind(_THINK_CLOSE) > text.rfind(_THINK_OPEN)
+
+
 def _opener_of(prompt_text: str) -> str:
     return next((opener for opener in _THINK_OPENERS if prompt_text.endswith(opener)), "")
 
 
 def _behind(opener: str, text: str) -> str:
-    return text.removeprefix(opener) if opener else text
+    """The trace as the policy has to write it: a `<think>` that the prompt has written is not written again."""
+    if not opener or not text.lstrip().startswith(_THINK_OPEN):
+        return text
+    rest = text.lstrip().removeprefix(_THINK_OPEN)
+    return rest.removeprefix("\n") if opener.endswith("\n") else rest
 
 
 def _prompt_texts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
+from luffy.config.shipped import template_file
 from luffy.data.templates import PLAIN_TEMPLATE, stop_token_ids
 from luffy.errors import DataError
 from luffy.types import Prompt
@@ -71,7 +72,7 @@ def _without_whole_tokens(texts: Iterable[str]) -> Iterator[str]:
 
 
 def adapt_tokenizer(model_path: str, chat_template: str | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a model folder or hub id, with the chat template of the file `chat_template` if given.
+    """Return the tokenizer of a model folder or hub id, with the chat template `chat_template` (name or file) if given.
 
     DataError where the model has no tokenizer, or no chat template and none is given. A missing pad token becomes the
     stop token: padding is always masked.
@@ -84,7 +85,7 @@ def adapt_tokenizer(model_path: str, chat_template: str | None) -> PreTrainedTok
         reason = str(error).strip().splitlines()[0]
         raise DataError(f"model.path: no tokenizer at {model_path!r}: {reason}") from None
     if chat_template is not None:
-        tokenizer.chat_template = _read_template(Path(chat_template))
+        tokenizer.chat_template = _read_template(template_file(chat_template))
     if tokenizer.chat_template is None:
         raise DataError(f"model.path: the tokenizer of {model_path!r} has no chat template; give model.chat_template")
     stop_token_ids(tokenizer)

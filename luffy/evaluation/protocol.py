@@ -13,7 +13,7 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.data.templates import decode, prompt_opener, render_prompts, stop_token_ids
 from luffy.errors import DataError
 from luffy.evaluation.results import SampleRecord
-from luffy.grading import GradeRequest, GraderPool
+from luffy.grading import Grade, GradeRequest, GraderPool, problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.seeds import derive_seed
 from luffy.types import Outcome, Prompt
@@ -91,12 +91,16 @@ class Evaluator:
         # would pass for an answer.
         responses = [self._opener + decode(self._tokenizer, completion.token_ids) for completion in completions]
         grades = self._grader.grade(
-            [GradeRequest(response, task.prompt.ground_truth) for task, response in zip(tasks, responses, strict=True)]
+            [self._grading(suite, task, response) for task, response in zip(tasks, responses, strict=True)]
         )
         return [
-            self._record(suite, decoding, task, completion, response, grade.outcome, grade.answer)
+            self._record(suite, decoding, task, completion, response, grade)
             for task, completion, response, grade in zip(tasks, completions, responses, grades, strict=True)
         ]
+
+    def _grading(self, suite: str, task: _Task, response: str) -> GradeRequest:
+        kind = self._config.graders.get(suite)
+        return GradeRequest(response, task.prompt.ground_truth, problem_of(task.prompt), kind)
 
     def _record(
         self,
@@ -105,8 +109,7 @@ class Evaluator:
         task: _Task,
         completion: Completion,
         response: str,
-        outcome: Outcome,
-        answer: str | None,
+        grade: Grade,
     ) -> SampleRecord:
         return SampleRecord(
             suite=suite,
@@ -116,10 +119,11 @@ class Evaluator:
             seed=task.seed,
             prompt=decode(self._tokenizer, task.prompt_ids),
             response=response,
-            answer=answer,
+            answer=grade.extracted,
             ground_truth=task.prompt.ground_truth,
-            outcome=outcome.value,
-            correct=outcome is Outcome.CORRECT,
+            outcome=grade.outcome.value,
+            reason=grade.reason,
+            correct=grade.outcome is Outcome.CORRECT,
             finish_reason=completion.finish_reason.value,
             num_tokens=len(completion.token_ids),
         )

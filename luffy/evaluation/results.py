@@ -36,6 +36,8 @@ class SampleRecord:
     """What was extracted and held against the reference."""
     ground_truth: str
     outcome: str
+    reason: str
+    """Why grading found that, in a short phrase."""
     correct: bool
     finish_reason: str
     num_tokens: int

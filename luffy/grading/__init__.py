@@ -1,6 +1,7 @@
-"""Answer extraction, verification, and the pool of killable workers."""
+"""Answer extraction, kinds of graders, and the pool of killable workers."""
 
 from luffy.grading.extract import extract_answer
-from luffy.grading.pool import Grade, GradeRequest, GraderPool
+from luffy.grading.pool import JUDGE_CACHE, GraderPool
+from luffy.grading.request import Grade, Grader, GradeRequest, Problem, problem_of
 
-__all__ = ["Grade", "GradeRequest", "GraderPool", "extract_answer"]
+__all__ = ["JUDGE_CACHE", "Grade", "GradeRequest", "Grader", "GraderPool", "Problem", "extract_answer", "problem_of"]

@@ -1,9 +1,14 @@
 r"""Where the final answer of a response is: the last `\boxed{...}` outside the reasoning.
 
+The policy, for all kinds: only the text after the last `</think>` counts; reasoning that is opened and never closed
+means no answer; the last balanced box wins; what only repeats the question is nobody's answer. `plain_answer` is for
+the graders that do not insist on a box, and says which sign of an answer it went by.
+
 Everything here is linear in the length of the response, whatever it holds.
 """
 
 import re
+from typing import NamedTuple
 
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
@@ -13,6 +18,22 @@ _BOX = r"\boxed"
 # backslash, common in model output) still opens a box.
 _TOKEN = re.compile(r"\\boxed\s*+\{|\\[{}]|\\\\(?!boxed)|[{}]")
 
+_ANSWER_OPEN, _ANSWER_CLOSE = "<answer>", "</answer>"
+_CUE = re.compile(r"(?:answer|solution)(?: is| *:|s are)[ \t:]*(?=\S)", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![\w.])[+-]?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+(?:/[0-9]++)?+%?")
+_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
+_MAX_BARE = 100
+_MIN_ECHO = 8
+"""A question shorter than this may occur in any reply."""
+_MAX_PHRASE = 1000
+
+
+class Extracted(NamedTuple):
+    """An answer, and what it was known by."""
+
+    answer: str
+    sign: str
+
 
 def extract_answer(response: str) -> str | None:
     """Return the content of the last balanced box of the final reply, stripped; None where there is no answer.
@@ -21,9 +42,69 @@ def extract_answer(response: str) -> str | None:
     a `<think>` that its prompt opened.
     """
     reply = final_reply(response)
-    if reply is None:
-        return None
+    return None if reply is None else boxed_answer(reply)
+
+
+def own_reply(response: str, question: str, boxed_only: bool) -> str | None:
+    """Return the final reply without repetitions of `question`; None while reasoning is still open.
+
+    Where only boxes count, a question without one is left in: its text may be part of an honest answer.
+    """
+    reply, question = final_reply(response), question.strip()
+    if reply is None or len(question) < _MIN_ECHO or (boxed_only and last_box(question) is None):
+        return reply
+    return reply.replace(question, "\n")
+
+
+def boxed_answer(reply: str) -> str | None:
+    """Return the content of the last box of a final reply, stripped; None without one or with an empty one."""
     return (last_box(reply) or "").strip() or None
+
+
+def plain_answer(reply: str) -> Extracted | None:
+    """Return the answer of a final reply without a box, by the first of these signs that is there.
+
+    The content of the last `<answer>`, what follows the last "the answer is", the last formula between dollars, a
+    short reply without words, the last number.
+    """
+    tagged = answer_tag(reply)
+    if tagged is not None:
+        return Extracted(boxed_answer(tagged) or tagged, "<answer>")
+    cues = list(_CUE.finditer(reply))
+    if cues:
+        phrase = _phrase(reply[cues[-1].end() :])
+        if phrase:
+            return Extracted(phrase, "'the answer is'")
+    formula = _last_formula(reply)
+    if formula:
+        return Extracted(formula, "the last formula")
+    if len(reply) <= _MAX_BARE and not _WORD.search(reply) and reply.strip():
+        return Extracted(reply.strip(), "the whole reply")
+    numbers = _NUMBER.findall(reply)
+    return Extracted(numbers[-1], "the last number") if numbers else None
+
+
+def answer_tag(reply: str) -> str | None:
+    """Return the content of the last closed `<answer>`, stripped; None without one or with an empty one."""
+    closed = reply.rfind(_ANSWER_CLOSE)
+    opened = reply.rfind(_ANSWER_OPEN, 0, closed) if closed >= 0 else -1
+    return reply[opened + len(_ANSWER_OPEN) : closed].strip() or None if opened >= 0 else None
+
+
+def _phrase(text: str) -> str:
+    """What is left of the line or sentence, without its emphasis and its dollars."""
+    line = text[:_MAX_PHRASE].split("\n", 1)[0]
+    sentence = re.split(r"\.(?=\s|$)", line, maxsplit=1)[0].strip().strip("*_ ")
+    behind = sentence.rpartition(" is ")[2].strip().strip("*_ ")
+    return _last_formula(behind) or behind
+
+
+def _last_formula(text: str) -> str | None:
+    for mark in ("\\(", "\\)", "\\[", "\\]", "$$"):
+        text = text.replace(mark, "$")
+    parts = text.split("$")
+    inside = parts[1 : len(parts) - 1 : 2] if len(parts) % 2 else []
+    return next((formula.strip() for formula in reversed(inside) if formula.strip()), None)
 
 
 def final_reply(response: str) -> str | None:

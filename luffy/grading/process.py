@@ -1,19 +1,26 @@
 """One grading process seen from its parent: start it, ask it under a deadline, kill it."""
 
 import os
+import socket
+import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import luffy
 from luffy.errors import LuffyError
-from luffy.grading.protocol import READY, receive_outcome, receive_word, send_pair
+from luffy.grading.protocol import Reply, receive_ready, receive_reply, send_work
+from luffy.grading.request import Work
 from luffy.types import Outcome
 
 STARTUP_TIMEOUT_S = 120.0
 """A worker imports sympy in 0.5 s; a cold disk under load has been seen to need 20 s."""
+
+SENDING_TIMEOUT_S = 10.0
+"""A message longer than the pipe's buffer waits for a worker that reads, which an idle one does at once."""
 
 
 class WorkerProcess:
@@ -22,10 +29,13 @@ class WorkerProcess:
     A fresh interpreter inherits one file descriptor, its end of the connection: no lock and no socket of the parent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Sequence[str] = ()) -> None:
+        self.is_gone = False
+        """Whether it has been killed, or has died."""
         self._connection, remote = Pipe(duplex=True)
+        _bound_sending(self._connection)
         try:
-            self._process = _start(remote)
+            self._process = _start(remote, functions)
         finally:
             remote.close()
 
@@ -36,7 +46,7 @@ class WorkerProcess:
     def wait_until_ready(self) -> None:
         """Return when the worker has loaded; LuffyError when it cannot."""
         try:
-            if self._connection.poll(STARTUP_TIMEOUT_S) and receive_word(self._connection) == READY:
+            if self._connection.poll(STARTUP_TIMEOUT_S) and receive_ready(self._connection):
                 return
         except (EOFError, OSError):
             pass  # it died while loading; its own message is on stderr
@@ -46,35 +56,42 @@ class WorkerProcess:
             "check that `python -c 'import math_verify'` works in this environment"
         )
 
-    def verify(self, answer: str, ground_truth: str, timeout_s: float) -> Outcome:
-        """Return the worker's verdict; `TIMED_OUT` or `CRASHED` mean that the worker is gone."""
+    def check(self, work: Work, timeout_s: float) -> Reply:
+        """Return the worker's verdict; `TIMED_OUT` means that the worker is gone, `CRASHED` that it may be."""
         try:
-            send_pair(self._connection, (answer, ground_truth))
+            send_work(self._connection, work)
             if self._connection.poll(timeout_s):
-                return receive_outcome(self._connection)
+                return receive_reply(self._connection)
         except (EOFError, OSError):
             self.kill()
-            return Outcome.CRASHED
+            return Reply(Outcome.CRASHED, "the worker died")
         self.kill()
-        return Outcome.TIMED_OUT
+        return Reply(Outcome.TIMED_OUT, f"no verdict in {timeout_s:g} s")
 
     def kill(self) -> None:
         """End the process with SIGKILL and collect it; may be called again."""
+        self.is_gone = True
         self._process.kill()
         self._process.wait()
         self._connection.close()
 
     def interrupt(self) -> None:
-        """Send SIGKILL from another thread; whoever waits in `verify` sees the worker die."""
+        """Send SIGKILL from another thread; whoever waits in `check` sees the worker die."""
         self._process.kill()
 
 
-def _start(remote: Connection) -> subprocess.Popen[bytes]:
+def _bound_sending(connection: Connection) -> None:
+    """Let a send fail that the other end does not take up: a stopped worker must not hold its parent."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
+        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SENDING_TIMEOUT_S), 0))
+
+
+def _start(remote: Connection, functions: Sequence[str]) -> subprocess.Popen[bytes]:
     # The worker must import the luffy that is running, not one that happens to be installed or lie in the directory.
     root = str(Path(luffy.__file__).parents[1])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "luffy.grading.worker", str(remote.fileno()), str(os.getpid())],
+        [sys.executable, "-P", "-m", "luffy.grading.worker", str(remote.fileno()), str(os.getpid()), *functions],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path},

@@ -5,34 +5,50 @@ JSON and no pickle: a response is untrusted text, and ASCII escapes carry even l
 
 import json
 from multiprocessing.connection import Connection
+from typing import NamedTuple
 
+from luffy.grading.request import Work
 from luffy.types import Outcome
 
 READY = "ready"
-_Pair = tuple[str, str]
 
 
-def send_pair(connection: Connection, pair: _Pair) -> None:
-    """Send (answer, ground truth) to a worker."""
-    connection.send_bytes(json.dumps(pair).encode())
+class Reply(NamedTuple):
+    """A worker's verdict."""
+
+    outcome: Outcome
+    reason: str
+    reward: float | None = None
+    misconfigured: bool = False
+    """The check itself is wrong (a function that cannot be imported): `reason` is for the user."""
 
 
-def receive_pair(connection: Connection) -> _Pair:
-    """Return the next pair to verify; EOFError when the pool is gone."""
-    answer, ground_truth = json.loads(connection.recv_bytes())
-    return answer, ground_truth
+def send_work(connection: Connection, work: Work) -> None:
+    """Send a piece of work to a worker."""
+    connection.send_bytes(json.dumps(work._replace(note="")).encode())
 
 
-def send_word(connection: Connection, word: str) -> None:
-    """Send `READY` or an outcome to the pool."""
-    connection.send_bytes(word.encode())
+def receive_work(connection: Connection) -> Work:
+    """Return the next piece of work; EOFError when the pool is gone."""
+    return Work(*json.loads(connection.recv_bytes()))
 
 
-def receive_word(connection: Connection) -> str:
-    """Return what the worker said; EOFError when it died."""
-    return connection.recv_bytes().decode()
+def send_ready(connection: Connection) -> None:
+    """Tell the pool that the worker has loaded."""
+    connection.send_bytes(READY.encode())
 
 
-def receive_outcome(connection: Connection) -> Outcome:
+def receive_ready(connection: Connection) -> bool:
+    """Return whether the worker says that it has loaded; EOFError when it died."""
+    return connection.recv_bytes() == READY.encode()
+
+
+def send_reply(connection: Connection, reply: Reply) -> None:
+    """Send a verdict to the pool."""
+    connection.send_bytes(json.dumps(reply).encode())
+
+
+def receive_reply(connection: Connection) -> Reply:
     """Return the worker's verdict; EOFError when it died."""
-    return Outcome(receive_word(connection))
+    outcome, *rest = json.loads(connection.recv_bytes())
+    return Reply(Outcome(outcome), *rest)

@@ -12,7 +12,7 @@ MAX_ANSWER_CHARS = 4096
 
 _PERCENT_WORDS = ("percentage", "percent", "pct")
 _NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?")
-MAX_NESTING = 100
+MAX_NESTING = 50
 """A deeper expression is not verified: reading it takes seconds, and no reference is that deep."""
 
 _WRAPPERS = ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{")

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from luffy.config.objective import GroupConfig
-from luffy.grading.pool import GradeRequest, GraderPool
+from luffy.grading import GradeRequest, GraderPool
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.rollout.prefixes import GuidedRow, prefix_length
 from luffy.rollout.rows import GeneratedRow, PlannedRow, replayed_row
@@ -90,7 +90,7 @@ class GroupCollector:
 
     def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[GeneratedRow]]) -> list[list[Trajectory]]:
         wanted = [
-            GradeRequest(row.text(self._decode), task.ground_truth)
+            GradeRequest(row.text(self._decode), task.ground_truth, task.problem)
             for task, found in zip(tasks, rows, strict=True)
             for row in found
         ]

@@ -7,7 +7,7 @@ behind them unless they are the whole trace.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from luffy.grading.pool import Grade
+from luffy.grading import Grade
 from luffy.rollout.engine import Completion, RolloutRequest
 from luffy.rollout.tasks import Demonstration
 from luffy.types import FinishReason, Source, Trajectory

@@ -1,7 +1,8 @@
 """What the collector is given: a prompt in tokens, its traces, and what may be replayed with it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from luffy.grading import Problem
 from luffy.types import Trajectory
 
 
@@ -25,3 +26,5 @@ class RolloutTask:
     demonstrations: tuple[Demonstration, ...]
     replayed: Trajectory | None = None
     """A stored success of the policy itself, which takes the place of one rollout."""
+    problem: Problem = field(default_factory=Problem)
+    """What grading may know beside the reference answer."""

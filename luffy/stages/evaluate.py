@@ -34,7 +34,7 @@ from luffy.evaluation.results import (
     write_results,
     write_sample_records,
 )
-from luffy.grading import GraderPool
+from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -98,7 +98,7 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
 def read_suites(data: Path) -> list[Suite]:
     """The prepared suites, in the order of the configuration (which the data card keeps); DataError without any."""
     files = {path.stem: path for path in sorted((data / "suites").glob("*.parquet"))}
-    card = data / "data_card.json"
+    card = data / "card.json"
     sources = json.loads(card.read_text(encoding="utf-8"))["sources"] if card.exists() else {}
     order = [name.removeprefix("suites.") for name in sources]
     if not files:
@@ -127,7 +127,9 @@ def _evaluate(
     model, execution = context.inputs["model"] / "model", context.execution
     generator = _GENERATORS[settings.evaluation.engine](model, settings, execution, longest)
     try:
-        with GraderPool(execution.grader_workers, settings.grading.timeout_s) as grader:
+        own = tuple(settings.evaluation.graders.values())
+        cache = context.out / JUDGE_CACHE
+        with GraderPool.configured(execution.grader_workers, settings.grading, cache, own) as grader:
             evaluator = Evaluator(
                 generator.engine,
                 grader,

@@ -1,40 +1,50 @@
-"""From sources to verified parquet: load, tokenise, grade the traces, filter, write the data card.
+"""From sources to verified parquet: load, tokenise, grade the traces, filter, split, write the data card.
 
     python -m luffy.stages.prepare_data --config DIR/config.yaml --out DIR
 
-Writes train.parquet, corpus.parquet (with `data.corpus`), suites/<name>.parquet, tokenizer/, data_card.json,
-data_card.md and quarantine.jsonl.
+Writes train.parquet, sft.parquet, rl_complement.parquet, validation.parquet (with `data.validation_prompts`),
+corpus.parquet (with `data.corpus`), suites/<name>.parquet, tokenizer/, card.json, card.md and quarantine.jsonl.
+
+Rows pass in shards (`luffy.data.shards`); a stage that was killed continues behind the finished ones.
 """
 
-import dataclasses
 import gc
+import itertools
 import json
 import logging
+import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.data import DataConfig
+from luffy.config.data import DataConfig, SourceConfig
 from luffy.config.settings import PrepareDataSettings
-from luffy.data.card import SourceCard, card_json, card_markdown, source_card
-from luffy.data.filters import Filtered, Rules, filter_prompts, problems_of, without_traces
-from luffy.data.identity import prompt_uid
-from luffy.data.parquet import write_prompts
-from luffy.data.sources import LoadedSource, load_source
+from luffy.config.shipped import benchmark_names
+from luffy.data.card import DataCard, SourceCard, card_json, card_markdown, source_card
+from luffy.data.contamination import BenchmarkIndex
+from luffy.data.filters import Rules
+from luffy.data.selection import Mask, PassedRows, choose_for_sft, hold_out, keep_difficulty, read_passed_rows, select
+from luffy.data.shards import Account, Task, finished_shards, judge_source, read_account
+from luffy.data.sources import Row, TraceSource, open_source
+from luffy.data.sources.files import sha256_of
+from luffy.data.splits import write_complement, write_correct, write_luffy, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer, texts_of
-from luffy.data.verify_traces import verify_traces
 from luffy.errors import DataError
 from luffy.files import write_atomic
-from luffy.grading import GraderPool
+from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.types import Message, Outcome, Prompt
+from luffy.types import Prompt
 
 logger = logging.getLogger(__name__)
 
 _SUITES = "suites"
+_SHARDS = "shards"
 
 
 def run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
@@ -44,27 +54,66 @@ def run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
 
 
 def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
-    steps = _Steps(context, total=2 + len(_names(settings.data)))
-    sources = _load(settings)
-    _write_quarantine(context.out / "quarantine.jsonl", sources)
-    steps.done()
+    data, out = settings.data, context.out
+    sources = {name: _opened(config, name, settings.seed) for name, config in _configs(data).items()}
+    steps = _Steps(context, total=2 + len(sources))
     tokenizer = _tokenizer(settings, sources)
-    save_tokenizer(tokenizer, context.out / "tokenizer")
+    save_tokenizer(tokenizer, out / "tokenizer")
+    steps.done()
+    benchmarks, checked = _benchmarks(settings, sources)
     steps.done()
 
-    outputs = ["quarantine.jsonl", "tokenizer"]
-    cards: list[SourceCard] = []
-    forbidden = frozenset().union(*(problems_of(s.prompts) for name, s in sources.items() if _is_suite(name)))
-    with GraderPool(context.execution.grader_workers, settings.grading.timeout_s) as grader:
+    prepared: list[_Prepared] = []
+    judge_cache = out / JUDGE_CACHE
+    with GraderPool.configured(context.execution.grader_workers, settings.grading, judge_cache) as grader:
         for name, source in sources.items():
-            filtered, outcomes = _prepare(name, source, settings.data, tokenizer, grader, forbidden)
-            cards.append(source_card(name, source, outcomes, filtered))
-            _refuse_empty(cards[-1])
-            outputs.append(_write(context.out, name, filtered.prompts))
+            task = Task(
+                name=name,
+                tokenizer=tokenizer,
+                rules=_rules(name, data),
+                benchmarks=benchmarks,
+                system_prompt=data.system_prompt,
+                grading=settings.grading,
+                judge_cache=judge_cache,
+                samples=data.rejected_samples,
+            )
+            workers = context.execution.data_workers or len(os.sched_getaffinity(0))
+            judge_source(source, task, out / _SHARDS / name, workers, grader)
+            prepared.append(_finished(name, source, task.rules, settings, out))
             steps.done()
-    write_atomic(context.out / "data_card.json", card_json(cards, len(tokenizer)))
-    write_atomic(context.out / "data_card.md", card_markdown(cards, len(tokenizer)))
-    return StageResult((*outputs, "data_card.json", "data_card.md"), _metrics(cards, len(tokenizer)))
+    files = [file for each in prepared for file in each.files]
+    _write_quarantine(out / "quarantine.jsonl", prepared, data.rejected_samples)
+    card = _card(prepared, checked, len(tokenizer), out, files)
+    write_atomic(out / "card.json", card_json(card))
+    write_atomic(out / "card.md", card_markdown(card))
+    shutil.rmtree(out / _SHARDS)
+    return StageResult((*files, "quarantine.jsonl", "tokenizer", "card.json", "card.md"), _metrics(card))
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A source whose files are written."""
+
+    card: SourceCard
+    account: Account
+    files: list[str]
+
+
+@dataclass(slots=True)
+class _Held:
+    """A generated source, whose rows are drawn once."""
+
+    source: TraceSource
+    kind: str = ""
+    is_light: bool = True
+    drawn: list[Row] = field(default_factory=list)
+
+    def inputs(self) -> dict[str, str]:
+        return self.source.inputs()
+
+    def rows(self) -> Iterator[Row]:
+        self.drawn = self.drawn or list(self.source.rows())
+        return iter(self.drawn)
 
 
 @contextmanager
@@ -90,74 +139,106 @@ class _Steps:
         self._events.progress(self._step, self._total)
 
 
-def _names(data: DataConfig) -> list[str]:
-    corpus = ["corpus"] if data.corpus is not None else []
-    return ["train", *corpus, *(f"{_SUITES}.{name}" for name in data.suites)]
+def _configs(data: DataConfig) -> dict[str, SourceConfig]:
+    """The sources that become files, by the name they have on the card."""
+    corpus = {"corpus": data.corpus} if data.corpus is not None else {}
+    return {"train": data.train, **corpus, **{f"{_SUITES}.{name}": source for name, source in data.suites.items()}}
 
 
 def _is_suite(name: str) -> bool:
     return name.startswith(f"{_SUITES}.")
 
 
-def _load(settings: PrepareDataSettings) -> dict[str, LoadedSource]:
-    data = settings.data
-    configs = {"train": data.train, "corpus": data.corpus}
-    configs.update({f"{_SUITES}.{name}": source for name, source in data.suites.items()})
-    loaded = {}
-    for name, config in configs.items():
-        if config is None:
-            continue
-        source = load_source(config, name, settings.seed)
-        prompts = _with_system_prompt(source.prompts, data.system_prompt)
-        loaded[name] = dataclasses.replace(source, prompts=prompts)
-        logger.info("%s: %d rows, %d quarantined", name, source.num_rows, len(source.quarantined))
-    return loaded
+def _opened(config: SourceConfig, name: str, seed: int) -> TraceSource:
+    source = open_source(config, name, seed)
+    return _Held(source, source.kind) if source.is_light else source
 
 
-def _with_system_prompt(prompts: list[Prompt], system_prompt: str | None) -> list[Prompt]:
-    if system_prompt is None:
-        return prompts
-    return [_under(system_prompt, prompt) for prompt in prompts]
+def _prompts(source: TraceSource) -> Iterator[Prompt]:
+    return (row for row in source.rows() if isinstance(row, Prompt))
 
 
-def _under(system_prompt: str, prompt: Prompt) -> Prompt:
-    """The prompt behind `system_prompt`, unless it has its own; a uid that a file brought along is kept."""
-    if any(message.role == "system" for message in prompt.messages):
-        return prompt
-    messages = (Message("system", system_prompt), *prompt.messages)
-    own_uid = prompt.uid != prompt_uid(prompt.data_source, prompt.messages)
-    uid = prompt.uid if own_uid else prompt_uid(prompt.data_source, messages)
-    return dataclasses.replace(prompt, messages=messages, uid=uid)
-
-
-def _tokenizer(settings: PrepareDataSettings, sources: Mapping[str, LoadedSource]) -> PreTrainedTokenizerBase:
+def _tokenizer(settings: PrepareDataSettings, sources: Mapping[str, TraceSource]) -> PreTrainedTokenizerBase:
     if settings.model_path is not None:
         return adapt_tokenizer(settings.model_path, settings.chat_template)
-    return build_tokenizer(text for source in sources.values() for text in texts_of(source.prompts))
+    system = [settings.data.system_prompt] if settings.data.system_prompt else []
+    texts = (text for source in sources.values() for text in texts_of(_prompts(source)))
+    return build_tokenizer(itertools.chain(system, texts))
 
 
-def _prepare(
-    name: str,
-    source: LoadedSource,
-    data: DataConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    grader: GraderPool,
-    forbidden: frozenset[str],
-) -> tuple[Filtered, Counter[Outcome]]:
-    prompts = source.prompts
-    outcomes: Counter[Outcome] = Counter()
-    if _is_suite(name):
-        prompts = without_traces(prompts)
-    else:
-        prompts, outcomes = verify_traces(prompts, grader)
-    rules = Rules(
+def _benchmarks(
+    settings: PrepareDataSettings, sources: Mapping[str, TraceSource]
+) -> tuple[BenchmarkIndex, dict[str, int]]:
+    """What training data must not hold: the problems of the suites and of further benchmarks; and their rows."""
+    config = settings.data.decontamination
+    index = BenchmarkIndex(config.ngram, config.overlap)
+    checked = {
+        name.removeprefix(f"{_SUITES}."): index.add(name.removeprefix(f"{_SUITES}."), _prompts(source))
+        for name, source in sources.items()
+        if _is_suite(name)
+    }
+    for name, other in config.benchmarks.items():
+        source = open_source(other, f"decontamination.benchmarks.{name}", settings.seed)
+        checked[name] = index.add(name, _prompts(source))
+    return index.finish(), checked
+
+
+def _rules(name: str, data: DataConfig) -> Rules:
+    is_train = name == "train"
+    return Rules(
         max_prompt_tokens=data.max_prompt_tokens,
         max_trace_tokens=data.max_trace_tokens,
         require_verified_traces=data.require_verified_traces,
         allow_repeats=name == "corpus",
-        forbidden_problems=frozenset() if _is_suite(name) else forbidden,
+        unique_problems=is_train,
+        languages=data.filters.languages if is_train else None,
+        near_duplicates=data.filters.near_duplicates if is_train else None,
+        keeps_traces=not _is_suite(name),
     )
-    return filter_prompts(prompts, tokenizer, rules), outcomes
+
+
+def _finished(name: str, source: TraceSource, rules: Rules, settings: PrepareDataSettings, out: Path) -> _Prepared:
+    """Write the files of a source whose shards are finished; DataError where no row is left."""
+    folder = out / _SHARDS / name
+    account = Account()
+    for shard in finished_shards(folder):
+        account += read_account(shard)
+    rows = read_passed_rows(folder)
+    kept, rejected = select(rows, rules)
+    if name == "train":
+        kept, other = keep_difficulty(rows, kept, settings.data)
+        rejected += other
+    lengths = rows.prompt_tokens[kept], rows.lengths_of_traces(kept)
+    card = source_card(name, source.kind, source.inputs(), account, rejected, lengths)
+    logger.info("%s: %d of %d rows", name, card.rows_out, card.rows_in)
+    _refuse_empty(card)
+    if name == "train":
+        return _Prepared(card, account, _write_splits(out, folder, rows, kept, settings))
+    file = f"{name.replace('.', '/', 1)}.parquet"
+    (out / file).parent.mkdir(exist_ok=True)
+    write_rows(out / file, folder, kept)
+    return _Prepared(card, account, [file])
+
+
+def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, settings: PrepareDataSettings) -> list[str]:
+    """Cut the training rows: held out for validation, for RL, for SFT, and for RL behind SFT."""
+    data, seed = settings.data, settings.seed
+    held_out = hold_out(rows, kept, data.validation_prompts, seed)
+    training = kept & ~held_out
+    sft = choose_for_sft(rows, training, data, seed)
+    write_rows(out / "train.parquet", folder, training)
+    needs_care = data.sft.correct_only and not rows.all_verified[sft].all()
+    (write_correct if needs_care else write_rows)(out / "sft.parquet", folder, sft)
+    taken = rows.uids[sft | held_out].tolist()
+    write_complement(out / "rl_complement.parquet", folder, training & ~sft, taken)
+    files = ["train.parquet", "sft.parquet", "rl_complement.parquet"]
+    if data.validation_prompts:
+        write_rows(out / "validation.parquet", folder, held_out)
+        files.append("validation.parquet")
+    if data.luffy_parquet:
+        write_luffy(out / "train.luffy.parquet", out / "train.parquet")
+        files.append("train.luffy.parquet")
+    return files
 
 
 def _refuse_empty(card: SourceCard) -> None:
@@ -171,27 +252,38 @@ def _refuse_empty(card: SourceCard) -> None:
     )
 
 
-def _write(out: Path, name: str, prompts: Sequence[Prompt]) -> str:
-    relative = f"{_SUITES}/{name.removeprefix(f'{_SUITES}.')}.parquet" if _is_suite(name) else f"{name}.parquet"
-    (out / relative).parent.mkdir(exist_ok=True)
-    write_prompts(out / relative, prompts)
-    return relative
+def _write_quarantine(path: Path, prepared: Sequence[_Prepared], samples: int) -> None:
+    """Every malformed row, then a sample of the rejected ones."""
+    lines = [{"source": each.card.name, **row} for each in prepared for row in each.account.quarantined]
+    for each in prepared:
+        shown: Counter[str] = Counter()
+        for sample in each.account.samples if not _is_suite(each.card.name) else ():
+            shown[str(sample["reason"])] += 1
+            if shown[str(sample["reason"])] <= samples:
+                lines.append({"source": each.card.name, **sample})
+    write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _write_quarantine(path: Path, sources: Mapping[str, LoadedSource]) -> None:
-    lines = [
-        json.dumps({"source": name, **dataclasses.asdict(row)}) + "\n"
-        for name, source in sources.items()
-        for row in source.quarantined
-    ]
-    write_atomic(path, "".join(lines))
+def _card(
+    prepared: Sequence[_Prepared], checked: Mapping[str, int], vocabulary_size: int, out: Path, files: Sequence[str]
+) -> DataCard:
+    outputs: dict[str, Mapping[str, object]] = {
+        file: {
+            "rows": pq.read_metadata(out / file).num_rows,
+            "bytes": (out / file).stat().st_size,
+            "sha256": sha256_of(out / file),
+        }
+        for file in files
+    }
+    not_checked = [name for name in benchmark_names() if name not in checked]
+    return DataCard(vocabulary_size, [each.card for each in prepared], checked, not_checked, outputs)
 
 
-def _metrics(cards: Sequence[SourceCard], vocabulary_size: int) -> dict[str, float]:
-    metrics = {f"rows/{card.name}": float(card.rows_out) for card in cards}
-    metrics["rejected"] = float(sum(sum(card.rejected.values()) for card in cards))
-    metrics["quarantined"] = float(sum(card.quarantined for card in cards))
-    metrics["vocabulary_size"] = float(vocabulary_size)
+def _metrics(card: DataCard) -> dict[str, float]:
+    metrics = {f"rows/{source.name}": float(source.rows_out) for source in card.sources}
+    metrics["rejected"] = float(sum(sum(source.rejected.values()) for source in card.sources))
+    metrics["quarantined"] = float(sum(source.quarantined for source in card.sources))
+    metrics["vocabulary_size"] = float(card.vocabulary_size)
     return metrics
 
 

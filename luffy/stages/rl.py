@@ -17,7 +17,7 @@ from luffy.config.training import RLConfig
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import decode, encode_traces, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.errors import DataError
-from luffy.grading.pool import GraderPool
+from luffy.grading import JUDGE_CACHE, GraderPool, problem_of
 from luffy.pipeline.checkpoints import complete_checkpoints
 from luffy.rollout.collector import GroupCollector
 from luffy.rollout.engine import SamplingParams
@@ -132,7 +132,9 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
         return opener + decode(tokenizer, ids)
 
     collector = GroupCollector(
-        grader=stack.enter_context(GraderPool(context.execution.grader_workers, settings.grading.timeout_s)),
+        grader=stack.enter_context(
+            GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE)
+        ),
         decode=reply,
         params=SamplingParams(settings.rl.temperature, settings.rl.max_response_tokens, stop_token_ids(tokenizer)),
         group=settings.objective.group,
@@ -155,7 +157,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
 def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase) -> Sequence[RolloutTask]:
     tasks = tokenize_tasks(tokenizer, read_prompts(context.inputs["data"] / "train.parquet"))
     if not tasks:
-        raise DataError("data.train: no prompts are left; see data_card.md for why rows were rejected")
+        raise DataError("data.train: no prompts are left; see card.md for why rows were rejected")
     _check_buffer_fills(settings, tasks)
     if settings.rl.prompts_per_step > len(tasks):
         raise DataError(
@@ -191,6 +193,7 @@ def tokenize_tasks(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
             demonstrations=tuple(
                 Demonstration(trace.text, tuple(next(trace_ids)), trace.logprobs) for trace in prompt.traces
             ),
+            problem=problem_of(prompt),
         )
         for prompt, ids in zip(prompts, prompt_ids, strict=True)
     ]

@@ -30,10 +30,10 @@ def choose_prompts(prompts: list[Prompt], num_traces: int | None, seed: int) -> 
 
 
 def run(settings: SFTSettings, context: StageContext) -> StageResult:
-    """Fine-tune the upstream model on the traces of `train.parquet`."""
+    """Fine-tune the upstream model on the traces of `sft.parquet`."""
     sft = settings.sft
     tokenizer = load_tokenizer(context.inputs["model"] / "model")
-    prompts = choose_prompts(read_prompts(context.inputs["data"] / "train.parquet"), sft.num_traces, settings.seed)
+    prompts = choose_prompts(read_prompts(context.inputs["data"] / "sft.parquet"), sft.num_traces, settings.seed)
     examples = trace_examples(tokenizer, prompts)
     if not examples:
         raise DataError("data.train: no row has a trace; SFT needs demonstrations")

@@ -23,8 +23,9 @@ from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2Fo
 
 from luffy.cluster.local import LocalCluster
 from luffy.config import load_experiment
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig, GradingConfig
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
+from luffy.config.grading import GradingConfig
 from luffy.config.settings import EvaluateSettings, RLSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError
@@ -262,7 +263,7 @@ def test_an_evaluation_gives_the_checkpoint_s_weights_to_the_server(served: Serv
     save(model_of(8), tmp_path / "sft" / "model")
     (tmp_path / "data" / "suites").mkdir(parents=True)
     write_prompts(tmp_path / "data" / "suites" / "base.parquet", problems(6))
-    (tmp_path / "data" / "data_card.json").write_text(json.dumps({"sources": {"suites.base": {}}}))
+    (tmp_path / "data" / "card.json").write_text(json.dumps({"sources": {"suites.base": {}}}))
     for name in ("transformers", "openai"):
         evaluation = EvaluationConfig(
             decodings={"greedy": DecodingConfig(temperature=0.0)}, max_response_tokens=16, engine=name

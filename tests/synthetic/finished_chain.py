@@ -69,7 +69,7 @@ def _write_data(directory: Path) -> None:
 
     sources = {"train": source(500, 500, {"prompt_in_a_suite": 9, "trace_too_long": 3})}
     sources |= {f"suites.{name}": source(200, 0, {}) for name in SKILL["base"]}
-    (directory / "data_card.json").write_text(json.dumps({"vocabulary_size": 43, "sources": sources}))
+    (directory / "card.json").write_text(json.dumps({"vocabulary_size": 43, "sources": sources}))
 
 
 def _write_curves(directory: Path, steps: int, metrics: Callable[[float, random.Random], dict[str, float]]) -> None:
@@ -191,6 +191,7 @@ def _record(suite: str, decoding: str, problem: int, sample: int, chance: float,
         answer="2",
         ground_truth="2",
         outcome=outcome,
+        reason="",
         correct=correct,
         finish_reason="length" if outcome == "no_answer" else "stop",
         num_tokens=luck.randint(12, 60),

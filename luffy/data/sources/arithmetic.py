@@ -8,7 +8,7 @@ operations are drawn with numpy's PCG64, whole columns at a time.
 import hashlib
 import json
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from luffy.config.data import ArithmeticSource
 from luffy.data.identity import prompt_uid
-from luffy.data.sources.loaded import LoadedSource
 from luffy.errors import DataError
 from luffy.types import Message, Prompt, Trace
 
@@ -27,6 +26,7 @@ _MAX_ENUMERATED = 1_000_000
 
 Chains = npt.NDArray[np.uint8]
 """One chain a row: the starting number, then the codes of its operations."""
+Chain = list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +86,35 @@ def solve(start: int, operations: Sequence[Operation]) -> str:
     return _TEXT[number]
 
 
-def load_arithmetic(source: ArithmeticSource, purpose: str, seed: int) -> LoadedSource:
-    """Return `source.num_prompts` prompts, each with one trace; DataError where so many distinct ones do not exist.
+class ArithmeticPrompts:
+    """`source.num_prompts` prompts, each with one trace; DataError where so many distinct ones do not exist.
 
     Lengths have equal shares, to within one prompt; so have the stepwise traces of each length.
     """
-    rng = np.random.Generator(np.random.PCG64(_entropy(seed, purpose)))
-    quotas = _quotas(source)
-    _check_space(source, purpose, quotas)
-    prompts: list[Prompt] = []
-    for length, quota in sorted(quotas.items()):
-        chains = _draw(source, length, quota, rng)
-        stepwise = rng.permutation(quota) < round(_stepwise_share(source, length) * quota)
-        prompts += [_prompt(row, style) for row, style in zip(chains.tolist(), stepwise.tolist(), strict=True)]
-    order = rng.permutation(len(prompts)).tolist()
-    return LoadedSource("arithmetic", [prompts[index] for index in order], _digest(source, purpose, seed))
+
+    kind = "arithmetic"
+    is_light = True
+
+    def __init__(self, source: ArithmeticSource, purpose: str, seed: int) -> None:
+        self._source, self._purpose, self._seed = source, purpose, seed
+
+    def inputs(self) -> dict[str, str]:
+        """The settings: prompts are a function of them."""
+        return {"settings": _digest(self._source, self._purpose, self._seed)}
+
+    def rows(self) -> Iterator[Prompt]:
+        """Draw whole columns at a time, then write one prompt after another."""
+        source = self._source
+        rng = np.random.Generator(np.random.PCG64(_entropy(self._seed, self._purpose)))
+        quotas = _quotas(source)
+        _check_space(source, self._purpose, quotas)
+        drawn: list[tuple[Chain, bool]] = []
+        for length, quota in sorted(quotas.items()):
+            chains = _draw(source, length, quota, rng)
+            stepwise = rng.permutation(quota) < round(_stepwise_share(source, length) * quota)
+            drawn += zip(chains.tolist(), stepwise.tolist(), strict=True)
+        for index in rng.permutation(len(drawn)).tolist():
+            yield _prompt(*drawn[index])
 
 
 def _prompt(row: Sequence[int], stepwise: bool) -> Prompt:

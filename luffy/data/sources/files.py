@@ -1,60 +1,110 @@
-"""Prompts from a local file with the columns of LUFFY/verl: `.parquet`, or `.jsonl` with one object a line."""
+"""Prompts from local files: `.parquet`, `.jsonl` with one object a line, `.csv` with a header.
 
+Their columns are those of LUFFY and verl, or whatever `fields` maps.
+"""
+
+import csv
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from luffy.config.data import FileSource
+from luffy.config.data import FieldsConfig, FileSource
+from luffy.config.shipped import expand_pattern
 from luffy.data.parquet import read_rows
-from luffy.data.schema import RowError, prompt_from_row
-from luffy.data.sources.loaded import LoadedSource, QuarantinedRow
+from luffy.data.schema import COLUMNS, REQUIRED_COLUMNS, RowError, prompt_from_row
+from luffy.data.sources.fields import columns_of, prompt_from_fields
+from luffy.data.sources.protocol import QuarantinedRow, Row
 from luffy.errors import DataError
-from luffy.types import Prompt
 
-_READERS = (".parquet", ".jsonl")
+NumberedRow = tuple[str, int, Mapping[str, object] | RowError]
+"""File, row from 1, content."""
+_CSV_FIELD_BYTES = 1 << 27
 
 
-def load_file(source: FileSource, purpose: str, seed: int) -> LoadedSource:
-    """Return the file's prompts in its order; malformed rows are quarantined.
+class FilePrompts:
+    """A file's prompts in its order, the same for every seed; malformed rows are quarantined.
 
-    `purpose` names the source in messages; a file gives the same rows for every seed. DataError where the file is
-    missing, is a directory, has another extension or holds no usable row.
+    `purpose` names the source in messages. DataError where the file is missing, is a directory, has another extension,
+    lacks a column, breaks off or holds no usable row.
     """
-    path = Path(source.path).expanduser()
-    _check(path, purpose)
-    prompts: list[Prompt] = []
-    quarantined: list[QuarantinedRow] = []
-    for number, row in _numbered_rows(path, source.max_rows):
+
+    kind = "file"
+    is_light = False
+
+    def __init__(self, source: FileSource, purpose: str, seed: int) -> None:
+        self._source, self._purpose = source, purpose
+        self._paths = _paths(source.path, purpose)
+
+    def inputs(self) -> dict[str, str]:
+        """The files."""
+        return {str(path): sha256_of(path) for path in self._paths}
+
+    def rows(self) -> Iterator[Row]:
+        """Read one row after another."""
+        fields = self._source.fields
+        numbered = itertools.islice(self._numbered(fields), self._source.max_rows)
+        yield from prompts_of(numbered, fields, self._source.author, f"data.{self._purpose}: {self._source.path}")
+
+    def _numbered(self, fields: FieldsConfig | None) -> Iterator[NumberedRow]:
+        for path in self._paths:
+            for number, row in _READERS[path.suffix](path, fields):
+                yield str(path), number, row
+
+
+def prompts_of(rows: Iterable[NumberedRow], fields: FieldsConfig | None, author: str, where: str) -> Iterator[Row]:
+    """Yield each row as a prompt or quarantined; DataError, which names `where`, when none was usable."""
+    usable, malformed, first = 0, 0, ""
+    for file, number, row in rows:
         try:
             if isinstance(row, RowError):
                 raise row
-            prompts.append(prompt_from_row(row, source.author))
+            prompt = prompt_from_row(row, author) if fields is None else prompt_from_fields(row, fields, author)
         except RowError as error:
-            quarantined.append(QuarantinedRow(str(path), number, error.field, error.reason))
-    if not prompts:
-        raise DataError(f"data.{purpose}: {path}: {_emptiness(quarantined)}")
-    return LoadedSource("file", prompts, _sha256(path), quarantined)
+            malformed += 1
+            first = first or f"row {number}, field {error.field}: {error.reason}"
+            yield QuarantinedRow(file, number, error.field, error.reason)
+        else:
+            usable += 1
+            yield prompt
+    if not usable:
+        raise DataError(
+            f"{where}: none of its {malformed} rows can be used; the first: {first}"
+            if malformed
+            else f"{where}: holds no row"
+        )
 
 
-def _check(path: Path, purpose: str) -> None:
-    allowed = " or ".join(_READERS)
-    if path.is_dir():
-        raise DataError(f"data.{purpose}: {path} is a directory; give one {allowed} file")
-    if not path.is_file():
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _paths(path: str, purpose: str) -> list[Path]:
+    found = expand_pattern(path)
+    if not found:
         raise DataError(f"data.{purpose}: {path}: no such file (working directory {Path.cwd()})")
-    if path.suffix not in _READERS:
-        raise DataError(f"data.{purpose}: {path}: extension {path.suffix!r}; use {allowed}")
+    allowed = ", ".join(_READERS)
+    for file in found:
+        if file.is_dir():
+            raise DataError(f"data.{purpose}: {file} is a directory; give one file ({allowed}) or a pattern with *")
+        if not file.is_file():
+            raise DataError(f"data.{purpose}: {file}: no such file (working directory {Path.cwd()})")
+        if file.suffix not in _READERS:
+            raise DataError(f"data.{purpose}: {file}: extension {file.suffix!r}; use one of {allowed}")
+    return found
 
 
-def _numbered_rows(path: Path, max_rows: int | None) -> Iterator[tuple[int, Mapping[str, object] | RowError]]:
-    if path.suffix == ".parquet":
-        return enumerate(read_rows(path, max_rows), start=1)
-    return itertools.islice(_jsonl_rows(path), max_rows)
+def _parquet_rows(path: Path, fields: FieldsConfig | None) -> Iterator[tuple[int, Mapping[str, object] | RowError]]:
+    if fields is None:
+        return enumerate(read_rows(path, COLUMNS, REQUIRED_COLUMNS), start=1)
+    columns = columns_of(fields)
+    return enumerate(read_rows(path, columns, columns), start=1)
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[int, Mapping[str, object] | RowError]]:
+def _jsonl_rows(path: Path, fields: FieldsConfig | None) -> Iterator[tuple[int, Mapping[str, object] | RowError]]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             content = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
@@ -74,16 +124,28 @@ def _jsonl_row(line: bytes) -> Mapping[str, object] | RowError:
     return row
 
 
-def _emptiness(quarantined: list[QuarantinedRow]) -> str:
-    if not quarantined:
-        return "holds no row"
-    first = quarantined[0]
-    return (
-        f"none of its {len(quarantined)} rows can be used; the first: row {first.row}, "
-        f"field {first.field}: {first.reason}"
-    )
+def _csv_rows(path: Path, fields: FieldsConfig | None) -> Iterator[tuple[int, Mapping[str, object] | RowError]]:
+    assert fields is not None, "refused by the configuration"
+    csv.field_size_limit(_CSV_FIELD_BYTES)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            reader = csv.DictReader(file, strict=True)
+            missing = [name for name in columns_of(fields) if name not in (reader.fieldnames or ())]
+            if missing:
+                found = ", ".join(reader.fieldnames or ())
+                raise DataError(f"{path}: column {', '.join(missing)} missing; found {found}")
+            for number, row in enumerate(reader, start=1):
+                yield number, _csv_row(row)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: is no readable CSV from line {reader.line_num + 1} on ({error})") from None
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _csv_row(row: Mapping[str | None, object]) -> Mapping[str, object] | RowError:
+    if None in row:
+        return RowError("(row)", "has more values than the header has columns")
+    # An empty cell is how CSV writes that there is nothing.
+    return {str(name): value or None for name, value in row.items()}
+
+
+_Reader = Callable[[Path, FieldsConfig | None], Iterator[tuple[int, Mapping[str, object] | RowError]]]
+_READERS: dict[str, _Reader] = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows, ".csv": _csv_rows}

@@ -120,4 +120,4 @@ def _read_evaluation(directory: Path) -> Evaluation:
 
 
 def _read_data_card(directory: Path) -> Mapping[str, object]:
-    return json.loads((directory / "data_card.json").read_text(encoding="utf-8"))
+    return json.loads((directory / "card.json").read_text(encoding="utf-8"))

@@ -62,7 +62,7 @@ def test_the_command_loads_neither_prefect_nor_torch():
 
 
 SEVEN_B = "exp_configs/luffy_qwen2.5_math_7b.yaml"
-OWN_DATA = ["data.train.path=data/samples/arithmetic_train.jsonl"] + [
+OWN_DATA = ["data.train={kind: file, path: data/samples/arithmetic_train.jsonl}"] + [
     f"data.suites.{name}.path=data/samples/arithmetic_test.jsonl"
     for name in ("aime24", "aime25", "amc", "math500", "minerva", "olympiad")
 ]

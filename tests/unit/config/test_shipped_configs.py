@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config import available_presets, load_experiment
+from luffy.config.shipped import template_file
 from luffy.data.templates import prompt_opener
 from luffy.data.tokenizer import build_tokenizer
 
@@ -39,7 +40,7 @@ def test_their_chat_template_opens_the_reasoning():
     template = load_experiment(ROOT / "luffy_qwen2.5_math_7b.yaml").model.chat_template
     assert template is not None
     tokenizer = build_tokenizer(["text"])
-    tokenizer.chat_template = (ROOT.parent / template).read_text(encoding="utf-8")
+    tokenizer.chat_template = template_file(template).read_text(encoding="utf-8")
     assert prompt_opener(tokenizer) == "<think>\n"
     turns = [{"role": "system", "content": "Think."}, {"role": "user", "content": "1 + 1?"}]
     assert tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False) == (

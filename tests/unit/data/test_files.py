@@ -1,6 +1,7 @@
 """Local files as a source: what is read, what is quarantined, what is refused."""
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,8 @@ from luffy.config.data import FileSource
 from luffy.data.sources import LoadedSource, load_source
 from luffy.errors import DataError
 
-LUFFY_EVAL = Path(__file__).parents[3].parent / "shared" / "datasets" / "luffy_eval"
+DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
+LUFFY_EVAL = DATASETS / "luffy_eval"
 
 
 def row(number: int) -> dict[str, object]:
@@ -85,7 +87,8 @@ def test_the_author_signs_the_targets(tmp_path: Path) -> None:
     [
         ("missing.jsonl", None, "no such file"),
         ("folder.jsonl", "", "is a directory"),
-        ("d.csv", "x", "extension '.csv'; use .parquet or .jsonl"),
+        ("d.txt", "x", "extension '.txt'; use one of .parquet, .jsonl, .csv"),
+        ("none-*.jsonl", None, "no such file"),
         ("d.jsonl", "", "holds no row"),
         ("d.jsonl", "{}\n[]", "none of its 2 rows can be used; the first: row 1, field data_source: is missing"),
         ("d.parquet", "x", "no readable parquet"),

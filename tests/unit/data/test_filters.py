@@ -1,124 +1,149 @@
 """What is let through, and the account of the rest."""
 
 import dataclasses
+import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from luffy.data.card import card_json, card_markdown, quantiles, source_card
-from luffy.data.filters import Filtered, Rejection, Rules, filter_prompts, problems_of, without_traces
+from luffy.data.contamination import BenchmarkIndex
+from luffy.data.filters import Judge, Judged, Rejection, Rules, with_system_prompt
 from luffy.data.identity import prompt_uid
-from luffy.data.sources import LoadedSource, QuarantinedRow
 from luffy.data.tokenizer import build_tokenizer, texts_of
-from luffy.data.verify_traces import verify_traces
+from luffy.data.verify_traces import grade_traces
 from luffy.grading import GraderPool
 from luffy.types import Message, Outcome, Prompt, Trace
 
-TRACES = Path(__file__).parents[3].parent / "shared" / "datasets" / "reasoning_traces" / "gsm8k_qwq32b.parquet"
+DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
+TRACES = DATASETS / "reasoning_traces" / "gsm8k_qwq32b.parquet"
 TOKENIZER = build_tokenizer(["0123456789 +=<>|eos\\boxed{}ntw"])
 RULES = Rules(max_prompt_tokens=12, max_trace_tokens=12)
+RIGHT, WRONG = "\\boxed{2}", "\\boxed{3}"
 
 
-def prompt(question: str, *traces: Trace, truth: str = "2") -> Prompt:
+@pytest.fixture(scope="module")
+def grader() -> Iterator[GraderPool]:
+    with GraderPool(1, 5.0) as pool:
+        yield pool
+
+
+def prompt(question: str, *traces: str, truth: str = "2") -> Prompt:
     messages = (Message("user", question),)
-    return Prompt(prompt_uid("t", messages), "t", messages, truth, traces)
+    return Prompt(prompt_uid("t", messages), "t", messages, truth, tuple(Trace(text, "me") for text in traces))
 
 
-def trace(text: str, *, verified: bool | None = True) -> Trace:
-    return Trace(text, "me", verified)
+def index_of(*prompts: Prompt) -> BenchmarkIndex:
+    index = BenchmarkIndex(ngram=13, overlap=0.5)
+    index.add("suite", prompts)
+    return index.finish()
 
 
-def reasons(prompts: list[Prompt], rules: Rules = RULES) -> tuple[int, dict[Rejection, int], dict[Rejection, int]]:
-    result = filter_prompts(prompts, TOKENIZER, rules)
-    assert result.rows_in == len(result.prompts) + sum(result.rejected.values())
-    return len(result.prompts), dict(result.rejected), dict(result.rejected_traces)
+def judge(grader: GraderPool, *prompts: Prompt, rules: Rules = RULES, suite: tuple[Prompt, ...] = ()) -> list[Judged]:
+    return Judge(TOKENIZER, rules, index_of(*suite)).judge(prompts, grader)
 
 
-def test_limits_count_the_bos_and_the_stop_token() -> None:
-    fits = prompt("1" * 10, trace("2" * 11))
-    assert reasons([fits]) == (1, {}, {})
-    assert reasons([prompt("1" * 11)]) == (0, {Rejection.PROMPT_TOO_LONG: 1}, {})
-    too_long = prompt("1", trace("2" * 12))
-    assert reasons([too_long]) == (0, {Rejection.TRACE_TOO_LONG: 1}, {Rejection.TRACE_TOO_LONG: 1})
+def reasons(judged: list[Judged]) -> list[Rejection | None]:
+    return [row.reason for row in judged]
 
 
-def test_a_prompt_stays_with_its_good_traces() -> None:
-    result = filter_prompts([prompt("1", trace("a" * 99), trace("2"), trace("3", verified=False))], TOKENIZER, RULES)
-    assert [kept.text for kept in result.prompts[0].traces] == ["2"]
-    assert (result.prompt_tokens, result.trace_tokens) == ([3], [2])
-    assert result.rejected == Counter()
-    assert result.rejected_traces == {Rejection.TRACE_TOO_LONG: 1, Rejection.TRACE_UNVERIFIED: 1}
-
-
-def test_a_prompt_that_loses_all_traces_goes_and_one_that_had_none_stays() -> None:
-    lost = prompt("1", trace("2", verified=False), trace("2" * 99))
-    stopping = prompt("3", trace("2<|eos|>"))
-    kept, rejected, _ = reasons([lost, prompt("2"), stopping])
-    assert (kept, rejected) == (1, {Rejection.TRACE_UNVERIFIED: 1, Rejection.TRACE_HOLDS_STOP_TOKEN: 1})
-
-
-def test_unverified_traces_pass_where_they_may() -> None:
+def test_limits_count_the_bos_and_the_stop_token(grader: GraderPool) -> None:
     rules = dataclasses.replace(RULES, require_verified_traces=False)
-    assert reasons([prompt("1", trace("2", verified=False))], rules) == (1, {}, {})
+    rows = (prompt("1" * 10, "2" * 11), prompt("1" * 11), prompt("1", "2" * 12))
+    assert reasons(judge(grader, *rows, rules=rules)) == [None, Rejection.PROMPT_TOO_LONG, Rejection.TRACE_TOO_LONG]
 
 
-def test_repeats_are_rejected_except_where_allowed() -> None:
-    repeated = [prompt("1"), prompt("1"), prompt("2")]
-    assert reasons(repeated) == (2, {Rejection.DUPLICATE: 1}, {})
-    assert reasons(repeated, dataclasses.replace(RULES, allow_repeats=True)) == (3, {}, {})
+def test_a_prompt_stays_with_its_good_traces(grader: GraderPool) -> None:
+    (row,) = judge(grader, prompt("1", RIGHT * 9, RIGHT, WRONG, "no box", "<think>" + RIGHT))
+    assert [(trace.text, trace.verified) for trace in row.prompt.traces] == [(RIGHT, True)]
+    assert (row.reason, row.prompt_tokens, row.trace_tokens) == (None, 3, (4,))
+    assert [reason for _, reason in row.rejected_traces] == [
+        Rejection.TRACE_TOO_LONG,
+        Rejection.TRACE_WRONG,
+        Rejection.TRACE_NO_ANSWER,
+        Rejection.TRACE_INCOMPLETE,
+    ]
 
 
-def test_a_problem_of_a_suite_is_rejected_whatever_its_case_spacing_and_system_prompt() -> None:
-    suite = dataclasses.replace(prompt("TWO  + 1"), messages=(Message("system", "now"), Message("user", "TWO\n+ 1")))
-    rules = dataclasses.replace(RULES, forbidden_problems=problems_of([suite]))
-    assert reasons([prompt("two + 1"), prompt("two + 2")], rules) == (1, {Rejection.IN_SUITE: 1}, {})
+def test_a_prompt_that_loses_all_traces_goes_and_one_that_had_none_stays(grader: GraderPool) -> None:
+    rows = judge(grader, prompt("1", WRONG, RIGHT * 9), prompt("2"), prompt("3", RIGHT + "<|eos|>"))
+    assert reasons(rows) == [Rejection.TRACE_WRONG, None, Rejection.TRACE_HOLDS_STOP_TOKEN]
+    assert [row.lost_its_traces for row in rows] == [True, False, True]
 
 
-def test_a_suite_keeps_no_demonstration() -> None:
-    assert without_traces([prompt("1", trace("2"))]) == [prompt("1")]
+def test_the_verdict_is_the_graders_whatever_the_source_claims(grader: GraderPool) -> None:
+    claimed = dataclasses.replace(prompt("1"), traces=(Trace(RIGHT, "me", False), Trace(WRONG, "me", True)))
+    (row,) = judge(grader, claimed, rules=dataclasses.replace(RULES, require_verified_traces=False))
+    assert [trace.verified for trace in row.prompt.traces] == [True, False]
+    assert row.outcomes == (Outcome.CORRECT, Outcome.WRONG)
 
 
-def test_traces_are_graded_whatever_the_source_claims() -> None:
-    claimed = [prompt("1", trace("\\boxed{2}", verified=False), trace("\\boxed{3}")), prompt("2", trace("two"))]
-    with GraderPool(1, 5.0) as grader:
-        graded, outcomes = verify_traces(claimed, grader)
-    assert [found.verified for row in graded for found in row.traces] == [True, False, False]
-    assert outcomes == {Outcome.CORRECT: 1, Outcome.WRONG: 1, Outcome.NO_ANSWER: 1}
+def test_logprobs_must_count_the_tokens_and_the_stop_token(grader: GraderPool) -> None:
+    traces = (Trace(RIGHT, "me", logprobs=(-0.5,) * 4), Trace(RIGHT, "me", logprobs=(-0.5,) * 3))
+    (row,) = judge(grader, dataclasses.replace(prompt("1"), traces=traces))
+    assert [trace.logprobs for trace in row.prompt.traces] == [(-0.5,) * 4]
+    assert [reason for _, reason in row.rejected_traces] == [Rejection.TRACE_LOGPROBS_MISMATCH]
 
 
-def test_the_card_accounts_for_every_row() -> None:
-    prompts = [prompt("1", trace("2")), prompt("1", trace("2")), prompt("1" * 99)]
-    loaded = LoadedSource("file", prompts, "abc", [QuarantinedRow("f", 4, "prompt", "is empty")])
-    card = source_card("train", loaded, {Outcome.CORRECT: 2}, filter_prompts(prompts, TOKENIZER, RULES))
-    assert card.rows_in == 4 == card.rows_out + card.quarantined + sum(card.rejected.values())
-    assert card.trace_authors == {"me": 1}
-    assert '"duplicate_uid": 1' in card_json([card], 30)
-    assert "| train | file | 4 | 1 | 2 | 1 | 1 |" in card_markdown([card], 30)
+def test_a_closed_thought_is_opened_where_the_data_left_that_to_a_template(grader: GraderPool) -> None:
+    (row,) = judge(grader, prompt("1", f"1+1</think>{RIGHT}"))
+    assert row.prompt.traces[0].text == f"<think>\n1+1</think>{RIGHT}"
 
 
-def test_quantiles_are_lengths_that_occur() -> None:
-    assert quantiles([]) == {}
-    assert quantiles(range(1, 101)) == {"min": 1, "p50": 50, "p90": 90, "p99": 99, "max": 100}
+def test_a_problem_of_a_suite_is_rejected_whatever_its_case_spacing_and_system_prompt(grader: GraderPool) -> None:
+    asked = dataclasses.replace(prompt("TWO  + 1"), messages=(Message("system", "now"), Message("user", "TWO\n+ 1")))
+    rows = judge(grader, prompt("two + 1"), prompt("two + 2"), suite=(asked,))
+    assert reasons(rows) == [Rejection.IN_SUITE, None]
+    assert rows[0].hits[0][0] == "prompt" and rows[0].hits[0][1].benchmark == "suite"
+
+
+def test_a_trace_that_quotes_a_suite_is_rejected_and_listed(grader: GraderPool) -> None:
+    problem = " ".join(f"word{number}" for number in range(40))
+    rules = Rules(max_prompt_tokens=999, max_trace_tokens=999)
+    (row,) = judge(grader, prompt("1", f"As in {problem}: {RIGHT}", RIGHT), rules=rules, suite=(prompt(problem),))
+    assert [trace.text for trace in row.prompt.traces] == [RIGHT]
+    ((where, hit),) = row.hits
+    assert (where, hit.benchmark, hit.row, hit.share) == ("trace", "suite", 1, 1.0)
+
+
+def test_a_suite_keeps_no_demonstration_and_is_not_held_against_itself(grader: GraderPool) -> None:
+    asked = prompt("1", RIGHT)
+    (row,) = judge(grader, asked, rules=dataclasses.replace(RULES, keeps_traces=False), suite=(asked,))
+    assert row.prompt == prompt("1") and row.reason is None
+
+
+def test_a_foreign_language_goes_and_a_formula_stays(grader: GraderPool) -> None:
+    rules = Rules(999, 999, languages=("en",))
+    rows = judge(grader, prompt("Wie viele sind es, wenn die Zahl nicht eine von den"), prompt("$x+1$?"), rules=rules)
+    assert reasons(rows) == [Rejection.OTHER_LANGUAGE, None]
+
+
+def test_the_system_prompt_does_not_change_who_a_row_is() -> None:
+    own = dataclasses.replace(prompt("1"), messages=(Message("system", "mine"), Message("user", "1")))
+    behind = with_system_prompt([prompt("1"), own], "think")
+    assert [row.messages[0].content for row in behind] == ["think", "mine"]
+    assert {row.uid for row in behind} == {prompt_uid("t", row.messages) for row in behind} == {prompt("1").uid}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TRACES.is_file(), reason="reasoning_traces are not beside this repository")
+@pytest.mark.skipif(not TRACES.is_file(), reason="the datasets are not beside this repository")
 def test_real_traces_that_were_cut_have_no_answer() -> None:
     prompts = [
         prompt(
             row["question"],
-            Trace("<think>\n" + row["model_answers"]["thinking_model"], row["thinking_model"]),
+            "<think>\n" + row["model_answers"]["thinking_model"],
             truth=row["correct_answer"].rpartition("####")[2].strip(),
         )
         for row in pq.read_table(TRACES).to_pylist()
     ]
+    tokenizer = build_tokenizer(texts_of(prompts))
     with GraderPool(2, 20.0) as grader:
-        graded, outcomes = verify_traces(prompts, grader)
+        rows = Judge(tokenizer, Rules(4096, 16384), index_of()).judge(prompts, grader)
+        outcomes = Counter(outcome for row in grade_traces(prompts, grader) for outcome in row)
     finished = sum("</think>" in row.traces[0].text for row in prompts)
-    assert outcomes[Outcome.CORRECT] > 0.8 * finished
-    assert outcomes[Outcome.NO_ANSWER] >= len(prompts) - finished
-    tokenizer = build_tokenizer(texts_of(graded))
-    result: Filtered = filter_prompts(graded, tokenizer, Rules(4096, 16384))
-    assert len(result.prompts) == len({row.uid for row in graded if row.traces[0].verified})
+    kept = [row.prompt for row in rows if row.reason is None]
+    assert 0.8 * finished < len(kept) == sum(trace.verified is True for row in kept for trace in row.traces)
+    assert all(row.traces[0].text.startswith("<think>\n") for row in kept)
+    assert outcomes.total() == len(prompts)

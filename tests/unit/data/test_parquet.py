@@ -1,5 +1,6 @@
 """Prepared prompts on disk."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from luffy.data.schema import SCHEMA
 from luffy.errors import DataError
 from luffy.types import Message, Prompt, Trace
 
-LUFFY_EVAL = Path(__file__).parents[3].parent / "shared" / "datasets" / "luffy_eval"
+DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
+LUFFY_EVAL = DATASETS / "luffy_eval"
 needs_luffy_eval = pytest.mark.skipif(not LUFFY_EVAL.is_dir(), reason="luffy_eval is not beside this repository")
 
 _text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)

@@ -6,8 +6,9 @@ import pytest
 
 from luffy.config.data import FileSource
 from luffy.data.sources import load_source
-from luffy.data.verify_traces import verify_traces
+from luffy.data.verify_traces import grade_traces
 from luffy.grading.pool import GraderPool
+from luffy.types import Outcome
 
 SAMPLES = Path(__file__).resolve().parents[3] / "data/samples"
 
@@ -17,5 +18,5 @@ def test_every_sample_row_is_well_formed_and_its_trace_correct(name: str, count:
     loaded = load_source(FileSource(kind="file", path=str(SAMPLES / f"{name}.jsonl")), "train", seed=0)
     assert (len(loaded.prompts), len(loaded.quarantined)) == (count, 0)
     with GraderPool(1, 5.0) as grader:
-        verified, _ = verify_traces(loaded.prompts, grader)
-    assert all(trace.verified for prompt in verified for trace in prompt.traces)
+        outcomes = grade_traces(loaded.prompts, grader)
+    assert {outcome for row in outcomes for outcome in row} == {Outcome.CORRECT}

@@ -3,7 +3,7 @@
 import pytest
 
 from luffy.data.identity import prompt_uid
-from luffy.data.schema import RowError, prompt_from_row
+from luffy.data.schema import RowError, prompt_from_row, record_batch
 from luffy.types import Message
 
 ROW: dict[str, object] = {
@@ -39,6 +39,14 @@ def test_several_traces_keep_their_authors() -> None:
     ]
 
 
+@pytest.mark.parametrize(("style", "grader"), [("rule", None), ("choice", "choice"), ("my_judge", "my_judge")])
+def test_the_style_names_the_grader_and_is_written_again(style: str, grader: str | None) -> None:
+    prompt = prompt_from_row({**ROW, "reward_model": {"style": style, "ground_truth": "2"}})
+    assert prompt.grader == grader
+    (row,) = record_batch([prompt]).to_pylist()
+    assert row["reward_model"] == {"style": style, "ground_truth": "2"}
+
+
 @pytest.mark.parametrize(
     ("change", "field", "reason"),
     [
@@ -52,6 +60,8 @@ def test_several_traces_keep_their_authors() -> None:
         ({"prompt": [{"role": "user", "content": "\ud800"}]}, "prompt[0].content", "UTF-16"),
         ({"reward_model": None}, "reward_model", "missing"),
         ({"reward_model": {"style": "model", "ground_truth": "2"}}, "reward_model.style", "'rule'"),
+        ({"reward_model": {"style": "My Grader", "ground_truth": "2"}}, "reward_model.style", "name"),
+        ({"reward_model": {"style": 3, "ground_truth": "2"}}, "reward_model.style", "'rule'"),
         ({"reward_model": {"style": "rule", "ground_truth": 2}}, "reward_model.ground_truth", "must be text"),
         ({"target": [{"role": "user", "content": "x"}]}, "target", "one assistant message"),
         ({"traces": [{"text": ""}]}, "traces[0].text", "empty"),

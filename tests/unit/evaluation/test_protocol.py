@@ -7,6 +7,7 @@ import pytest
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
+from luffy.config.grading import FormatGrader, MathGrader
 from luffy.data.templates import render_prompt
 from luffy.errors import DataError
 from luffy.evaluation.protocol import Evaluator, Suite, check_suite
@@ -34,11 +35,15 @@ def by_seed(prompt: str, seed: int) -> str:
 
 
 def evaluate(
-    script: Callable[[str, int], str], decoding: str, batch_size: int = 4, seed: int = 7
+    script: Callable[[str, int], str],
+    decoding: str,
+    batch_size: int = 4,
+    seed: int = 7,
+    config: EvaluationConfig = CONFIG,
 ) -> list[SampleRecord]:
     engine = ScriptedEngine(TOKENIZER, script)
     with GraderPool(1, 5.0) as grader:
-        evaluator = Evaluator(engine, grader, TOKENIZER, CONFIG, seed, batch_size)
+        evaluator = Evaluator(engine, grader, TOKENIZER, config, seed, batch_size)
         return evaluator.evaluate(Suite("sums", problems(12)), decoding, lambda batch: None)
 
 
@@ -47,9 +52,16 @@ def test_records_say_what_was_asked_answered_and_found() -> None:
     assert (first.uid, first.answer, first.ground_truth) == ("p0", "1", "1")
     assert (first.outcome, first.correct) == ("correct", True)
     assert (second.answer, second.outcome, second.correct) == (None, "no_answer", False)
+    assert (first.reason, second.reason) == ("the same text or number", "the reasoning is not closed")
     assert first.prompt == "<|bos|>0 +1\n"
     assert first.finish_reason == "stop"
     assert first.num_tokens == len(TOKENIZER(first.response)["input_ids"]) + 1
+
+
+def test_a_suite_may_have_its_own_grader() -> None:
+    config = CONFIG.model_copy(update={"graders": {"sums": FormatGrader(), "others": MathGrader()}})
+    records = evaluate(lambda prompt, seed: "<think>1</think>2", "greedy", config=config)
+    assert {record.outcome for record in records} == {"correct"}
 
 
 def test_draws_do_not_depend_on_the_batch_size() -> None:

@@ -19,7 +19,7 @@ from luffy.evaluation.results import (
 
 RECORD = SampleRecord(
     suite="s", decoding="d", uid="a", sample=0, seed=1, prompt="p\n", response="r\u2028\\boxed{1}", answer="1",
-    ground_truth="1", outcome="correct", correct=True, finish_reason="stop", num_tokens=4,
+    ground_truth="1", outcome="correct", reason="", correct=True, finish_reason="stop", num_tokens=4,
 )  # fmt: skip
 WRONG = replace(RECORD, outcome="no_answer", correct=False, answer=None, finish_reason="length", num_tokens=10)
 

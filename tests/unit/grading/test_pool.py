@@ -17,7 +17,8 @@ from luffy.errors import LuffyError
 from luffy.grading import Grade, GradeRequest, GraderPool
 from luffy.types import Outcome
 
-HANGS = r"\boxed{9^{9^{9^{9}}}}"
+HANGS = r"\boxed{(1+\sqrt{2}+\sqrt{3}+\sqrt{5}+\sqrt{7}+\sqrt{11})^{60}}"
+"""An honest formula, which nothing refuses and nobody waits for."""
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_several_verifications_run_at_once() -> None:
     with GraderPool(num_workers=3, timeout_s=2.0) as pool:
         pool.grade([GradeRequest(rf"\boxed{{x+{n}}}", "y") for n in range(3)])  # starts all three
         started = time.monotonic()
-        grades = pool.grade([GradeRequest(rf"\boxed{{{n}^{{9^{{9^{{9}}}}}}}}", "3") for n in (7, 8, 9)])
+        grades = pool.grade([GradeRequest(HANGS.replace("60", str(n)), "3") for n in (60, 61, 62)])
         assert time.monotonic() - started < 5
     assert {grade.outcome for grade in grades} == {Outcome.TIMED_OUT}
 

@@ -28,3 +28,21 @@ def test_new_content_is_the_reason_in_the_plan(opened, tmp_path, finish):
     finish(opened(source(file)), "prepare_data")
     file.write_text("two")
     assert opened(source(file)).plan()[0].reason.startswith(f"{file} has new content")
+
+
+def test_a_pattern_stands_for_all_its_files(opened, tmp_path):
+    (tmp_path / "a.jsonl").write_text("one")
+    before = opened(source(tmp_path / "*.jsonl"))
+    (tmp_path / "b.jsonl").write_text("two")
+    after = opened(source(tmp_path / "*.jsonl"))
+    assert before.identities["prepare_data"].key != after.identities["prepare_data"].key
+
+
+def test_the_code_of_a_custom_source_is_identity(opened, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_source.py").write_text("one = 1")
+    chosen = "data.train={kind: custom, factory: my_source:one}"
+    before = opened(chosen)
+    (tmp_path / "my_source.py").write_text("one = 2")
+    after = opened(chosen)
+    assert before.identities["prepare_data"].key != after.identities["prepare_data"].key

@@ -108,8 +108,14 @@ SPLIT = ["execution.ray.placement=disaggregated"]
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["execution.vllm.tensor_parallel_size=3", *SPLIT], "3 does not divide the model's 28 attention heads"),
-        (["execution.vllm.tensor_parallel_size=7", *SPLIT], "7 does not divide the model's 28 attention heads"),
+        (
+            ["execution.vllm.tensor_parallel_size=3", *SPLIT],
+            "3 does not divide the model's 28 attention heads (with 4 of",
+        ),
+        (
+            ["execution.vllm.tensor_parallel_size=7", *SPLIT],
+            "7 does not divide the model's 28 attention heads (with 4 of",
+        ),
         (["execution.vllm.tensor_parallel_size=3", *SPLIT], "allowed are 1, 2, 4, 28"),
         (["execution.vllm.gpu_memory_utilization=0.9"], "lower execution.vllm.gpu_memory_utilization"),
         (["execution.vllm.gpu_memory_utilization=0.2"], "raise gpu_memory_utilization or tensor_parallel_size"),

@@ -11,8 +11,9 @@ import torch
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig, GradingConfig
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.grading import GradingConfig
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError, DataError
@@ -40,7 +41,7 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     for name in ("longer", "base"):
         write_prompts(tmp_path / "data" / "suites" / f"{name}.parquet", problems(4))
     card = {"sources": {"train": {}, "suites.longer": {}, "suites.base": {}}}
-    (tmp_path / "data" / "data_card.json").write_text(json.dumps(card))
+    (tmp_path / "data" / "card.json").write_text(json.dumps(card))
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     tokenizer = tiny_tokenizer()

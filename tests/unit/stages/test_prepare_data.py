@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from luffy.config.data import DataConfig
-from luffy.config.evaluation import GradingConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import encode_trace, load_tokenizer, render_prompt
@@ -52,8 +52,8 @@ def row(question: str, answer: str, reply: str) -> dict[str, object]:
 def test_everything_promised_is_written(tmp_path: Path) -> None:
     result = prepare(tmp_path)
     assert set(result.outputs) == {
-        "train.parquet", "corpus.parquet", "suites/retention.parquet", "tokenizer",
-        "data_card.json", "data_card.md", "quarantine.jsonl",
+        "train.parquet", "sft.parquet", "rl_complement.parquet", "corpus.parquet", "suites/retention.parquet",
+        "tokenizer", "card.json", "card.md", "quarantine.jsonl",
     }  # fmt: skip
     assert all((tmp_path / output).exists() for output in result.outputs)
     assert result.metrics["rows/train"] == len(read_prompts(tmp_path / "train.parquet")) == 30
@@ -84,7 +84,7 @@ def test_a_suite_holds_no_demonstration_and_its_problems_are_nowhere_else(tmp_pa
     suite, corpus = (read_prompts(tmp_path / name) for name in ("suites/retention.parquet", "corpus.parquet"))
     assert not any(prompt.traces for prompt in suite)
     assert not {prompt.uid for prompt in suite} & {prompt.uid for prompt in corpus}
-    card = json.loads((tmp_path / "data_card.json").read_text())
+    card = json.loads((tmp_path / "card.json").read_text())
     assert card["sources"]["corpus"]["rejected"]["in_evaluation_suite"] == 200 - len(corpus)
 
 
@@ -97,21 +97,33 @@ def test_rejected_and_malformed_rows_are_accounted_for(tmp_path: Path) -> None:
         {**row("1 + 4", "5", "\\boxed{5}"), "reward_model": {"ground_truth": 5}},
     ]
     prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows))
-    card = json.loads((tmp_path / "out" / "data_card.json").read_text())["sources"]["train"]
+    card = json.loads((tmp_path / "out" / "card.json").read_text())["sources"]["train"]
     assert (card["rows_in"], card["rows_out"], card["quarantined"]) == (5, 1, 1)
-    assert card["rejected"] == {"duplicate_uid": 1, "trace_too_long": 1, "trace_unverified": 1}
-    quarantined = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
+    assert card["rejected"] == {"duplicate_uid": 1, "trace_too_long": 1, "trace_wrong": 1}
+    quarantined, *samples = map(json.loads, (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
+    assert [sample["reason"] for sample in samples if sample["source"] == "train"] == ["trace_wrong", "trace_too_long"]
+    assert samples[0]["trace_end"] == "\\boxed{4}"
     assert (quarantined["source"], quarantined["row"]) == ("train", 5)
     assert quarantined["field"] == "reward_model.ground_truth"
 
 
 def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path: Path) -> None:
     rows = [row("1 + 1", "2", "\\boxed{3}"), row("1" * 50, "2", "\\boxed{2}")]
-    with pytest.raises(
-        DataError, match=r"no row is left of 2: rejected 1 prompt_too_long, 1 trace_unverified"
-    ) as caught:
+    with pytest.raises(DataError, match=r"no row is left of 2: rejected 1 prompt_too_long, 1 trace_wrong") as caught:
         prepare(tmp_path / "out", train=file_source(tmp_path / "d.jsonl", rows))
     assert "\n" not in str(caught.value)
+
+
+def test_a_grader_that_nobody_has_is_refused_and_another_grades_its_rows(tmp_path: Path) -> None:
+    rows = [row("Which?", "C", "The answer is (C)"), row("Or?", "B", "The answer is (C)")]
+    for one in rows:
+        one["reward_model"]["style"] = "choice"  # type: ignore[index]
+    prepare(tmp_path / "a", train=file_source(tmp_path / "rows.jsonl", rows))
+    (kept,) = read_prompts(tmp_path / "a" / "train.parquet")
+    assert (kept.ground_truth, kept.grader) == ("C", "choice")
+    rows[0]["reward_model"]["style"] = "prose"  # type: ignore[index]
+    with pytest.raises(DataError, match=r"data.train: field reward_model.style names prose, which is no grader"):
+        prepare(tmp_path / "b", train=file_source(tmp_path / "rows.jsonl", rows))
 
 
 def test_the_system_prompt_stands_before_prompts_that_have_none(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.config.evaluation import GradingConfig
 from luffy.config.execution import TrackingConfig
+from luffy.config.grading import GradingConfig
 from luffy.tracking.metrics import MetricsWriter, read_metrics, without_times
 from luffy.tracking.samples import SampleRollout, read_samples
 from luffy.tracking.tracker import Tracker

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from luffy.config.evaluation import GradingConfig
 from luffy.config.execution import TrackingConfig
+from luffy.config.grading import GradingConfig
 from luffy.tracking.tracker import Tracker
 from luffy.tracking.wandb_run import WandbRun, run_id
 

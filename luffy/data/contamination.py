@@ -1,0 +1,115 @@
+"""Benchmark problems inside training data.
+
+    index = BenchmarkIndex(ngram=13, overlap=0.5)
+    index.add("math500", prompts)
+    index.finish()
+    (hit,) = index.find([text])     # Hit("math500", 17, 0.93) or None
+
+Two rules. A prompt that equals a problem, case and spacing aside, is one. A text holds a problem when at least
+`overlap` of the problem's runs of `ngram` words occur in it (GPT-3, arXiv 2005.14165, took one run of 13; competition
+problems share whole sentences such as "where m and n are relatively prime positive integers"). Of a problem shorter
+than two runs all have to occur, since changing a number leaves most of them; one shorter than a run is found by the
+first rule alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from luffy.data.identity import problem_key, problem_text
+from luffy.data.words import Hashes, run_hashes, word_hashes, words
+from luffy.types import Prompt
+
+_MAX_REMEMBERED = 200_000
+"""Words whose hashes are kept; a text of numbers would bring new ones for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A benchmark problem that was found."""
+
+    benchmark: str
+    row: int
+    """Of the benchmark, from 1."""
+    share: float
+    """Of the problem's word runs; 1 where the prompt equals the problem."""
+
+
+class BenchmarkIndex:
+    """All problems of the benchmarks at hand."""
+
+    def __init__(self, ngram: int, overlap: float) -> None:
+        self._ngram, self._overlap = ngram, overlap
+        self._equal: dict[str, Hit] = {}
+        self._rows: list[tuple[str, int, int]] = []
+        self._runs: list[Hashes] = []
+        self._sorted: Hashes = np.zeros(0, dtype=np.uint64)
+        self._owners = np.zeros(0, dtype=np.int64)
+        self._known: dict[str, int] = {}
+
+    def add(self, benchmark: str, prompts: Iterable[Prompt]) -> int:
+        """Take up a benchmark's problems, equal ones once; returns how many rows it has."""
+        count = 0
+        for count, prompt in enumerate(prompts, start=1):
+            key = problem_key(prompt.messages)
+            if key in self._equal:
+                continue
+            self._equal[key] = Hit(benchmark, count, 1.0)
+            runs = np.unique(run_hashes(self._hashed(problem_text(prompt.messages)), self._ngram))
+            if len(runs):
+                self._rows.append((benchmark, count, len(runs)))
+                self._runs.append(runs)
+        return count
+
+    def finish(self) -> "BenchmarkIndex":
+        """Make ready to find; called once, behind the last `add`."""
+        if self._runs:
+            runs = np.concatenate(self._runs)
+            owners = np.repeat(np.arange(len(self._runs)), [len(each) for each in self._runs])
+            order = np.argsort(runs, kind="stable")
+            self._sorted, self._owners = runs[order], owners[order]
+        self._runs, self._known = [], {}
+        return self
+
+    def equal(self, prompt: Prompt) -> Hit | None:
+        """Return the problem that the prompt equals."""
+        return self._equal.get(problem_key(prompt.messages)) if self._equal else None
+
+    def find(self, texts: Sequence[str]) -> list[Hit | None]:
+        """Return for each text the problem of which it holds the largest share of runs, if that is enough."""
+        found: list[Hit | None] = [None] * len(texts)
+        if not len(self._sorted) or not texts:
+            return found
+        # All texts in one array: a call of numpy costs as much as the words of a short text.
+        hashes = [self._hashed(text) for text in texts]
+        ends = np.cumsum([len(each) for each in hashes])
+        runs = run_hashes(np.concatenate(hashes), self._ngram)
+        candidates = np.flatnonzero(np.isin(runs, self._sorted))
+        owners = np.searchsorted(ends, candidates, side="right")
+        inside = candidates + self._ngram <= ends[owners]
+        for text in np.unique(owners[inside]).tolist():
+            found[text] = self._hit(np.unique(runs[candidates[inside & (owners == text)]]))
+        return found
+
+    def _hit(self, runs: Hashes) -> Hit | None:
+        first = np.searchsorted(self._sorted, runs, side="left")
+        last = np.searchsorted(self._sorted, runs, side="right")
+        owners = np.concatenate([self._owners[low:high] for low, high in zip(first, last, strict=True)])
+        return self._best(np.bincount(owners))
+
+    def _best(self, counts: np.ndarray) -> Hit | None:
+        shares = [(counts[owner] / self._rows[owner][2], -int(owner)) for owner in np.flatnonzero(counts)]
+        share, negative = max((each for each in shares if each[0] >= self._needed(-each[1])), default=(0.0, 0))
+        if not share:
+            return None
+        benchmark, row, _ = self._rows[-negative]
+        return Hit(benchmark, row, round(float(share), 4))
+
+    def _needed(self, owner: int) -> float:
+        return self._overlap if self._rows[owner][2] > self._ngram else 1.0
+
+    def _hashed(self, text: str) -> Hashes:
+        if len(self._known) > _MAX_REMEMBERED:
+            self._known = {}
+        return word_hashes(words(text), self._known)

@@ -1,0 +1,290 @@
+"""Judging a source of any size: it is cut into shards, which any number of processes work through in any order.
+
+    judge_source(source, task, folder, num_workers=8, grader=grader)
+
+A shard is some thousand short rows or a few MB of text, whatever the number of processes. It leaves its files in
+`folder`:
+
+    00007.parquet               the rows that passed, in `luffy.data.schema.SCHEMA`
+    00007.complement.parquet    prompts that keep all rules but lost their traces
+    00007.npz                   lengths, problem keys and sketches of the rows that passed
+    00007.json                  the account, written last: with it the shard is finished
+
+A stage that was killed continues behind the shards that are finished. The process that reads holds one shard more than
+there are workers; a worker holds one.
+"""
+
+import hashlib
+import itertools
+import json
+import multiprocessing
+import os
+import pickle
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from luffy.config.grading import GradingConfig
+from luffy.data.contamination import BenchmarkIndex
+from luffy.data.filters import Judge, Judged, Rules, with_system_prompt
+from luffy.data.identity import problem_key, problem_text
+from luffy.data.near_duplicates import NUM_HASHES, signature
+from luffy.data.parquet import chunked, text_size, write_prompts
+from luffy.data.sources import QuarantinedRow, Row, TraceSource
+from luffy.errors import DataError, LuffyError
+from luffy.files import replacing, write_atomic
+from luffy.grading import GraderPool
+from luffy.pipeline.processes import die_with
+from luffy.types import Prompt
+
+_SHOWN_CHARACTERS = 2000
+"""Of a rejected trace's end in `quarantine.jsonl`: its answer and how it got there."""
+
+
+Shard = tuple[int, list[Row]]
+"""A number from 0, and the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a worker must know to judge the shards of one source."""
+
+    name: str
+    """Of the source, as on the card."""
+    tokenizer: PreTrainedTokenizerBase
+    rules: Rules
+    benchmarks: BenchmarkIndex
+    system_prompt: str | None
+    grading: GradingConfig
+    judge_cache: Path
+    """Folder of what a judge said, shared by all processes."""
+    samples: int
+    """Rejected rows and traces shown, a reason."""
+
+
+@dataclass(slots=True)
+class Account:
+    """What happened to a shard's rows, or to those of a whole source."""
+
+    rows_in: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    rejected_traces: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    authors: Counter[str] = field(default_factory=Counter)
+    """Of traces that passed."""
+    data_sources: Counter[str] = field(default_factory=Counter)
+    """Of rows that passed."""
+    quarantined: list[dict[str, object]] = field(default_factory=list)
+    samples: list[dict[str, object]] = field(default_factory=list)
+    hits: list[dict[str, object]] = field(default_factory=list)
+    """Benchmark problems found in prompts and traces."""
+
+    def __iadd__(self, other: "Account") -> "Account":
+        self.rows_in += other.rows_in
+        for name in ("rejected", "rejected_traces", "outcomes", "authors", "data_sources"):
+            getattr(self, name).update(getattr(other, name))
+        for name in ("quarantined", "samples", "hits"):
+            getattr(self, name).extend(getattr(other, name))
+        return self
+
+
+def judge_source(source: TraceSource, task: Task, folder: Path, num_workers: int, grader: GraderPool) -> int:
+    """Judge all rows of `source` into shards under `folder`; returns how many shards there are.
+
+    Short generated sources, single shards and `num_workers` 1 are worked through in this process with `grader`.
+    LuffyError when a worker dies.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    cut = _Cut(source, folder)
+    waiting = cut.unfinished()
+    head = list(itertools.islice(waiting, 2))
+    if source.is_light or num_workers == 1 or len(head) < 2:
+        worker = ShardWorker(task)
+        for index, rows in itertools.chain(head, waiting):
+            worker.work(index, rows, folder, grader)
+    else:
+        _in_processes(itertools.chain(head, waiting), task, folder, num_workers)
+    assert len(finished_shards(folder)) == cut.count, "a shard was lost"
+    return cut.count
+
+
+def finished_shards(folder: Path) -> list[Path]:
+    """Return the accounts of all shards, in the order of their rows."""
+    return sorted(folder.glob("?????.json"))
+
+
+def read_account(path: Path) -> Account:
+    """Return the account of one shard."""
+    account = Account()
+    for name, value in json.loads(path.read_text(encoding="utf-8")).items():
+        setattr(account, name, Counter(value) if isinstance(value, dict) else value)
+    return account
+
+
+class ShardWorker:
+    """Judges one shard after another."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._judge = Judge(task.tokenizer, task.rules, task.benchmarks)
+
+    def work(self, index: int, rows: Sequence[Row], folder: Path, grader: GraderPool) -> None:
+        """Judge the rows and write the shard's files; DataError where a row names a grader that nobody has."""
+        prompts = [row for row in rows if isinstance(row, Prompt)]
+        _check_graders(self._task.name, prompts, self._task.grading)
+        judged = self._judge.judge(with_system_prompt(prompts, self._task.system_prompt), grader)
+        passed = [row for row in judged if row.reason is None]
+        write_prompts(_file(folder, index, "parquet"), [row.prompt for row in passed])
+        complement = [row.prompt for row in judged if row.lost_its_traces]
+        if complement:
+            write_prompts(_file(folder, index, "complement.parquet"), complement)
+        self._write_arrays(_file(folder, index, "npz"), passed)
+        account = _account(rows, judged, self._task.samples)
+        write_atomic(
+            _file(folder, index, "json"),
+            json.dumps({part.name: getattr(account, part.name) for part in fields(account)}),
+        )
+
+    def _write_arrays(self, path: Path, passed: Sequence[Judged]) -> None:
+        rules = self._task.rules
+        problems = [_digest(problem_key(row.prompt.messages)) for row in passed] if rules.unique_problems else []
+        sketched = rules.near_duplicates is not None
+        sketches = [signature(problem_text(row.prompt.messages)) for row in passed] if sketched else []
+        with replacing(path) as file:
+            np.savez(
+                file,
+                prompt_tokens=np.array([row.prompt_tokens for row in passed], dtype=np.int32),
+                num_traces=np.array([len(row.trace_tokens) for row in passed], dtype=np.int32),
+                trace_tokens=np.array([tokens for row in passed for tokens in row.trace_tokens], dtype=np.int32),
+                uids=np.array([row.prompt.uid for row in passed], dtype=np.str_),
+                problems=np.array(problems, dtype=np.uint64),
+                sketches=np.array(sketches, dtype=np.uint16).reshape(-1, NUM_HASHES),
+                all_verified=np.array(
+                    [all(trace.verified for trace in row.prompt.traces) for row in passed], dtype=np.bool_
+                ),
+            )
+
+
+def _check_graders(name: str, prompts: Sequence[Prompt], grading: GradingConfig) -> None:
+    unknown = sorted({prompt.grader for prompt in prompts if prompt.grader is not None} - set(grading.names))
+    if unknown:
+        raise DataError(
+            f"data.{name}: field reward_model.style names {', '.join(unknown)}, which is no grader; there are rule, "
+            f"{', '.join(grading.names)} (add others to grading.named)"
+        )
+
+
+def _size(row: Row) -> int:
+    return text_size(row) if isinstance(row, Prompt) else len(row.reason)
+
+
+def _file(folder: Path, index: int, ending: str) -> Path:
+    return folder / f"{index:05d}.{ending}"
+
+
+def _is_finished(folder: Path, index: int) -> bool:
+    return _file(folder, index, "json").is_file()
+
+
+@dataclass(slots=True)
+class _Cut:
+    """A source cut into shards."""
+
+    source: TraceSource
+    folder: Path
+    count: int = 0
+    """Shards seen so far, finished ones included."""
+
+    def unfinished(self) -> Iterator[Shard]:
+        for index, rows in enumerate(chunked(self.source.rows(), _size)):
+            self.count = index + 1
+            if not _is_finished(self.folder, index):
+                yield index, rows
+
+
+def _in_processes(shards: Iterable[Shard], task: Task, folder: Path, num_workers: int) -> None:
+    """One shard waits beside those in work, so that no worker idles while the next is read."""
+    # spawn: this process has threads, whose locks a fork would copy as they are.
+    context = multiprocessing.get_context("spawn")
+    start = (pickle.dumps(task), str(folder), os.getpid())
+    under_way: set[Future[None]] = set()
+    pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker, initargs=start)
+    try:
+        for index, rows in shards:
+            under_way.add(pool.submit(_work, index, rows))
+            if len(under_way) > num_workers:
+                done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                _raise_failures(done)
+        _raise_failures(under_way)
+    except BrokenProcessPool:
+        raise LuffyError(
+            "a process of prepare_data was killed (out of memory? lower execution.data_workers); the same command "
+            "continues behind the shards that are finished"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _raise_failures(done: set[Future[None]]) -> None:
+    for future in done:
+        future.result()
+
+
+_worker: tuple[ShardWorker, Path, GraderPool]
+"""Of this process, if it is one of the pool."""
+
+
+def _start_worker(task_bytes: bytes, folder: str, parent: int) -> None:
+    global _worker
+    die_with(parent)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for every core
+    task: Task = pickle.loads(task_bytes)  # noqa: S301 - made by this process's parent
+    _worker = ShardWorker(task), Path(folder), GraderPool.configured(1, task.grading, task.judge_cache)
+
+
+def _work(index: int, rows: list[Row]) -> None:
+    worker, folder, grader = _worker
+    worker.work(index, rows, folder, grader)
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _account(rows: Sequence[Row], judged: Sequence[Judged], samples: int) -> Account:
+    account = Account(rows_in=len(rows))
+    account.quarantined = [asdict(row) for row in rows if isinstance(row, QuarantinedRow)]
+    shown: Counter[str] = Counter()
+    for row in judged:
+        account.outcomes.update(row.outcomes)
+        account.rejected_traces.update(reason for _, reason in row.rejected_traces)
+        account.hits += [{"uid": row.prompt.uid, "where": where, **asdict(hit)} for where, hit in row.hits]
+        if row.reason is None:
+            account.data_sources[row.prompt.data_source] += 1
+            account.authors.update(trace.author for trace in row.prompt.traces)
+        else:
+            account.rejected[row.reason] += 1
+        for sample in _samples(row):
+            shown[str(sample["reason"])] += 1
+            if shown[str(sample["reason"])] <= samples:
+                account.samples.append(sample)
+    return account
+
+
+def _samples(row: Judged) -> Iterator[dict[str, object]]:
+    """What a reader needs to see whether a rejection was right. No text of a row that holds a benchmark's problem:
+    some benchmarks ask not to be spread."""
+    prompt = row.prompt
+    problem = "" if row.hits else problem_text(prompt.messages)[:_SHOWN_CHARACTERS]
+    common = {"uid": prompt.uid, "problem": problem, "ground_truth": prompt.ground_truth if problem else ""}
+    if row.reason is not None and not row.lost_its_traces:
+        yield {"reason": row.reason, **common}
+    for trace, reason in row.rejected_traces:
+        end = trace.text[-_SHOWN_CHARACTERS:] if problem else ""
+        yield {"reason": reason, **common, "author": trace.author, "trace_end": end}

@@ -1,0 +1,134 @@
+r"""From the columns that a data set happens to have to a `Prompt`.
+
+    prompt = prompt_from_fields(row, fields, author="human")
+
+The shapes met so far: GSM8K (`answer` is a solution that ends in `#### 72`), MATH (`solution` holds the answer in its
+last `\boxed{}`), OpenR1 (`generations`, a list, beside a list of flags), OlympiadBench (`final_answer`, a list).
+"""
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+
+from luffy.config.data import AnswerField, FieldsConfig, TraceField
+from luffy.data.identity import prompt_uid
+from luffy.data.schema import RowError, checked_logprobs, checked_messages, checked_text
+from luffy.grading.extract import THINK_OPEN, last_box
+from luffy.types import Prompt, Trace
+
+_CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
+_GSM8K_ANSWER = re.compile(r"\n?####\s*(.+?)\s*$")
+
+
+def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: str) -> Prompt:
+    """Return the row as a `Prompt`; RowError names the column that is wrong."""
+    messages = checked_messages(_value(row, fields.problem), fields.problem)
+    return Prompt(
+        uid=prompt_uid(fields.data_source, messages),
+        data_source=fields.data_source,
+        messages=messages,
+        ground_truth=_answer(row, fields.answer),
+        traces=tuple(trace for field in fields.traces for trace in _traces(row, field, author)),
+        ability=fields.ability,
+        extra_info={column: _value(row, column) for column in fields.extra},
+    )
+
+
+def columns_of(fields: FieldsConfig) -> list[str]:
+    """Return the columns that a row must have (the first part of dotted names), in the order of their use."""
+    columns = [fields.problem, fields.answer.column, *fields.extra]
+    for trace in fields.traces:
+        columns += filter(None, (trace.column, trace.author_column, trace.keep_column, trace.logprobs_column))
+    return list(dict.fromkeys(column.partition(".")[0] for column in columns))
+
+
+def _value(row: Mapping[str, object], column: str) -> object:
+    value: object = row
+    for part in column.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _answer(row: Mapping[str, object], field: AnswerField) -> str:
+    value = _value(row, field.column)
+    if field.element is not None:
+        value = _element(value, field)
+    text = checked_text(_as_text(value), field.column)
+    if field.after is not None:
+        _, found, text = text.rpartition(field.after)
+        if not found:
+            raise RowError(field.column, f"holds no {field.after!r}, behind which the answer was to stand")
+    if field.boxed:
+        box = last_box(text)
+        if box is None:
+            raise RowError(field.column, r"holds no \boxed{}, in which the answer was to stand")
+        text = box
+    return checked_text(text.strip(), field.column)
+
+
+def _as_text(value: object) -> object:
+    """A number as people write it: `27.0` is 27."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _element(value: object, field: AnswerField) -> object:
+    items = _literal(value) if isinstance(value, str) else value
+    assert field.element is not None
+    if not isinstance(items, list | tuple) or not -len(items) <= field.element < len(items):
+        raise RowError(field.column, f"must be a list with an element {field.element}, found {str(value)[:60]!r}")
+    return items[field.element]
+
+
+def _literal(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def _traces(row: Mapping[str, object], field: TraceField, author: str) -> list[Trace]:
+    """No value, or an empty list, is no trace; an empty text is a mistake."""
+    value = _value(row, field.column)
+    texts: Sequence[object] = value if isinstance(value, list) else [] if value is None else [value]
+    several = isinstance(value, list)
+    kept = _parallel(row, field.keep_column, len(texts), several)
+    logprobs = _parallel(row, field.logprobs_column, len(texts), several)
+    signed = _author(row, field, author)
+    found = []
+    for index, text in enumerate(texts):
+        name = f"{field.column}[{index}]" if several else field.column
+        if field.keep_column is not None and kept[index] is not True:
+            continue
+        written = _rewritten(checked_text(text, name), field)
+        found.append(Trace(written, signed, None, checked_logprobs(logprobs[index], str(field.logprobs_column))))
+    return found
+
+
+def _parallel(row: Mapping[str, object], column: str | None, count: int, several: bool) -> Sequence[object]:
+    """The values that go with `count` traces."""
+    value = None if column is None else _value(row, column)
+    if value is None:
+        return [None] * count
+    if not several:
+        return [value]
+    if not isinstance(value, list) or len(value) != count:
+        raise RowError(str(column), f"must be a list of {count}, one a trace, found {str(value)[:60]}")
+    return value
+
+
+def _author(row: Mapping[str, object], field: TraceField, author: str) -> str:
+    value = None if field.author_column is None else _value(row, field.author_column)
+    if value is not None:
+        return checked_text(value, str(field.author_column))
+    return field.author if field.author != "unknown" else author
+
+
+def _rewritten(text: str, field: TraceField) -> str:
+    if field.thinking and not text.lstrip().startswith(THINK_OPEN):
+        text = f"{THINK_OPEN}\n{text}"
+    if field.rewrite is None:
+        return text
+    plain = _CALCULATOR_MARK.sub("", text)
+    return _GSM8K_ANSWER.sub(lambda found: f"\nThe answer is \\boxed{{{found.group(1)}}}.", plain)

@@ -1,0 +1,116 @@
+"""The prepared files, put together from the shards in the order of their rows, a row group in memory at a time."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from luffy.data.parquet import iterate_prompts, write_prompts
+from luffy.data.schema import SCHEMA
+from luffy.data.shards import finished_shards
+from luffy.files import replacing
+from luffy.types import Prompt
+
+Mask = npt.NDArray[np.bool_]
+
+LUFFY_SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("prompt", pa.list_(pa.field("element", pa.struct([("content", pa.string()), ("role", pa.string())])))),
+        ("target", pa.list_(pa.field("element", pa.struct([("content", pa.string()), ("role", pa.string())])))),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("ground_truth", pa.string()), ("style", pa.string())])),
+        ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
+    ]
+)
+"""Columns and nesting of the original project's training file, as its `rl_dataset_with_target.py` takes them."""
+
+
+def write_rows(path: Path, folder: Path, kept: Mask) -> int:
+    """Write the rows of the shards under `folder` that `kept` names; returns how many."""
+    return _write(path, (pq.read_table(file).filter(pa.array(mask)) for file, mask in _shards(folder, kept)))
+
+
+def write_correct(path: Path, folder: Path, kept: Mask) -> int:
+    """Write what `write_rows` writes, with verified traces alone; rows that have none are left out."""
+    return write_prompts(path, filter(lambda prompt: prompt.traces, map(_correct_only, _prompts(folder, kept))))
+
+
+def write_complement(path: Path, folder: Path, kept: Mask, taken: Collection[str]) -> int:
+    """Write the prompts that `kept` names and those that lost their traces; returns how many.
+
+    None has a trace; a uid occurs once, and none that is `taken` by another split.
+    """
+    seen = set(taken)
+
+    def fresh(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
+        for prompt in prompts:
+            if prompt.uid not in seen:
+                seen.add(prompt.uid)
+                yield dataclasses.replace(prompt, traces=())
+
+    return write_prompts(path, fresh(itertools.chain(_prompts(folder, kept), _lost_their_traces(folder))))
+
+
+def write_luffy(path: Path, prepared: Path) -> int:
+    """Write a prepared file with `LUFFY_SCHEMA`; returns how many rows. Of several traces the first is kept."""
+    with pq.ParquetFile(prepared) as file:
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        starts = itertools.accumulate(sizes, initial=0)
+        groups = zip(range(file.num_row_groups), starts, strict=False)
+        return _write(path, (_luffy_table(file.read_row_group(group), start) for group, start in groups), LUFFY_SCHEMA)
+
+
+def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema = SCHEMA) -> int:
+    count = 0
+    with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for table in tables:
+            if len(table):
+                writer.write_table(table)
+                count += len(table)
+    return count
+
+
+def _shards(folder: Path, kept: Mask) -> Iterator[tuple[Path, Mask]]:
+    """Each shard's rows, and which of them are kept."""
+    start = 0
+    for account in finished_shards(folder):
+        file = account.with_suffix(".parquet")
+        end = start + pq.read_metadata(file).num_rows
+        yield file, kept[start:end]
+        start = end
+
+
+def _prompts(folder: Path, kept: Mask) -> Iterator[Prompt]:
+    for file, mask in _shards(folder, kept):
+        if mask.any():
+            yield from itertools.compress(iterate_prompts(file), mask)
+
+
+def _lost_their_traces(folder: Path) -> Iterator[Prompt]:
+    for account in finished_shards(folder):
+        file = account.with_suffix(".complement.parquet")
+        if file.is_file():
+            yield from iterate_prompts(file)
+
+
+def _correct_only(prompt: Prompt) -> Prompt:
+    return dataclasses.replace(prompt, traces=tuple(trace for trace in prompt.traces if trace.verified))
+
+
+def _luffy_table(table: pa.Table, first: int) -> pa.Table:
+    rows = table.select(LUFFY_SCHEMA.names).to_pylist()
+    for number, row in enumerate(rows, start=first):
+        extra = json.loads(row["extra_info"])
+        index = extra.get("index")
+        row["extra_info"] = {
+            "index": index if isinstance(index, int) else number,
+            "split": str(extra.get("split", "default")),
+        }
+    return pa.Table.from_pylist(rows, LUFFY_SCHEMA)

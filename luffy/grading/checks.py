@@ -1,0 +1,48 @@
+"""What a worker process can be asked to decide. Each check may take for ever, exhaust its memory or crash."""
+
+from collections.abc import Callable
+
+from luffy.grading.custom import Verdict, call
+from luffy.grading.strict import strictly_equal
+from luffy.grading.verify import verify_answer
+from luffy.types import Outcome
+
+MATH, STRICT, CUSTOM = "math", "math_strict", "custom"
+_REASONS = {
+    Outcome.CORRECT: "equal by math-verify",
+    Outcome.WRONG: "different by math-verify",
+    Outcome.UNPARSABLE: "math-verify reads no formula",
+}
+
+
+def run_check(check: str, answer: str, gold: str, context: str) -> Verdict:
+    """Return (outcome, reason, the check's own reward); what the check raises is a crash that says so."""
+    return CHECKS[check](answer, gold, context)
+
+
+def warm_up() -> None:
+    """Meet the grammars once: a cold parser takes many times as long, which a short time limit would not forgive."""
+    for answer, gold in (
+        (r"\frac{1}{2}+\sqrt{x}", r"0.5+x^{1/2}"),
+        (r"\left[0,\infty\right)", r"\{1,2\}"),
+        (r"(1,\pi)", r"x \le 2"),
+    ):
+        verify_answer(answer, gold)
+        strictly_equal(answer, gold)
+
+
+def _math(answer: str, gold: str, context: str) -> Verdict:
+    outcome = verify_answer(answer, gold)
+    return outcome, _REASONS[outcome], None
+
+
+def _strict(answer: str, gold: str, context: str) -> Verdict:
+    return *strictly_equal(answer, gold), None
+
+
+def _custom(answer: str, gold: str, context: str) -> Verdict:
+    path, _, rest = context.partition("\n")
+    return call(path, answer, gold, rest)
+
+
+CHECKS: dict[str, Callable[[str, str, str], Verdict]] = {MATH: _math, STRICT: _strict, CUSTOM: _custom}

@@ -1,0 +1,120 @@
+r"""Multiple choice: the letter that a final reply settles on.
+
+By priority: the last `\boxed{}`, the last `<answer>`, the last "answer: C" / "the answer is (C)", a reply (or last
+line) that is nothing but a label. In each of them a label, a label with its option's text, or that text alone. The
+label is a digit where the reference is one. What only repeats the question is not looked at, and two labels are none.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from luffy.grading.extract import answer_tag, boxed_answer, own_reply
+from luffy.grading.request import Grade, GradeRequest
+from luffy.types import Outcome
+
+MAX_OPTIONS = 26
+_CUE = re.compile(
+    r"(?:answer|option|choice)(?:\s(?:option|choice))?"
+    r"(?:\W{0,4}\s(?:is|would be|must be|should be)\b|\s?\*{0,2}\s?:)[ \t]{0,4}"
+    r"|\bANSWER\s(?=\(?[A-Z]\b)",
+    re.IGNORECASE,
+)
+_WRAPPING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathsf|mbox|boxed|operatorname)\s*|[{}$*_`\"']|\\[(),;:! \[\]]")
+_LEAD = re.compile(r"(?:(?:option|choice|answer|letter)\b\s*:?\s*)*", re.IGNORECASE)
+_WINDOW = 400
+_REASONS = frozenset(("because", "since", "as", "due", "given", "for", "by", "with", "which", "where", "based"))
+"""Words that may follow a bare `A` or `I`, which are an article and a pronoun otherwise."""
+
+
+def grade_choice(request: GradeRequest) -> Grade:
+    """Grade a multiple-choice response; linear in its length."""
+    labels = _labels(request)
+    gold = _label_in(request.ground_truth, labels, ())
+    if gold is None:
+        return Grade(Outcome.UNPARSABLE, None, "the reference is no option's label")
+    reply = own_reply(request.response, request.problem.question, boxed_only=False)
+    if reply is None:
+        return Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
+    phrases = [(sign, text) for sign, text in _signs(reply) if text]
+    for sign, text in phrases:
+        label = _label_in(text, labels, request.problem.options)
+        if label is not None:
+            outcome = Outcome.CORRECT if label == gold else Outcome.WRONG
+            return Grade(outcome, label, f"label by {sign}")
+    if phrases:
+        sign, text = phrases[0]
+        return Grade(Outcome.UNPARSABLE, text[:80], f"{sign} names no single option")
+    return Grade(Outcome.NO_ANSWER, None, "no option is named as the answer")
+
+
+def _labels(request: GradeRequest) -> str:
+    """All labels that the question may have, in order."""
+    count = min(len(request.problem.options), MAX_OPTIONS)
+    if unicodedata.normalize("NFKC", request.ground_truth).strip(" ()[].").isdigit():
+        return "123456789"[: count or None] + ("0" if not count else "")
+    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: count or 10]
+
+
+def _signs(reply: str) -> list[tuple[str, str]]:
+    """Where an answer may stand, the strongest sign first."""
+    cues = list(_CUE.finditer(reply))
+    lines = [line for line in reply[-4 * _WINDOW :].splitlines() if line.strip()]
+    last = lines[-1] if lines and len(lines[-1]) <= _WINDOW else ""
+    bare = last if _is_bare(last) or (len(lines) == 1 and _LABELLED.match(_bare(last))) else ""
+    return [
+        ("the box", boxed_answer(reply) or ""),
+        ("<answer>", answer_tag(reply) or ""),
+        *(("'the answer is'", reply[cue.end() : cue.end() + _WINDOW].strip()) for cue in reversed(cues[-3:])),
+        ("the last line", bare),
+    ]
+
+
+_LABELLED = re.compile(r"\(?[A-Z0-9](?:\)|[.:]\s)")
+_BARE = re.compile(r"\(?\s*[A-Za-z0-9]\s*[).]?\.?")
+
+
+def _is_bare(line: str) -> bool:
+    return bool(_BARE.fullmatch(_bare(line)))
+
+
+def _bare(text: str) -> str:
+    """The text without emphasis, dollars and LaTeX wrappers; full-width letters as plain ones."""
+    return _WRAPPING.sub(" ", unicodedata.normalize("NFKC", text[:_WINDOW])).strip()
+
+
+def _label_in(text: str, labels: str, options: Sequence[str]) -> str | None:
+    """The one label that `text` opens with, or the label of the option whose text it is."""
+    by_text = _option(text, options)
+    if by_text is not None:
+        return labels[by_text] if by_text < len(labels) else None
+    bare = _bare(text)
+    bare = bare[_LEAD.match(bare).end() :]  # type: ignore[union-attr]  # it matches the empty text, too
+    found = re.match(rf"[(\[]?\s*([{labels}{labels.lower()}])\s*([)\].:,]|(?![\w\-'’]))", bare)
+    if found is None:
+        return None
+    label, behind = found.group(1), bare[found.end() :]
+    if _is_a_word(found.group(), behind) or re.match(rf"\W{{0,3}}(?:(?:and|or|&)\b)?\W{{0,3}}[{labels}](?!\w)", behind):
+        return None
+    return label.upper()
+
+
+def _is_a_word(found: str, behind: str) -> bool:
+    """Whether a label without brackets or stop is but a word: `a dog`, `I think`, or a small letter in a sentence."""
+    if not found.strip().isalpha():
+        return False
+    words = behind.split(None, 1)
+    if found.strip().islower():
+        return bool(words) and words[0][0].isalnum()
+    return found.strip() in "AI" and bool(words) and words[0].isalpha() and words[0] not in _REASONS
+
+
+def _option(text: str, options: Sequence[str]) -> int | None:
+    """Index of the one option whose text `text` is (a full stop and the rest of the paragraph aside)."""
+    wanted = {_plain(text), _plain(text.split("\n", 1)[0])} - {""}
+    fitting = [index for index, option in enumerate(options) if _plain(option) in wanted]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _plain(text: str) -> str:
+    return " ".join(_bare(text).casefold().split()).strip(" .()")

@@ -1,0 +1,159 @@
+"""From a kind of grader to what has to be done, and from what was found to one grade.
+
+`steps` lists what a request needs under a kind: grades that are settled already, work for a worker process, questions
+for a judge. `conclude` takes the grades of all of them, in the same order, and combines them.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from luffy.config.grading import (
+    AnyGrader,
+    BothGrader,
+    CustomGrader,
+    GraderKind,
+    JudgeGrader,
+    MathGrader,
+    StrictMathGrader,
+    WeightedGrader,
+)
+from luffy.grading.choice import grade_choice
+from luffy.grading.exact import grade_exact
+from luffy.grading.extract import boxed_answer, final_reply, own_reply, plain_answer
+from luffy.grading.refusals import refusal
+from luffy.grading.request import Consultation, Grade, GradeRequest, Question, Work
+from luffy.grading.response_format import grade_format
+from luffy.grading.shortcuts import settle
+from luffy.types import Outcome
+
+Step = Grade | Work | Consultation
+_OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
+_NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
+
+
+def steps(kind: GraderKind, request: GradeRequest) -> list[Step]:
+    """What `request` needs under `kind`."""
+    if isinstance(kind, AnyGrader | BothGrader):
+        return [step for part in kind.of for step in steps(part, request)]
+    if isinstance(kind, WeightedGrader):
+        return [step for part in kind.parts for step in steps(part.grader, request)]
+    return [_LEAVES[kind.kind](kind, request)]
+
+
+def conclude(kind: GraderKind, found: Iterator[Grade]) -> Grade:
+    """The grade under `kind`, from those of its steps."""
+    if isinstance(kind, AnyGrader):
+        return _any(kind, [conclude(part, found) for part in kind.of])
+    if isinstance(kind, BothGrader):
+        return _both(kind, [conclude(part, found) for part in kind.of])
+    if isinstance(kind, WeightedGrader):
+        return _weighted(kind, [conclude(part.grader, found) for part in kind.parts])
+    return next(found)
+
+
+def functions_of(kind: GraderKind) -> list[str]:
+    """The import paths of all custom functions in `kind`."""
+    return [leaf.function for leaf in leaves(kind) if isinstance(leaf, CustomGrader)]
+
+
+def leaves(kind: GraderKind) -> list[GraderKind]:
+    """The kinds that `kind` is made of, itself where it is made of none."""
+    if isinstance(kind, AnyGrader | BothGrader):
+        return [leaf for part in kind.of for leaf in leaves(part)]
+    if isinstance(kind, WeightedGrader):
+        return [leaf for part in kind.parts for leaf in leaves(part.grader)]
+    return [kind]
+
+
+def _math(kind: MathGrader, request: GradeRequest) -> Step:
+    reply = own_reply(request.response, request.problem.question, kind.boxed == "required")
+    if reply is None:
+        return _OPEN
+    answer, note = boxed_answer(reply), ""
+    if answer is None and kind.boxed == "preferred":
+        found = plain_answer(reply)
+        answer, note = (None, "") if found is None else (found.answer, f"no box: read from {found.sign}")
+    if answer is None:
+        return _NO_BOX
+    settled = settle(answer, request.ground_truth)
+    if settled is not None:
+        return Grade(settled, answer, _settled_reason(settled)).saying(note)
+    return _refused(answer, request.ground_truth) or Work("math", answer, request.ground_truth, note=note)
+
+
+def _settled_reason(outcome: Outcome) -> str:
+    reasons = {Outcome.CORRECT: "the same text or number", Outcome.WRONG: "different numbers"}
+    return reasons.get(outcome, "too long or too deeply nested")
+
+
+def _refused(answer: str, gold: str) -> Grade | None:
+    for side, text in (("", answer), ("the reference: ", gold)):
+        reason = refusal(text)
+        if reason is not None:
+            return Grade(Outcome.UNPARSABLE, answer, f"{side}{reason}")
+    return None
+
+
+def _math_strict(kind: StrictMathGrader, request: GradeRequest) -> Step:
+    reply = own_reply(request.response, request.problem.question, boxed_only=True)
+    if reply is None:
+        return _OPEN
+    answer = boxed_answer(reply)
+    if answer is None:
+        return _NO_BOX
+    if answer == request.ground_truth:
+        return Grade(Outcome.CORRECT, answer, "the same text")
+    return _refused(answer, request.ground_truth) or Work("math_strict", answer, request.ground_truth)
+
+
+def _custom(kind: CustomGrader, request: GradeRequest) -> Step:
+    problem = request.problem
+    known = {
+        "data_source": problem.data_source,
+        "question": problem.question,
+        "extra_info": dict(problem.extra_info),
+        "completion": kind.completion,
+        "correct_from": kind.correct_from,
+    }
+    return Work("custom", request.response, request.ground_truth, f"{kind.function}\n{json.dumps(known)}")
+
+
+def _judge(kind: JudgeGrader, request: GradeRequest) -> Step:
+    reply = final_reply(request.response)
+    if reply is None:
+        return _OPEN
+    if not reply.strip():
+        return Grade(Outcome.NO_ANSWER, None, "nothing after the reasoning")
+    return Consultation(kind, Question(reply.strip(), request.ground_truth, request.problem.question))
+
+
+_LEAVES: dict[str, Callable[..., Step]] = {
+    "math": _math,
+    "math_strict": _math_strict,
+    "choice": lambda kind, request: grade_choice(request),
+    "exact": grade_exact,
+    "format": grade_format,
+    "custom": _custom,
+    "judge": _judge,
+}
+
+
+def _any(kind: AnyGrader, found: Sequence[Grade]) -> Grade:
+    best = next((grade for grade in found if grade.outcome is Outcome.CORRECT), found[0])
+    return _combined(kind.of, found, best, max(grade.reward for grade in found))
+
+
+def _both(kind: BothGrader, found: Sequence[Grade]) -> Grade:
+    worst = next((grade for grade in found if grade.outcome is not Outcome.CORRECT), found[0])
+    return _combined(kind.of, found, worst, min(grade.reward for grade in found))
+
+
+def _weighted(kind: WeightedGrader, found: Sequence[Grade]) -> Grade:
+    reward = sum(part.weight * grade.reward for part, grade in zip(kind.parts, found, strict=True))
+    return _combined([part.grader for part in kind.parts], found, found[0], reward)
+
+
+def _combined(kinds: Sequence[GraderKind], found: Sequence[Grade], deciding: Grade, reward: float) -> Grade:
+    reason = "; ".join(f"{kind.kind}: {grade.reason}" for kind, grade in zip(kinds, found, strict=True))
+    return replace(deciding, reason=reason, seconds=sum(grade.seconds for grade in found), own_reward=reward)

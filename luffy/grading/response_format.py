@@ -1,0 +1,41 @@
+"""Whether a response has the form that its prompt asks for."""
+
+import re
+
+from luffy.config.grading import FormatGrader
+from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
+from luffy.grading.request import Grade, GradeRequest
+from luffy.types import Outcome
+
+_TAGS = {"r1_zero": (THINK_OPEN, THINK_CLOSE, "<answer>", "</answer>"), "luffy": (THINK_OPEN, THINK_CLOSE)}
+
+
+def grade_format(kind: FormatGrader, request: GradeRequest) -> Grade:
+    """Return `CORRECT` for a response in the form, else `WRONG` with what is amiss; linear in the length."""
+    fault = _fault(request.response, _TAGS[kind.template])
+    return Grade(Outcome.WRONG if fault else Outcome.CORRECT, None, fault or f"the form of {kind.template}")
+
+
+def _fault(response: str, tags: tuple[str, ...]) -> str | None:
+    for tag in tags:
+        if response.count(tag) != 1:
+            return f"{response.count(tag)} times {tag}"
+    # With each tag once, the pieces between them are in order exactly when the tags are.
+    pieces = re.split("|".join(map(re.escape, tags)), response)
+    if [response.find(tag) for tag in tags] != sorted(response.find(tag) for tag in tags):
+        return "the tags are out of order"
+    if pieces[0].strip():
+        return f"text before {THINK_OPEN}"
+    if not pieces[1].strip():
+        return "no thoughts"
+    return _fault_of_reply(pieces[2:], tags)
+
+
+def _fault_of_reply(pieces: list[str], tags: tuple[str, ...]) -> str | None:
+    """`pieces`: the text behind `</think>`, cut at the other tags."""
+    if len(pieces) == 1:
+        return None if pieces[0].strip() else f"nothing after {THINK_CLOSE}"
+    between, answer, behind = pieces
+    if between.strip() or behind.strip():
+        return f"text outside {tags[2]}"
+    return None if answer.strip() else f"nothing in {tags[2]}"

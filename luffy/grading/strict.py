@@ -1,0 +1,189 @@
+"""`math_strict`: equality by text, by exact number, then by sympy. Runs in a worker, which may be killed.
+
+In the manner of Dr.GRPO's grader (arXiv 2503.20783), written anew: no tolerance, no unit words guessed from single
+letters, brackets and order matter, sets are unordered. math-verify takes no part; its parser's lower layer
+(latex2sympy2_extended) reads LaTeX.
+"""
+
+import re
+from collections.abc import Sequence
+
+from latex2sympy2_extended import latex2sympy
+from sympy import Basic, E, Eq, I, MatrixBase, N, Symbol, nan, simplify, zoo
+from sympy.core.relational import Relational
+
+from luffy.grading.extract import last_box
+from luffy.grading.strict_text import compact, number, strict_text, without_unit, without_variable
+from luffy.types import Outcome
+
+Verdict = tuple[Outcome, str]
+_CONSTANTS = {Symbol("e"): E, Symbol("i"): I}
+"""One-letter names that answers use for the constants alone."""
+_CONJUNCTION = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+_RELATIVE = 1e-15
+"""Two constants that differ by less in 30 digits are equal where `simplify` cannot tell."""
+
+
+def strictly_equal(answer: str, gold: str) -> Verdict:
+    """Return the outcome and the step that decided. May take for ever."""
+    left, right = strict_text(answer), strict_text(last_box(gold) or gold)
+    if not left or not right:
+        return Outcome.UNPARSABLE, "nothing but layout"
+    if compact(left) == compact(right):
+        return Outcome.CORRECT, "equal texts"
+    if ("=" in left) != ("=" in right):
+        left, right = without_variable(left), without_variable(right)
+    if _bases(left) != _bases(right):
+        return Outcome.WRONG, "another number base"
+    return _equal(*_same_units(left, right))
+
+
+def _bases(text: str) -> list[str]:
+    """The subscripts of numbers, which the parser would drop."""
+    return re.findall(r"[0-9]_\{?([0-9]+)", text)
+
+
+def _same_units(left: str, right: str) -> tuple[str, str]:
+    """Both without a unit that only one of them names; as they are where two units differ."""
+    (answer, unit), (reference, wanted) = without_unit(left), without_unit(right)
+    if bool(unit) != bool(wanted) or unit == wanted:
+        return answer, reference
+    return left, right
+
+
+def _equal(left: str, right: str) -> Verdict:
+    one, other = number(left), number(right)
+    if one is not None and other is not None:
+        return (Outcome.CORRECT, "equal numbers") if one == other else (Outcome.WRONG, "different numbers")
+    parts, wanted = elements(left), elements(right)
+    if len(parts) > 1 or len(wanted) > 1 or brackets(left) != brackets(right):
+        return _equal_lists(left, right, parts, wanted)
+    return _symbolically(left, right)
+
+
+def _equal_lists(left: str, right: str, parts: Sequence[str], wanted: Sequence[str]) -> Verdict:
+    if len(parts) == len(wanted) == 1:
+        return _symbolically(left, right)  # brackets around one thing are but brackets
+    if brackets(left) != brackets(right) or len(parts) != len(wanted):
+        return Outcome.WRONG, "other brackets or another number of elements"
+    if brackets(left) in ("\\{\\}", ""):
+        return _equal_sets(parts, wanted)
+    for part, reference in zip(parts, wanted, strict=True):
+        outcome, reason = _equal_element(part, reference)
+        if outcome is not Outcome.CORRECT:
+            return outcome, f"an element: {reason}"
+    return Outcome.CORRECT, "equal elements"
+
+
+def _equal_sets(parts: Sequence[str], wanted: Sequence[str]) -> Verdict:
+    left = list(wanted)
+    for part in parts:
+        match = next((other for other in left if _equal_element(part, other)[0] is Outcome.CORRECT), None)
+        if match is None:
+            return Outcome.WRONG, "an element has no partner"
+        left.remove(match)
+    return Outcome.CORRECT, "equal elements in any order"
+
+
+def _equal_element(part: str, reference: str) -> Verdict:
+    if compact(part) == compact(reference):
+        return Outcome.CORRECT, "equal texts"
+    return _equal(*_same_units(strict_text(part), strict_text(reference)))
+
+
+def brackets(text: str) -> str:
+    """The pair that encloses the whole of `text`, or nothing."""
+    if text.startswith("\\{") and text.endswith("\\}"):
+        return "\\{\\}"
+    if len(text) > 1 and text[0] in "([" and text[-1] in ")]" and _closes_at_end(text):
+        return text[0] + text[-1]
+    return ""
+
+
+def _closes_at_end(text: str) -> bool:
+    depth = 0
+    for index, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0:
+            return index == len(text) - 1
+    return False
+
+
+def elements(text: str) -> list[str]:
+    """The parts between commas (and `or`, `and`) outside all inner brackets; the text alone without any."""
+    width = {"\\{\\}": 2, "": 0}.get(brackets(text), 1)
+    inner = text[width : len(text) - width] if width else text
+    inner = inner if width else _CONJUNCTION.sub(",", inner)
+    parts, depth, start = [], 0, 0
+    for index, character in enumerate(inner):
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append(inner[start:index].strip())
+            start = index + 1
+    return [*parts, inner[start:].strip()]
+
+
+def _symbolically(left: str, right: str) -> Verdict:
+    expression, reference = _read(left), _read(right)
+    if expression is None or reference is None:
+        return Outcome.UNPARSABLE, "no formula" if expression is None else "the reference is no formula"
+    if _same(expression, reference):
+        return Outcome.CORRECT, "equal expressions"
+    return Outcome.WRONG, "different expressions"
+
+
+def _read(text: str) -> Basic | None:
+    """Return `text` as a sympy expression; None where it is none, or only prose that reads like a product."""
+    if any(word.isalpha() and len(word) > 3 for word in text.replace("\\", " \\").split()):
+        return None
+    try:
+        read = latex2sympy(text)
+    except Exception:  # noqa: BLE001 - the parser raises whatever its grammar and sympy raise
+        return None
+    if isinstance(read, MatrixBase):
+        read = read.as_immutable()
+    if not isinstance(read, Basic) or read.has(nan, zoo):
+        return None
+    return read.xreplace(_CONSTANTS)
+
+
+def _same(left: Basic, right: Basic) -> bool:
+    if left == right:
+        return True
+    if isinstance(left, MatrixBase) or isinstance(right, MatrixBase):
+        return _same_matrices(left, right)
+    if isinstance(left, Relational) or isinstance(right, Relational):
+        return _same_relations(left, right)
+    if not hasattr(left, "is_number") or not hasattr(right, "is_number"):
+        return False
+    if left.free_symbols != right.free_symbols:
+        return False
+    try:
+        if not left.free_symbols:
+            return _same_constants(left, right)
+        return bool(simplify(left - right) == 0)
+    except (TypeError, ValueError, AttributeError, NotImplementedError):
+        return False  # sympy cannot subtract, say, a set
+
+
+def _same_matrices(left: Basic, right: Basic) -> bool:
+    if not (isinstance(left, MatrixBase) and isinstance(right, MatrixBase)) or left.shape != right.shape:
+        return False
+    return all(_same(one, other) for one, other in zip(left, right, strict=True))
+
+
+def _same_constants(left: Basic, right: Basic) -> bool:
+    # Many digits first: `simplify` of two constants may be slow, and different ones are told apart at once.
+    one, other = N(left, 30), N(right, 30)
+    size = max(abs(one), abs(other))
+    return bool(abs(one - other) <= _RELATIVE * size)
+
+
+def _same_relations(left: Basic, right: Basic) -> bool:
+    if not (isinstance(left, Relational) and isinstance(right, Relational)):
+        return False
+    if isinstance(left, Eq) and isinstance(right, Eq):
+        one, other = left.lhs - left.rhs, right.lhs - right.rhs
+        ratio = simplify(one / other)
+        return bool(ratio.is_number and ratio != 0)
+    return bool(left.canonical == right.canonical)

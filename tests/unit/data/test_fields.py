@@ -1,0 +1,187 @@
+"""From the columns of well-known data sets to prompts."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import TypeAdapter
+
+from luffy.config.data import FieldsConfig, FileSource, SourceConfig
+from luffy.config.recipes import resolve_recipes
+from luffy.config.shipped import recipe_names
+from luffy.data.schema import RowError
+from luffy.data.sources import LoadedSource, load_source
+from luffy.data.sources.fields import prompt_from_fields
+from luffy.data.verify_traces import grade_traces
+from luffy.errors import ConfigError, DataError
+from luffy.grading import GraderPool
+from luffy.types import Outcome, Prompt
+
+DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
+needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="the datasets are not beside this repository")
+QA = {"data_source": "qa", "problem": "q", "answer": {"column": "a"}, "traces": ({"column": "t", "author": "me"},)}
+
+
+def recipe(name: str, **more: object) -> SourceConfig:
+    values: dict = {"data": {"train": {"kind": "recipe", "name": name, **more}}}
+    resolve_recipes(values, {}, "test.yaml")
+    return TypeAdapter(SourceConfig).validate_json(json.dumps(values["data"]["train"]))
+
+
+def mapped(row: dict[str, object], **fields: object) -> Prompt:
+    return prompt_from_fields(row, FieldsConfig.model_validate({**QA, **fields}), author="someone")
+
+
+def load(path: Path, **settings: object) -> LoadedSource:
+    return load_source(FileSource.model_validate({"kind": "file", "path": str(path), **settings}), "train", 0)
+
+
+def test_several_traces_with_flags_authors_and_logprobs() -> None:
+    row = {"q": "1+1", "a": "2", "t": ["x", "y", "z"], "ok": [True, False, True], "w": "r1", "p": [[-1.0], [], [-2]]}
+    trace = {"column": "t", "author_column": "w", "keep_column": "ok", "logprobs_column": "p"}
+    found = mapped(row, traces=(trace,)).traces
+    assert [(t.text, t.author, t.logprobs) for t in found] == [("x", "r1", (-1.0,)), ("z", "r1", (-2.0,))]
+
+
+def test_a_gsm8k_solution_gets_its_answer_into_a_box() -> None:
+    row = {"q": "?", "t": "48/2 = <<48/2=24>>24 clips.\n#### 1,072", "a": "x #### y #### 1,072 "}
+    prompt = mapped(row, answer={"column": "a", "after": "####"}, traces=({"column": "t", "rewrite": "gsm8k"},))
+    assert prompt.ground_truth == "1,072"
+    assert prompt.traces[0].text == "48/2 = 24 clips.\nThe answer is \\boxed{1,072}."
+    assert prompt.traces[0].author == "someone"
+
+
+@pytest.mark.parametrize(
+    ("row", "answer", "expected"),
+    [
+        ({"a": "so \\boxed{1} or \\boxed{\\frac{1}{2}}."}, {"boxed": True}, "\\frac{1}{2}"),
+        ({"a": "['2', '3']"}, {"element": 0}, "2"),
+        ({"a": ["2", "3"]}, {"element": -1}, "3"),
+        ({"a": 27.0}, {}, "27"),
+        ({"a": {"b": 5}}, {"column": "a.b"}, "5"),
+    ],
+)
+def test_where_answers_stand(row: dict[str, object], answer: dict[str, object], expected: str) -> None:
+    assert mapped({"q": "?", **row}, answer={"column": "a", **answer}).ground_truth == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "column", "reason"),
+    [
+        ({"q": 3, "a": "2"}, {}, "q", "must be a list of messages"),
+        ({"q": " ", "a": "2"}, {}, "q", "is empty"),
+        ({"q": "?", "a": None}, {}, "a", "is missing"),
+        ({"q": "?", "a": "2", "t": ["x", ""]}, {}, "t[1]", "is empty"),
+        ({"q": "?", "a": "2", "t": 5}, {}, "t", "must be text"),
+        ({"q": "?", "a": "2"}, {"answer": {"column": "a", "after": "####"}}, "a", "holds no '####'"),
+        ({"q": "?", "a": "2"}, {"answer": {"column": "a", "boxed": True}}, "a", "boxed"),
+        ({"q": "?", "a": "2"}, {"answer": {"column": "a", "element": 1}}, "a", "with an element 1"),
+    ],
+)
+def test_the_wrong_column_is_named(row: dict, fields: dict, column: str, reason: str) -> None:
+    with pytest.raises(RowError, match=reason) as caught:
+        mapped(row, **fields)
+    assert caught.value.field == column
+
+
+def test_csv_parquet_and_jsonl_give_the_same_prompts(tmp_path: Path) -> None:
+    rows = [{"q": f'{n} "and",\nmore', "a": str(n), "t": f"\\boxed{{{n}}}"} for n in range(3)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with (tmp_path / "d.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["q", "a", "t"])
+        writer.writeheader()
+        writer.writerows(rows)
+    one, two, three = (load(tmp_path / f"d.{end}", fields=QA).prompts for end in ("csv", "jsonl", "parquet"))
+    assert one == two == three and len(one) == 3
+
+
+def test_a_pattern_reads_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"q": name, "a": "1"}))
+    assert [p.messages[0].content for p in load(tmp_path / "*.jsonl", fields=QA).prompts] == ["a", "b"]
+
+
+def test_a_missing_column_is_refused_with_those_that_are_there(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("question,a,t\n1,2,3\n")
+    pq.write_table(pa.table({"question": ["1"], "a": ["2"]}), tmp_path / "d.parquet")
+    for name, missing in (("d.csv", "q missing"), ("d.parquet", "q, t missing")):
+        with pytest.raises(DataError, match=f"{name}: column {missing}; found question, a"):
+            load(tmp_path / name, fields=QA)
+
+
+def test_a_truncated_parquet_is_refused_by_name(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"q": ["1" * 9999], "a": ["2"], "t": ["3"]}), tmp_path / "d.parquet")
+    content = (tmp_path / "d.parquet").read_bytes()
+    (tmp_path / "d.parquet").write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"d\.parquet: is no readable parquet file"):
+        load(tmp_path / "d.parquet", fields=QA)
+
+
+def test_a_damaged_parquet_says_behind_which_row(tmp_path: Path) -> None:
+    table = pa.table({"q": [str(n) * 50 for n in range(2000)], "a": ["2"] * 2000, "t": ["3"] * 2000})
+    pq.write_table(table, tmp_path / "d.parquet", row_group_size=1000, compression="zstd", use_dictionary=False)
+    column = pq.read_metadata(tmp_path / "d.parquet").row_group(1).column(0)
+    content = bytearray((tmp_path / "d.parquet").read_bytes())
+    content[column.data_page_offset : column.data_page_offset + column.total_compressed_size] = bytes(
+        column.total_compressed_size
+    )
+    (tmp_path / "d.parquet").write_bytes(content)
+    with pytest.raises(DataError, match=r"d\.parquet: cannot be read behind row \d+"):
+        load(tmp_path / "d.parquet", fields=QA)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_is_a_valid_source(name: str) -> None:
+    assert recipe(name).kind == "hub"
+    assert recipe(name, file="copy.jsonl", max_rows=5).model_dump()["path"] == "copy.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"name": "gsm9k"}, "no recipe 'gsm9k'; there are"),
+        ({}, "needs exactly one of name"),
+        ({"name": "gsm8k", "fiel": "x"}, "unknown key 'fiel'"),
+    ],
+)
+def test_a_wrong_recipe_is_refused(asked: dict, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"test.yaml: data.train.*{reason}"):
+        resolve_recipes({"data": {"train": {"kind": "recipe", **asked}}}, {}, "test.yaml")
+
+
+@needs_datasets
+@pytest.mark.parametrize(
+    ("name", "file", "prompts", "malformed"),
+    [
+        ("gsm8k", "gsm8k/train.jsonl", 7473, 0),
+        ("math", "math_test5000/test.jsonl", 5000, 0),
+        ("math500", "math500/test.jsonl", 500, 0),
+        ("aime24", "aime24/test.jsonl", 30, 0),
+        ("aime25", "aime25/test.jsonl", 30, 0),
+        ("olympiadbench", "olympiadbench/test.jsonl", 675, 0),
+    ],
+)
+def test_recipes_read_real_copies(name: str, file: str, prompts: int, malformed: int) -> None:
+    loaded = load_source(recipe(name, file=str(DATASETS / file)), "train", 0)
+    assert (len(loaded.prompts), len(loaded.quarantined)) == (prompts, malformed), loaded.quarantined[:3]
+
+
+@needs_datasets
+def test_a_null_answer_is_quarantined_by_row_and_column() -> None:
+    fields = {"data_source": "math", "problem": "problem", "answer": {"column": "answer"}}
+    loaded = load(DATASETS / "math_train7474" / "train.jsonl", fields=fields)
+    assert len(loaded.prompts) == 7470
+    reasons = [(row.field, row.reason) for row in loaded.quarantined]
+    assert sorted(reasons) == [("answer", "is empty")] * 2 + [("answer", "is missing")] * 2
+
+
+@needs_datasets
+def test_human_solutions_of_gsm8k_are_graded_correct() -> None:
+    prompts = load_source(recipe("gsm8k", file=str(DATASETS / "gsm8k/train.jsonl"), max_rows=300), "train", 0).prompts
+    with GraderPool(1, 5.0) as grader:
+        assert {outcome for row in grade_traces(prompts, grader) for outcome in row} == {Outcome.CORRECT}

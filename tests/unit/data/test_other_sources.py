@@ -1,0 +1,142 @@
+"""The hub, reasoning-gym and sources of the user's own."""
+
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from luffy.config.data import CustomSource, HubSource, ReasoningGymSource
+from luffy.data.sources import load_source, open_source
+from luffy.errors import EXIT_USER_ERROR, DataError
+
+FIELDS = {"data_source": "qa", "problem": "q", "answer": {"column": "a"}, "traces": ({"column": "t"},)}
+MODULE = """
+from luffy.data.identity import prompt_uid
+from luffy.types import Message, Prompt
+
+class Riddles:
+    kind, is_light = "riddles", False
+    def __init__(self, count): self.count = count
+    def inputs(self): return {"riddles": "0" * 64}
+    def rows(self):
+        for n in range(self.count):
+            messages = (Message("user", f"riddle {n}"),)
+            yield Prompt(prompt_uid("r", messages), "r", messages, str(n))
+
+def riddles(purpose, seed, options): return Riddles(options["count"])
+def broken(purpose, seed, options): return object()
+"""
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_riddles.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("my_riddles", None)
+
+
+def hub(path: object, **more: object) -> HubSource:
+    return HubSource.model_validate({"kind": "hub", "path": str(path), "fields": FIELDS, **more})
+
+
+def write_folder(folder: Path, rows: list[dict[str, object]]) -> Path:
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train-00000-of-00001.parquet")
+    return folder
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_local_folder_is_read_by_datasets(tmp_path: Path) -> None:
+    rows = [{"q": f"{n}+1", "a": str(n + 1), "t": [f"\\boxed{{{n + 1}}}"], "unused": n} for n in range(600)]
+    loaded = load_source(
+        hub(write_folder(tmp_path / "d", [*rows, {"q": None, "a": "1", "t": [], "unused": 0}])), "t", 0
+    )
+    assert [prompt.ground_truth for prompt in loaded.prompts] == [str(n + 1) for n in range(600)]
+    assert loaded.prompts[5].traces[0].text == "\\boxed{6}"
+    assert [(row.row, row.field, row.reason) for row in loaded.quarantined] == [(601, "q", "is missing")]
+    assert len(load_source(hub(tmp_path / "d", max_rows=7), "t", 0).prompts) == 7
+
+
+@pytest.mark.usefixtures("offline")
+def test_luffys_columns_need_no_fields(tmp_path: Path) -> None:
+    row = {
+        "data_source": "",
+        "prompt": [{"role": "user", "content": "1+1"}],
+        "target": [{"role": "assistant", "content": "<think>\n2</think>\\boxed{2}"}],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+    }
+    (prompt,) = load_source(hub(write_folder(tmp_path / "d", [row]), fields=None, author="r1"), "t", 0).prompts
+    assert (prompt.data_source, prompt.traces[0].author, prompt.ground_truth) == ("", "r1", "2")
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_hub_out_of_reach_is_one_line_with_a_hint() -> None:
+    with pytest.raises(DataError) as caught:
+        open_source(hub("nobody/no-such-data"), "train", 0)
+    text = str(caught.value)
+    assert text.startswith("data.train: nobody/no-such-data (split train, revision main) cannot be loaded: ")
+    assert "give a local copy (kind: file" in text and "HF_HUB_OFFLINE=1" in text
+    assert "\n" not in text
+    assert caught.value.exit_code == EXIT_USER_ERROR
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_missing_column_of_the_hub_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="column q, a, t missing; found other"):
+        open_source(hub(write_folder(tmp_path / "d", [{"other": 1}])), "train", 0)
+
+
+def test_without_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'luffy\[hub\]'"):
+        open_source(hub("openai/gsm8k"), "train", 0)
+
+
+@pytest.mark.usefixtures("module")
+def test_a_source_of_ones_own_comes_by_import_path() -> None:
+    config = CustomSource(kind="custom", factory="my_riddles:riddles", options={"count": 3})
+    assert [prompt.ground_truth for prompt in load_source(config, "train", 0).prompts] == ["0", "1", "2"]
+
+
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [
+        ("my_riddles:nothing", "cannot be imported"),
+        ("no_such_module:f", "cannot be imported"),
+        ("my_riddles:broken", "returned a object without kind, is_light, inputs, rows"),
+    ],
+)
+def test_a_factory_that_cannot_serve_is_refused(factory: str, reason: str) -> None:
+    with pytest.raises(DataError, match=f"data.train.factory: {factory}: {reason}"):
+        open_source(CustomSource(kind="custom", factory=factory), "train", 0)
+
+
+def gym(**settings: object) -> ReasoningGymSource:
+    return ReasoningGymSource.model_validate({"kind": "reasoning_gym", "num_prompts": 5, **settings})
+
+
+def test_reasoning_gym_takes_its_tasks_in_turn() -> None:
+    pytest.importorskip("reasoning_gym")
+    config = gym(tasks=("chain_sum", "gcd"), options={"chain_sum": {"max_terms": 3}})
+    one, again, other = (load_source(config, purpose, 0).prompts for purpose in ("train", "train", "suites.a"))
+    assert [prompt.data_source for prompt in one] == ["reasoning_gym/chain_sum", "reasoning_gym/gcd"] * 2 + [
+        "reasoning_gym/chain_sum"
+    ]
+    assert one == again != other
+    assert all(prompt.ground_truth.lstrip("-").isdigit() and not prompt.traces for prompt in one)
+
+
+def test_tasks_that_differ_from_run_to_run_are_refused() -> None:
+    with pytest.raises(DataError, match="knight_swap differ from run to run"):
+        open_source(gym(tasks=("knight_swap",)), "train", 0)

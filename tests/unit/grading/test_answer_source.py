@@ -1,0 +1,80 @@
+"""The answer that is graded is the model's final one: never one of the prompt, never one of the reasoning."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from luffy.config.grading import (
+    AnyGrader,
+    BothGrader,
+    ChoiceGrader,
+    ExactGrader,
+    GraderKind,
+    MathGrader,
+    StrictMathGrader,
+    WeightedGrader,
+    WeightedPart,
+)
+from luffy.grading import Grade, GradeRequest, GraderPool, Problem
+from luffy.types import Outcome
+
+KINDS: list[GraderKind] = [
+    MathGrader(),
+    MathGrader(boxed="preferred"),
+    StrictMathGrader(),
+    ExactGrader(boxed="required"),
+    ChoiceGrader(),
+    AnyGrader(of=(MathGrader(boxed="preferred"), ChoiceGrader())),
+    BothGrader(of=(MathGrader(), StrictMathGrader())),
+    WeightedGrader(parts=(WeightedPart(weight=1.0, grader=MathGrader()),)),
+]
+OPTIONS = {"options": ["one", "two", "three", "four"]}
+WAYS = (r"\boxed{%s}", "the answer is %s", "ANSWER: %s", "<answer>%s</answer>", r"\boxed{\text{%s}}", "Answer: (%s)")
+_way = st.sampled_from(WAYS)
+_filler = st.text(alphabet="xyz ,.\n<>/{}\\$", max_size=30)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GraderPool]:
+    with GraderPool(1, 20.0) as shared:
+        yield shared
+
+
+def grade(pool: GraderPool, kind: GraderKind, response: str, gold: str, question: str = "") -> Grade:
+    return pool.grade([GradeRequest(response, gold, Problem(question, extra_info=OPTIONS), kind)])[0]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+@given(way=_way, before=_filler, between=_filler, opened=st.booleans(), gold=st.sampled_from("ABCD"))
+@settings(max_examples=60, deadline=None)
+def test_an_answer_of_the_reasoning_earns_nothing(
+    pool: GraderPool, kind: GraderKind, way: str, before: str, between: str, opened: bool, gold: str
+) -> None:
+    thoughts = f"{before}{way % gold}{between}"
+    closed = ("<think>" if opened else "") + thoughts + "</think>"
+    for response in (closed, closed + "\nHm.", closed + closed, "<think>" + thoughts):
+        found = grade(pool, kind, response, gold)
+        assert found.outcome is not Outcome.CORRECT
+        assert found.reward == 0
+        assert found.reason
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+@given(way=_way, gold=st.sampled_from("ABCD"), other=st.sampled_from("ABCD"))
+@settings(max_examples=40, deadline=None)
+def test_the_reply_overrules_the_reasoning(pool: GraderPool, kind: GraderKind, way: str, gold: str, other: str) -> None:
+    response = f"<think>{way % gold}</think> so \\boxed{{{other}}}"
+    assert (grade(pool, kind, response, gold).outcome is Outcome.CORRECT) == (gold == other)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+@given(way=_way, filler=_filler, gold=st.sampled_from("ABCD"))
+@settings(max_examples=40, deadline=None)
+def test_an_answer_of_the_prompt_earns_nothing(
+    pool: GraderPool, kind: GraderKind, way: str, filler: str, gold: str
+) -> None:
+    question = f"Solve it. Example: {way % gold}. {filler} Now yours:"
+    for response in (question, f"<think>hm</think>\n{question}\n", f"{question}{question}"):
+        assert grade(pool, kind, response, gold, question).outcome is not Outcome.CORRECT

@@ -1,0 +1,116 @@
+"""Multiple choice: whose letter counts."""
+
+import time
+
+import pytest
+
+from luffy.grading.choice import grade_choice
+from luffy.grading.request import Grade, GradeRequest, Problem
+from luffy.types import Outcome
+
+OPTIONS = ("Mars", "Planetary days", "Venus", "The day becomes shorter.")
+QUESTION = 'Which?\nA) Mars\nB) Planetary days\nC) Venus\nThe last line must be "ANSWER: $LETTER". Example: Answer: B'
+
+
+def choose(response: str, gold: str = "C", options: tuple[str, ...] = OPTIONS, question: str = "") -> Grade:
+    return grade_choice(GradeRequest(response, gold, Problem(question, extra_info={"options": list(options)})))
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"so \boxed{C}",
+        r"so \boxed{\text{C}}",
+        r"so \boxed{(C)}",
+        r"so \boxed{C. Venus}",
+        r"so \boxed{Venus}",
+        r"so \boxed{c}",
+        "ANSWER: C",
+        "ANSWER: **C**",
+        "**Answer:** C",
+        "The answer is (C).",
+        "the correct answer is C",
+        "The correct option is **C) Venus**.",
+        "Therefore the answer is C, since A is wrong.",
+        "the answer is Venus.",
+        "Answer: Option C",
+        "the answer is $\\boxed{C}$",
+        "C",
+        "(C)",
+        "C. Venus",
+        "I compared A and B.\n\nC",
+        "<answer> C </answer>",
+        "The answer is (A). No, wait: the answer is (C).",
+        "Answer: Ｃ",
+        "<think>the answer is A</think> The answer is C",
+    ],
+)
+def test_ways_to_name_the_letter(response: str) -> None:
+    grade = choose(response)
+    assert (grade.outcome, grade.extracted) == (Outcome.CORRECT, "C")
+
+
+@pytest.mark.parametrize(
+    ("response", "outcome"),
+    [
+        ("The answer is (A).", Outcome.WRONG),
+        (r"\boxed{B}", Outcome.WRONG),
+        (r"\boxed{A, C}", Outcome.UNPARSABLE),
+        ("The answer is C or B", Outcome.UNPARSABLE),
+        ("The answer is (A) and (C).", Outcome.UNPARSABLE),
+        (r"\boxed{42}", Outcome.UNPARSABLE),
+        ("The answer is a dog.", Outcome.UNPARSABLE),
+        ("The answer is H", Outcome.UNPARSABLE),
+        ("Compare A, B and C before you speak.", Outcome.NO_ANSWER),
+        ("ANSWER: $LETTER", Outcome.UNPARSABLE),
+        ("", Outcome.NO_ANSWER),
+        ("<think>The answer is C", Outcome.NO_ANSWER),
+        ("<think>The answer is C</think>", Outcome.NO_ANSWER),
+    ],
+)
+def test_what_names_no_single_letter_earns_nothing(response: str, outcome: Outcome) -> None:
+    grade = choose(response)
+    assert grade.outcome is outcome
+    assert grade.reason
+    assert grade.reward == 0
+
+
+@pytest.mark.parametrize("gold", ["A", "B", "C"])
+def test_a_repeated_question_answers_nothing(gold: str) -> None:
+    assert choose(QUESTION, gold, question=QUESTION).outcome is Outcome.NO_ANSWER
+    assert choose(QUESTION + "\nThe answer is A", "A", question=QUESTION).outcome is Outcome.CORRECT
+
+
+@pytest.mark.parametrize(
+    ("response", "outcome"),
+    [
+        (r"\boxed{3}", Outcome.CORRECT),
+        ("The answer is 3)", Outcome.CORRECT),
+        ("The answer is 2", Outcome.WRONG),
+        ("The answer is Venus", Outcome.CORRECT),
+        ("The answer is C", Outcome.UNPARSABLE),
+    ],
+)
+def test_digits_are_labels_where_the_reference_is_one(response: str, outcome: Outcome) -> None:
+    assert choose(response, "3").outcome is outcome
+
+
+def test_the_pronoun_and_the_article_are_no_labels() -> None:
+    many = tuple(f"option {n}" for n in range(10))
+    assert choose("The answer is I think E", "I", many).outcome is not Outcome.CORRECT
+    assert choose("The answer is I", "I", many).outcome is Outcome.CORRECT
+    assert choose("The answer is A because it fits", "A", many).outcome is Outcome.CORRECT
+
+
+def test_a_reference_that_is_no_label_is_named() -> None:
+    grade = choose("C", "Venus?!")
+    assert (grade.outcome, grade.reason) == (Outcome.UNPARSABLE, "the reference is no option's label")
+
+
+@pytest.mark.parametrize(
+    "unit", ["answer ", "answer:", "the answer is (", " ", "\\boxed{", "A", "<answer>", "ANSWER A\n"]
+)
+def test_a_million_characters_take_linear_time(unit: str) -> None:
+    started = time.process_time()
+    choose(unit * (1_000_000 // len(unit)))
+    assert time.process_time() - started < 3.0

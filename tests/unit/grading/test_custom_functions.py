@@ -1,0 +1,156 @@
+"""Grading functions of the user's: both signatures, and everything that can go wrong in one."""
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from luffy.config.grading import CustomGrader, GradingConfig
+from luffy.errors import ConfigError
+from luffy.grading import Grade, GradeRequest, GraderPool, Problem
+from luffy.types import Outcome
+
+MODULE = textwrap.dedent(
+    """
+    import os, sys, time
+
+    def verl(data_source, solution_str, ground_truth, extra_info=None):
+        return float(solution_str.endswith(ground_truth) and data_source == "shop" and extra_info["level"] == 2)
+
+    def verl_mapping(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+        return {"score": 0.75, "acc": True}
+
+    def verifiers(completion, answer, **kwargs):
+        return 1.0 if completion[-1]["content"] == answer and kwargs["prompt"][0]["role"] == "user" else 0.0
+
+    def verifiers_text(prompt, completion, info):
+        return completion == "yes" and prompt == "Well?" and info["level"] == 2
+
+    def raises(solution_str, ground_truth):
+        raise ValueError("no such thing")
+
+    def returns_text(solution_str):
+        return "good"
+
+    def returns_nan(solution_str):
+        return float("nan")
+
+    def hangs(solution_str):
+        time.sleep(600)
+
+    def exits(solution_str):
+        os._exit(3)
+
+    def gives_up(solution_str):
+        sys.exit(0)
+
+    def eats(solution_str):
+        return len(bytearray(8 << 30))
+
+    def strange(text):
+        return 1.0
+
+    async def later(completion):
+        return 1.0
+    """
+)
+PROBLEM = Problem("Well?", data_source="shop", extra_info={"level": 2})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("own_graders")
+    (path / "shop_graders.py").write_text(MODULE)
+    (path / "broken_graders.py").write_text("1 / 0\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pool(folder: Path) -> Iterator[GraderPool]:
+    with pytest.MonkeyPatch.context() as patch, GraderPool(1, 3.0) as shared:
+        patch.chdir(folder)
+        yield shared
+
+
+def call(pool: GraderPool, name: str, response: str, gold: str = "yes", **settings: object) -> Grade:
+    kind = CustomGrader.model_validate({"function": name if ":" in name else f"shop_graders:{name}", **settings})
+    return pool.grade([GradeRequest(response, gold, PROBLEM, kind)])[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "response", "reward"),
+    [
+        ("verl", "it is yes", 1.0),
+        ("verl", "it is no", 0.0),
+        ("verifiers", "yes", 1.0),
+        ("verifiers", "no", 0.0),
+    ],
+)
+def test_both_signatures_are_called(pool: GraderPool, name: str, response: str, reward: float) -> None:
+    grade = call(pool, name, response)
+    assert (grade.reward, grade.outcome) == (reward, Outcome.CORRECT if reward else Outcome.WRONG)
+    assert grade.reason == f"shop_graders:{name} gave {reward:g}"
+
+
+def test_a_score_is_the_reward_and_the_bound_makes_it_correct(pool: GraderPool) -> None:
+    assert call(pool, "verl_mapping", "x").outcome is Outcome.WRONG
+    grade = call(pool, "verl_mapping", "x", correct_from=0.5)
+    assert (grade.outcome, grade.reward) == (Outcome.CORRECT, 0.75)
+    assert call(pool, "verifiers_text", "yes", completion="text").reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "reason"),
+    [
+        ("raises", Outcome.CRASHED, "shop_graders:raises raised ValueError: no such thing"),
+        ("returns_text", Outcome.CRASHED, "shop_graders:returns_text returned 'good', which is no finite number"),
+        ("returns_nan", Outcome.CRASHED, "shop_graders:returns_nan returned nan, which is no finite number"),
+        ("hangs", Outcome.TIMED_OUT, "no verdict in 3 s"),
+        ("exits", Outcome.CRASHED, "the worker died"),
+        ("gives_up", Outcome.CRASHED, "the worker died"),
+        ("eats", Outcome.CRASHED, "shop_graders:eats raised MemoryError: "),
+    ],
+)
+def test_a_function_that_fails_is_named_and_the_pool_lives_on(
+    pool: GraderPool, name: str, outcome: Outcome, reason: str
+) -> None:
+    grade = call(pool, name, "x")
+    assert (grade.outcome, grade.reason, grade.reward) == (outcome, reason, 0.0)
+    assert call(pool, "verl", "yes").outcome is Outcome.CORRECT
+
+
+def test_a_function_that_raises_keeps_its_worker(pool: GraderPool) -> None:
+    call(pool, "verl", "yes")
+    before = pool.worker_pids()
+    call(pool, "raises", "x")
+    assert pool.worker_pids() == before
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("no_such_module:grade", "no_such_module:grade cannot be imported"),
+        ("shop_graders:absent", "shop_graders:absent cannot be imported"),
+        ("broken_graders:grade", "broken_graders fails on import: ZeroDivisionError"),
+        ("shop_graders:strange", r"takes \(text\); a grader takes"),
+        ("shop_graders:later", "is asynchronous"),
+        ("shop_graders:os", "is no function"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_the_users_mistake(pool: GraderPool, function: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call(pool, function, "x")
+
+
+def test_the_modules_of_configured_functions_are_loaded_with_the_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "slow_graders.py").write_text("import time\ntime.sleep(2)\n\ndef grade(solution_str):\n    return 1\n")
+    monkeypatch.chdir(folder)
+    with GraderPool(1, 1.0, GradingConfig(kind=CustomGrader(function="slow_graders:grade"))) as pool:
+        assert pool.grade_one("x", "y").outcome is Outcome.CORRECT
+
+
+def test_a_long_response_reaches_the_function(pool: GraderPool) -> None:
+    assert call(pool, "verl", "word " * 400_000 + "yes").outcome is Outcome.CORRECT

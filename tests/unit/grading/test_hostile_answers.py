@@ -1,0 +1,87 @@
+"""Twenty thousand hostile answers: nothing hangs, nothing dies, memory stays bounded, every outcome has its reason."""
+
+import threading
+import time
+from collections import Counter
+
+import psutil
+import pytest
+from synthetic.answers import hostile_answers
+
+from luffy.config.grading import (
+    AnyGrader,
+    ChoiceGrader,
+    ExactGrader,
+    FormatGrader,
+    GraderKind,
+    MathGrader,
+    StrictMathGrader,
+    WeightedGrader,
+    WeightedPart,
+)
+from luffy.grading import GradeRequest, GraderPool
+from luffy.grading.worker import MEMORY_LIMIT_BYTES
+from luffy.types import Outcome
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # a minute or two on two free cores
+COUNT, ENDLESS, TIMEOUT_S = 20_000, 20, 3.0
+KINDS: tuple[GraderKind, ...] = (
+    MathGrader(),
+    MathGrader(),
+    MathGrader(),
+    StrictMathGrader(),
+    MathGrader(boxed="preferred"),
+    AnyGrader(of=(MathGrader(), StrictMathGrader())),
+    ChoiceGrader(),
+    ExactGrader(),
+    WeightedGrader(
+        parts=(WeightedPart(weight=1.0, grader=MathGrader()), WeightedPart(weight=0.1, grader=FormatGrader()))
+    ),
+)
+GOLDS = ("3", "x^2+1", r"\{1,2\}")
+
+
+class Watch:
+    """The largest memory of this process and of its workers, sampled."""
+
+    def __init__(self, pool: GraderPool) -> None:
+        self.own = self.worker = psutil.Process().memory_info().rss
+        self._pool, self._stop = pool, threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(0.1):
+            self.own = max(self.own, psutil.Process().memory_info().rss)
+            for pid in self._pool.worker_pids():
+                try:
+                    self.worker = max(self.worker, psutil.Process(pid).memory_info().rss)
+                except psutil.NoSuchProcess:
+                    continue
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def test_hostile_answers_neither_hang_nor_kill_nor_go_unnamed() -> None:
+    requests = [
+        GradeRequest(f"\\boxed{{{answer}}}", GOLDS[index % len(GOLDS)], kind=KINDS[index % len(KINDS)])
+        for index, answer in enumerate(hostile_answers(COUNT, seed=5, endless=ENDLESS))
+    ]
+    before, started = psutil.Process().memory_info().rss, time.monotonic()
+    with GraderPool(4, TIMEOUT_S) as pool:
+        watch = Watch(pool)
+        grades = [grade for start in range(0, COUNT, 2000) for grade in pool.grade(requests[start : start + 2000])]
+        watch.stop()
+        assert pool.grade_one(r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
+        pids = pool.worker_pids()
+    seconds, outcomes = time.monotonic() - started, Counter(grade.outcome for grade in grades)
+    print(f"{seconds:.0f} s", dict(outcomes), Counter(grade.reason.split(":")[0] for grade in grades).most_common(20))
+    assert len(grades) == COUNT
+    assert all(grade.reason for grade in grades)
+    assert set(outcomes) <= set(Outcome)
+    assert outcomes[Outcome.TIMED_OUT] >= ENDLESS // 4  # the other half met kinds that compute nothing
+    assert watch.own - before < 300 << 20
+    assert watch.worker < MEMORY_LIMIT_BYTES
+    assert not any(psutil.pid_exists(pid) for pid in pids)

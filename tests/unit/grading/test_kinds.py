@@ -1,0 +1,148 @@
+"""Kinds of graders: what each says, how they combine, and which of them grades what."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from luffy.config.grading import (
+    AnyGrader,
+    BothGrader,
+    ChoiceGrader,
+    ExactGrader,
+    FormatGrader,
+    GraderKind,
+    GradingConfig,
+    MathGrader,
+    StrictMathGrader,
+    WeightedGrader,
+    WeightedPart,
+)
+from luffy.errors import DataError
+from luffy.grading import Grade, Grader, GradeRequest, GraderPool, Problem
+from luffy.types import Outcome
+
+MATH, STRICT = MathGrader(), StrictMathGrader()
+PREFERRED = MathGrader(boxed="preferred")
+R1_ZERO = FormatGrader(template="r1_zero")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GraderPool]:
+    config = GradingConfig(named={"lenient": PREFERRED})
+    with GraderPool(2, 20.0, config) as shared:
+        yield shared
+
+
+@pytest.mark.parametrize(
+    ("kind", "response", "gold", "outcome"),
+    [
+        (MATH, "it is 5", "5", Outcome.NO_ANSWER),
+        (PREFERRED, "it is 5", "5", Outcome.CORRECT),
+        (PREFERRED, "The answer is: $\\frac{1}{2}$.", "0.5", Outcome.CORRECT),
+        (PREFERRED, "<think>6</think> <answer> 5 </answer>", "5", Outcome.CORRECT),
+        (PREFERRED, "<answer>7</answer> or \\boxed{5}", "5", Outcome.CORRECT),
+        (PREFERRED, "The largest $n$: the answer is that $n$ is 34.", "34", Outcome.CORRECT),
+        (PREFERRED, "-\\frac{10}{9}", "-10/9", Outcome.CORRECT),
+        (PREFERRED, "<think>5", "5", Outcome.NO_ANSWER),
+        (PREFERRED, "I do not know", "5", Outcome.NO_ANSWER),
+        (STRICT, r"\boxed{(x+1)^2}", "x^2+2x+1", Outcome.CORRECT),
+        (STRICT, r"\boxed{50\%}", "0.5", Outcome.CORRECT),
+        (STRICT, r"\boxed{0.3333}", r"\frac13", Outcome.WRONG),
+        (STRICT, r"\boxed{[0,1)}", "[0,1]", Outcome.WRONG),
+        (STRICT, "the answer is 5", "5", Outcome.NO_ANSWER),
+        (STRICT, r"\boxed{the whole truth}", "5", Outcome.UNPARSABLE),
+        (
+            STRICT,
+            r"\boxed{\begin{pmatrix}1\\2\end{pmatrix}}",
+            r"\begin{pmatrix}\frac22\\2\end{pmatrix}",
+            Outcome.CORRECT,
+        ),
+        (ExactGrader(), "The answer is  New   York.", "new york", Outcome.CORRECT),
+        (ExactGrader(), r"\boxed{\text{New York}}", "New York", Outcome.CORRECT),
+        (ExactGrader(ignore_case=False), r"\boxed{new york}", "New York", Outcome.WRONG),
+        (ExactGrader(boxed="required"), "New York", "New York", Outcome.NO_ANSWER),
+        (ExactGrader(), "<think>New York</think> Boston", "New York", Outcome.WRONG),
+        (FormatGrader(), "<think>\nhm\n</think>\n5", "6", Outcome.CORRECT),
+        (FormatGrader(), "<think></think>5", "5", Outcome.WRONG),
+        (FormatGrader(), "<think>hm</think> ", "5", Outcome.WRONG),
+        (FormatGrader(), "so <think>hm</think> 5", "5", Outcome.WRONG),
+        (FormatGrader(), "</think>hm<think> 5", "5", Outcome.WRONG),
+        (FormatGrader(), "<think>hm</think></think> 5", "5", Outcome.WRONG),
+        (R1_ZERO, "<think>hm</think> <answer>5</answer>", "6", Outcome.CORRECT),
+        (R1_ZERO, "<think>hm</think> 5", "5", Outcome.WRONG),
+        (R1_ZERO, "<think>hm</think> so <answer>5</answer>", "5", Outcome.WRONG),
+        (R1_ZERO, "<think>hm<answer>5</answer></think>", "5", Outcome.WRONG),
+        (R1_ZERO, "<think>hm</think> <answer> </answer>", "5", Outcome.WRONG),
+        (ChoiceGrader(), "ANSWER: C", "C", Outcome.CORRECT),
+    ],
+)
+def test_verdicts_by_kind(pool: GraderPool, kind: GraderKind, response: str, gold: str, outcome: Outcome) -> None:
+    grade = pool.grade_one(response, gold, kind=kind)
+    assert grade.outcome is outcome, grade
+    assert grade.reward == (outcome is Outcome.CORRECT)
+    assert grade.reason
+
+
+def test_an_answer_without_a_box_says_what_it_was_read_from(pool: GraderPool) -> None:
+    grade = pool.grade_one("The answer is x + 1", "1+x", kind=PREFERRED)
+    assert (grade.outcome, grade.extracted) == (Outcome.CORRECT, "x + 1")
+    assert grade.reason.startswith("no box: read from 'the answer is'")
+    assert grade.seconds > 0
+
+
+def test_any_and_both_combine_their_parts(pool: GraderPool) -> None:
+    rounded = r"\boxed{0.333333}"
+    verdicts = [pool.grade_one(rounded, "1/3", kind=kind) for kind in (MATH, STRICT)]
+    assert [grade.outcome for grade in verdicts] == [Outcome.CORRECT, Outcome.WRONG]
+    either = pool.grade_one(rounded, "1/3", kind=AnyGrader(of=(STRICT, MATH)))
+    both = pool.grade_one(rounded, "1/3", kind=BothGrader(of=(MATH, STRICT)))
+    assert (either.outcome, either.reward) == (Outcome.CORRECT, 1.0)
+    assert (both.outcome, both.reward) == (Outcome.WRONG, 0.0)
+    assert "math_strict: different numbers" in both.reason
+
+
+def test_a_weighted_sum_has_the_outcome_of_its_first_part(pool: GraderPool) -> None:
+    kind = WeightedGrader(
+        parts=(WeightedPart(weight=1.0, grader=MATH), WeightedPart(weight=0.25, grader=FormatGrader()))
+    )
+    cases = [(r"<think>hm</think>\boxed{5}", 1.25), (r"\boxed{5}", 1.0), (r"<think>hm</think>\boxed{6}", 0.25)]
+    grades = pool.grade([GradeRequest(response, "5", kind=kind) for response, _ in cases])
+    assert [grade.reward for grade in grades] == [reward for _, reward in cases]
+    assert [grade.outcome for grade in grades] == [Outcome.CORRECT, Outcome.CORRECT, Outcome.WRONG]
+
+
+def test_nested_combinations_keep_their_parts_apart(pool: GraderPool) -> None:
+    inner = AnyGrader(of=(ExactGrader(), ChoiceGrader()))
+    kind = BothGrader(of=(inner, AnyGrader(of=(MATH, PREFERRED))))
+    assert pool.grade_one(r"\boxed{5}", "5", kind=kind).outcome is Outcome.CORRECT
+    assert pool.grade_one(r"\boxed{6}", "5", kind=kind).outcome is not Outcome.CORRECT
+
+
+def test_a_problem_names_its_grader(pool: GraderPool) -> None:
+    asked = [Problem(grader=name) for name in (None, "lenient", "choice", "math_strict")]
+    grades = pool.grade([GradeRequest("The answer is (C)", "C", problem) for problem in asked])
+    assert [grade.outcome is Outcome.CORRECT for grade in grades] == [False, True, True, False]
+
+
+def test_a_grader_that_nobody_has_is_named(pool: GraderPool) -> None:
+    with pytest.raises(DataError, match="no grader is called 'prose'"):
+        pool.grade([GradeRequest("5", "5", Problem(grader="prose"))])
+
+
+def test_an_event_loop_goes_on_while_answers_are_graded(pool: GraderPool) -> None:
+    async def both() -> tuple[list[Grade], int]:
+        grading, ticks = asyncio.create_task(pool.grade_async([GradeRequest(r"\boxed{x+7}", "7+x")])), 0
+        while not grading.done():
+            await asyncio.sleep(0)
+            ticks += 1
+        return grading.result(), ticks
+
+    grades, ticks = asyncio.run(both())
+    assert grades[0].outcome is Outcome.CORRECT
+    assert ticks > 1
+
+
+def test_the_pool_is_a_grader(pool: GraderPool) -> None:
+    grader: Grader = pool
+    assert grader.grade([]) == []

@@ -1,0 +1,81 @@
+"""What is not computed at all, and what still is."""
+
+import time
+
+import pytest
+
+from luffy.grading import GraderPool
+from luffy.grading.refusals import refusal
+from luffy.types import Outcome
+
+POWER, FACTORIAL = "a power too large to write out", "a factorial too large to write out"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("9^{9^{9^9}}", POWER),
+        ("9^9^9^9", POWER),
+        ("9**9**9**9", POWER),
+        ("9^(9^(9^9))", POWER),
+        (r"7^{7^{7^7}} \bmod 10", POWER),
+        ("2^{10^9}", POWER),
+        (r"\gcd(9^{9^9},7)", POWER),
+        ("1000000000!", FACTORIAL),
+        ("(10^9)!", FACTORIAL),
+        ("((9!)!)!", FACTORIAL),
+        ("9!!!", FACTORIAL),
+        (r"\binom{10^9}{5\cdot 10^8}", "a binomial coefficient too large to write out"),
+        (r"\sum_{k=1}^{10^9} k^k", "a sum or product of more than 10000 terms"),
+        (r"\prod_{k=1}^{10000000} k", "a sum or product of more than 10000 terms"),
+        ("x" + "9" * 1001, "a number of more than 1000 digits"),
+        ("{" + ",".join(f"x_{{{n}}}" for n in range(200)) + "}", "a list of too many elements"),
+        (r"\cup".join(f"({n},{n + 1})" for n in range(0, 200, 2)), "a list of too many elements"),
+        (r"\begin{vmatrix}" + r"\\".join("&".join("abcdefgh") for _ in range(8)), "a determinant too large to expand"),
+        ("x" * 5000, "longer than 4096 characters"),
+        ("(" * 200, "nested deeper than 50"),
+    ],
+)
+def test_what_would_never_end_is_refused(answer: str, reason: str) -> None:
+    assert refusal(answer) == reason
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "2^{2004}",
+        "2^{2^{3}}",
+        "(10^{10})^{10}",
+        "1^{9^{9^9}}",
+        "x^{2}",
+        "e^{x^2}",
+        "100!",
+        "100!!",
+        r"\frac{2008!}{3}",
+        r"\binom{100000}{2}",
+        r"\sum_{k=1}^{100} k",
+        "10,000,000",
+        "n! + 2^n",
+        r"\begin{pmatrix}1&0\\0&1\end{pmatrix}",
+        "9" * 1000,
+    ],
+)
+def test_what_references_hold_is_computed(answer: str) -> None:
+    assert refusal(answer) is None
+
+
+def test_a_refused_answer_costs_no_worker_and_says_why() -> None:
+    with GraderPool(1, 60.0) as pool:
+        grade = pool.grade_one(r"\boxed{9^{9^{9^9}}}", "3")
+        reference = pool.grade_one(r"\boxed{3}", "9^{9^{9^9}}")
+        assert pool.grade_one(r"\boxed{9^{9^{9^9}}}", "9^{9^{9^9}}").outcome is Outcome.CORRECT
+        assert pool.worker_pids() == []
+    assert (grade.outcome, grade.reason) == (Outcome.UNPARSABLE, POWER)
+    assert reference.reason == f"the reference: {POWER}"
+
+
+@pytest.mark.parametrize("unit", ["9^", "9^{", "9 ", r"\binom{", r"\sum_", "!)", "1!", ",", "&", r"\sum"])
+def test_any_answer_is_judged_at_once(unit: str) -> None:
+    started = time.process_time()
+    refusal((unit * 4096)[:4096])
+    assert time.process_time() - started < 0.2

@@ -1,0 +1,118 @@
+r"""What this grader says where graders disagree, and why; `math` and `math_strict` side by side.
+
+Wrong accepted by the references: number bases, tiny numbers (they round to six decimals), kinds of bracket, units,
+prose that shares a number. Right refused by them: layout and Unicode, decimals that the reference has rounded,
+inequalities for intervals.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from luffy.config.grading import MathGrader, StrictMathGrader
+from luffy.grading import GraderPool
+from luffy.types import Outcome
+
+WRONG = [
+    # gold, answer
+    ("52_8", "528"),
+    (r"\frac{1}{2004!}", r"\frac{1}{2006!}"),
+    ("2^{-99}", "2^{-98}"),
+    ("0.0000001", "0.0000002"),
+    ("1e-9", "2e-9"),
+    ("(0,1)", r"\{0,1\}"),
+    (r"\{0,1\}", "(0,1)"),
+    ("(0,1)", "(1,0)"),
+    ("(0,1)", "[0,1]"),
+    ("5 cm", "5 km"),
+    ("a+c", "d+h"),
+    ("(1,234)", "1234"),
+    ("25", r"25 \text{ or } 26"),
+    (r"\text{40 chocolate, 60 lollipop}", r"\text{40 chocolate, 50 hard}"),
+    (r"3^x \ge x^2", r"3^x \ge x"),
+    ("3x-y+13=0", "3x+4y+14=0"),
+    ("4", r"4\sqrt(2)"),
+    ("1-1/e", "1+1/e"),
+    (r"\frac13", "0.333"),  # an exact reference wants an exact answer, or one that is right to six decimals
+    (r"\pi", "3.14159"),
+    ("0.50", "0.501"),  # decimals against a decimal: as they stand
+    ("1.2", r"\frac{7}{6}"),  # two digits say too little of what was rounded
+    (r"\frac{\pi}{2}", r"90^\circ"),  # a length of arc is no angle; problems that take both say so in the reference
+    ("1010_2", "10"),  # a value for a numeral: the problem asked for one of them
+]
+RIGHT = [
+    ("6+9i", "6+9 i"),
+    ("11", "11."),
+    (r"1\,234", "1234"),
+    ("3", "３"),
+    ("3", "٣"),
+    ("3", "3\u200b"),
+    (r"(3,\frac{\pi}{2})", "(3,pi/2)"),
+    (r"\sqrt{2}\pi", "√2π"),
+    ("120000", "1.2e5"),
+    ("73", "**73**"),
+    ("11111111100", r"11,\! 111,\! 111,\! 100"),
+    (r"\sqrt{2}", "sqrt(2)"),
+    ("(7,11),(11,7)", "(11,7) or (7,11)"),
+    ("5", "5 🎉"),
+    ("5", "5\x00"),
+    ("x^2", "x²"),
+    (r"\frac12", "½"),
+    ("5", "5 cm"),
+    ("30", r"30^\circ"),
+    ("1.5", r"1\frac12"),
+    ("3", "x=3"),
+    ("10000", "10^4"),
+    (r"\frac{1}{2}", "0.5"),
+    ("1,2,3", "3,2,1"),  # without brackets it is a list of solutions, in any order
+    ("12.25", r"\frac{49}{4}"),
+]
+MATH_ACCEPTS = [
+    ("50", r"50\%"),  # references to "what percentage" leave the sign out more often than not
+    ("52_8", "52"),  # the base stands in the question
+    ("(0,1)", "0,1"),
+    (r"\frac13", "0.333333"),
+    ("30.52", r"\frac{1587}{52}"),  # the reference has been rounded, the answer has not
+    (r"(2,\infty)", "x>2"),
+    ("(2,3)", "2<x<3"),
+    ("16, 3", "w=16, d=3"),
+]
+STRICT_ACCEPTS = [("-1", r"e^{i\pi}"), (r"e^{i\pi}", "-1")]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GraderPool]:
+    with GraderPool(2, 20.0) as shared:
+        yield shared
+
+
+def accepted(pool: GraderPool, gold: str, answer: str) -> tuple[bool, bool]:
+    """By `math`, by `math_strict`."""
+    kinds = (MathGrader(), StrictMathGrader())
+    grades = [pool.grade_one(f"\\boxed{{{answer}}}", gold, kind=kind) for kind in kinds]
+    assert all(grade.outcome not in (Outcome.TIMED_OUT, Outcome.CRASHED) for grade in grades), grades
+    return grades[0].outcome is Outcome.CORRECT, grades[1].outcome is Outcome.CORRECT
+
+
+@pytest.mark.parametrize(("gold", "answer"), WRONG)
+def test_both_refuse(pool: GraderPool, gold: str, answer: str) -> None:
+    assert accepted(pool, gold, answer) == (False, False)
+
+
+@pytest.mark.parametrize(("gold", "answer"), RIGHT)
+def test_both_accept(pool: GraderPool, gold: str, answer: str) -> None:
+    assert accepted(pool, gold, answer) == (True, True)
+
+
+@pytest.mark.parametrize(("gold", "answer"), MATH_ACCEPTS)
+def test_only_math_accepts(pool: GraderPool, gold: str, answer: str) -> None:
+    assert accepted(pool, gold, answer) == (True, False)
+
+
+@pytest.mark.parametrize(("gold", "answer"), STRICT_ACCEPTS)
+def test_only_math_strict_accepts(pool: GraderPool, gold: str, answer: str) -> None:
+    assert accepted(pool, gold, answer) == (False, True)
+
+
+def test_words_for_numbers_are_not_read(pool: GraderPool) -> None:
+    assert accepted(pool, r"\text{three}", "3") == (False, False)

@@ -1,0 +1,256 @@
+"""Shards, splits, resumption and the formats that leave the house."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import luffy.data.parquet as parquet
+from luffy.config.data import DataConfig
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.grading import GradingConfig
+from luffy.config.settings import PrepareDataSettings
+from luffy.data.parquet import read_prompts
+from luffy.data.shards import ShardWorker
+from luffy.data.splits import LUFFY_SCHEMA
+from luffy.errors import DataError
+from luffy.pipeline.events import EventWriter
+from luffy.stages.prepare_data import run
+from luffy.stages.program import StageContext, StageResult
+
+DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
+SYSTEM = "Put your thoughts between <think> and </think>."
+
+
+def luffy_row(number: int, *, answer: int | None = None) -> dict[str, object]:
+    """As in the original project's training file: its columns, its order inside the structs."""
+    reply = f"<think>\n{number} + 1 = {number + 1}\n</think>\n\\boxed{{{number + 1 if answer is None else answer}}}"
+    return {
+        "data_source": "",
+        "prompt": [{"content": SYSTEM, "role": "system"}, {"content": f"{number} + 1 = ?", "role": "user"}],
+        "target": [{"content": reply, "role": "assistant"}],
+        "ability": "math",
+        "reward_model": {"ground_truth": str(number + 1), "style": "rule"},
+        "extra_info": {"index": number, "split": "default"},
+    }
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> dict[str, object]:
+    pq.write_table(pa.Table.from_pylist(rows, LUFFY_SCHEMA), path)
+    return {"kind": "file", "path": str(path), "author": "r1"}
+
+
+def settings(train: dict[str, object], **changes: object) -> PrepareDataSettings:
+    suite = {"kind": "arithmetic", "num_prompts": 4, "num_operations": [2]}
+    data = {"train": train, "suites": {"small": suite}, "max_prompt_tokens": 400, "max_trace_tokens": 300, **changes}
+    return PrepareDataSettings(
+        seed=3,
+        data=DataConfig.model_validate_json(json.dumps(data)),
+        grading=GradingConfig(),
+        model_path=None,
+        chat_template=None,
+    )
+
+
+def prepare(out: Path, asked: PrepareDataSettings, workers: int = 1) -> StageResult:
+    out.mkdir(exist_ok=True, parents=True)
+    execution = ExecutionConfig(data_workers=workers, grader_workers=1)
+    context = StageContext(out, {}, "key", "prepare_data", execution, TrackingConfig(), EventWriter(out / "events"))
+    return run(asked, context)
+
+
+def contents(out: Path, result: StageResult) -> dict[str, bytes]:
+    return {name: (out / name).read_bytes() for name in result.outputs if (out / name).is_file()}
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 10)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_shards")
+def test_rows_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
+    rows = [luffy_row(n % 50, answer=1 if n % 7 == 0 else None) for n in range(60)]
+    asked = settings(write(tmp_path / "d.parquet", rows), validation_prompts=5, filters={"near_duplicates": 0.9})
+    one, three = prepare(tmp_path / "one", asked), prepare(tmp_path / "three", asked, workers=3)
+    assert one.outputs == three.outputs
+    assert contents(tmp_path / "one", one) == contents(tmp_path / "three", three)
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = settings(write(tmp_path / "d.parquet", [luffy_row(n) for n in range(45)]))
+    undisturbed = contents(tmp_path / "a", prepare(tmp_path / "a", asked))
+    work, begun = ShardWorker.work, []
+
+    def interrupted(self, index, rows, folder, grader):
+        begun.append((folder.name, index))
+        if len(begun) == 4:
+            raise KeyboardInterrupt
+        work(self, index, rows, folder, grader)
+
+    monkeypatch.setattr(ShardWorker, "work", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "b", asked)
+    result = prepare(tmp_path / "b", asked)
+    assert begun == [("train", n) for n in (0, 1, 2, 3, 3, 4)] + [("suites.small", 0)]
+    assert contents(tmp_path / "b", result) == undisturbed
+    assert not (tmp_path / "b" / "shards").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_program_continues_and_leaves_no_process(tmp_path: Path) -> None:
+    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(40_000)])
+    asked = settings(source, max_prompt_tokens=500)
+    script = tmp_path / "prepare.py"
+    script.write_text(
+        "import sys; sys.path[:0] = sys.argv[3:]\n"
+        "from pathlib import Path\n"
+        "from luffy.config.settings import PrepareDataSettings\n"
+        "from unit.stages.test_prepare_data_at_scale import prepare\n"
+        "if __name__ == '__main__':\n"
+        "    text = Path(sys.argv[1]).read_text()\n"
+        "    prepare(Path(sys.argv[2]), PrepareDataSettings.model_validate_json(text), workers=2)\n"
+    )
+    (tmp_path / "settings.json").write_text(asked.model_dump_json())
+    root = Path(__file__).parents[3]
+    command = [sys.executable, script, tmp_path / "settings.json", tmp_path / "out", root, root / "tests"]
+    killed = subprocess.Popen(command)
+    shards = tmp_path / "out" / "shards" / "train"
+    deadline = time.monotonic() + 120
+    while not list(shards.glob("*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    children = psutil_children(killed.pid)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    finished = {path.name: path.stat().st_mtime_ns for path in shards.glob("*.json")}
+    assert finished and children
+    time.sleep(3)
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    again = subprocess.Popen(command)
+    while again.poll() is None:
+        now = {path.name: path.stat().st_mtime_ns for path in list(shards.glob("*.json")) if path.exists()}
+        assert all(now.get(name, time_ns) == time_ns for name, time_ns in finished.items())
+        time.sleep(0.05)
+    assert again.returncode == 0
+    assert pq.read_metadata(tmp_path / "out" / "train.parquet").num_rows == 40_000
+
+
+def psutil_children(pid: int) -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def test_a_luffy_file_comes_back_with_the_same_columns_and_nesting(tmp_path: Path) -> None:
+    rows = [luffy_row(n) for n in range(20)]
+    source = write(tmp_path / "d.parquet", rows)
+    prepare(tmp_path / "out", settings(source, luffy_parquet=True))
+    written = pq.read_table(tmp_path / "out" / "train.luffy.parquet")
+    assert written.schema.remove_metadata() == pq.read_schema(tmp_path / "d.parquet").remove_metadata()
+    assert written.to_pylist() == rows
+    again = {**source, "path": str(tmp_path / "out" / "train.luffy.parquet")}
+    prepare(tmp_path / "again", settings(again))
+    one, other = (read_prompts(tmp_path / name / "train.parquet") for name in ("out", "again"))
+    assert one == other
+
+
+@pytest.mark.skipif(not DATASETS.is_dir(), reason="the datasets are not beside this repository")
+def test_the_published_evaluation_file_comes_back_row_by_row(tmp_path: Path) -> None:
+    path = DATASETS / "luffy_eval" / "valid.all.parquet"
+    train = {"kind": "file", "path": str(path), "max_rows": 700}
+    prepare(tmp_path, settings(train, luffy_parquet=True, max_prompt_tokens=5000))
+    original = {}
+    for row in pq.read_table(path).slice(0, 700).to_pylist():
+        row.pop("__index_level_0__")
+        original.setdefault(row["prompt"][-1]["content"].strip().casefold(), row)
+    written = pq.read_table(tmp_path / "train.luffy.parquet")
+    for name in ("prompt", "reward_model", "extra_info"):
+        assert written.schema.field(name).type == pq.read_schema(path).field(name).type
+    for row in written.to_pylist():
+        assert {**row, "target": []} == {**original[row["prompt"][-1]["content"].strip().casefold()], "target": []}
+    assert len(written) > 400
+
+
+def test_the_splits_share_the_prompts_out(tmp_path: Path) -> None:
+    rows = [luffy_row(n, answer=0 if n % 10 == 9 else None) for n in range(40)]
+    view = {"unique_train_examples": 12}
+    prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows), sft=view, validation_prompts=6))
+    names = ("train", "sft", "rl_complement", "validation")
+    train, sft, complement, validation = ({p.uid for p in read_prompts(tmp_path / f"{name}.parquet")} for name in names)
+    assert (len(train), len(sft), len(complement), len(validation)) == (30, 12, 22, 6)
+    assert sft <= train and not validation & (train | complement) and not sft & complement
+    assert len(sft | complement) == 34  # with the four whose trace is wrong
+    assert not any(prompt.traces for prompt in read_prompts(tmp_path / "rl_complement.parquet"))
+
+
+def test_sft_sees_correct_traces_alone_where_rl_keeps_all(tmp_path: Path) -> None:
+    rows = [luffy_row(n, answer=0 if n % 2 else None) for n in range(1, 11)]
+    prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows), require_verified_traces=False))
+    assert len(read_prompts(tmp_path / "train.parquet")) == 10
+    assert [p.traces[0].verified for p in read_prompts(tmp_path / "sft.parquet")] == [True] * 5
+
+
+def test_easy_and_hard_are_the_two_sides_of_the_median(tmp_path: Path) -> None:
+    rows = [luffy_row(10**n) for n in range(9)]
+    found = {}
+    for side in ("easy", "hard"):
+        source = write(tmp_path / "d.parquet", rows)
+        prepare(tmp_path / side, settings(source, filters={"difficulty": side}))
+        found[side] = {p.uid for p in read_prompts(tmp_path / side / "train.parquet")}
+    assert len(found["easy"] | found["hard"]) == 9 and not found["easy"] & found["hard"]
+    assert abs(len(found["easy"]) - len(found["hard"])) <= 2
+
+
+def test_the_card_names_what_was_and_was_not_checked(tmp_path: Path) -> None:
+    contaminated = {**luffy_row(1), "prompt": [{"role": "user", "content": "secret problem"}]}
+    bench = tmp_path / "bench.jsonl"
+    bench.write_text(json.dumps({"q": "Secret  problem", "a": "2"}))
+    fields = {"data_source": "b", "problem": "q", "answer": {"column": "a"}}
+    asked = settings(
+        write(tmp_path / "d.parquet", [luffy_row(5), contaminated]),
+        decontamination={"benchmarks": {"math500": {"kind": "file", "path": str(bench), "fields": fields}}},
+    )
+    result = prepare(tmp_path / "out", asked)
+    card = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert card["benchmarks"]["checked"] == {"small": 4, "math500": 1}
+    assert "aime24" in card["benchmarks"]["not_checked"] and "math500" not in card["benchmarks"]["not_checked"]
+    (hit,) = card["sources"]["train"]["hits"]
+    assert (hit["where"], hit["benchmark"], hit["row"]) == ("prompt", "math500", 1)
+    assert "secret" not in (tmp_path / "out" / "quarantine.jsonl").read_text()
+    assert card["sources"]["train"]["prompt_histogram"]
+    for name in result.outputs:
+        if name.endswith(".parquet"):
+            assert set(card["outputs"][name]) == {"rows", "bytes", "sha256"}
+    assert "not checked: aime24" in (tmp_path / "out" / "card.md").read_text()
+
+
+def test_near_duplicates_and_equal_problems_are_counted_apart(tmp_path: Path) -> None:
+    long = " ".join(f"w{n}" for n in range(60))
+    texts = [long, long.upper(), long + " end", "another"]
+    rows = [{**luffy_row(1), "prompt": [{"role": "user", "content": text}]} for text in texts]
+    prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows), filters={"near_duplicates": 0.8}))
+    card = json.loads((tmp_path / "card.json").read_text())["sources"]["train"]
+    assert card["rejected"] == {"duplicate_problem": 1, "near_duplicate": 1}
+    assert card["rows_out"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sft": {"unique_train_examples": 99}}, "data.sft.unique_train_examples: 99 asked for, 5 training prompts"),
+        ({"validation_prompts": 5}, "data.validation_prompts: 5 of the 5 training prompts would leave none"),
+    ],
+)
+def test_what_cannot_be_cut_out_is_refused(tmp_path: Path, changes: dict, reason: str) -> None:
+    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(5)])
+    with pytest.raises(DataError, match=reason):
+        prepare(tmp_path / "out", settings(source, **changes))
