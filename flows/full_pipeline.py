@@ -21,7 +21,7 @@ from luffy.config import load_experiment
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from tasks.session import open_session
-from tasks.stages import FinishedStage, base, evaluate, prepare_data, report, train_rl, train_sft
+from tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, report, train_rl, train_sft
 
 
 def _run_name() -> str:
@@ -36,21 +36,25 @@ def full_pipeline(config_file: str, overrides: list[str] | None = None, verify: 
     config = load_experiment(config_file, overrides or [])
     check_resources(config)
     with open_session(config, find_workspace(), verify=verify) as session:
-        data = prepare_data(session)
+        data = prompts = prepare_data(session)
         model = base(session, data)
         checkpoints = [model]
+        if config.measured_policy == "base":
+            prompts = difficulty(session, data, model)
         if "sft" in config.stages:
             model = train_sft(session, data, model)
             checkpoints.append(model)
+            if config.measured_policy == "sft":
+                prompts = difficulty(session, data, model)
         if "rl" in config.stages:
-            model = train_rl(session, data, model)
+            model = train_rl(session, prompts, model)
             checkpoints.append(model)
         evaluations: list[FinishedStage] = []
         if "evaluate" in config.stages:
             evaluations = [evaluate(session, data, checkpoint) for checkpoint in checkpoints]
         page = None
         if "report" in config.stages:
-            report(session, [data, *checkpoints, *evaluations])
+            report(session, [data, prompts, *checkpoints, *evaluations])
             page = session.run.directory / "report.html"
     if evaluations:
         header, rows = by_suite(read_accuracies(stage.directory for stage in evaluations))

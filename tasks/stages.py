@@ -37,6 +37,12 @@ def base(session: Session, data: FinishedStage) -> FinishedStage:
     return _make(session, "base")
 
 
+@task(name="difficulty", task_run_name="difficulty", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def difficulty(session: Session, data: FinishedStage, model: FinishedStage) -> FinishedStage:
+    """The training prompts that the policy solves neither too seldom nor too often."""
+    return _make(session, "difficulty")
+
+
 @task(name="train_sft", task_run_name="train_sft", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def train_sft(session: Session, data: FinishedStage, model: FinishedStage) -> FinishedStage:
     """The policy after supervised learning on traces."""

@@ -2,9 +2,10 @@
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
 
 from luffy.config.data import DataConfig
+from luffy.config.difficulty import DifficultyConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
@@ -13,8 +14,16 @@ from luffy.config.objective import ObjectiveConfig, RefillGroups
 from luffy.config.strict import StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
-StageName = Literal["prepare_data", "base", "sft", "rl", "evaluate", "report"]
-STAGE_ORDER: tuple[StageName, ...] = ("prepare_data", "base", "sft", "rl", "evaluate", "report")
+StageName = Literal["prepare_data", "base", "difficulty", "sft", "rl", "evaluate", "report"]
+STAGE_ORDER: tuple[StageName, ...] = (
+    "prepare_data",
+    "base",
+    "difficulty",
+    "sft",
+    "rl",
+    "evaluate",
+    "report",
+)
 _ALWAYS: tuple[StageName, ...] = ("prepare_data", "base")
 
 
@@ -27,8 +36,10 @@ class ExperimentConfig(StrictModel):
     """Which file of `exp_configs/chains/` gave `stages`; None: the experiment's own."""
     method: str | None = None
     """Which file of `exp_configs/methods/` gave `objective`; None: the experiment's own."""
+    difficulty: DifficultyConfig | None = None
+    """Chooses RL's prompts by a policy's pass rates; None: RL takes them all."""
     stages: tuple[StageName, ...]
-    """The stages of the chain, in order."""
+    """The stages of the chain, in order; `difficulty` may be left to its section."""
     cluster: Literal["local", "ray"] = "local"
     """Where RL runs: `local` in one process with the embedded engine; `ray` with DeepSpeed ranks and vLLM engines as
     Ray actors, on one machine or many."""
@@ -49,6 +60,27 @@ class ExperimentConfig(StrictModel):
         """Engines that `cluster: ray` starts: none beside servers elsewhere."""
         return 0 if self.rl is not None and self.rl.engine == "openai" else self.execution.ray.engines
 
+    @property
+    def measured_difficulty(self) -> DifficultyConfig | None:
+        """How the prompts of RL are chosen, nothing left to other sections; None: RL takes them all."""
+        if self.difficulty is None or self.rl is None or "difficulty" not in self.stages:
+            return None
+        return self.difficulty.spelled_out(self.rl, self.evaluation)
+
+    @property
+    def measured_policy(self) -> Literal["base", "sft"] | None:
+        """Whose pass rates choose the prompts of RL; None: nobody's."""
+        return self.measured_difficulty.policy if self.measured_difficulty is not None else None
+
+    # After `difficulty`, which must be known here: so that field stands before `stages`.
+    @field_validator("stages", mode="after")
+    @classmethod
+    def _difficulty_by_its_section(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
+        if info.data.get("difficulty") is None or "difficulty" in stages or not {"base", "rl"} <= set(stages):
+            return stages
+        behind = stages.index("base") + 1
+        return (*stages[:behind], "difficulty", *stages[behind:])
+
     @model_validator(mode="after")
     def _chain_is_ordered(self) -> "ExperimentConfig":
         expected = tuple(stage for stage in STAGE_ORDER if stage in self.stages)
@@ -63,11 +95,24 @@ class ExperimentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _sections_of_stages(self) -> "ExperimentConfig":
-        needs = {"sft": ("sft",), "rl": ("rl", "objective"), "evaluate": ("evaluation",)}
+        needs = {
+            "difficulty": ("difficulty",),
+            "sft": ("sft",),
+            "rl": ("rl", "objective"),
+            "evaluate": ("evaluation",),
+        }
         for stage, sections in needs.items():
             for section in sections:
                 if stage in self.stages and getattr(self, section) is None:
                     raise ValueError(f"{section}: missing; stage {stage} needs it")
+        return self
+
+    @model_validator(mode="after")
+    def _difficulty_has_its_policy_and_its_reader(self) -> "ExperimentConfig":
+        if "difficulty" in self.stages and "rl" not in self.stages:
+            raise ValueError("stages: difficulty has no effect without rl, which alone reads what it lets through")
+        if self.measured_policy == "sft" and "sft" not in self.stages:
+            raise ValueError("difficulty.policy: sft needs the stage sft in the chain; use base")
         return self
 
     @model_validator(mode="after")
@@ -162,7 +207,11 @@ class ExperimentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _servers_have_their_use(self) -> "ExperimentConfig":
-        sections = {"evaluation": ("evaluate", self.evaluation), "rl": ("rl", self.rl)}
+        sections = {
+            "evaluation": ("evaluate", self.evaluation),
+            "difficulty": ("difficulty", self.measured_difficulty),
+            "rl": ("rl", self.rl),
+        }
         users = [
             name
             for name, (stage, section) in sections.items()
@@ -171,7 +220,9 @@ class ExperimentConfig(StrictModel):
         if users and not self.execution.server.urls:
             raise ValueError(f"execution.server.urls: missing; {users[0]}.engine: openai needs at least one server")
         if self.execution.server.urls and not users:
-            raise ValueError("execution.server.urls has no effect without evaluation.engine or rl.engine: openai")
+            raise ValueError(
+                "execution.server.urls has no effect without evaluation.engine, difficulty.engine or rl.engine: openai"
+            )
         return self
 
     @model_validator(mode="after")
@@ -182,6 +233,10 @@ class ExperimentConfig(StrictModel):
         if "evaluate" in self.stages and self.evaluation is not None and self.evaluation.engine != "transformers":
             decodings = self.evaluation.decodings.items()
             by_vllm |= {f"evaluation.decodings.{name}.temperature": config.temperature for name, config in decodings}
+        difficulty = self.measured_difficulty
+        if difficulty is not None and difficulty.engine != "transformers":
+            assert difficulty.temperature is not None
+            by_vllm["difficulty.temperature"] = difficulty.temperature
         for name, temperature in by_vllm.items():
             if 0 < temperature < LOWEST_VLLM_TEMPERATURE:
                 raise ValueError(

@@ -7,6 +7,7 @@ A field that is not in a stage's settings cannot change what it computes, so the
 from typing import Literal
 
 from luffy.config.data import DataConfig
+from luffy.config.difficulty import DifficultyConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import GradingConfig
@@ -33,6 +34,16 @@ class BaseSettings(StrictModel):
     seed: int
     model: ModelConfig
     base: BaseConfig | None
+
+
+class DifficultySettings(StrictModel):
+    """`difficulty`: pass rates of one policy, and the training prompts they leave to RL."""
+
+    seed: int
+    dtype: DType
+    difficulty: DifficultyConfig
+    """Nothing left to other sections."""
+    grading: GradingConfig
 
 
 class SFTSettings(StrictModel):
@@ -76,4 +87,12 @@ class ReportSettings(StrictModel):
     experiment: ExperimentConfig
 
 
-StageSettings = PrepareDataSettings | BaseSettings | SFTSettings | RLSettings | EvaluateSettings | ReportSettings
+StageSettings = (
+    PrepareDataSettings
+    | BaseSettings
+    | DifficultySettings
+    | SFTSettings
+    | RLSettings
+    | EvaluateSettings
+    | ReportSettings
+)

@@ -7,6 +7,7 @@ from typing import TypeVar
 from luffy.config import ExperimentConfig, StageName
 from luffy.config.settings import (
     BaseSettings,
+    DifficultySettings,
     EvaluateSettings,
     PrepareDataSettings,
     ReportSettings,
@@ -38,11 +39,14 @@ def build_graph(config: ExperimentConfig) -> tuple[StageNode, ...]:
         StageNode("base", "base", {"data": "prepare_data"}, _base(config)),
     ]
     checkpoints = ["base"]
+    nodes += _difficulty_behind("base", config)
     if "sft" in config.stages:
         nodes.append(StageNode("sft", "sft", _data_and(checkpoints[-1]), _sft(config)))
         checkpoints.append("sft")
+        nodes += _difficulty_behind("sft", config)
     if "rl" in config.stages:
-        nodes.append(StageNode("rl", "rl", _data_and(checkpoints[-1]), _rl(config)))
+        prompts = "difficulty" if "difficulty" in config.stages else "prepare_data"
+        nodes.append(StageNode("rl", "rl", _data_and(checkpoints[-1], prompts), _rl(config)))
         checkpoints.append("rl")
     if "evaluate" in config.stages:
         settings = _evaluate(config)
@@ -53,8 +57,14 @@ def build_graph(config: ExperimentConfig) -> tuple[StageNode, ...]:
     return tuple(nodes)
 
 
-def _data_and(model: str) -> Mapping[str, str]:
-    return {"data": "prepare_data", "model": model}
+def _data_and(model: str, data: str = "prepare_data") -> Mapping[str, str]:
+    return {"data": data, "model": model}
+
+
+def _difficulty_behind(policy: str, config: ExperimentConfig) -> list[StageNode]:
+    if config.measured_policy != policy:
+        return []
+    return [StageNode("difficulty", "difficulty", _data_and(policy), _difficulty(config))]
 
 
 def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
@@ -69,6 +79,16 @@ def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
 
 def _base(config: ExperimentConfig) -> BaseSettings:
     return BaseSettings(seed=config.seed, model=config.model, base=config.base)
+
+
+def _difficulty(config: ExperimentConfig) -> DifficultySettings:
+    assert config.measured_difficulty is not None
+    return DifficultySettings(
+        seed=config.seed,
+        dtype=config.model.dtype,
+        difficulty=config.measured_difficulty,
+        grading=config.grading,
+    )
 
 
 def _sft(config: ExperimentConfig) -> SFTSettings:

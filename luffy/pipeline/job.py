@@ -13,6 +13,7 @@ from luffy.config.complaints import explain
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import (
     BaseSettings,
+    DifficultySettings,
     EvaluateSettings,
     PrepareDataSettings,
     ReportSettings,
@@ -31,6 +32,7 @@ SETTINGS_OF: Mapping[StageName, type[StageSettings]] = MappingProxyType(
     {
         "prepare_data": PrepareDataSettings,
         "base": BaseSettings,
+        "difficulty": DifficultySettings,
         "sft": SFTSettings,
         "rl": RLSettings,
         "evaluate": EvaluateSettings,

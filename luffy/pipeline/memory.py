@@ -316,8 +316,7 @@ def _engine_work(architecture: ModelArchitecture, config: ExperimentConfig) -> C
 
 def _kv_cache(architecture: ModelArchitecture, config: ExperimentConfig, left_gib: float | None) -> Component:
     """All that is left, or what one sequence of full length needs where that is more or the rest is not known."""
-    assert config.rl is not None
-    longest = config.data.max_prompt_tokens + config.rl.max_response_tokens
+    longest = config.data.max_prompt_tokens + _longest_response(config)
     per_token = kv_cache_bytes_per_token(architecture, config)
     least = longest * per_token / _GIB
     if left_gib is None or left_gib < least:
@@ -325,6 +324,14 @@ def _kv_cache(architecture: ModelArchitecture, config: ExperimentConfig, left_gi
     tokens = int(left_gib * _GIB / per_token)
     words = f"the rest of its share: {tokens:,} tokens of {per_token:,.0f} bytes, {tokens // longest} full sequences"
     return Component("KV cache", left_gib, words)
+
+
+def _longest_response(config: ExperimentConfig) -> int:
+    """Of RL's engines, and of the one like them that measures difficulty."""
+    assert config.rl is not None
+    difficulty = config.measured_difficulty
+    measured = difficulty.max_response_tokens if difficulty is not None and difficulty.engine == "vllm" else None
+    return max(config.rl.max_response_tokens, measured or 0)
 
 
 def kv_cache_bytes_per_token(architecture: ModelArchitecture, config: ExperimentConfig) -> float:

@@ -8,15 +8,12 @@ evaluation goes on with the next one.
 
 import json
 import logging
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.execution import ExecutionConfig
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer, render_prompts
@@ -27,7 +24,6 @@ from luffy.evaluation.results import (
     SAMPLES_FILE,
     EvaluationResults,
     ResultRow,
-    SampleRecord,
     join_sample_records,
     read_sample_records,
     result_row,
@@ -35,39 +31,12 @@ from luffy.evaluation.results import (
     write_sample_records,
 )
 from luffy.grading import JUDGE_CACHE, GraderPool
-from luffy.rollout.engine import RolloutEngine
-from luffy.rollout.server_engine import ServerEngine
-from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages.program import StageContext, StageResult, main
+from luffy.stages.responses import ResponseProgress, open_generator
 
 logger = logging.getLogger(__name__)
 _PARTS = "parts"
 _NODE_PREFIX = "evaluate_"
-_FULL_BATCHES = 4
-"""vLLM is given the prompts of so many full batches at a time: it fills the place of a response that ends, and only the
-last batch of them runs empty."""
-
-
-@dataclass(slots=True)
-class _Progress:
-    """Counts responses of this attempt and tells the supervisor."""
-
-    context: StageContext
-    total: int
-    done: int
-    correct: int = 0
-    graded: int = 0
-    tokens: int = 0
-    began: float = field(default_factory=time.perf_counter)
-
-    def add(self, batch: Sequence[SampleRecord]) -> None:
-        self.done += len(batch)
-        self.graded += len(batch)
-        self.correct += sum(record.correct for record in batch)
-        self.tokens += sum(record.num_tokens for record in batch)
-        speed = self.tokens / max(time.perf_counter() - self.began, 1e-9)
-        self.context.events.progress(self.done, self.total, reward=self.correct / self.graded, tokens_per_s=speed)
 
 
 def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
@@ -83,7 +52,7 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
     total, left = _num_responses(cells, settings), _num_responses(waiting, settings)
     if waiting:
         longest = max(_longest_prompt(suite, tokenizer) for suite in suites) + config.max_response_tokens
-        _evaluate(waiting, settings, context, longest, _Progress(context, total, done=total - left))
+        _evaluate(waiting, settings, context, longest, ResponseProgress(context, total, done=total - left))
     parts = [_part(context, suite, decoding) for suite, decoding in cells]
     rows = tuple(result_row(list(read_sample_records(part)), config.confidence) for part in parts)
     join_sample_records(context.out / SAMPLES_FILE, parts)
@@ -107,25 +76,16 @@ def read_suites(data: Path) -> list[Suite]:
     return [Suite(name, read_prompts(files[name])) for name in names]
 
 
-@dataclass(frozen=True, slots=True)
-class _Generator:
-    """What answers the prompts."""
-
-    engine: RolloutEngine
-    batch_size: int
-    """Prompts that it is best given at a time."""
-
-
 def _evaluate(
     cells: Sequence[tuple[Suite, str]],
     settings: EvaluateSettings,
     context: StageContext,
     longest: int,
-    progress: _Progress,
+    progress: ResponseProgress,
 ) -> None:
     """Fill in the missing parts; no prompt with its response has more than `longest` tokens."""
     model, execution = context.inputs["model"] / "model", context.execution
-    generator = _GENERATORS[settings.evaluation.engine](model, settings, execution, longest)
+    generator = open_generator(settings.evaluation.engine, model, settings.dtype, execution, longest)
     try:
         own = tuple(settings.evaluation.graders.values())
         cache = context.out / JUDGE_CACHE
@@ -144,30 +104,6 @@ def _evaluate(
                 logger.info("%s, %s: %d responses", suite.name, decoding, len(records))
     finally:
         generator.engine.close()
-
-
-def _embedded(model: Path, settings: EvaluateSettings, execution: ExecutionConfig, longest: int) -> _Generator:
-    engine = TransformersEngine.from_folder(model, settings.dtype, execution.rollout_batch_size)
-    return _Generator(engine, execution.rollout_batch_size)
-
-
-def _vllm(model: Path, settings: EvaluateSettings, execution: ExecutionConfig, longest: int) -> _Generator:
-    # The whole context of a model may need more KV cache than there is; all that is evaluated must fit, no more.
-    engine = VLLMEngine.from_folder(model, execution.vllm, settings.dtype, max_model_len=longest)
-    return _Generator(engine, _FULL_BATCHES * execution.vllm.max_num_seqs)
-
-
-def _servers(model: Path, settings: EvaluateSettings, execution: ExecutionConfig, longest: int) -> _Generator:
-    config = execution.server
-    engine = ServerEngine.from_folder(model, config, settings.dtype, max_model_len=longest)
-    return _Generator(engine, _FULL_BATCHES * config.concurrency * len(config.urls))
-
-
-_GENERATORS: dict[str, Callable[[Path, EvaluateSettings, ExecutionConfig, int], _Generator]] = {
-    "transformers": _embedded,
-    "vllm": _vllm,
-    "openai": _servers,
-}
 
 
 def _longest_prompt(suite: Suite, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.config import ExperimentConfig
+from luffy.data.difficulty import DifficultyCard, read_card
 from luffy.errors import LuffyError
 from luffy.evaluation.results import (
     RESULTS_FILE,
@@ -56,6 +57,8 @@ class FinishedChain:
     evaluations: tuple[Evaluation, ...]
     """In the order of the chain."""
     data_card: Mapping[str, object]
+    difficulty: DifficultyCard | None = None
+    """Of the stage `difficulty`, where the chain has it."""
 
     @property
     def suites(self) -> list[str]:
@@ -90,7 +93,7 @@ class FinishedChain:
 
 
 def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> FinishedChain:
-    """Read the stages that `inputs` name (`data`, `base`, `sft`, `rl`, `evaluate_<checkpoint>`).
+    """Read the stages that `inputs` name (`data`, `base`, `difficulty`, `sft`, `rl`, `evaluate_<checkpoint>`).
 
     Raises LuffyError when a stage is not finished or there is no evaluation.
     """
@@ -98,8 +101,8 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
     if not evaluations:
         raise LuffyError("the report needs at least one evaluated checkpoint")
     trained = [name for name in CHECKPOINTS if name in inputs]
-    nodes = [name for name in ("data", *trained, *evaluations) if name in inputs]
-    manifests = [finished_manifest(inputs[name]) for name in nodes]
+    made = [name for name in ("data", "base", "difficulty", "sft", "rl") if name in inputs]
+    manifests = [finished_manifest(inputs[name]) for name in (*made, *evaluations)]
     curves = {name: read_metrics(inputs[name] / METRICS_FILE) for name in trained}
     return FinishedChain(
         config=config,
@@ -108,6 +111,7 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         samples=tuple(read_samples(inputs["rl"] / SAMPLES_FILE)) if "rl" in inputs else (),
         evaluations=tuple(_read_evaluation(inputs[name]) for name in evaluations),
         data_card=_read_data_card(inputs["data"]) if "data" in inputs else {},
+        difficulty=read_card(inputs["difficulty"] / "card.json") if "difficulty" in inputs else None,
     )
 
 

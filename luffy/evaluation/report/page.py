@@ -30,6 +30,7 @@ from luffy.evaluation.report.tables import (
     data_table,
     detail_table,
     difference_table,
+    difficulty_tables,
     mapping_table,
     stage_table,
 )
@@ -93,6 +94,8 @@ class Page:
     samples: list[tuple[int, list[ShownSample]]]
     """Early and late steps."""
     data: Table
+    difficulty: tuple[Table, ...]
+    """Which prompts RL was given; empty where it took them all."""
     stages: Table
     versions: Table
     hardware: Table
@@ -120,6 +123,7 @@ def build_page(chain: FinishedChain) -> Page:
         training=_training(chain),
         samples=_early_and_late(chain.samples),
         data=data_table(chain.data_card),
+        difficulty=difficulty_tables(chain.difficulty) if chain.difficulty else (),
         stages=stage_table(manifests),
         versions=mapping_table(("package", "version"), last.versions),
         hardware=mapping_table(("part", "found"), last.hardware),

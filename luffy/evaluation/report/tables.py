@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from luffy.data.difficulty import DifficultyCard, Fit
 from luffy.evaluation.report import wording
 from luffy.evaluation.report.inputs import Evaluation, FinishedChain
 from luffy.evaluation.results import ResultRow
@@ -92,6 +93,24 @@ def data_table(card: Mapping[str, object]) -> Table:
         for name, source in sources.items()
     )
     return Table((*header, *lengths), rows)
+
+
+def difficulty_tables(card: DifficultyCard) -> tuple[Table, Table]:
+    """Which prompts RL was given, and how many were solved how often."""
+    header = ("measured by", "responses", "bounds", "kept", "too hard", "too easy", "mean pass rate %", "truncated %")
+    row = (
+        wording.checkpoint(card.policy),
+        f"{card.num_samples} a prompt",
+        f"{card.min_pass_rate:g} to {card.max_pass_rate:g}",
+        *(f"{card.fits[fit]:,} of {card.prompts:,}" for fit in Fit),
+        wording.percent(card.mean_pass_rate),
+        wording.percent(card.truncated_share),
+    )
+    counts = (TableCell("prompts"), *(TableCell(f"{count:,}") for count in card.histogram.values()))
+    return (
+        Table(header, (tuple(TableCell(text) for text in row),)),
+        Table((f"correct of {card.num_samples}", *card.histogram), (counts,)),
+    )
 
 
 def stage_table(manifests: Mapping[str, Manifest]) -> Table:

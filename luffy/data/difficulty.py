@@ -1,0 +1,222 @@
+"""How hard prompts are for a policy: pass rates, who stays within the bounds, and the card that says so.
+
+rates = [PassRate("a1", outcomes={"correct": 3, "wrong": 5}, num_tokens=312, num_truncated=0), ...]
+fits = [fit_of(rate, config) for rate in rates]
+write_pass_rates(path, rates, fits)
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from luffy.config.difficulty import DifficultyConfig
+from luffy.files import replacing
+from luffy.types import Outcome
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("uid", pa.string(), nullable=False),
+        pa.field("num_samples", pa.int32(), nullable=False),
+        pa.field("num_correct", pa.int32(), nullable=False),
+        pa.field("mean_tokens", pa.float64(), nullable=False),
+        pa.field("num_truncated", pa.int32(), nullable=False),
+        pa.field("fit", pa.string(), nullable=False),
+    ]
+)
+
+
+class Fit(StrEnum):
+    """What becomes of a prompt."""
+
+    KEPT = "kept"
+    TOO_HARD = "too_hard"
+    TOO_EASY = "too_easy"
+
+
+@dataclass(frozen=True, slots=True)
+class PassRate:
+    """A policy's graded responses to one prompt."""
+
+    uid: str
+    outcomes: Mapping[str, int]
+    """Responses by what grading found; outcomes that never occurred are left out."""
+    num_tokens: int
+    """Of all responses, stop tokens included."""
+    num_truncated: int
+    """Responses that ran into the length limit."""
+
+    @property
+    def num_samples(self) -> int:
+        return sum(self.outcomes.values())
+
+    @property
+    def num_correct(self) -> int:
+        return self.outcomes.get(Outcome.CORRECT, 0)
+
+    @property
+    def value(self) -> float:
+        return self.num_correct / self.num_samples
+
+
+@dataclass(frozen=True, slots=True)
+class DifficultyCard:
+    """All of `card.json`."""
+
+    policy: str
+    temperature: float
+    max_response_tokens: int
+    num_samples: int
+    min_pass_rate: float
+    max_pass_rate: float
+    prompts: int
+    fits: Mapping[str, int]
+    """Prompts by what became of them."""
+    histogram: Mapping[str, int]
+    """Prompts by the number of their correct responses, from 0 to `num_samples`."""
+    mean_pass_rate: float
+    ever_solved_share: float
+    """Prompts with a correct response at all (pass@`num_samples`)."""
+    mean_tokens: float
+    """Of a response."""
+    truncated_share: float
+    """Responses that ran into the length limit: longer ones might have been correct."""
+    outcomes: Mapping[str, int]
+    """Responses by what grading found."""
+    sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """For each `data_source`: prompts, those that stay, and the mean pass rate."""
+
+
+def fit_of(rate: PassRate, config: DifficultyConfig) -> Fit:
+    """Return on which side of the bounds a prompt is; the bounds themselves are within."""
+    if rate.value < config.min_pass_rate:
+        return Fit.TOO_HARD
+    return Fit.TOO_EASY if rate.value > config.max_pass_rate else Fit.KEPT
+
+
+def write_pass_rates(path: Path, rates: Sequence[PassRate], fits: Sequence[Fit]) -> None:
+    """Write a row a prompt, atomically."""
+    rows = [
+        {
+            "uid": rate.uid,
+            "num_samples": rate.num_samples,
+            "num_correct": rate.num_correct,
+            "mean_tokens": rate.num_tokens / rate.num_samples,
+            "num_truncated": rate.num_truncated,
+            "fit": str(fit),
+        }
+        for rate, fit in zip(rates, fits, strict=True)
+    ]
+    with replacing(path) as file:
+        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), file, compression="zstd")
+
+
+def difficulty_card(
+    config: DifficultyConfig, rates: Sequence[PassRate], fits: Sequence[Fit], data_sources: Sequence[str]
+) -> DifficultyCard:
+    """Return the account of all prompts; `config` leaves nothing to other sections."""
+    assert config.temperature is not None
+    assert config.max_response_tokens is not None
+    outcomes: Counter[str] = Counter()
+    for rate in rates:
+        outcomes.update(rate.outcomes)
+    num_responses = outcomes.total()
+    correct = Counter(rate.num_correct for rate in rates)
+    return DifficultyCard(
+        policy=config.policy,
+        temperature=config.temperature,
+        max_response_tokens=config.max_response_tokens,
+        num_samples=config.num_samples,
+        min_pass_rate=config.min_pass_rate,
+        max_pass_rate=config.max_pass_rate,
+        prompts=len(rates),
+        fits={str(fit): fits.count(fit) for fit in Fit},
+        histogram={str(number): correct[number] for number in range(config.num_samples + 1)},
+        mean_pass_rate=_mean([rate.value for rate in rates]),
+        ever_solved_share=_mean([float(rate.num_correct > 0) for rate in rates]),
+        mean_tokens=sum(rate.num_tokens for rate in rates) / num_responses,
+        truncated_share=sum(rate.num_truncated for rate in rates) / num_responses,
+        outcomes={outcome.value: outcomes[outcome.value] for outcome in Outcome},
+        sources=dict(_by_source(rates, fits, data_sources)),
+    )
+
+
+def card_json(card: DifficultyCard) -> str:
+    """Return the card for machines."""
+    return json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n"
+
+
+def read_card(path: Path) -> DifficultyCard:
+    """Return the card that `card_json` wrote."""
+    return DifficultyCard(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def card_markdown(card: DifficultyCard) -> str:
+    """Return the card for people."""
+    outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in card.outcomes.items() if count)
+    kept = card.fits[Fit.KEPT]
+    lines = [
+        "# Difficulty",
+        "",
+        f"Policy {card.policy}: {card.num_samples} responses a prompt at temperature {card.temperature:g}, of at most "
+        f"{card.max_response_tokens} tokens.",
+        "",
+        f"{kept} of {card.prompts} training prompts stay for RL, with pass rates from {card.min_pass_rate:g} to "
+        f"{card.max_pass_rate:g}; {card.fits[Fit.TOO_HARD]} are too hard, {card.fits[Fit.TOO_EASY]} too easy.",
+        "",
+        f"Mean pass rate {card.mean_pass_rate:.3f}; {100 * card.ever_solved_share:.1f} % of the prompts are solved at "
+        f"least once. A response has {card.mean_tokens:.1f} tokens on average; {100 * card.truncated_share:.1f} % ran "
+        "into the limit.",
+        "",
+        f"Responses: {outcomes}.",
+        "",
+        "## Prompts by their correct responses",
+        "",
+        "| correct | prompts | % | |",
+        "|---|---|---|---|",
+        *(
+            f"| {number} of {card.num_samples} | {count} | {100 * count / card.prompts:.1f} | {_side(number, card)} |"
+            for number, count in card.histogram.items()
+        ),
+        "",
+        "## By data source",
+        "",
+        "| data source | prompts | kept | mean pass rate |",
+        "|---|---|---|---|",
+        *(
+            f"| {name or '(unnamed)'} | {row['prompts']} | {row['kept']} | {row['mean_pass_rate']:.3f} |"
+            for name, row in card.sources.items()
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _side(number: str, card: DifficultyCard) -> str:
+    rate = int(number) / card.num_samples
+    if card.min_pass_rate <= rate <= card.max_pass_rate:
+        return ""
+    return "too hard" if rate < card.min_pass_rate else "too easy"
+
+
+def _by_source(
+    rates: Sequence[PassRate], fits: Sequence[Fit], data_sources: Sequence[str]
+) -> Iterator[tuple[str, dict[str, float]]]:
+    for source in sorted(set(data_sources)):
+        chosen = [(rate, fit) for rate, fit, of in zip(rates, fits, data_sources, strict=True) if of == source]
+        yield (
+            source,
+            {
+                "prompts": len(chosen),
+                "kept": sum(fit is Fit.KEPT for _, fit in chosen),
+                "mean_pass_rate": _mean([rate.value for rate, _ in chosen]),
+            },
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

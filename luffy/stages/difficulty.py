@@ -1,0 +1,197 @@
+"""Which training prompts RL is given: those that a policy solves neither too seldom nor too often.
+
+Run: python -m luffy.stages.difficulty --config DIR/config.yaml --out DIR
+
+Draws `difficulty.num_samples` responses to every prompt of prepare_data's train.parquet, as an evaluation does, and
+grades them as RL does. Writes pass_rates.parquet (a row a prompt), train.parquet (the prompts within the bounds, traces
+included), tokenizer/, card.json and card.md. RL reads this directory in place of prepare_data's. sft.parquet,
+rl_complement.parquet and validation.parquet are left alone: SFT learns from a trace whether or not the policy could
+have found it, and what is held out must not depend on a policy.
+
+The draw of a response depends on (seed, uid, sample) alone. Batches of prompts that are finished are kept in shards/: a
+stage that was killed goes on with the next one.
+"""
+
+import dataclasses
+import json
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from luffy.config.difficulty import DifficultyConfig
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig
+from luffy.config.settings import DifficultySettings
+from luffy.data.difficulty import (
+    DifficultyCard,
+    Fit,
+    PassRate,
+    card_json,
+    card_markdown,
+    difficulty_card,
+    fit_of,
+    write_pass_rates,
+)
+from luffy.data.parquet import iterate_prompts, write_prompts
+from luffy.data.templates import load_tokenizer, prompt_lengths
+from luffy.errors import DataError
+from luffy.evaluation.protocol import Evaluator, Suite
+from luffy.evaluation.results import SampleRecord
+from luffy.files import write_atomic
+from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.rollout.vllm_limits import context_length, read_shape
+from luffy.stages.program import StageContext, StageResult, main
+from luffy.stages.responses import ResponseProgress, open_generator
+from luffy.training.base_model import copy_tokenizer
+from luffy.types import FinishReason, Prompt
+
+logger = logging.getLogger(__name__)
+_SHARDS = "shards"
+_SUITE = "difficulty"
+_DECODING = "pass_rate"
+_TRAIN_FILE = "train.parquet"
+_RATES_FILE = "pass_rates.parquet"
+
+
+def run(settings: DifficultySettings, context: StageContext) -> StageResult:
+    """Measure every training prompt and pass on those within the bounds; DataError where none is."""
+    config, out = settings.difficulty, context.out
+    tokenizer = load_tokenizer(context.inputs["model"] / "model")
+    prompts = list(_prompts(context.inputs["data"] / _TRAIN_FILE))
+    (out / _SHARDS).mkdir(exist_ok=True)
+    known = dict(_finished(out / _SHARDS))
+    done = config.num_samples * len(known)
+    if len(known) < len(prompts):
+        progress = ResponseProgress(context, config.num_samples * len(prompts), done)
+        _measure(prompts, known, tokenizer, settings, context, progress)
+        known = dict(_finished(out / _SHARDS))
+    rates = [known[prompt.uid] for prompt in prompts]
+    fits = [fit_of(rate, config) for rate in rates]
+    _refuse_empty(rates, fits, config)
+    card = difficulty_card(config, rates, fits, [prompt.data_source for prompt in prompts])
+    write_pass_rates(out / _RATES_FILE, rates, fits)
+    kept = {rate.uid for rate, fit in zip(rates, fits, strict=True) if fit is Fit.KEPT}
+    whole = iterate_prompts(context.inputs["data"] / _TRAIN_FILE)
+    write_prompts(out / _TRAIN_FILE, (prompt for prompt in whole if prompt.uid in kept))
+    copy_tokenizer(context.inputs["data"] / "tokenizer", out / "tokenizer")
+    write_atomic(out / "card.json", card_json(card))
+    write_atomic(out / "card.md", card_markdown(card))
+    shutil.rmtree(out / _SHARDS)
+    return StageResult(
+        (_RATES_FILE, _TRAIN_FILE, "tokenizer", "card.json", "card.md"), _metrics(card), resumed_from=done
+    )
+
+
+def _prompts(path: Path) -> Iterator[Prompt]:
+    """Without their traces, which take most of the memory."""
+    for prompt in iterate_prompts(path):
+        yield dataclasses.replace(prompt, traces=())
+
+
+def _measure(
+    prompts: Sequence[Prompt],
+    known: Mapping[str, PassRate],
+    tokenizer: PreTrainedTokenizerBase,
+    settings: DifficultySettings,
+    context: StageContext,
+    progress: ResponseProgress,
+) -> None:
+    """Add shards until every prompt is in one."""
+    config, model = settings.difficulty, context.inputs["model"] / "model"
+    lengths = prompt_lengths(tokenizer, [prompt.messages for prompt in prompts])
+    longest = _longest(lengths, model, config)
+    # Prompts of a length together waste no padding. What is left after a kill is the end of the same sequence, so that
+    # it falls into the batches that it would have fallen into.
+    order = sorted(range(len(prompts)), key=lambda index: (lengths[index], index))
+    waiting = [prompts[index] for index in order if prompts[index].uid not in known]
+    assert config.engine is not None
+    generator = open_generator(config.engine, model, settings.dtype, context.execution, longest)
+    try:
+        cache = context.out / JUDGE_CACHE
+        with GraderPool.configured(context.execution.grader_workers, settings.grading, cache) as grader:
+            evaluator = Evaluator(
+                generator.engine, grader, tokenizer, _protocol(config), settings.seed, generator.batch_size
+            )
+            at_once = max(generator.batch_size // config.num_samples, 1)
+            number = _next_number(context.out / _SHARDS)
+            for start in range(0, len(waiting), at_once):
+                suite = Suite(_SUITE, waiting[start : start + at_once])
+                records = evaluator.evaluate(suite, _DECODING, progress.add)
+                _write_shard(context.out / _SHARDS / f"{number:06d}.json", records)
+                number += 1
+    finally:
+        generator.engine.close()
+
+
+def _protocol(config: DifficultyConfig) -> EvaluationConfig:
+    """What an evaluation of the prompts would be called for."""
+    assert config.temperature is not None
+    assert config.max_response_tokens is not None
+    decoding = DecodingConfig(temperature=config.temperature, num_samples=config.num_samples)
+    return EvaluationConfig(decodings={_DECODING: decoding}, max_response_tokens=config.max_response_tokens)
+
+
+def _longest(lengths: Sequence[int], model: Path, config: DifficultyConfig) -> int:
+    """Tokens of the longest prompt with a full response; DataError where the model has no room for it."""
+    assert config.max_response_tokens is not None
+    longest, room = max(lengths) + config.max_response_tokens, context_length(read_shape(model))
+    if room is not None and longest > room:
+        too_long = sum(length + config.max_response_tokens > room for length in lengths)
+        raise DataError(
+            f"difficulty: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} tokens, and "
+            f"{room} of the model less {config.max_response_tokens} of the response leave "
+            f"{room - config.max_response_tokens}; lower data.max_prompt_tokens or difficulty.max_response_tokens"
+        )
+    return longest
+
+
+def _write_shard(path: Path, records: Sequence[SampleRecord]) -> None:
+    """Make the pass rates of a batch durable: after this returns, a kill cannot lose them."""
+    by_prompt: dict[str, list[SampleRecord]] = {}
+    for record in records:
+        by_prompt.setdefault(record.uid, []).append(record)
+    write_atomic(path, json.dumps([asdict(_pass_rate(uid, group)) for uid, group in by_prompt.items()]))
+
+
+def _pass_rate(uid: str, records: Sequence[SampleRecord]) -> PassRate:
+    return PassRate(
+        uid=uid,
+        outcomes=dict(Counter(record.outcome for record in records)),
+        num_tokens=sum(record.num_tokens for record in records),
+        num_truncated=sum(record.finish_reason == FinishReason.LENGTH for record in records),
+    )
+
+
+def _finished(shards: Path) -> Iterator[tuple[str, PassRate]]:
+    for path in sorted(shards.glob("??????.json")):
+        for fields in json.loads(path.read_text(encoding="utf-8")):
+            yield fields["uid"], PassRate(**fields)
+
+
+def _next_number(shards: Path) -> int:
+    return max((int(path.stem) + 1 for path in shards.glob("??????.json")), default=0)
+
+
+def _refuse_empty(rates: Sequence[PassRate], fits: Sequence[Fit], config: DifficultyConfig) -> None:
+    if Fit.KEPT in fits:
+        return
+    values = [rate.value for rate in rates]
+    raise DataError(
+        f"difficulty: no prompt is left of {len(rates)}: {fits.count(Fit.TOO_HARD)} pass rates are below "
+        f"difficulty.min_pass_rate {config.min_pass_rate:g}, {fits.count(Fit.TOO_EASY)} above "
+        f"difficulty.max_pass_rate {config.max_pass_rate:g} (they go from {min(values):g} to {max(values):g}); "
+        "widen the range"
+    )
+
+
+def _metrics(card: DifficultyCard) -> dict[str, float]:
+    fits = {f"prompts/{name}": float(count) for name, count in card.fits.items()}
+    return {**fits, "pass_rate": card.mean_pass_rate, "truncated_share": card.truncated_share}
+
+
+if __name__ == "__main__":
+    main("difficulty", run)
