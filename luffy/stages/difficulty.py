@@ -9,13 +9,12 @@ rl_complement.parquet and validation.parquet are left alone: SFT learns from a t
 have found it, and what is held out must not depend on a policy.
 
 The draw of a response depends on (seed, uid, sample) alone. Batches of prompts that are finished are kept in shards/: a
-stage that was killed goes on with the next one.
+stage that was killed goes on with the next one, and one that asks for other bounds alone draws nothing again.
 """
 
 import dataclasses
 import json
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -41,8 +40,9 @@ from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.errors import DataError
 from luffy.evaluation.protocol import Evaluator, Suite
 from luffy.evaluation.results import SampleRecord
-from luffy.files import write_atomic
+from luffy.files import link_or_copy, write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.pipeline.identity import Identity, IdentityRecord, read_identity
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.responses import ResponseProgress, open_generator
@@ -63,6 +63,7 @@ def run(settings: DifficultySettings, context: StageContext) -> StageResult:
     tokenizer = load_tokenizer(context.inputs["model"] / "model")
     prompts = list(_prompts(context.inputs["data"] / _TRAIN_FILE))
     (out / _SHARDS).mkdir(exist_ok=True)
+    _adopt_shards(context)
     known = dict(_finished(out / _SHARDS))
     done = config.num_samples * len(known)
     if len(known) < len(prompts):
@@ -80,7 +81,6 @@ def run(settings: DifficultySettings, context: StageContext) -> StageResult:
     copy_tokenizer(context.inputs["data"] / "tokenizer", out / "tokenizer")
     write_atomic(out / "card.json", card_json(card))
     write_atomic(out / "card.md", card_markdown(card))
-    shutil.rmtree(out / _SHARDS)
     return StageResult(
         (_RATES_FILE, _TRAIN_FILE, "tokenizer", "card.json", "card.md"), _metrics(card), resumed_from=done
     )
@@ -90,6 +90,31 @@ def _prompts(path: Path) -> Iterator[Prompt]:
     """Without their traces, which take most of the memory."""
     for prompt in iterate_prompts(path):
         yield dataclasses.replace(prompt, traces=())
+
+
+def _adopt_shards(context: StageContext) -> None:
+    """Begin with what was drawn for other bounds, where this stage has drawn nothing: the same responses."""
+    own, shards = read_identity(context.out), context.out / _SHARDS
+    if own is None or any(shards.iterdir()):
+        return
+    others = [path for path in sorted(context.out.parent.iterdir()) if path != context.out]
+    alike = [path for path in others if _measurement(read_identity(path)) == _measurement(own)]
+    found = max(([*_shards(path / _SHARDS)] for path in alike), key=len, default=[])
+    # In their order: a kill in between leaves the beginning of the sequence.
+    for path in found:
+        link_or_copy(str(path), str(shards / path.name))
+    if found:
+        context.events.message(f"starts from what was drawn for other bounds in {found[0].parents[1].name}")
+
+
+def _measurement(record: IdentityRecord | None) -> tuple[Identity, Mapping[str, str]] | None:
+    """What the responses depend on: all but the bounds. None where no record can be read."""
+    difficulty = record.identity.settings.get("difficulty") if record is not None else None
+    if record is None or not isinstance(difficulty, dict):
+        return None
+    asked = {name: value for name, value in difficulty.items() if name not in ("min_pass_rate", "max_pass_rate")}
+    settings = {**record.identity.settings, "difficulty": asked}
+    return dataclasses.replace(record.identity, settings=settings), record.consumed
 
 
 def _measure(
@@ -167,13 +192,17 @@ def _pass_rate(uid: str, records: Sequence[SampleRecord]) -> PassRate:
 
 
 def _finished(shards: Path) -> Iterator[tuple[str, PassRate]]:
-    for path in sorted(shards.glob("??????.json")):
+    for path in _shards(shards):
         for fields in json.loads(path.read_text(encoding="utf-8")):
             yield fields["uid"], PassRate(**fields)
 
 
+def _shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("??????.json"))
+
+
 def _next_number(shards: Path) -> int:
-    return max((int(path.stem) + 1 for path in shards.glob("??????.json")), default=0)
+    return max((int(path.stem) + 1 for path in _shards(shards)), default=0)
 
 
 def _refuse_empty(rates: Sequence[PassRate], fits: Sequence[Fit], config: DifficultyConfig) -> None:

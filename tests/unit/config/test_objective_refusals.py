@@ -408,7 +408,7 @@ def test_colocated_engines_stand_beside_the_ranks(tmp_path: Path, layout: str) -
     ("overrides", "fragment"),
     [
         (["rl.engine=openai"], "execution.server.urls: missing; rl.engine: openai needs at least one server"),
-        (["execution.server.urls=[http://a:8000]"], "has no effect without evaluation.engine or rl.engine: openai"),
+        (["execution.server.urls=[http://a:8000]"], "has no effect without evaluation.engine, difficulty.engine or rl"),
         (["rl.engine=openai", "execution.server.urls=[a:8000]"], "execution.server.urls"),
         (["rl.engine=openai", "execution.server.urls=[http://a:1, http://a:1/v1]"], "give each server once"),
     ],

@@ -40,6 +40,23 @@ def test_rl_starts_from_the_last_checkpoint_before_it(smoke_path, chain, start):
     assert rl.inputs == {"data": "prepare_data", "model": start}
 
 
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("base", ["prepare_data", "base", "difficulty", "sft", "rl"]),
+        ("sft", ["prepare_data", "base", "sft", "difficulty", "rl"]),
+    ],
+)
+def test_difficulty_stands_behind_the_policy_it_measures_and_rl_alone_reads_it(smoke_path, policy, order):
+    nodes = build_graph(load_experiment(smoke_path, [f"difficulty.policy={policy}"]))
+    assert [node.name for node in nodes][:5] == order
+    inputs = {node.name: node.inputs for node in nodes}
+    assert inputs["difficulty"] == {"data": "prepare_data", "model": policy}
+    assert inputs["rl"] == {"data": "difficulty", "model": "sft"}
+    assert inputs["report"]["difficulty"] == "difficulty"
+    assert [name for name in inputs if "difficulty" in inputs[name].values()] == ["rl", "report"]
+
+
 def test_report_reads_every_other_stage(smoke_path):
     *others, report = graph(smoke_path, "sft_then_luffy")
     assert set(report.inputs.values()) == {node.name for node in others}

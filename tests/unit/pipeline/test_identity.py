@@ -31,6 +31,27 @@ def test_a_setting_changes_the_keys_of_what_depends_on_it(opened, override, stag
     assert changed(keys(opened()), keys(opened(override))) == stages
 
 
+BEHIND_DIFFICULTY = {"rl", "evaluate_rl", "report"}
+
+
+@pytest.mark.parametrize(
+    ("override", "stages"),
+    [
+        ("difficulty.max_pass_rate=0.8", {"difficulty"} | BEHIND_DIFFICULTY),
+        ("difficulty.policy=sft", {"difficulty"} | BEHIND_DIFFICULTY),
+        ("rl.temperature=0.9", {"difficulty"} | BEHIND_DIFFICULTY),
+        ("difficulty.temperature=1.0", {"report"}),
+        ("sft.epochs=3", {"sft", "evaluate_sft"} | BEHIND_DIFFICULTY),
+    ],
+)
+def test_difficulty_depends_on_what_it_asks_and_rl_on_it(opened, override, stages):
+    assert changed(keys(opened("difficulty={}")), keys(opened("difficulty={}", override))) == stages
+
+
+def test_difficulty_leaves_the_keys_before_rl_as_they_are(opened):
+    assert changed(keys(opened()), keys(opened("difficulty={}"))) == BEHIND_DIFFICULTY
+
+
 def test_code_changes_every_key(opened):
     assert changed(keys(opened()), keys(opened(code={"module": "2"}))) == set(keys(opened()))
 

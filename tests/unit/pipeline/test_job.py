@@ -4,9 +4,9 @@ from luffy.errors import ConfigError
 from luffy.pipeline.job import read_job, write_job
 
 
-@pytest.mark.parametrize("index", range(8))
+@pytest.mark.parametrize("index", range(9))
 def test_a_job_comes_back_from_yaml_as_it_was(opened, tmp_path, index):
-    experiment = opened("data.train.stepwise_share={2: 0.5, 3: 1.0}", "sft.optimizer.lr=1e-5")
+    experiment = opened("data.train.stepwise_share={2: 0.5, 3: 1.0}", "sft.optimizer.lr=1e-5", "difficulty={}")
     job = experiment.job(experiment.plan()[index])
     write_job(tmp_path / "config.yaml", job)
     assert read_job(tmp_path / "config.yaml") == job

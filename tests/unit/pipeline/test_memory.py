@@ -275,6 +275,13 @@ def test_an_engine_gives_the_rest_of_its_share_to_the_cache() -> None:
     assert halved.gib("KV cache") == pytest.approx((1024 + 8192) * 28 * 4 * 128 * 2 / GIB)
 
 
+@pytest.mark.parametrize(("engine", "longest"), [("vllm", 1024 + 16384), ("transformers", 1024 + 8192)])
+def test_an_engine_has_room_for_the_longest_response_that_difficulty_draws(engine: str, longest: int) -> None:
+    measured = experiment(f"difficulty={{engine: {engine}, max_response_tokens: 16384}}")
+    least = engine_share(seven_b(), measured, None).gib("KV cache")
+    assert least == pytest.approx(longest * kv_cache_bytes_per_token(seven_b(), measured) / GIB)
+
+
 def test_key_heads_are_repeated_where_there_are_fewer_than_gpus() -> None:
     on_four = kv_cache_bytes_per_token(seven_b(), experiment("execution.vllm.tensor_parallel_size=4"))
     assert kv_cache_bytes_per_token(seven_b(), experiment("execution.vllm.tensor_parallel_size=28")) == on_four

@@ -10,11 +10,13 @@ import pytest
 from synthetic.finished_chain import HOSTILE, write_chain
 
 from luffy.config import ExperimentConfig
+from luffy.config.difficulty import DifficultyConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import ReportSettings
+from luffy.data.difficulty import PassRate, card_json, difficulty_card, fit_of
 from luffy.errors import LuffyError
 from luffy.pipeline.events import EventWriter
-from luffy.pipeline.manifest import finished_manifest
+from luffy.pipeline.manifest import finished_manifest, write_manifest
 from luffy.stages.program import StageContext
 from luffy.stages.report import run
 
@@ -153,3 +155,25 @@ def test_an_unfinished_input_is_named(chain: Chain, tmp_path: Path) -> None:
     unfinished.mkdir()
     with pytest.raises(LuffyError, match="sft: not a finished stage"):
         report((chain[0], {**chain[1], "sft": unfinished}), tmp_path / "out")
+
+
+def test_which_prompts_rl_was_given_is_shown_where_the_chain_has_chosen_them(chain: Chain, tmp_path: Path) -> None:
+    config, inputs = chain
+    asked = DifficultyConfig(num_samples=4, temperature=1.0, max_response_tokens=8, engine="transformers")
+    rates = [PassRate(f"p{i}", {"correct": i, "wrong": 4 - i}, num_tokens=20, num_truncated=i) for i in range(5)]
+    card = difficulty_card(asked, rates, [fit_of(rate, asked) for rate in rates], ["sums"] * 5)
+    measured = tmp_path / "difficulty"
+    measured.mkdir()
+    (measured / "card.json").write_text(card_json(card))
+    manifest = finished_manifest(inputs["base"])
+    renamed = {"node": "difficulty", "stage": "difficulty", "outputs": ()}
+    write_manifest(measured, manifest.model_copy(update=renamed))
+    html, markdown = report((config, {**inputs, "difficulty": measured}), tmp_path / "out")
+    assert "| base | 4 a prompt | 0 to 0.9 | 4 of 5 | 0 of 5 | 1 of 5 | 50.0 | 50.0 |" in markdown
+    assert "| correct of 4 | 0 | 1 | 2 | 3 | 4 |" in markdown
+    assert "| prompts | 1 | 1 | 1 | 1 | 1 |" in markdown
+    assert "Difficulty" in html and "4 of 5" in html
+    stages = re.findall(r"^\| (base|difficulty|sft) \|", markdown.partition("## Provenance")[2], re.MULTILINE)
+    assert stages == ["base", "difficulty", "sft"]
+    without = report(chain, tmp_path / "without")
+    assert not any("Difficulty" in text for text in without)
