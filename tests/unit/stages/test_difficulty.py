@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
@@ -206,3 +208,27 @@ def test_progress_counts_responses_of_all_attempts(
     last = EventReader(tmp_path / "out" / "events.jsonl").read()[-1]
     assert (last.step, last.total) == (24, 24)
     assert last.metrics["reward"] == pytest.approx(14 / 24)
+
+
+@pytest.mark.slow
+def test_vllm_measures_and_resumes_to_the_same_pass_rates(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Qwen2Config(
+        vocab_size=len(tiny_tokenizer()), num_key_value_heads=2, max_position_embeddings=48, initializer_range=0.2,
+        **shape,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(inputs["model"] / "model")
+    by_vllm = settings(engine="vllm", min_pass_rate=0.0, max_pass_rate=1.0)
+    context = context_in(tmp_path / "out", inputs)
+    # Four batches of two sequences are asked for at a time: two prompts.
+    execution = ExecutionConfig.model_validate({"vllm": {"max_num_seqs": 2}})
+    run(by_vllm, dataclasses.replace(context, execution=execution))
+    shards = sorted((tmp_path / "out" / "shards").iterdir())
+    assert [len(json.loads(path.read_text())) for path in shards] == [2, 2, 2]
+    undisturbed = [(tmp_path / "out" / output).read_bytes() for output in OUTPUTS]
+    for path in (*shards[1:], *(tmp_path / "out" / output for output in OUTPUTS)):
+        path.unlink()
+    assert run(by_vllm, dataclasses.replace(context, execution=execution)).resumed_from == 8
+    assert [(tmp_path / "out" / output).read_bytes() for output in OUTPUTS] == undisturbed
+    assert len({row["mean_tokens"] for row in pq.read_table(tmp_path / "out" / "pass_rates.parquet").to_pylist()}) > 1
