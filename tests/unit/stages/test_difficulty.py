@@ -218,7 +218,10 @@ def test_vllm_measures_and_resumes_to_the_same_pass_rates(tmp_path: Path, inputs
         vocab_size=len(tiny_tokenizer()), num_key_value_heads=2, max_position_embeddings=48, initializer_range=0.2,
         **shape,
     )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(inputs["model"] / "model")
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight[tiny_tokenizer().eos_token_id] *= 6  # responses end here and there
+    model.save_pretrained(inputs["model"] / "model")
     by_vllm = settings(engine="vllm", min_pass_rate=0.0, max_pass_rate=1.0)
     context = context_in(tmp_path / "out", inputs)
     # Four batches of two sequences are asked for at a time: two prompts.
@@ -231,4 +234,4 @@ def test_vllm_measures_and_resumes_to_the_same_pass_rates(tmp_path: Path, inputs
         path.unlink()
     assert run(by_vllm, dataclasses.replace(context, execution=execution)).resumed_from == 8
     assert [(tmp_path / "out" / output).read_bytes() for output in OUTPUTS] == undisturbed
-    assert len({row["mean_tokens"] for row in pq.read_table(tmp_path / "out" / "pass_rates.parquet").to_pylist()}) > 1
+    assert len({row["mean_tokens"] for row in pq.read_table(tmp_path / "out" / "pass_rates.parquet").to_pylist()}) > 3
