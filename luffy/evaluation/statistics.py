@@ -1,4 +1,4 @@
-"""Intervals for accuracies and for their differences, and pass@k.
+"""Intervals for accuracies and for their differences, pass@k, maj@k, and the score adjusted for guessing.
 
 The unit is the problem: intervals speak of new problems of the same kind, so several responses to one problem are a
 cluster, not so many independent trials. None of the intervals collapses at an accuracy of 0 or 1.
@@ -7,15 +7,20 @@ Legend: `n` problems, `k` samples a problem, `c` correct ones among them.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 
+from luffy.grading.shortcuts import canonical_number, normalise
+
 _PSEUDO_PROBLEMS = 2.0
 """Weight, in problems, of the assumption that a problem's samples agree (`effective_samples`), and number of the
 problems imagined by Bonett and Price (`paired_difference`)."""
+_CORRECT = object()
+"""In place of all correct answers of a problem, however they are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,9 @@ class Estimate:
     value: float
     low: float
     high: float
+    method: str
+    """Of the interval, as tables name it."""
+    num_problems: int
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -71,7 +79,21 @@ def accuracy(correct: Sequence[int], num_samples: int, confidence: float) -> Est
     """
     _check_counts(correct, num_samples)
     mean = sum(correct) / (len(correct) * num_samples)
-    return Estimate(mean, *wilson_interval(mean, effective_samples(correct, num_samples), confidence))
+    interval = wilson_interval(mean, effective_samples(correct, num_samples), confidence)
+    return Estimate(mean, *interval, "Wilson" if num_samples == 1 else "Wilson, effective sample size", len(correct))
+
+
+def by_label(labels: Sequence[str], correct: Sequence[int], num_samples: int, confidence: float) -> dict[str, Estimate]:
+    """`accuracy` of the problems of each label (a subject, a level), labels sorted.
+
+    `labels[i]` and `correct[i]` speak of problem i. Raises ValueError when their lengths differ, and as `accuracy`.
+    """
+    if len(labels) != len(correct):
+        raise ValueError(f"one label a problem: there are {len(labels)} labels of {len(correct)} problems")
+    groups: dict[str, list[int]] = {label: [] for label in sorted(set(labels))}
+    for label, count in zip(labels, correct, strict=True):
+        groups[label].append(count)
+    return {label: accuracy(counts, num_samples, confidence) for label, counts in groups.items()}
 
 
 def effective_samples(correct: Sequence[int], num_samples: int) -> float:
@@ -110,7 +132,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
     variance = (float((difference_P**2).sum()) + _PSEUDO_PROBLEMS) / n - centre**2
     half = _normal_quantile(confidence) * math.sqrt(max(variance, 0.0) / n)
     value = float(difference_P.mean())
-    estimate = Estimate(value, max(-1.0, min(value, centre - half)), min(1.0, max(value, centre + half)))
+    low, high = max(-1.0, min(value, centre - half)), min(1.0, max(value, centre + half))
+    estimate = Estimate(value, low, high, "Bonett-Price", len(difference_P))
     wins, losses = int((difference_P > 0).sum()), int((difference_P < 0).sum())
     return PairedDifference(estimate, wins, len(difference_P) - wins - losses, losses)
 
@@ -126,6 +149,60 @@ def pass_at_k(correct: Sequence[int], num_samples: int, k: int) -> float:
         raise ValueError(f"pass@{k} needs at least {k} samples a problem, there are {num_samples}")
     ways = math.comb(num_samples, k)
     return sum(1 - math.comb(num_samples - c, k) / ways for c in correct) / len(correct)
+
+
+def majority_at_k(votes: Sequence[Sequence[tuple[str | None, bool]]]) -> float:
+    """maj@k: the share of problems whose most frequent answer is correct.
+
+    `votes[i]` holds (extracted answer, graded correct) of each of problem i's k responses. Answers are the same when
+    their normalised texts or plain numbers are equal, or when both were graded correct; one that was ever graded
+    correct is correct. Responses without an answer vote only if there is no other, and are wrong then. Of several
+    most frequent answers each counts its share. X. Wang et al., "Self-consistency" (2023). Raises ValueError for no
+    problem, or for one without responses.
+    """
+    if not votes or not all(votes):
+        raise ValueError("maj@k needs at least one problem, and at least one response to each")
+    return sum(map(_majority, votes)) / len(votes)
+
+
+def guess_adjusted(
+    num_correct: Sequence[int], num_unparsed: Sequence[int], num_options: Sequence[int], num_samples: int
+) -> float:
+    """Accuracy on multiple-choice items if every unparsed response were replaced by a random guess, in expectation.
+
+    Item i has `num_options[i]` options and `num_samples` responses, of which `num_correct[i]` are right and
+    `num_unparsed[i]` name no option; each of those counts 1 / options. Not to be called accuracy: on weak models it is
+    0.3 to 1.9 points above it. Raises ValueError for no item, lengths that differ, or impossible counts.
+    """
+    _check_counts(num_correct, num_samples)
+    if not len(num_correct) == len(num_unparsed) == len(num_options):
+        raise ValueError(f"lengths differ: {len(num_correct)} items, {len(num_unparsed)} unparsed, {len(num_options)}")
+    items = list(zip(num_correct, num_unparsed, num_options, strict=True))
+    for right, unparsed, options in items:
+        if unparsed < 0 or right + unparsed > num_samples or options < 1:
+            raise ValueError(f"{right} correct and {unparsed} unparsed of {num_samples}, {options} options: impossible")
+    return sum(right + unparsed / options for right, unparsed, options in items) / (len(items) * num_samples)
+
+
+def _majority(votes: Sequence[tuple[str | None, bool]]) -> float:
+    """The share of one problem's most frequent answers that is correct."""
+    right = {_answer_key(answer) for answer, is_correct in votes if is_correct and answer is not None}
+    counts: Counter[object] = Counter()
+    for answer, is_correct in votes:
+        key = None if answer is None else _answer_key(answer)
+        if is_correct or key in right:
+            counts[_CORRECT] += 1
+        elif key is not None:
+            counts[key] += 1
+    most = max(counts.values(), default=0)
+    winners = [key for key, count in counts.items() if count == most]
+    return winners.count(_CORRECT) / len(winners) if winners else 0.0
+
+
+def _answer_key(answer: str) -> str | tuple[str, str, str]:
+    """Equal for answers that say the same beyond doubt."""
+    text = normalise(answer)
+    return canonical_number(text) or text
 
 
 def _check_counts(correct: Sequence[int], num_samples: int) -> None:
