@@ -66,8 +66,8 @@ def blaker_interval(num_correct: int, num_trials: int, confidence: float) -> tup
 def verdict_interval(num_correct: int, num_trials: int, confidence: float) -> Interval:
     """The interval for one verdict a problem: Blaker's with mid-p below 200 problems, Wilson's from there on.
 
-    From 61 problems on, Blaker's holds the truth 93 to 97 % of the time at every accuracy of .05, .10, ... .95;
-    Wilson's does from 111 on, and costs nothing.
+    At accuracies of .05, .10, ... .95 and even sizes from 30 to 198, Blaker's holds the truth 92.6 to 98.2 % of the
+    time, and outside 93 to 97 % at no size above 96; Wilson's at none above 110, and it costs nothing.
     """
     if num_trials < EXACT_BELOW:
         return Interval(*blaker_interval(num_correct, num_trials, confidence), "Blaker mid-p")
@@ -156,6 +156,9 @@ def _first_accepted(num_correct: int, num_trials: int, alpha: float) -> float:
     low, high = 0.0, num_correct / num_trials
     for _ in range(3):
         share_X = np.linspace(low, high, _TRIAL_VALUES)
+        if low < 0.5 < high:
+            # Where a count and its mirror image are equally likely, the count may be acceptable at that point alone.
+            share_X = np.union1d(share_X, 0.5)
         accepted_X = _acceptability(num_correct, num_trials, share_X) > alpha
         accepted_X[-1] = True  # the count's own share, or the value found before
         first = int(np.argmax(accepted_X))

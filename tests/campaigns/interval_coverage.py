@@ -1,7 +1,7 @@
 """How often do the intervals of an accuracy, and of a difference, hold the truth?
 
 Run: nice -n 19 python tests/campaigns/interval_coverage.py --csv tests/campaigns/interval_coverage.csv
-     [--figure coverage.svg] [--repetitions 4000] [--problems 30 50 100 200 500]
+     [--figure coverage.svg] [--repetitions 4000] [--problems 30 50 100 200 500] [--exact-only]
 
 The truth is the accuracy over all problems of a kind, of which a set of n is drawn. Problems differ by a distribution
 of their chance of being solved (`SHAPES`), all of the same mean. With one response a problem only the mean matters and
@@ -358,17 +358,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", type=int, default=[30, 50, 100, 200, 500])
     parser.add_argument("--repetitions", type=int, default=4000)
+    parser.add_argument("--exact-only", action="store_true", help="one response a problem, nothing simulated")
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     cells: list[Cell] = []
     for problems in options.problems:
         cells += one_sample(problems)
+        if options.exact_only:
+            continue
         cells += many_samples(problems, options.repetitions)
         for samples in (1, NUM_SAMPLES):
             cells += differences(problems, samples, options.repetitions // OTHERS)
         print(f"{problems} problems: done", file=sys.stderr, flush=True)
-    for what, samples in (("accuracy", 1), ("accuracy", NUM_SAMPLES), ("difference", 1), ("difference", NUM_SAMPLES)):
+    for what, samples in dict.fromkeys((cell.what, cell.samples) for cell in cells):
         print(f"\n{what}, {samples} a problem\n\n{summary(cells, what, samples)}")
     print(f"\nshipped, outside\n\n{outside(cells)}")
     if options.csv:

@@ -84,6 +84,12 @@ def test_one_verdict_a_problem_covers_93_to_97_percent(n: int) -> None:
     assert max(found) <= 0.97
 
 
+def test_where_the_jumps_of_a_count_leave_that_range_is_known() -> None:
+    found = {share: coverage(54, share) for share in ACCURACIES}
+    assert {share for share, held in found.items() if not 0.93 <= held <= 0.97} == {0.05, 0.95}
+    assert found[0.05] == pytest.approx(0.982, abs=1e-3)
+
+
 @pytest.mark.parametrize("n", [5, 10, 20])
 def test_few_verdicts_cover_on_average_and_never_collapse(n: int) -> None:
     found = [coverage(n, share) for share in np.linspace(0.02, 0.98, 97)]
