@@ -180,6 +180,16 @@ def test_a_suite_asks_each_problem_once_and_says_how_often_it_stood_there(tmp_pa
     assert card["golds"] == {"meets_itself": 4}
 
 
+@needs_datasets
+@pytest.mark.slow
+def test_the_published_evaluation_file_of_luffy_is_folded_and_its_references_are_sound(tmp_path: Path) -> None:
+    source = {"kind": "file", "path": str(DATASETS / "luffy_eval" / "valid.all.parquet")}
+    card = prepare(tmp_path / "out", suites={"luffy": source})["suites.luffy"]
+    assert (card["rows_in"], card["rows_out"], card["folded"]) == (6023, 1590, 4433)
+    assert card["repeats"] == {"32": 143} and card["rejected"] == {}
+    assert card["golds"] == {"meets_itself": 1581, "text_alone": 9}
+
+
 def test_only_the_rows_asked_for_are_read(tmp_path: Path) -> None:
     rows = [row(f"Problem {n}?", boxed("x"), data_source="abc"[n % 3], level=n % 2) for n in range(12)]
     file = tmp_path / "d.jsonl"
