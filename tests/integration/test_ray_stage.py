@@ -110,7 +110,7 @@ def until_step(workspace: Path, driver: subprocess.Popen[str], step: int) -> Non
         told = re.findall(rf"^progress: (\d+)/{NUM_STEPS}$", said(workspace), re.MULTILINE)
         return driver.poll() is not None or max(map(int, told), default=0) >= step
 
-    wait_until(is_there, timeout_s=150)
+    wait_until(is_there, timeout_s=200)
     assert driver.poll() is None, said(workspace)
 
 
@@ -158,7 +158,7 @@ def test_no_process_outlives_the_stage_or_its_supervisor(
     workspace: Path, victim: str, signal_sent: signal.Signals, code: int
 ) -> None:
     driver = start(workspace, "rl", ONE_RANK)
-    wait_until(lambda: processes(driver, "ray::EngineActor") or driver.poll() is not None, timeout_s=100)
+    wait_until(lambda: processes(driver, "ray::EngineActor") or driver.poll() is not None, timeout_s=200)
     everybody = processes(driver)
     assert len(everybody) > 5, said(workspace)
     pid = driver.pid if victim == "supervisor" else psutil.Process(driver.pid).children()[0].pid
@@ -169,9 +169,9 @@ def test_no_process_outlives_the_stage_or_its_supervisor(
 
 def test_the_same_command_finishes_what_was_ended(workspace: Path) -> None:
     driver = start(workspace, "rl", ONE_RANK)
-    wait_until(lambda: processes(driver, "ray::EngineActor") or driver.poll() is not None, timeout_s=100)
+    wait_until(lambda: processes(driver, "ray::EngineActor") or driver.poll() is not None, timeout_s=200)
     everybody = processes(driver)
-    assert driver.wait(timeout=200) == 0, said(workspace)
+    assert driver.wait(timeout=300) == 0, said(workspace)
     assert_all_end(everybody)
     assert steps(workspace) == list(range(1, NUM_STEPS + 1))
     manifest = json.loads((stage(workspace) / "manifest.json").read_text())
