@@ -6,24 +6,22 @@ random numbers, and an evaluation that resumes or is batched differently asks fo
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.evaluation import EvaluationConfig, SuiteProtocol
-from luffy.config.grading import GraderKind, MathGrader, StrictMathGrader
 from luffy.data.prompt_templates import OWN, ask, opener_behind, stops_of
 from luffy.data.templates import decode, stop_token_ids
 from luffy.errors import DataError
+from luffy.evaluation.opinions import opinions
 from luffy.evaluation.results import Protocol, SampleRecord
 from luffy.evaluation.sample_log import Key, SampleLog
-from luffy.grading import Grade, GradeRequest, GraderPool, problem_of
+from luffy.grading import GradeRequest, GraderPool, problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.seeds import derive_seed
-from luffy.types import FinishReason, Outcome, Prompt
+from luffy.types import FinishReason, Prompt
 
-_OTHER_GRADER: dict[str, GraderKind] = {"math": StrictMathGrader(), "math_strict": MathGrader()}
-"""The second opinion on mathematics."""
 _SUBJECTS = ("subject", "subfield", "category", "High-level domain", "course")
 _LEVELS = ("level", "difficulty")
 """What data sets call them in `extra_info`."""
@@ -150,15 +148,10 @@ class Evaluator:
             GradeRequest(response.text, task.prompt.ground_truth, problem_of(task.prompt), cell.how.grader)
             for task, response in zip(tasks, responses, strict=True)
         ]
-        kinds = [self._grader.kind_of(request).kind for request in requests]
-        # Both opinions at once: the workers have no pause between them.
-        second = [i for i, kind in enumerate(kinds) if kind in _OTHER_GRADER]
-        others = [replace(requests[i], kind=_OTHER_GRADER[kinds[i]]) for i in second]
-        grades = self._grader.grade([*requests, *others])
-        opinions = dict(zip(second, grades[len(requests) :], strict=True))
+        verdicts = opinions(self._grader, requests)
         return [
-            _record(cell, task, response, kinds[i], grades[i], opinions.get(i))
-            for i, (task, response) in enumerate(zip(tasks, responses, strict=True))
+            verdict.entered(_record(cell, task, response))
+            for task, response, verdict in zip(tasks, responses, verdicts, strict=True)
         ]
 
 
@@ -248,9 +241,8 @@ def check_suite(
     return max(lengths)
 
 
-def _record(
-    cell: _Cell, task: _Task, response: _Response, grader: str, grade: Grade, second: Grade | None
-) -> SampleRecord:
+def _record(cell: _Cell, task: _Task, response: _Response) -> SampleRecord:
+    """The record before it is graded."""
     prompt = task.prompt
     num_options = prompt.extra_info.get("num_options") or len(problem_of(prompt).options)
     return SampleRecord(
@@ -261,16 +253,13 @@ def _record(
         seed=task.seed,
         prompt=task.prompt_text,
         response=response.text,
-        answer=grade.extracted,
+        answer=None,
         ground_truth=prompt.ground_truth,
-        outcome=grade.outcome.value,
-        reason=grade.reason,
-        correct=grade.outcome is Outcome.CORRECT,
+        outcome="",
+        reason="",
+        correct=False,
         finish_reason=response.finish_reason.value,
         num_tokens=response.num_tokens,
-        grader=grader,
-        second_grader=_OTHER_GRADER[grader].kind if second is not None else None,
-        second_outcome=second.outcome.value if second is not None else None,
         subject=_label(prompt, _SUBJECTS),
         level=_label(prompt, _LEVELS),
         num_options=num_options if isinstance(num_options, int) and num_options else None,
