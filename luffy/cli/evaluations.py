@@ -1,4 +1,4 @@
-"""`python -m luffy rescore` and `python -m luffy diff`: finished evaluations graded again, or held against each other."""
+"""`python -m luffy rescore` and `python -m luffy diff`: finished evaluations graded again, or compared."""
 
 import json
 import os
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
+from yaml import YAMLError
 
 from luffy.config.grading import GraderKind, GradingConfig
 from luffy.config.settings import EvaluateSettings
-from luffy.config.yaml_source import parse_yaml
+from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.changes import CellChanges, ChangedProblem, Changes, Said, find_changes
 from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
@@ -77,8 +78,8 @@ def read_kind(text: str, grading: GradingConfig) -> GraderKind:
     if text in grading.names:
         return grading.grader(text)
     try:
-        return TypeAdapter(GraderKind).validate_json(json.dumps(parse_yaml(text)))
-    except (ValidationError, ValueError):
+        return TypeAdapter(GraderKind).validate_json(json.dumps(parse_scalar(text)))
+    except (ValidationError, YAMLError):
         raise ConfigError(
             f"--grader {text}: no such grader; there are {', '.join(grading.names)}, and kinds with their settings, "
             "e.g. '{kind: math, boxed: preferred}'"

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from luffy.errors import DataError
 from luffy.evaluation.comparison import BenchmarkComparison, PairedAccuracies, compare
@@ -42,6 +43,8 @@ class CellChanges:
     """One suite under one decoding."""
 
     cell: Cell
+    accuracies: tuple[float, float]
+    """On the problems that both have."""
     comparison: BenchmarkComparison
     changed: tuple[ChangedProblem, ...]
     """Those that the second solves more often come first, the largest change first in both halves."""
@@ -101,6 +104,7 @@ def _changes(
     changed = [problem for problem in problems if problem.first.share != problem.second.share]
     return CellChanges(
         cell,
+        (fmean(problem.first.share for problem in problems), fmean(problem.second.share for problem in problems)),
         comparison,
         tuple(sorted(changed, key=_order)),
         len(before) - len(uids),
