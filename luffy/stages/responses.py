@@ -48,6 +48,10 @@ class ResponseProgress:
     tokens: int = 0
     began: float = field(default_factory=time.perf_counter)
 
+    def skip(self, count: int) -> None:
+        """Responses that an earlier attempt has left."""
+        self.done += count
+
     def add(self, batch: Sequence[SampleRecord]) -> None:
         """Count a graded batch."""
         self.done += len(batch)
@@ -65,7 +69,7 @@ def _embedded(model: Path, dtype: DType, execution: ExecutionConfig, longest: in
 
 def _vllm(model: Path, dtype: DType, execution: ExecutionConfig, longest: int) -> Generator:
     # The whole context of a model may need more KV cache than there is; all that is asked must fit, no more.
-    engine = VLLMEngine.from_folder(model, execution.vllm, dtype, max_model_len=longest)
+    engine = VLLMEngine.from_folder(model, execution.vllm, dtype, max_model_len=longest, reads_text=True)
     return Generator(engine, _FULL_BATCHES * execution.vllm.max_num_seqs)
 
 
