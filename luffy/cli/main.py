@@ -4,6 +4,7 @@
 python -m luffy plan exp_configs/arithmetic.yaml [key.path=value ...]
 python -m luffy runs
 python -m luffy export workspace/runs/arithmetic-1/rl FOLDER [--step 40]
+python -m luffy leaderboard [workspace]
 """
 
 import argparse
@@ -24,12 +25,14 @@ from luffy.pipeline.workspace import Workspace, find_workspace
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     options = parse_with_overrides(_parser(), arguments)
-    workspace = find_workspace(options.workspace)
+    workspace = find_workspace(getattr(options, "folder_of_results", None) or options.workspace)
     try:
         if options.command == "plan":
             return show_plan(options.config, options.overrides, workspace, verify=options.verify)
         if options.command == "export":
             return export(Path(options.stage), Path(options.folder), options.step)
+        if options.command == "leaderboard":
+            return leaderboard(workspace)
         return show_runs(workspace)
     except LuffyError as error:
         if options.debug:
@@ -101,6 +104,14 @@ def export(stage: Path, folder: Path, step: int | None) -> int:
     return EXIT_OK
 
 
+def leaderboard(workspace: Workspace) -> int:
+    """Print every evaluated model of the workspace, and write the page and the data."""
+    from luffy.cli.leaderboard import show_leaderboard, write_leaderboard  # plots: only when they are needed
+
+    show_leaderboard(write_leaderboard(workspace), workspace.root)
+    return EXIT_OK
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m luffy", description="Look at experiments and take models out of them; runs nothing."
@@ -120,6 +131,10 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--step", type=int, help="of a checkpoint; default: the final model, else the newest checkpoint"
     )
+    board = commands.add_parser(
+        "leaderboard", parents=[shared], help="every evaluated model by suite, with intervals; also as a page"
+    )
+    board.add_argument("folder_of_results", nargs="?", metavar="workspace", help="as --workspace")
     return parser
 
 
