@@ -43,8 +43,12 @@ def write_evaluation(
     evaluation: Mapping[str, object] | None = None,
     day: int = 1,
     code_changed: tuple[str, ...] = (),
+    without: str = "",
 ) -> Path:
-    """A finished stage `key` whose model (digest `model`) gets `verdicts` by suite and decoding on `problems`."""
+    """A finished stage `key` whose model (digest `model`) gets `verdicts` by suite and decoding on `problems`.
+
+    Its samples lack the field `without`, as if another version had written them.
+    """
     protocol = {**PROTOCOL, **(evaluation or {})}
     directory = workspace.stage_directory("evaluate", key)
     directory.mkdir(parents=True)
@@ -62,6 +66,9 @@ def write_evaluation(
         parts.append(directory / f"{len(parts)}.jsonl")
         write_sample_records(parts[-1], records)
     join_sample_records(directory / "samples.jsonl", parts)
+    if without:
+        text = (directory / "samples.jsonl").read_text(encoding="utf-8")
+        (directory / "samples.jsonl").write_text(text.replace(f'"{without}"', '"other"'), encoding="utf-8")
     write_results(
         directory / "results.json", EvaluationResults(checkpoint=checkpoint, confidence=0.95, rows=tuple(rows))
     )

@@ -1,4 +1,4 @@
-"""The leaderboard as tables: a table a protocol, a row a model, a column a suite; who is best where that is certain."""
+"""The leaderboard as tables: a table a protocol, a row a model, a column a suite; who is best where that is clear."""
 
 import math
 from collections.abc import Mapping, Sequence

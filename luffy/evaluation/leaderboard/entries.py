@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from luffy.errors import LuffyError
 from luffy.evaluation.leaderboard.naming import RowName, Use, flatten, name_row, read_uses, tell_apart
 from luffy.evaluation.results import (
     RESULTS_FILE,
@@ -27,6 +28,7 @@ _OF_SUITES = ("suites", "graders")
 _APART = (*_OF_SUITES, "decodings", "confidence", "engine")
 """What of `evaluation` is not shared by all suites and decodings, or does not belong to the protocol."""
 _WORDS = {"top_p": "top-p {}", "max_response_tokens": "up to {} tokens a response", "template": "{} template"}
+_OTHER_VERSION = "written by another version"
 _NOT_SET = ("null", "[]", "{}")
 
 
@@ -115,26 +117,28 @@ def read_entries(workspace: Workspace) -> tuple[list[Entry], list[LeftOut]]:
     The newest evaluations come first.
     """
     left_out: list[LeftOut] = []
-    finished = list(_finished(workspace, left_out))
-    found = [item for directory, manifest in finished for item in _read(directory, manifest)]
+    found = [item for directory in workspace.siblings("evaluate") for item in _read_stage(directory, left_out)]
     found.sort(key=lambda item: item.cell.ended, reverse=True)  # stable: the order of suites within one stays
     return _entries(found, read_uses(workspace)), left_out
 
 
-def _finished(workspace: Workspace, left_out: list[LeftOut]) -> Iterator[tuple[Path, Manifest]]:
-    for directory in workspace.siblings("evaluate"):
-        manifest = read_manifest(directory)
-        reason = _doubt(directory, manifest)
-        if reason:
-            left_out.append(LeftOut(directory, reason))
-        elif manifest is not None:
-            yield directory, manifest
+def _read_stage(directory: Path, left_out: list[LeftOut]) -> list[_Found]:
+    """What the evaluation in `directory` found; nothing, and an entry in `left_out`, when it does not count."""
+    manifest = read_manifest(directory)
+    reason = _doubt(directory, manifest)
+    try:
+        if manifest is not None and not reason:
+            return list(_read(directory, manifest))
+    except (LuffyError, KeyError, TypeError, ValueError):  # what readers of another version's files raise
+        reason = _OTHER_VERSION
+    left_out.append(LeftOut(directory, reason))
+    return []
 
 
 def _doubt(directory: Path, manifest: Manifest | None) -> str:
     """Why a directory's results do not count; empty when they do."""
     if manifest is None:
-        return "written by another version" if (directory / MANIFEST_FILE).exists() else "not finished"
+        return _OTHER_VERSION if (directory / MANIFEST_FILE).exists() else "not finished"
     if manifest.code_changed:
         return f"{', '.join(manifest.code_changed)} was edited before it started"
     damaged = manifest.damaged(directory)

@@ -123,7 +123,7 @@ def _method(use: Use) -> str:
     last = "rl" if isinstance(stages, list) and "rl" in stages else "sft"
     if use.checkpoint == "base" or use.checkpoint != last:
         return ""
-    return str(use.config.get("method") or "own objective")
+    return str(use.config.get("method") or ("own objective" if use.config.get("objective") else ""))
 
 
 def _checkpoint(checkpoint: str, config: Mapping[str, object], step: int | None) -> str:

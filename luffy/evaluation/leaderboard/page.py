@@ -18,6 +18,7 @@ from luffy.evaluation.report.tables import Table, TableCell
 
 MARK = "★"
 _NONE = "–"
+_NAME_HEADER = ("checkpoint", "method", "experiment")
 _FOLDERS = (Path(__file__).parent, Path(report.__file__).parent)
 """Of this page, and of the report, whose style it has."""
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7", "c6")
@@ -28,6 +29,7 @@ class Section:
     """One protocol's table as the page shows it."""
 
     title: str
+    confidence: str
     note: str
     table: Table
     references: tuple[tuple[PublishedTable, Table], ...]
@@ -64,10 +66,10 @@ def confidence(table: BoardTable) -> str:
 
 
 def accuracy_table(table: BoardTable) -> Table:
-    """A row a model: who it is, then its accuracy on each suite, marked where it is certainly the best."""
+    """A row a model: who it is, then its accuracy on each suite, marked where it is clearly the best."""
     mean = ("mean",) if _has_mean(table) else ()
-    header = ("model", *(_heading(table, column) for column in table.columns), *mean)
-    rows = ((_name_cell(entry), *_accuracies(table, entry)) for entry in table.rows)
+    header = (*_NAME_HEADER, *(_heading(table, column) for column in table.columns), *mean)
+    rows = ((*_name_cells(entry), *_accuracies(table, entry)) for entry in table.rows)
     return Table(header, tuple(rows))
 
 
@@ -100,6 +102,7 @@ def _section(number: int, table: BoardTable) -> Section:
     bands = [(column.suite, _dots(column, colors)) for column in table.columns]
     return Section(
         title=title(table),
+        confidence=confidence(table),
         note=table.note,
         table=accuracy_table(table),
         references=tuple((paper, reference_table(table, paper)) for paper in published_of(table)),
@@ -126,10 +129,10 @@ def _heading(table: BoardTable, column: Column) -> str:
     return f"{column.suite}{mark}\n{column.num_problems:,} × {column.num_samples}"
 
 
-def _name_cell(entry: Entry) -> TableCell:
+def _name_cells(entry: Entry) -> tuple[TableCell, ...]:
     name = entry.name
-    details = (name.method, name.variant, name.experiment, "" if entry.runs else f"weights {entry.model[:8]}")
-    return TableCell(name.checkpoint, tuple(detail for detail in details if detail))
+    variant = (name.variant,) if name.variant else ()
+    return TableCell(name.checkpoint, variant), TableCell(name.method or _NONE), TableCell(name.experiment or _NONE)
 
 
 def _accuracies(table: BoardTable, entry: Entry) -> list[TableCell]:
@@ -164,7 +167,7 @@ def _reference_row(table: BoardTable, reference: Reference) -> tuple[TableCell, 
 def _lead_row(table: BoardTable, column: Column, lead: Lead) -> tuple[TableCell, ...]:
     difference = lead.difference
     counts = f"{difference.wins} better, {difference.losses} worse, {difference.ties} same"
-    verdict = f"{MARK} certain" if lead.is_clear else "not distinguishable"
+    verdict = f"{MARK} clear" if lead.is_clear else "not distinguishable"
     return (
         TableCell(_heading(table, column).partition("\n")[0]),
         TableCell(lead.best.name.text),

@@ -103,7 +103,7 @@ def test_suites_of_one_name_with_other_problems_or_graders_are_other_columns(wor
     (table,) = board_of(workspace).tables
     assert len(table.columns) == 3
     assert table.leads == {}
-    assert len(set(accuracy_table(table).header)) == 4
+    assert len(set(accuracy_table(table).header)) == 6
 
 
 @pytest.mark.parametrize(("best", "following", "is_marked"), [(70, 40, True), (52, 50, False), (50, 50, False)])
@@ -114,7 +114,7 @@ def test_the_best_is_marked_only_where_it_is_certainly_better(
     write_evaluation(workspace, "b", {GREEDY: lambda problem, sample: (problem * 53) % 100 < following})
     write_evaluation(workspace, "c", {GREEDY: first(1)})
     (table,) = board_of(workspace).tables
-    marked = [row[0].text for row in accuracy_table(table).rows if "★" in row[1].text]
+    marked = [row[0].text for row in accuracy_table(table).rows if "★" in row[3].text]
     assert len(marked) == is_marked
     assert [lead.is_clear for lead in table.leads.values()] == [is_marked]
 
@@ -151,6 +151,7 @@ def test_what_cannot_be_trusted_is_left_out_and_named(workspace: Workspace) -> N
     (write_evaluation(workspace, "damaged", {GREEDY: first(50)}) / "samples.jsonl").write_text("{}")
     (write_evaluation(workspace, "running", {GREEDY: first(50)}) / "manifest.json").unlink()
     (write_evaluation(workspace, "older", {GREEDY: first(50)}) / "manifest.json").write_text('{"stage": "evaluate"}')
+    write_evaluation(workspace, "earlier", {GREEDY: first(50)}, without="reason")
     board = board_of(workspace)
     assert [row.model for row in board.tables[0].rows] == ["good"]
     assert {item.directory.name: item.reason for item in board.left_out} == {
@@ -158,6 +159,7 @@ def test_what_cannot_be_trusted_is_left_out_and_named(workspace: Workspace) -> N
         "damaged": "samples.jsonl is changed",
         "running": "not finished",
         "older": "written by another version",
+        "earlier": "written by another version",
     }
 
 
@@ -227,7 +229,7 @@ def test_the_command_prints_the_table_and_writes_page_and_data(
     write_run(workspace, "smoke-1", {"evaluate_base": "b", "evaluate_rl": "r"})
     assert main(["leaderboard", str(workspace.root)]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"RL step 6 +60\.0 ★", out)
+    assert re.search(r"RL step 6 +luffy +smoke +60\.0 ★", out)
     assert out.splitlines()[-1] == f"leaderboard: {workspace.root / 'leaderboard.html'}"
     assert (workspace.root / "leaderboard.html").read_text().startswith("<!DOCTYPE html>")
     (table,) = json.loads((workspace.root / "leaderboard.json").read_text())["tables"]
