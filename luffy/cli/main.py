@@ -60,8 +60,15 @@ def show_plan(config_file: str, overrides: Sequence[str], workspace: Workspace, 
     Raises ConfigError, after the estimate, where that cannot fit.
     """
     config = load_experiment(config_file, overrides)
+    return show_plan_of(config, workspace, verify=verify)
+
+
+def show_plan_of(
+    config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
+) -> int:
+    """The same of an experiment that is loaded already."""
     show_resources(config, estimate=True)
-    experiment = open_experiment(config, workspace, verify=verify)
+    experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
     console = terminal()
     if config.cluster == "ray":
         console.print()

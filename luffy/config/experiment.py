@@ -68,6 +68,9 @@ class ExperimentConfig(StrictModel):
             for section in sections:
                 if stage in self.stages and getattr(self, section) is None:
                     raise ValueError(f"{section}: missing; stage {stage} needs it")
+        for stage in ("sft", "rl"):
+            if stage in self.stages and self.data.train is None:
+                raise ValueError(f"data.train: missing; stage {stage} learns from it")
         return self
 
     @model_validator(mode="after")

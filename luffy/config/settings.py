@@ -6,6 +6,8 @@ A field that is not in a stage's settings cannot change what it computes, so the
 
 from typing import Literal
 
+from pydantic import PositiveInt
+
 from luffy.config.data import DataConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
@@ -62,12 +64,14 @@ class RLSettings(StrictModel):
 
 
 class EvaluateSettings(StrictModel):
-    """`evaluate`: one checkpoint over all suites and decodings."""
+    """`evaluate`: one checkpoint, or several of one RL run, over all suites and decodings."""
 
     seed: int
     dtype: DType
     evaluation: EvaluationConfig
     grading: GradingConfig
+    steps: tuple[PositiveInt, ...] = ()
+    """Of the upstream RL stage: its checkpoints of these steps are evaluated in place of its final model."""
 
 
 class ReportSettings(StrictModel):

@@ -16,6 +16,7 @@ from luffy.config.settings import (
 )
 from luffy.config.training import RLConfig, SFTConfig
 
+SWEEP_NODE = "evaluate_rl_steps"
 Trained = TypeVar("Trained", SFTConfig, RLConfig)
 
 
@@ -31,8 +32,8 @@ class StageNode:
     settings: StageSettings
 
 
-def build_graph(config: ExperimentConfig) -> tuple[StageNode, ...]:
-    """The stages of `config`, each after the ones it reads from."""
+def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> tuple[StageNode, ...]:
+    """The stages of `config`, each after the ones it reads from; with `sweep_steps` the sweep over them comes last."""
     nodes = [
         StageNode("prepare_data", "prepare_data", {}, _prepare_data(config)),
         StageNode("base", "base", {"data": "prepare_data"}, _base(config)),
@@ -50,6 +51,9 @@ def build_graph(config: ExperimentConfig) -> tuple[StageNode, ...]:
     if "report" in config.stages:
         inputs = {"data" if node.name == "prepare_data" else node.name: node.name for node in nodes}
         nodes.append(StageNode("report", "report", inputs, ReportSettings(experiment=config)))
+    if sweep_steps:
+        settings = _evaluate(config).model_copy(update={"steps": sweep_steps})
+        nodes.append(StageNode(SWEEP_NODE, "evaluate", _data_and("rl"), settings))
     return tuple(nodes)
 
 
