@@ -5,6 +5,8 @@ python -m luffy plan exp_configs/arithmetic.yaml [key.path=value ...]
 python -m luffy runs
 python -m luffy export workspace/runs/arithmetic-1/rl FOLDER [--step 40]
 python -m luffy leaderboard [workspace]
+python -m luffy rescore workspace/runs/arithmetic-1/evaluate_rl --grader math_strict
+python -m luffy diff workspace/runs/arithmetic-1/evaluate_sft workspace/runs/arithmetic-1/evaluate_rl
 """
 
 import argparse
@@ -33,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return export(Path(options.stage), Path(options.folder), options.step)
         if options.command == "leaderboard":
             return leaderboard(workspace)
+        if options.command == "rescore":
+            return rescore(Path(options.stage), options.grader, options.out, options.suite, options.show)
+        if options.command == "diff":
+            return diff(Path(options.first), Path(options.second), options.show)
         return show_runs(workspace)
     except LuffyError as error:
         if options.debug:
@@ -119,6 +125,47 @@ def leaderboard(workspace: Workspace) -> int:
     return EXIT_OK
 
 
+def rescore(stage: Path, grader: str, out: str | None, suites: Sequence[str], limit: int) -> int:
+    """Grade the saved responses of an evaluation again, and print what that changes."""
+    from luffy.cli import evaluations  # numpy and pyarrow: only when they are needed
+
+    done = evaluations.rescore(stage, grader, None if out is None else Path(out), suites)
+    console = terminal()
+    console.print(text_table(evaluations.SCORE_HEADER, done.scores, title=f"Graded again by {grader}"))
+    if done.changed:
+        console.print()
+        title = f"{_shown(len(done.changed), limit)} with another verdict"
+        console.print(text_table(evaluations.CHANGED_HEADER, done.changed[:limit], title=title))
+    for note in done.notes:
+        console.print(note, markup=False, soft_wrap=True)
+    console.print(f"written to {done.folder}", markup=False, soft_wrap=True)
+    return EXIT_OK
+
+
+def diff(first: Path, second: Path, limit: int) -> int:
+    """Print how the second of two evaluations compares with the first, and the problems whose result changed."""
+    from luffy.cli import evaluations  # as above
+
+    changes = evaluations.diff(first, second)
+    console = terminal()
+    title = f"{second} minus {first}, in percentage points"
+    console.print(text_table(evaluations.COMPARISON_HEADER, evaluations.comparison_rows(changes), title=title))
+    for suite, decoding in changes.left_out:
+        console.print(f"{suite}, {decoding}: in one of the two alone", markup=False, soft_wrap=True)
+    for part in changes.cells:
+        rows = evaluations.problem_rows(part, limit)
+        title = f"{', '.join(part.cell)}: {_shown(len(part.changed), limit)} changed"
+        console.print()
+        console.print(text_table(evaluations.PROBLEM_HEADER, rows, title=title) if rows else title)
+        for remark in evaluations.remarks(part):
+            console.print(remark, markup=False, soft_wrap=True)
+    return EXIT_OK
+
+
+def _shown(count: int, limit: int) -> str:
+    return str(count) if count <= limit else f"{limit} of {count}"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m luffy", description="Look at experiments and take models out of them; runs nothing."
@@ -142,6 +189,16 @@ def _parser() -> argparse.ArgumentParser:
         "leaderboard", parents=[shared], help="every evaluated model by suite, with intervals; also as a page"
     )
     board.add_argument("folder_of_results", nargs="?", metavar="workspace", help="as --workspace")
+    rescore = commands.add_parser("rescore", parents=[shared], help="grade an evaluation's responses by another grader")
+    rescore.add_argument("stage", help="a finished evaluation, e.g. workspace/runs/arithmetic-1/evaluate_rl")
+    rescore.add_argument("--grader", required=True, help="math, math_strict, choice, exact, or a kind in YAML")
+    rescore.add_argument("--out", help="folder to write to; default: rescored/GRADER below the evaluation")
+    rescore.add_argument("--suite", action="append", default=[], help="only this one; may be repeated")
+    diff = commands.add_parser("diff", parents=[shared], help="two evaluations, and the problems that changed")
+    diff.add_argument("first", help="a finished evaluation")
+    diff.add_argument("second", help="another one, with the same suites")
+    for command in (rescore, diff):
+        command.add_argument("--show", type=int, default=20, metavar="N", help="list N changes at most (20)")
     return parser
 
 

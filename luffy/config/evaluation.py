@@ -1,5 +1,6 @@
 """How checkpoints are evaluated."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
@@ -7,19 +8,61 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from luffy.config.grading import GraderKind
 from luffy.config.strict import StrictModel
 
+TemplateName = Literal["own", "qwen_math", "r1_zero", "luffy_think", "prime", "none"]
+_Stop = Annotated[str, Field(min_length=1)]
+
 
 class DecodingConfig(StrictModel):
     """One way of decoding; temperature 0 is greedy."""
 
     temperature: NonNegativeFloat
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Only the likeliest tokens that together have this probability are drawn from."""
     num_samples: PositiveInt = 1
     """Responses a problem; accuracy is their mean (avg@k)."""
 
     @model_validator(mode="after")
     def _greedy_once(self) -> "DecodingConfig":
-        if self.temperature == 0 and self.num_samples > 1:
+        if self.is_greedy and self.num_samples > 1:
             raise ValueError("greedy decoding gives the same response each time; set num_samples: 1")
+        if self.is_greedy and self.top_p < 1:
+            raise ValueError(f"top_p {self.top_p} has no effect on greedy decoding (temperature 0); remove it")
         return self
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+
+class SuiteConfig(StrictModel):
+    """What is done otherwise with one suite; what is left out is as for all others."""
+
+    num_samples: PositiveInt | None = None
+    """Responses a problem under every decoding that is not greedy."""
+    template: TemplateName | None = None
+    stop: tuple[_Stop, ...] | None = None
+    grader: GraderKind | None = None
+    """How it is graded, whatever `grading` and its rows say."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "SuiteConfig":
+        if not self.model_fields_set:
+            raise ValueError(f"says nothing; give one of {', '.join(SuiteConfig.model_fields)}, or remove it")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteProtocol:
+    """How one suite is asked and graded under one decoding."""
+
+    temperature: float
+    top_p: float
+    num_samples: int
+    template: TemplateName
+    stop: tuple[str, ...]
+    """Besides what the template stops at."""
+    grader: GraderKind | None
+    """None: what `grading` and the rows say."""
 
 
 class EvaluationConfig(StrictModel):
@@ -31,10 +74,48 @@ class EvaluationConfig(StrictModel):
     )
     """Decodings by name; the first one makes the headline table."""
     max_response_tokens: PositiveInt
+    template: TemplateName = "own"
+    """How a problem becomes a prompt: `own` is the model's chat template over the data's messages, any other a fixed
+    text around the question alone (`luffy.data.prompt_templates`)."""
+    stop: tuple[_Stop, ...] = ()
+    """Texts that end a response (they stay in it), besides those of the template."""
+    suites: dict[str, SuiteConfig] = Field(default_factory=dict)
+    """What is done otherwise, by the name of the suite."""
     engine: Literal["transformers", "vllm", "openai"] = "transformers"
     """What generates the responses: the embedded engine, vLLM (`pip install 'luffy[vllm]'`), or the vLLM servers of
     `execution.server`, which are given each checkpoint's weights."""
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     """Level of the intervals."""
-    graders: dict[str, GraderKind] = Field(default_factory=dict)
-    """How a suite is graded, by its name, whatever `grading` and its rows say."""
+
+    @model_validator(mode="after")
+    def _samples_are_drawn(self) -> "EvaluationConfig":
+        sampled = [name for name, suite in self.suites.items() if suite.num_samples is not None]
+        if sampled and all(decoding.is_greedy for decoding in self.decodings.values()):
+            raise ValueError(
+                f"suites.{sampled[0]}.num_samples has no effect: every decoding is greedy; remove it or add a decoding "
+                "with a temperature"
+            )
+        return self
+
+    def protocol(self, suite: str, decoding: str) -> SuiteProtocol:
+        """What the settings come to for the suite under the decoding, both by name."""
+        how, own = self.decodings[decoding], self.suites.get(suite)
+        if own is None:
+            return SuiteProtocol(how.temperature, how.top_p, how.num_samples, self.template, self.stop, None)
+        return SuiteProtocol(
+            how.temperature,
+            how.top_p,
+            how.num_samples if own.num_samples is None or how.is_greedy else own.num_samples,
+            own.template or self.template,
+            self.stop if own.stop is None else own.stop,
+            own.grader,
+        )
+
+    def template_of(self, suite: str) -> TemplateName:
+        """How the suite of that name is asked, under every decoding."""
+        return self.protocol(suite, next(iter(self.decodings))).template
+
+    @property
+    def own_graders(self) -> tuple[GraderKind, ...]:
+        """Those that suites bring along."""
+        return tuple(suite.grader for suite in self.suites.values() if suite.grader is not None)

@@ -1,5 +1,6 @@
 """The whole experiment: what one YAML file in `exp_configs/` says."""
 
+import difflib
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, model_validator
@@ -74,12 +75,14 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _graded_suites_exist(self) -> "ExperimentConfig":
-        unknown = sorted(set(self.evaluation.graders) - set(self.data.suites)) if self.evaluation else []
+    def _evaluated_suites_exist(self) -> "ExperimentConfig":
+        unknown = sorted(set(self.evaluation.suites) - set(self.data.suites)) if self.evaluation else []
         if unknown:
+            close = difflib.get_close_matches(unknown[0], self.data.suites, n=1, cutoff=0.5)
             raise ValueError(
-                f"evaluation.graders: no suite is called {', '.join(unknown)}; "
-                f"those of data.suites are {', '.join(self.data.suites)}"
+                f"evaluation.suites: no suite is called {', '.join(unknown)}"
+                + (f"; did you mean {close[0]!r}?" if close else "")
+                + f"; those of data.suites are {', '.join(self.data.suites)}"
             )
         return self
 

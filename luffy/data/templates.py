@@ -50,6 +50,13 @@ def render_prompts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[S
     return _encode(tokenizer, _prompt_texts(tokenizer, conversations))
 
 
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of whole prompts that no chat template made, each behind what the tokenizer opens a text with."""
+    # A post-processor may close a text, too (T5's end of sequence); behind a prompt nothing is closed.
+    opening = [token for token in tokenizer("")["input_ids"] if token not in stop_token_ids(tokenizer)]
+    return [[*opening, *ids] for ids in _encode(tokenizer, texts)]
+
+
 def encode_trace(tokenizer: PreTrainedTokenizerBase, text: str, prompt_ids: Sequence[int] | None = None) -> list[int]:
     """Return the ids of a trace and the stop token that rollouts end with.
 
@@ -57,7 +64,7 @@ def encode_trace(tokenizer: PreTrainedTokenizerBase, text: str, prompt_ids: Sequ
     the template decides whether that is so.
     """
     opener = (
-        prompt_opener(tokenizer) if prompt_ids is None else _opener_of(_decode(tokenizer, prompt_ids[-_TAIL_TOKENS:]))
+        prompt_opener(tokenizer) if prompt_ids is None else opener_of(_decode(tokenizer, prompt_ids[-_TAIL_TOKENS:]))
     )
     return [*_encode(tokenizer, [_behind(opener, text)])[0], stop_token_ids(tokenizer)[0]]
 
@@ -94,7 +101,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 def prompt_opener(tokenizer: PreTrainedTokenizerBase) -> str:
     r"""Return the `<think>` or `<think>\n` in which the template's generation prompt ends, else an empty text."""
-    return _opener_of(_prompt_texts(tokenizer, [_PROBE])[0])
+    return opener_of(_prompt_texts(tokenizer, [_PROBE])[0])
 
 
 def with_opened_thinking(text: str) -> str:
@@ -109,7 +116,8 @@ def is_complete(text: str, opener: str) -> bool:
     return not opened or text.rfind(_THINK_CLOSE) > text.rfind(_THINK_OPEN)
 
 
-def _opener_of(prompt_text: str) -> str:
+def opener_of(prompt_text: str) -> str:
+    r"""Return the `<think>` or `<think>\n` in which a prompt ends, else an empty text."""
     return next((opener for opener in _THINK_OPENERS if prompt_text.endswith(opener)), "")
 
 
@@ -129,6 +137,11 @@ def _prompt_texts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Se
             "\n".join([start + messages[0].content, *[turn.content for turn in messages[1:]], ""])
             for messages in conversations
         ]
+    if tokenizer.chat_template is None:
+        raise DataError(
+            f"{tokenizer.name_or_path}: the tokenizer has no chat template; give model.chat_template, or for "
+            "evaluation alone evaluation.template (qwen_math, r1_zero, luffy_think, prime, none)"
+        )
     turns = [[{"role": turn.role, "content": turn.content} for turn in messages] for messages in conversations]
     return cast(list[str], tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
 

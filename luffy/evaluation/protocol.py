@@ -4,19 +4,27 @@ The draw of a response depends on (seed, suite, decoding, problem, sample) alone
 random numbers, and an evaluation that resumes or is batched differently asks for the same draws.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig
-from luffy.data.templates import decode, prompt_opener, render_prompts, stop_token_ids
+from luffy.config.evaluation import EvaluationConfig, SuiteProtocol
+from luffy.data.prompt_templates import OWN, ask, opener_behind, stops_of
+from luffy.data.templates import decode, stop_token_ids
 from luffy.errors import DataError
-from luffy.evaluation.results import SampleRecord
-from luffy.grading import Grade, GradeRequest, GraderPool, problem_of
+from luffy.evaluation.opinions import opinions
+from luffy.evaluation.results import Protocol, SampleRecord
+from luffy.evaluation.sample_log import Key, SampleLog
+from luffy.grading import GradeRequest, GraderPool, problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.seeds import derive_seed
-from luffy.types import Outcome, Prompt
+from luffy.types import FinishReason, Prompt
+
+_SUBJECTS = ("subject", "subfield", "category", "High-level domain", "course")
+_LEVELS = ("level", "difficulty")
+"""What data sets call them in `extra_info`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +41,29 @@ class _Task:
 
     prompt: Prompt
     prompt_ids: tuple[int, ...]
+    prompt_text: str
     sample: int
     seed: int
 
+    @property
+    def key(self) -> Key:
+        return self.prompt.uid, self.sample, self.seed
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """What the model said, up to the text that ends it."""
+
+    text: str
+    num_tokens: int
+    finish_reason: FinishReason
+
 
 class Evaluator:
-    """Evaluates the model behind `engine`; `batch_size` responses are generated and graded at a time."""
+    """Evaluates the model behind `engine`; `batch_size` responses are generated at a time.
+
+    A batch is graded while the next one is generated.
+    """
 
     def __init__(
         self,
@@ -55,87 +80,141 @@ class Evaluator:
         self._config = config
         self._seed = seed
         self._batch_size = batch_size
-        self._opener = prompt_opener(tokenizer)
 
     def evaluate(
-        self, suite: Suite, decoding: str, progress: Callable[[Sequence[SampleRecord]], None]
+        self,
+        suite: Suite,
+        decoding: str,
+        progress: Callable[[Sequence[SampleRecord]], None],
+        log: SampleLog | None = None,
     ) -> list[SampleRecord]:
-        """All responses to `suite` under the decoding of that name, problem by problem; `progress` gets each batch."""
-        tasks = self._tasks(suite, decoding, self._config.decodings[decoding])
-        # Prompts of a length together waste no padding; the records come back in the order of the problems.
-        by_length = sorted(range(len(tasks)), key=lambda i: (len(tasks[i].prompt_ids), i))
-        records: dict[int, SampleRecord] = {}
-        for start in range(0, len(by_length), self._batch_size):
-            indices = by_length[start : start + self._batch_size]
-            batch = self._respond([tasks[i] for i in indices], suite.name, decoding)
-            records.update(zip(indices, batch, strict=True))
-            progress(batch)
-        return [records[i] for i in range(len(tasks))]
+        """All responses to `suite` under the decoding of that name, problem by problem; `progress` gets each batch.
 
-    def _tasks(self, suite: Suite, name: str, decoding: DecodingConfig) -> list[_Task]:
-        prompt_ids = render_prompts(self._tokenizer, [prompt.messages for prompt in suite.prompts])
+        With `log` each batch is kept there, and those that an earlier attempt has left there are not asked for again
+        (nor given to `progress`). An engine that fails leaves there whatever it has generated before.
+        """
+        cell = _Cell(suite.name, decoding, self._config, self._tokenizer)
+        tasks = self._tasks(suite, cell)
+        # Prompts of a length together waste no padding; the records come back in the order of the problems.
+        order = sorted(range(len(tasks)), key=lambda i: (len(tasks[i].prompt_ids), i))
+        records = log.resume([tasks[i].key for i in order], self._batch_size) if log is not None else []
+        for batch in self._graded_batches([tasks[i] for i in order[len(records) :]], cell):
+            if log is not None:
+                log.append(batch)
+            records += batch
+            progress(batch)
+        place = {i: position for position, i in enumerate(order)}
+        return [records[place[i]] for i in range(len(tasks))]
+
+    def _tasks(self, suite: Suite, cell: "_Cell") -> list[_Task]:
+        asked = ask(self._tokenizer, suite.prompts, cell.how.template)
+        texts = [decode(self._tokenizer, ids) for ids in asked]
         return [
-            _Task(prompt, tuple(ids), sample, derive_seed(self._seed, "evaluate", suite.name, name, prompt.uid, sample))
-            for prompt, ids in zip(suite.prompts, prompt_ids, strict=True)
-            for sample in range(decoding.num_samples)
+            _Task(prompt, tuple(ids), text, sample, self._draw(suite.name, cell.decoding, prompt.uid, sample))
+            for prompt, ids, text in zip(suite.prompts, asked, texts, strict=True)
+            for sample in range(cell.how.num_samples)
         ]
 
-    def _respond(self, tasks: Sequence[_Task], suite: str, decoding: str) -> list[SampleRecord]:
-        params = SamplingParams(
-            self._config.decodings[decoding].temperature,
-            self._config.max_response_tokens,
-            stop_token_ids(self._tokenizer),
-        )
-        completions = self._engine.generate([RolloutRequest(task.prompt_ids, task.seed) for task in tasks], params)
+    def _draw(self, suite: str, decoding: str, uid: str, sample: int) -> int:
+        return derive_seed(self._seed, "evaluate", suite, decoding, uid, sample)
+
+    def _graded_batches(self, tasks: Sequence[_Task], cell: "_Cell") -> Iterator[list[SampleRecord]]:
+        grading = ThreadPoolExecutor(1, thread_name_prefix="evaluate")
+        waiting: Future[list[SampleRecord]] | None = None
+        try:
+            for start in range(0, len(tasks), self._batch_size):
+                batch = tasks[start : start + self._batch_size]
+                completions = self._generate(batch, cell)
+                if waiting is not None:
+                    yield waiting.result()
+                waiting = grading.submit(self._graded, batch, completions, cell)
+        except Exception:
+            # What was generated before the engine failed is not lost with it.
+            if waiting is not None:
+                yield waiting.result()
+            raise
+        finally:
+            # An interrupt does not wait: whoever closes the pool of graders ends the thread, too.
+            grading.shutdown(wait=False)
+        if waiting is not None:
+            yield waiting.result()
+
+    def _generate(self, tasks: Sequence[_Task], cell: "_Cell") -> list[Completion]:
+        return self._engine.generate([RolloutRequest(task.prompt_ids, task.seed) for task in tasks], cell.params)
+
+    def _graded(self, tasks: Sequence[_Task], completions: Sequence[Completion], cell: "_Cell") -> list[SampleRecord]:
+        responses = [cell.response(completion) for completion in completions]
+        requests = [
+            GradeRequest(response.text, task.prompt.ground_truth, problem_of(task.prompt), cell.how.grader)
+            for task, response in zip(tasks, responses, strict=True)
+        ]
+        verdicts = opinions(self._grader, requests)
+        return [
+            verdict.entered(_record(cell, task, response))
+            for task, response, verdict in zip(tasks, responses, verdicts, strict=True)
+        ]
+
+
+class _Cell:
+    """A suite under a decoding: how it is asked, and how what comes back is read."""
+
+    def __init__(self, suite: str, decoding: str, config: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.suite = suite
+        self.decoding = decoding
+        self.how: SuiteProtocol = config.protocol(suite, decoding)
+        self._tokenizer = tokenizer
         # A template may have opened the reasoning in the prompt: without its opener, a box inside unfinished reasoning
         # would pass for an answer.
-        responses = [self._opener + decode(self._tokenizer, completion.token_ids) for completion in completions]
-        grades = self._grader.grade(
-            [self._grading(suite, task, response) for task, response in zip(tasks, responses, strict=True)]
+        self._opener = opener_behind(tokenizer, self.how.template)
+        self.params = SamplingParams(
+            self.how.temperature,
+            config.max_response_tokens,
+            stop_token_ids(tokenizer),
+            self.how.top_p,
+            (*stops_of(self.how.template), *self.how.stop),
         )
-        return [
-            self._record(suite, decoding, task, completion, response, grade)
-            for task, completion, response, grade in zip(tasks, completions, responses, grades, strict=True)
-        ]
 
-    def _grading(self, suite: str, task: _Task, response: str) -> GradeRequest:
-        kind = self._config.graders.get(suite)
-        return GradeRequest(response, task.prompt.ground_truth, problem_of(task.prompt), kind)
+    def response(self, completion: Completion) -> _Response:
+        """The text up to the first of the texts that end it, and how many tokens that took."""
+        ids, stops = completion.token_ids, self.params.stop
+        text = decode(self._tokenizer, ids)
+        end = _end_of_first(text, stops)
+        if end is None:
+            return _Response(self._opener + text, len(ids), completion.finish_reason)
+        num_tokens = _fewest(len(ids), lambda n: _end_of_first(decode(self._tokenizer, ids[:n]), stops) is not None)
+        return _Response(self._opener + text[:end], num_tokens, FinishReason.STOP)
 
-    def _record(
-        self,
-        suite: str,
-        decoding: str,
-        task: _Task,
-        completion: Completion,
-        response: str,
-        grade: Grade,
-    ) -> SampleRecord:
-        return SampleRecord(
-            suite=suite,
-            decoding=decoding,
-            uid=task.prompt.uid,
-            sample=task.sample,
-            seed=task.seed,
-            prompt=decode(self._tokenizer, task.prompt_ids),
-            response=response,
-            answer=grade.extracted,
-            ground_truth=task.prompt.ground_truth,
-            outcome=grade.outcome.value,
-            reason=grade.reason,
-            correct=grade.outcome is Outcome.CORRECT,
-            finish_reason=completion.finish_reason.value,
-            num_tokens=len(completion.token_ids),
-        )
+
+def protocol_of(config: EvaluationConfig, suite: str, decoding: str) -> Protocol:
+    """How the suite is asked under the decoding, as results say it."""
+    how = config.protocol(suite, decoding)
+    return Protocol(
+        template=how.template,
+        temperature=how.temperature,
+        top_p=how.top_p,
+        max_response_tokens=config.max_response_tokens,
+        stop=(*stops_of(how.template), *how.stop),
+        engine=config.engine,
+    )
+
+
+def is_confidential(prompt: Prompt) -> bool:
+    """Whether the text of the problem may be shown nowhere; GPQA's may not, whoever prepared it."""
+    return bool(prompt.extra_info.get("confidential")) or "gpqa" in prompt.data_source.lower()
 
 
 def check_suite(
-    suite: Suite, tokenizer: PreTrainedTokenizerBase, max_response_tokens: int, context_length: int | None
-) -> None:
+    suite: Suite,
+    tokenizer: PreTrainedTokenizerBase,
+    max_response_tokens: int,
+    context_length: int | None,
+    template: str = OWN,
+) -> int:
     """Refuse a suite that could not be evaluated whole; `context_length` None: the model names no limit.
 
-    Raises DataError for a suite without problems, a problem that occurs twice, and prompts that leave no room for
-    `max_response_tokens`: evaluating only the rest would be another benchmark under the same name.
+    Returns the tokens of its longest prompt. Raises DataError for a suite without problems, a problem that occurs
+    twice, one that the template cannot ask, and prompts that leave no room for `max_response_tokens`: evaluating only
+    the rest would be another benchmark under the same name.
     """
     if not suite.prompts:
         raise DataError(
@@ -145,16 +224,64 @@ def check_suite(
     if repeated:
         raise DataError(
             f"suite {suite.name}: {repeated} rows repeat a problem; give each once, and set the number of responses a "
-            "problem by num_samples in evaluation.decodings"
+            "problem by num_samples in evaluation.decodings or evaluation.suites"
         )
-    if context_length is None:
-        return
-    room = context_length - max_response_tokens
-    lengths = [len(ids) for ids in render_prompts(tokenizer, [prompt.messages for prompt in suite.prompts])]
-    too_long = sum(length > room for length in lengths)
+    try:
+        lengths = [len(ids) for ids in ask(tokenizer, suite.prompts, template)]
+    except DataError as error:
+        raise DataError(f"suite {suite.name}: {error}") from None
+    room = None if context_length is None else context_length - max_response_tokens
+    too_long = 0 if room is None else sum(length > room for length in lengths)
     if too_long:
         raise DataError(
             f"suite {suite.name}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} "
             f"tokens, and {context_length} of the model less {max_response_tokens} of the response leave {room}; "
             "lower data.max_prompt_tokens or evaluation.max_response_tokens"
         )
+    return max(lengths)
+
+
+def _record(cell: _Cell, task: _Task, response: _Response) -> SampleRecord:
+    """The record before it is graded."""
+    prompt = task.prompt
+    num_options = prompt.extra_info.get("num_options") or len(problem_of(prompt).options)
+    return SampleRecord(
+        suite=cell.suite,
+        decoding=cell.decoding,
+        uid=prompt.uid,
+        sample=task.sample,
+        seed=task.seed,
+        prompt=task.prompt_text,
+        response=response.text,
+        answer=None,
+        ground_truth=prompt.ground_truth,
+        outcome="",
+        reason="",
+        correct=False,
+        finish_reason=response.finish_reason.value,
+        num_tokens=response.num_tokens,
+        subject=_label(prompt, _SUBJECTS),
+        level=_label(prompt, _LEVELS),
+        num_options=num_options if isinstance(num_options, int) and num_options else None,
+        confidential=is_confidential(prompt),
+    )
+
+
+def _label(prompt: Prompt, names: Sequence[str]) -> str | None:
+    found = (prompt.extra_info.get(name) for name in names)
+    return next((str(value) for value in found if isinstance(value, str | int) and value != ""), None)
+
+
+def _end_of_first(text: str, stops: Sequence[str]) -> int | None:
+    """Where the first of the stop texts in `text` ends; None without one."""
+    ends = [start + len(stop) for stop in stops if (start := text.find(stop)) >= 0]
+    return min(ends, default=None)
+
+
+def _fewest(most: int, holds: Callable[[int], bool]) -> int:
+    """The least n in 1..most for which `holds`, which holds for `most` and, once it does, for every greater n."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low

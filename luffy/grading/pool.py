@@ -91,7 +91,7 @@ class GraderPool:
         """
         if self._closed:
             raise LuffyError(_CLOSED)
-        kinds = [self._kind_of(request) for request in requests]
+        kinds = [self.kind_of(request) for request in requests]
         wanted = [steps(kind, request) for kind, request in zip(kinds, requests, strict=True)]
         found = self._found({step for needed in wanted for step in needed if not isinstance(step, Grade)})
         return [
@@ -138,7 +138,8 @@ class GraderPool:
             workers = [slot.worker for slot in self._slots]
         return [worker.pid for worker in workers if worker is not None]
 
-    def _kind_of(self, request: GradeRequest) -> GraderKind:
+    def kind_of(self, request: GradeRequest) -> GraderKind:
+        """Return what grades `request`; DataError for a grader that its problem names and nobody has."""
         if request.kind is not None:
             return request.kind
         name = request.problem.grader

@@ -16,6 +16,11 @@ class SamplingParams:
     max_response_tokens: int
     """Of the whole response: a given prefix counts, and only the rest of them may be generated behind it."""
     stop_token_ids: tuple[int, ...]
+    top_p: float = 1.0
+    """Only the likeliest tokens that together have this probability are drawn from; RL leaves it at 1."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response. An engine may look for them with each token, and may as well go on: whoever asks
+    cuts behind the first of them."""
 
 
 @dataclass(frozen=True, slots=True)

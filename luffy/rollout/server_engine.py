@@ -225,12 +225,14 @@ def _share(requests: Sequence[RolloutRequest], num_servers: int) -> list[int]:
 
 
 def _body(request: RolloutRequest, params: SamplingParams, salt: str) -> dict[str, object]:
-    """Nothing but the temperature shapes the distribution."""
+    """Nothing but temperature and top-p shapes the distribution."""
+    at_text = {"stop": list(params.stop), "include_stop_str_in_output": True} if params.stop else {}
     return {
         "token_ids": [*request.prompt_ids, *request.prefix_ids],
         "cache_salt": salt,
         "sampling_params": {
             "temperature": params.temperature,
+            "top_p": params.top_p,
             "seed": request.seed,
             "max_tokens": room(request, params),
             "stop_token_ids": list(params.stop_token_ids),
@@ -238,6 +240,8 @@ def _body(request: RolloutRequest, params: SamplingParams, salt: str) -> dict[st
             "ignore_eos": True,
             # Of the sampled token alone.
             "logprobs": 0,
-            "detokenize": False,
+            # A server reads its tokens only to find a text among them.
+            "detokenize": bool(params.stop),
+            **at_text,
         },
     }

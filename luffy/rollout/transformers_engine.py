@@ -5,15 +5,18 @@ Shape legend: `B` rows still running, `T` tokens, `V` vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.types import FinishReason
 
+_STOP_TOKENS = 32
+"""How many of the newest tokens are read for a text that ends the response."""
 _COMPACT_BELOW = 0.75
 """Rows that ended are cut from the cache once fewer than this share of it is still running."""
 
@@ -37,18 +40,25 @@ class TransformersEngine:
     distribution.
     """
 
-    def __init__(self, model: PreTrainedModel, batch_size: int, weight_version: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        batch_size: int,
+        weight_version: int = 0,
+        tokenizer_folder: Path | None = None,
+    ) -> None:
         self.model = model
         self.weight_version = weight_version
         self._batch_size = batch_size
+        self._tokenizer_folder = tokenizer_folder
 
     @classmethod
     def from_folder(cls, folder: Path, dtype: str, batch_size: int) -> "TransformersEngine":
-        """An engine on a model folder."""
+        """An engine on a model folder, with whose tokenizer it looks for `SamplingParams.stop`."""
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         ).eval()
-        return cls(model.to("cuda" if torch.cuda.is_available() else "cpu"), batch_size)
+        return cls(model.to("cuda" if torch.cuda.is_available() else "cpu"), batch_size, tokenizer_folder=folder)
 
     @torch.no_grad()
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
@@ -72,6 +82,7 @@ class TransformersEngine:
         while running:
             logits_BV = self._next_logits(input_ids_BT, mask_BT, cache)
             token_B = _draw(running, logits_BV, params)
+            self._end_at_texts(running, params.stop)
             alive = [b for b, row in enumerate(running) if row.finish_reason is None]
             # Ended rows ride along, ignored, until enough of them make cutting the cache worth its copy.
             if len(alive) < _COMPACT_BELOW * len(running) or not alive:
@@ -94,6 +105,17 @@ class TransformersEngine:
             logits_to_keep=1,
         )
         return output.logits[:, -1].float()
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return AutoTokenizer.from_pretrained(str(self._tokenizer_folder), local_files_only=True)
+
+    def _end_at_texts(self, running: Sequence[_Row], stop: Sequence[str]) -> None:
+        for row in running if stop and self._tokenizer_folder is not None else ():
+            if row.finish_reason is None:
+                tail = str(self._tokenizer.decode(row.tokens[-_STOP_TOKENS:]))
+                if any(text in tail for text in stop):
+                    row.finish_reason = FinishReason.STOP
 
     def _completion(self, row: _Row) -> Completion:
         assert row.finish_reason is not None
@@ -131,6 +153,8 @@ def _left_pad(contexts: Sequence[tuple[int, ...]], device: torch.device) -> tupl
 def _draw(running: Sequence[_Row], logits_BV: Tensor, params: SamplingParams) -> Tensor:
     """Draw the next token of every row and record it in the rows that still run."""
     logp_BV = torch.log_softmax(logits_BV / (params.temperature or 1.0), dim=-1)
+    if params.top_p < 1 and params.temperature > 0:
+        logp_BV = _nucleus(logp_BV, params.top_p)
     if params.temperature == 0:
         token_B = logp_BV.argmax(dim=-1)
     else:
@@ -142,6 +166,18 @@ def _draw(running: Sequence[_Row], logits_BV: Tensor, params: SamplingParams) ->
         if row.finish_reason is None:
             _record(row, token, logp, params.stop_token_ids)
     return token_B
+
+
+def _nucleus(logp_BV: Tensor, top_p: float) -> Tensor:
+    """The distribution over the fewest tokens that together have `top_p`, the others at probability 0.
+
+    A. Holtzman et al., "The curious case of neural text degeneration" (2020). Of equally likely tokens at the border
+    that with the lower id stays.
+    """
+    sorted_BV, order_BV = logp_BV.sort(dim=-1, descending=True, stable=True)
+    before_BV = sorted_BV.double().exp().cumsum(dim=-1) - sorted_BV.double().exp()
+    out_BV = torch.zeros_like(before_BV, dtype=torch.bool).scatter(-1, order_BV, before_BV >= top_p)
+    return torch.log_softmax(logp_BV.masked_fill(out_BV, -torch.inf), dim=-1)
 
 
 def _invert(logp_BV: Tensor, uniform_B: Tensor) -> Tensor:

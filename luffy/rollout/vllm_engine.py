@@ -95,6 +95,7 @@ class VLLMEngine:
         weight_version: int,
         wait_timeout_s: float,
         found_default_group: bool,
+        reads_text: bool = False,
     ) -> None:
         self._llm = llm
         self._max_num_seqs = max_num_seqs
@@ -103,6 +104,7 @@ class VLLMEngine:
         self._waiting: deque[_Row] = deque()
         self._running: dict[str, _Row] = {}
         self._found_default_group = found_default_group
+        self._reads_text = reads_text
         self._broken: str | None = None
         self._asleep = False
         self._transferring = False
@@ -122,12 +124,14 @@ class VLLMEngine:
         transfer_backend: TransferBackend | None = None,
         sleep_mode: bool = False,
         wait_timeout_s: float = 1800.0,
+        reads_text: bool = False,
     ) -> "VLLMEngine":
         """An engine on a model folder.
 
         `max_model_len` bounds prompt and response together (None: what the model was made for); `seed` is the
         process's, since every request has its own. `transfer_backend` makes `init_weight_transfer` possible,
         `sleep_mode` `sleep` (GPUs only). `wait_timeout_s` bounds the wait for another thread's step or update.
+        `reads_text` loads the folder's tokenizer, so that `SamplingParams.stop` ends responses; without it they go on.
 
         Raises ConfigError when vLLM is not installed, the folder holds no model, or the model does not fit the
         configuration.
@@ -142,6 +146,7 @@ class VLLMEngine:
 
         arguments = EngineArgs(
             **_engine_arguments(folder, shape, config, dtype, max_model_len),
+            skip_tokenizer_init=not reads_text,
             seed=seed % 2**32,
             weight_transfer_config=None if transfer_backend is None else WeightTransferConfig(backend=transfer_backend),
             enable_sleep_mode=sleep_mode,
@@ -155,7 +160,7 @@ class VLLMEngine:
             raise ConfigError(f"{folder}: vLLM refuses this model or its layout: {_first_line(error)}") from error
         finally:
             torch.set_num_threads = set_num_threads
-        return cls(llm, config.max_num_seqs, weight_version, wait_timeout_s, found_default_group)
+        return cls(llm, config.max_num_seqs, weight_version, wait_timeout_s, found_default_group, reads_text)
 
     @property
     def weight_version(self) -> int:
@@ -261,7 +266,9 @@ class VLLMEngine:
             name = str(next(self._numbers))
             self._running[name] = row
             self._llm.add_request(
-                name, _prompt(row.request, f"{row.call.number}/{self._num_updates}"), _sampling(row.request, row.params)
+                name,
+                _prompt(row.request, f"{row.call.number}/{self._num_updates}"),
+                _sampling(row.request, row.params, self._reads_text),
             )
 
     def _leave_abandoned(self) -> None:
@@ -359,7 +366,6 @@ def _engine_arguments(
         "gpu_memory_utilization": config.gpu_memory_utilization,
         # Inside a Ray actor vLLM would choose Ray for more than one GPU; its workers are children of this process.
         "distributed_executor_backend": "uni" if config.tensor_parallel_size == 1 else "mp",
-        "skip_tokenizer_init": True,
         # The distribution that was drawn from, at the temperature; greedy rows: of the plain softmax.
         "logprobs_mode": "processed_logprobs",
         # The folder's own generation_config is never applied.
@@ -389,13 +395,14 @@ def _prompt(request: RolloutRequest, salt: str) -> "TokensInput":
     return tokens_input([*request.prompt_ids, *request.prefix_ids], cache_salt=salt)
 
 
-def _sampling(request: RolloutRequest, params: SamplingParams) -> "vllm.SamplingParams":
-    """vLLM's parameters of one row: nothing but the temperature shapes the distribution."""
+def _sampling(request: RolloutRequest, params: SamplingParams, reads_text: bool) -> "vllm.SamplingParams":
+    """vLLM's parameters of one row: nothing but temperature and top-p shapes the distribution."""
     from vllm import SamplingParams as VLLMSamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return VLLMSamplingParams(
         temperature=params.temperature,
+        top_p=params.top_p,
         seed=request.seed,
         max_tokens=room(request, params),
         stop_token_ids=list(params.stop_token_ids),
@@ -404,7 +411,9 @@ def _sampling(request: RolloutRequest, params: SamplingParams) -> "vllm.Sampling
         # Of the sampled token alone.
         logprobs=0,
         flat_logprobs=True,
-        detokenize=False,
+        stop=list(params.stop) if reads_text else [],
+        include_stop_str_in_output=True,
+        detokenize=reads_text and bool(params.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 

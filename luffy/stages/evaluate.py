@@ -2,8 +2,8 @@
 
 Run: python -m luffy.stages.evaluate --config DIR/config.yaml --out DIR
 
-Writes samples.jsonl and results.json. Each finished pair of suite and decoding is kept in parts/, so that a killed
-evaluation goes on with the next one.
+Writes samples.jsonl, results.json and summary.md. Each batch of graded responses is kept in parts/ before the next one
+is waited for, so that a killed evaluation goes on with the batch it was at, to the same bytes.
 """
 
 import json
@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from transformers import PreTrainedTokenizerBase
-
 from luffy.config.execution import ExecutionConfig
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
-from luffy.data.templates import load_tokenizer, render_prompts
+from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.evaluation.protocol import Evaluator, Suite, check_suite
+from luffy.evaluation.protocol import Evaluator, Suite, check_suite, protocol_of
 from luffy.evaluation.results import (
     RESULTS_FILE,
     SAMPLES_FILE,
@@ -34,6 +32,9 @@ from luffy.evaluation.results import (
     write_results,
     write_sample_records,
 )
+from luffy.evaluation.sample_log import SampleLog
+from luffy.evaluation.summary import SUMMARY_FILE, render_summary
+from luffy.files import write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.server_engine import ServerEngine
@@ -43,6 +44,8 @@ from luffy.stages.program import StageContext, StageResult, main
 
 logger = logging.getLogger(__name__)
 _PARTS = "parts"
+_OPEN = "open"
+"""Below it the part that is being generated."""
 _NODE_PREFIX = "evaluate_"
 _FULL_BATCHES = 4
 """vLLM is given the prompts of so many full batches at a time: it fills the place of a response that ends, and only the
@@ -61,6 +64,10 @@ class _Progress:
     tokens: int = 0
     began: float = field(default_factory=time.perf_counter)
 
+    def skip(self, count: int) -> None:
+        """Responses that an earlier attempt has left."""
+        self.done += count
+
     def add(self, batch: Sequence[SampleRecord]) -> None:
         self.done += len(batch)
         self.graded += len(batch)
@@ -75,24 +82,38 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
     config, model = settings.evaluation, context.inputs["model"] / "model"
     tokenizer = load_tokenizer(model)
     suites = read_suites(context.inputs["data"])
-    for suite in suites:
-        check_suite(suite, tokenizer, config.max_response_tokens, _context_length(model))
+    longest = config.max_response_tokens + max(
+        check_suite(
+            suite, tokenizer, config.max_response_tokens, _context_length(model), config.template_of(suite.name)
+        )
+        for suite in suites
+    )
     cells = [(suite, decoding) for decoding in config.decodings for suite in suites]
-    (context.out / _PARTS).mkdir(exist_ok=True)
+    (context.out / _PARTS / _OPEN).mkdir(parents=True, exist_ok=True)
     waiting = [(suite, decoding) for suite, decoding in cells if not _part(context, suite, decoding).exists()]
     total, left = _num_responses(cells, settings), _num_responses(waiting, settings)
+    progress = _Progress(context, total, done=total - left)
     if waiting:
-        longest = max(_longest_prompt(suite, tokenizer) for suite in suites) + config.max_response_tokens
-        _evaluate(waiting, settings, context, longest, _Progress(context, total, done=total - left))
-    parts = [_part(context, suite, decoding) for suite, decoding in cells]
-    rows = tuple(result_row(list(read_sample_records(part)), config.confidence) for part in parts)
+        _evaluate(waiting, settings, context, longest, progress)
+    rows = _write(cells, settings, context)
+    return StageResult((SAMPLES_FILE, RESULTS_FILE, SUMMARY_FILE), _headline(rows), total - progress.graded)
+
+
+def _write(
+    cells: Sequence[tuple[Suite, str]], settings: EvaluateSettings, context: StageContext
+) -> tuple[ResultRow, ...]:
+    """Write what the finished parts come to."""
+    config, parts = settings.evaluation, [_part(context, suite, decoding) for suite, decoding in cells]
+    rows = tuple(
+        result_row(list(read_sample_records(part)), config.confidence, protocol_of(config, suite.name, decoding))
+        for part, (suite, decoding) in zip(parts, cells, strict=True)
+    )
     join_sample_records(context.out / SAMPLES_FILE, parts)
     checkpoint = context.node.removeprefix(_NODE_PREFIX)
-    write_results(
-        context.out / RESULTS_FILE,
-        EvaluationResults(checkpoint=checkpoint, confidence=config.confidence, rows=rows),
-    )
-    return StageResult((SAMPLES_FILE, RESULTS_FILE), _headline(rows), resumed_from=total - left)
+    results = EvaluationResults(checkpoint=checkpoint, confidence=config.confidence, rows=rows)
+    write_results(context.out / RESULTS_FILE, results)
+    write_atomic(context.out / SUMMARY_FILE, render_summary(results))
+    return rows
 
 
 def read_suites(data: Path) -> list[Suite]:
@@ -127,7 +148,7 @@ def _evaluate(
     model, execution = context.inputs["model"] / "model", context.execution
     generator = _GENERATORS[settings.evaluation.engine](model, settings, execution, longest)
     try:
-        own = tuple(settings.evaluation.graders.values())
+        own = settings.evaluation.own_graders
         cache = context.out / JUDGE_CACHE
         with GraderPool.configured(execution.grader_workers, settings.grading, cache, own) as grader:
             evaluator = Evaluator(
@@ -139,8 +160,11 @@ def _evaluate(
                 generator.batch_size,
             )
             for suite, decoding in cells:
-                records = evaluator.evaluate(suite, decoding, progress.add)
-                write_sample_records(_part(context, suite, decoding), records)
+                part = _part(context, suite, decoding)
+                log = SampleLog(part.parent / _OPEN / part.name, progress.skip)
+                records = evaluator.evaluate(suite, decoding, progress.add, log)
+                write_sample_records(part, records)
+                log.remove()
                 logger.info("%s, %s: %d responses", suite.name, decoding, len(records))
     finally:
         generator.engine.close()
@@ -170,16 +194,12 @@ _GENERATORS: dict[str, Callable[[Path, EvaluateSettings, ExecutionConfig, int], 
 }
 
 
-def _longest_prompt(suite: Suite, tokenizer: PreTrainedTokenizerBase) -> int:
-    return max(len(ids) for ids in render_prompts(tokenizer, [prompt.messages for prompt in suite.prompts]))
-
-
 def _part(context: StageContext, suite: Suite, decoding: str) -> Path:
     return context.out / _PARTS / f"{quote(decoding, safe='')}@{quote(suite.name, safe='')}.jsonl"
 
 
 def _num_responses(cells: Sequence[tuple[Suite, str]], settings: EvaluateSettings) -> int:
-    return sum(len(suite.prompts) * settings.evaluation.decodings[name].num_samples for suite, name in cells)
+    return sum(len(suite.prompts) * settings.evaluation.protocol(suite.name, name).num_samples for suite, name in cells)
 
 
 def _context_length(model: Path) -> int | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from luffy.config import ExperimentConfig
 from luffy.errors import LuffyError
+from luffy.evaluation.comparison import Comparison, PairedAccuracies, compare
 from luffy.evaluation.results import (
     RESULTS_FILE,
     SAMPLES_FILE,
@@ -15,7 +16,6 @@ from luffy.evaluation.results import (
     read_results,
     read_sample_records,
 )
-from luffy.evaluation.statistics import PairedDifference, paired_difference
 from luffy.pipeline.manifest import Manifest, finished_manifest
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 from luffy.tracking.samples import SampleRollout, read_samples
@@ -73,20 +73,10 @@ class FinishedChain:
         """Consecutive checkpoints."""
         return list(zip(self.evaluations, self.evaluations[1:], strict=False))
 
-    def difference(self, first: Evaluation, second: Evaluation, cell: Cell) -> PairedDifference:
-        """How `second` compares with `first` on the same problems."""
-        before, after = first.correct[cell], second.correct[cell]
-        if before.keys() != after.keys():
-            raise LuffyError(
-                f"{first.checkpoint} and {second.checkpoint} were evaluated on different problems of {cell}"
-            )
-        row = second.row(cell)
-        assert row is not None
-        return paired_difference(
-            [before[uid] / row.num_samples for uid in before],
-            [after[uid] / row.num_samples for uid in before],
-            second.results.confidence,
-        )
+    def comparison(self, first: Evaluation, second: Evaluation, decoding: str) -> Comparison:
+        """How `second` compares with `first` on the same problems of every suite."""
+        pairs = {suite: _paired(first, second, (suite, decoding)) for suite in self.suites}
+        return compare(pairs, second.results.confidence)
 
 
 def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> FinishedChain:
@@ -109,6 +99,16 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         evaluations=tuple(_read_evaluation(inputs[name]) for name in evaluations),
         data_card=_read_data_card(inputs["data"]) if "data" in inputs else {},
     )
+
+
+def _paired(first: Evaluation, second: Evaluation, cell: Cell) -> PairedAccuracies:
+    before, after = first.correct[cell], second.correct[cell]
+    if before.keys() != after.keys():
+        raise LuffyError(f"{first.checkpoint} and {second.checkpoint} were evaluated on different problems of {cell}")
+    row = second.row(cell)
+    assert row is not None
+    k = row.num_samples
+    return PairedAccuracies([before[uid] / k for uid in before], [after[uid] / k for uid in before], k)
 
 
 def _read_evaluation(directory: Path) -> Evaluation:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from luffy.evaluation.comparison import BenchmarkComparison
 from luffy.evaluation.report import wording
 from luffy.evaluation.report.inputs import Evaluation, FinishedChain
 from luffy.evaluation.report.tables import seconds
@@ -43,14 +44,21 @@ def _accuracies(chain: FinishedChain) -> str:
 
 
 def _step_sentences(chain: FinishedChain) -> list[str]:
-    cell = (chain.suites[0], chain.decodings[0])
     sentences = []
     for first, second in chain.transitions:
-        difference = chain.difference(first, second, cell)
-        verdict = "the interval excludes 0" if difference.is_clear else "not distinguishable from no change"
+        row = chain.comparison(first, second, chain.decodings[0]).on(chain.suites[0])
+        verdict = "a clear difference" if row.is_significant else "not distinguishable from no change"
         names = f"{wording.checkpoint(second.checkpoint)} minus {wording.checkpoint(first.checkpoint)}"
-        sentences.append(f"{names} on the same problems: {wording.points(difference)} points ({verdict}).")
+        sentences.append(
+            f"{names} on the same problems: {wording.points(row.paired)} points ({verdict}{_correction(chain, row)})."
+        )
     return sentences
+
+
+def _correction(chain: FinishedChain, row: BenchmarkComparison) -> str:
+    """The p-value and over how many suites it was corrected."""
+    over = f" after Holm's correction over {len(chain.suites)} suites" if len(chain.suites) > 1 else ""
+    return f", {wording.adjusted_p(row)}{over}"
 
 
 def _elsewhere(chain: FinishedChain) -> list[str]:
@@ -58,10 +66,10 @@ def _elsewhere(chain: FinishedChain) -> list[str]:
     if len(chain.suites) < 2 or len(chain.evaluations) < 2:
         return []
     first, last = chain.evaluations[0], chain.evaluations[-1]
+    comparison = chain.comparison(first, last, chain.decodings[0])
     changes: dict[bool, list[str]] = {True: [], False: []}
     for suite in chain.suites[1:]:
-        is_clear = chain.difference(first, last, (suite, chain.decodings[0])).is_clear
-        changes[is_clear].append(_change(chain, first, last, suite))
+        changes[comparison.on(suite).is_significant].append(_change(chain, first, last, suite))
     clear = f"clearly on {_enumerate(changes[True])}" if changes[True] else ""
     noise = f"within the noise on {_enumerate(changes[False])}" if changes[False] else ""
     names = f"{wording.checkpoint(first.checkpoint)} to {wording.checkpoint(last.checkpoint)}"

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from luffy.evaluation.comparison import BenchmarkComparison
 from luffy.evaluation.report import wording
 from luffy.evaluation.report.inputs import Evaluation, FinishedChain
 from luffy.evaluation.results import ResultRow
-from luffy.evaluation.statistics import PairedDifference
 from luffy.pipeline.manifest import Manifest
 
 Tone = Literal["", "better", "worse"]
@@ -45,14 +45,9 @@ def accuracy_table(chain: FinishedChain, decoding: str) -> Table:
 def difference_table(chain: FinishedChain, decoding: str) -> Table:
     """Percentage points between consecutive checkpoints on the same problems."""
     header = tuple(_step_name(first, second) for first, second in chain.transitions)
+    comparisons = [chain.comparison(first, second, decoding) for first, second in chain.transitions]
     rows = tuple(
-        (
-            TableCell(suite),
-            *(
-                _difference_cell(chain.difference(first, second, (suite, decoding)))
-                for first, second in chain.transitions
-            ),
-        )
+        (TableCell(suite), *(_difference_cell(comparison.on(suite)) for comparison in comparisons))
         for suite in chain.suites
     )
     return Table(("suite", *header), rows)
@@ -127,11 +122,13 @@ def _accuracy_cell(row: ResultRow | None) -> TableCell:
     )
 
 
-def _difference_cell(difference: PairedDifference) -> TableCell:
-    estimate = difference.difference
-    tone: Tone = "" if not difference.is_clear else "better" if estimate.value > 0 else "worse"
-    counts = (f"{difference.wins} better,", f"{difference.losses} worse,", f"{difference.ties} same")
-    return TableCell(wording.signed(estimate.value), (wording.signed_interval(difference), *counts), tone)
+def _difference_cell(row: BenchmarkComparison) -> TableCell:
+    estimate = row.paired.difference
+    tone: Tone = "" if not row.is_significant else "better" if estimate.value > 0 else "worse"
+    counts = (f"{row.paired.wins} better,", f"{row.paired.losses} worse,", f"{row.paired.ties} same")
+    return TableCell(
+        wording.signed(estimate.value), (wording.signed_interval(row.paired), wording.adjusted_p(row), *counts), tone
+    )
 
 
 def _step_name(first: Evaluation, second: Evaluation) -> str:

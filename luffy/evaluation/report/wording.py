@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+from luffy.evaluation.comparison import BenchmarkComparison
 from luffy.evaluation.results import ResultRow
 from luffy.evaluation.statistics import PairedDifference
 
@@ -33,6 +34,11 @@ def points(difference: PairedDifference) -> str:
 def signed_interval(difference: PairedDifference) -> str:
     """Bounds in percentage points."""
     return f"[{signed(difference.difference.low)},{NBSP}{signed(difference.difference.high)}]"
+
+
+def adjusted_p(row: BenchmarkComparison) -> str:
+    """The p-value after Holm's correction, which is never 0."""
+    return "p < 0.001" if row.adjusted_p < 0.001 else f"p = {row.adjusted_p:.3f}"
 
 
 def signed(share: float) -> str:

@@ -1,4 +1,4 @@
-"""What `grading` and `evaluation.graders` may say, and how a mistake is named."""
+"""What `grading` and `evaluation.suites` may say, and how a mistake is named."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def test_kinds_nest_and_survive_their_own_json(tmp_path: Path) -> None:
         ),
         ("grading: {named: {math: choice}}", "math already has a meaning"),
         ("grading: {named: {Mine: choice}}", "grading.named"),
-        ("evaluation: {graders: {nowhere: choice}}", "no suite is called nowhere"),
+        ("evaluation: {suites: {nowhere: {grader: choice}}}", "no suite is called nowhere"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:

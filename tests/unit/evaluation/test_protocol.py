@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
 from luffy.config.grading import FormatGrader, MathGrader
 from luffy.data.templates import render_prompt
 from luffy.errors import DataError
@@ -59,7 +59,8 @@ def test_records_say_what_was_asked_answered_and_found() -> None:
 
 
 def test_a_suite_may_have_its_own_grader() -> None:
-    config = CONFIG.model_copy(update={"graders": {"sums": FormatGrader(), "others": MathGrader()}})
+    suites = {"sums": SuiteConfig(grader=FormatGrader()), "others": SuiteConfig(grader=MathGrader())}
+    config = CONFIG.model_copy(update={"suites": suites})
     records = evaluate(lambda prompt, seed: "<think>1</think>2", "greedy", config=config)
     assert {record.outcome for record in records} == {"correct"}
 

@@ -1,0 +1,211 @@
+"""`python -m luffy rescore` and `python -m luffy diff`: finished evaluations graded again, or compared."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from yaml import YAMLError
+
+from luffy.config.grading import GraderKind, GradingConfig
+from luffy.config.settings import EvaluateSettings
+from luffy.config.yaml_source import parse_scalar
+from luffy.errors import ConfigError, DataError
+from luffy.evaluation.changes import CellChanges, ChangedProblem, Changes, Said, find_changes
+from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
+from luffy.evaluation.rescoring import Regraded, compare_gradings, read_problems, regrade, write_regraded
+from luffy.evaluation.results import ResultRow, SampleRecord
+from luffy.grading import JUDGE_CACHE, GraderPool, Problem
+from luffy.pipeline.job import JOB_FILE, read_job
+
+Rows = list[tuple[str, ...]]
+_RESCORED = "rescored"
+_WITHHELD = "(confidential)"
+_MAX_ANSWER = 60
+_ANSWERS_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """What `rescore` has to show."""
+
+    folder: Path
+    scores: Rows
+    """A row a suite and decoding."""
+    changed: Rows
+    """A row a response whose verdict changed."""
+    notes: tuple[str, ...]
+
+
+SCORE_HEADER = ("suite", "decoding", "before", "after", "now correct", "no longer")
+CHANGED_HEADER = ("suite", "problem", "sample", "reference", "before", "after", "why")
+COMPARISON_HEADER = (
+    "suite", "decoding", "problems", "first", "second", "difference", "interval", "wins/ties/losses", "p (Holm)", "",
+)  # fmt: skip
+PROBLEM_HEADER = ("problem", "subject", "reference", "first", "second", "first answered", "second answered")
+
+
+def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[str]) -> Rescored:
+    """Grade the responses of the finished evaluation in `directory` again, and write what comes out.
+
+    `grader`: a kind by name, a name of the evaluation's `grading.named`, or a kind with its settings in YAML. `suites`
+    empty: all. Without `folder` it is a folder in `rescored/` of the stage. Raises ConfigError for an unknown grader or
+    suite, DataError without an evaluation.
+    """
+    evaluation = read_evaluation(directory)
+    grading, data = _surroundings(directory)
+    kind = read_kind(grader, grading)
+    chosen = _chosen(evaluation, suites)
+    notes = []
+    problems: dict[tuple[str, str], Problem] = {}
+    if data is None:
+        notes.append(f"{directory} does not say where its data is: graded without the questions and their options")
+    else:
+        problems = read_problems(data / "suites", chosen)
+    folder = folder or directory / _RESCORED / _folder_name(grader)
+    folder.mkdir(parents=True, exist_ok=True)
+    with GraderPool.configured(os.cpu_count() or 1, grading, folder / JUDGE_CACHE, (kind,)) as pool:
+        regraded = regrade(evaluation, kind, pool, problems, chosen)
+    comparison = compare_gradings(evaluation, regraded)
+    write_regraded(folder, evaluation, comparison, [record for records in regraded.values() for record in records])
+    return Rescored(folder, [_scores(part) for part in comparison], _changed_rows(comparison), tuple(notes))
+
+
+def read_kind(text: str, grading: GradingConfig) -> GraderKind:
+    """The kind of grader that `text` names or describes; ConfigError for anything else."""
+    if text in grading.names:
+        return grading.grader(text)
+    try:
+        return TypeAdapter(GraderKind).validate_json(json.dumps(parse_scalar(text)))
+    except (ValidationError, YAMLError):
+        raise ConfigError(
+            f"--grader {text}: no such grader; there are {', '.join(grading.names)}, and kinds with their settings, "
+            "e.g. '{kind: math, boxed: preferred}'"
+        ) from None
+
+
+def diff(first: Path, second: Path) -> Changes:
+    """Compare two finished evaluations, problem by problem. Raises DataError where there is nothing to compare."""
+    return find_changes(read_evaluation(first), read_evaluation(second))
+
+
+def comparison_rows(changes: Changes) -> Rows:
+    """A row a suite and decoding, `second` minus `first`."""
+    return [_comparison_row(part) for part in changes.cells]
+
+
+def problem_rows(part: CellChanges, limit: int) -> Rows:
+    """A row a problem whose result changed, `limit` at most; of confidential ones no text."""
+    return [_problem_row(problem) for problem in part.changed[:limit]]
+
+
+def remarks(part: CellChanges) -> list[str]:
+    """What a reader of the comparison must know besides."""
+    found = []
+    if part.only_first or part.only_second:
+        found.append(
+            f"not compared: {part.only_first} problems of the first alone, {part.only_second} of the second alone"
+        )
+    if part.other_reference:
+        found.append(f"{part.other_reference} problems have another reference answer in the second evaluation")
+    return found
+
+
+def _surroundings(directory: Path) -> tuple[GradingConfig, Path | None]:
+    """How the evaluation graded, and where its data is, as far as the directory says so."""
+    if not (directory / JOB_FILE).is_file():
+        return GradingConfig(), None
+    job = read_job(directory / JOB_FILE)
+    if not isinstance(job.settings, EvaluateSettings):
+        raise DataError(f"{directory}: only evaluations can be graded again, this is {job.stage}")
+    return job.settings.grading, Path(job.inputs["data"])
+
+
+def _chosen(evaluation: FinishedEvaluation, suites: Sequence[str]) -> list[str]:
+    there = list(dict.fromkeys(suite for suite, _ in evaluation.records))
+    unknown = [name for name in suites if name not in there]
+    if unknown:
+        raise ConfigError(f"--suite {unknown[0]}: is not in this evaluation; there are {', '.join(there)}")
+    return [name for name in there if not suites or name in suites]
+
+
+def _folder_name(grader: str) -> str:
+    return "".join(c if c.isalnum() or c in "_-" else "_" for c in grader).strip("_")
+
+
+def _scores(part: Regraded) -> tuple[str, ...]:
+    gained = sum(new.correct for _, new in part.changed)
+    return (
+        part.before.suite,
+        part.before.decoding,
+        _score(part.before),
+        _score(part.after),
+        f"+{gained}",
+        f"-{len(part.changed) - gained}",
+    )
+
+
+def _score(row: ResultRow) -> str:
+    low, high = row.interval
+    return f"{100 * row.accuracy:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _changed_rows(comparison: Sequence[Regraded]) -> Rows:
+    return [_changed_row(old, new) for part in comparison for old, new in part.changed]
+
+
+def _changed_row(old: SampleRecord, new: SampleRecord) -> tuple[str, ...]:
+    if old.confidential or "gpqa" in old.suite.lower():
+        texts = (_WITHHELD, old.outcome, new.outcome, _WITHHELD)
+    else:
+        texts = (_short(old.ground_truth), _verdict(old), _verdict(new), new.reason)
+    return (old.suite, old.uid, str(old.sample), *texts)
+
+
+def _verdict(record: SampleRecord) -> str:
+    return record.outcome if record.answer is None else f"{record.outcome}: {_short(record.answer)}"
+
+
+def _comparison_row(part: CellChanges) -> tuple[str, ...]:
+    paired = part.comparison.paired
+    low, high = paired.difference.interval
+    return (
+        *part.cell,
+        str(paired.difference.num_problems),
+        f"{100 * part.accuracies[0]:.1f}",
+        f"{100 * part.accuracies[1]:.1f}",
+        f"{100 * paired.difference.value:+.1f}",
+        f"[{100 * low:+.1f}, {100 * high:+.1f}] {paired.difference.method}",
+        f"{paired.wins}/{paired.ties}/{paired.losses}",
+        f"{part.comparison.adjusted_p:.2g}",
+        "significant" if part.comparison.is_significant else "",
+    )
+
+
+def _problem_row(problem: ChangedProblem) -> tuple[str, ...]:
+    shown = not problem.confidential
+    return (
+        problem.uid,
+        problem.subject or "",
+        _short(problem.ground_truth) if shown else _WITHHELD,
+        f"{problem.first.num_correct}/{problem.first.num_samples}",
+        f"{problem.second.num_correct}/{problem.second.num_samples}",
+        _answers(problem.first) if shown else _WITHHELD,
+        _answers(problem.second) if shown else _WITHHELD,
+    )
+
+
+def _answers(said: Said) -> str:
+    """The most frequent answers, with how often each was given where there are several responses."""
+    texts = [
+        ("no answer" if answer is None else _short(answer)) + (f" x{count}" if said.num_samples > 1 else "")
+        for answer, count in said.answers[:_ANSWERS_SHOWN]
+    ]
+    return ", ".join(texts) + (", ..." if len(said.answers) > _ANSWERS_SHOWN else "")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_ANSWER else line[: _MAX_ANSWER - 3] + "..."

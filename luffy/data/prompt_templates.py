@@ -1,0 +1,107 @@
+r"""Prompt templates by name: how a benchmark's question becomes the text that a model continues.
+
+    asked = ask(tokenizer, prompts, "qwen_math")      # token ids, a prompt each
+    template = PROMPT_TEMPLATES["r1_zero"]            # its texts, and what it stops at
+
+`own` is the model's chat template over all messages of the data. Every other template is a fixed text around the
+question, the one user message of the prompt; the data's system message is left out, since the template has its own or
+wants none. The texts are the authors', byte for byte: scores move by many points with a space.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from luffy.data.templates import encode_prompts, opener_of, prompt_opener, render_prompts
+from luffy.errors import DataError
+from luffy.types import Prompt
+
+OWN = "own"
+
+LUFFY_SYSTEM = (
+    "Your task is to follow a systematic, thorough reasoning process before providing the final solution. This "
+    "involves analyzing, summarizing, exploring, reassessing, and refining your thought process through multiple "
+    "iterations. Structure your response into two sections: Thought and Solution. In the Thought section, present your reasoning "
+    'using the format: "<think>\\n {thoughts} </think>\\n". Each thought should include detailed analysis, '
+    'brainstorming, verification, and refinement of ideas. After "</think>\\n," in the Solution section, provide the '
+    "final, logical, and accurate answer, clearly derived from the exploration in the Thought section. If applicable, "
+    "include the answer in \\boxed{} for closed-form results like multiple choices or mathematical solutions."
+)
+"""LUFFY's system message, in training and evaluation (arXiv 2504.14945, appendix C.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTemplate:
+    """A text in front of the question and one behind it."""
+
+    before: str
+    after: str
+    stop: tuple[str, ...] = ()
+    """Texts that end a response; they stay in it."""
+
+
+PROMPT_TEMPLATES = {
+    # Qwen2.5-Math's evaluation (arXiv 2409.12122), "qwen25-math-cot"; LUFFY's `qwen`.
+    "qwen_math": PromptTemplate(
+        "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
+        "<|im_start|>user\n",
+        "<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    # DeepSeek-R1-Zero (arXiv 2501.12948, table 1) as Dr.GRPO evaluates with it (arXiv 2503.20783).
+    "r1_zero": PromptTemplate(
+        "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The "
+        "Assistant first thinks about the reasoning process in the mind and then provides the User with the answer. "
+        "The reasoning process is enclosed within <think> </think> and answer is enclosed within <answer> </answer> "
+        "tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.\nUser: ",
+        "\nAssistant: <think>",
+        stop=("</answer>",),
+    ),
+    # LUFFY's chat template over its own system message.
+    "luffy_think": PromptTemplate(
+        f"<|im_start|>system\n{LUFFY_SYSTEM}<|im_end|>\n<|im_start|>user\n",
+        "<|im_end|>\n<|im_start|>assistant\n<think>\n",
+    ),
+    # Eurus-2-7B-PRIME-Zero's model card, with which LUFFY and Dr.GRPO evaluate that model.
+    "prime": PromptTemplate(
+        "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The "
+        "assistant first thinks about the reasoning process in the mind and then provides the user with the answer. "
+        "The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, "
+        "respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>. User: ",
+        "\n\nPresent the answer in LaTex format: \\boxed{Your answer}. Assistant:",
+    ),
+    "none": PromptTemplate("", ""),
+}
+
+
+def ask(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template: str) -> list[list[int]]:
+    """Return the ids of each prompt under the template of that name.
+
+    DataError where the template is `own` and the tokenizer has none, or is another one and a prompt has not exactly
+    one user message and nothing of an assistant.
+    """
+    if template == OWN:
+        return render_prompts(tokenizer, [prompt.messages for prompt in prompts])
+    around = PROMPT_TEMPLATES[template]
+    return encode_prompts(tokenizer, [around.before + _question(prompt, template) + around.after for prompt in prompts])
+
+
+def opener_behind(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
+    """Return the `<think>` in which prompts under the template of that name end, else an empty text."""
+    return prompt_opener(tokenizer) if template == OWN else opener_of(PROMPT_TEMPLATES[template].after)
+
+
+def stops_of(template: str) -> tuple[str, ...]:
+    """Return the texts at which responses under the template of that name end."""
+    return () if template == OWN else PROMPT_TEMPLATES[template].stop
+
+
+def _question(prompt: Prompt, template: str) -> str:
+    turns = [message for message in prompt.messages if message.role != "system"]
+    if len(turns) != 1 or turns[0].role != "user":
+        roles = ", ".join(message.role for message in turns) or "none"
+        raise DataError(
+            f"problem {prompt.uid}: the template {template} takes one question, and the turns are {roles}; "
+            "use the template own"
+        )
+    return turns[0].content

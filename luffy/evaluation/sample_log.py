@@ -1,0 +1,71 @@
+"""The records of an evaluation that is not finished: appended as they come, and what of them counts after a kill."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from luffy.evaluation.results import SampleRecord, parse_record, record_line
+from luffy.files import sync_directory
+
+Key = tuple[str, int, int]
+"""Problem, sample, and the seed of the draw."""
+
+
+class SampleLog:
+    """The records of one suite under one decoding, in the order in which they are asked for.
+
+    Each `append` is a batch, durable when it returns. A kill leaves whole batches and at most a torn one. `kept` is
+    told how many records of an earlier attempt count.
+    """
+
+    def __init__(self, path: Path, kept: Callable[[int], None] = lambda count: None) -> None:
+        self._path = path
+        self._kept = kept
+
+    def resume(self, order: Sequence[Key], batch_size: int) -> list[SampleRecord]:
+        """Return the records that are kept of an earlier attempt: the first ones of `order`, in whole batches.
+
+        A torn batch is dropped, so that what is asked again is asked in the same company: an engine's last bits may
+        hang on it. So is whatever does not fit `order`.
+        """
+        records, ends = [], [0]
+        for key, (record, end) in zip(order, self._read(), strict=False):
+            if key != (record.uid, record.sample, record.seed):
+                break
+            records.append(record)
+            ends.append(end)
+        whole = len(records) if len(records) == len(order) else len(records) - len(records) % batch_size
+        with self._path.open("ab") as file:
+            file.truncate(ends[whole])
+        self._kept(whole)
+        return records[:whole]
+
+    def append(self, records: Sequence[SampleRecord]) -> None:
+        """Add a batch; it survives a power cut as soon as this returns."""
+        is_new = not self._path.exists()
+        with self._path.open("ab") as file:
+            file.write(b"".join(map(record_line, records)))
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            sync_directory(self._path.parent)
+
+    def remove(self) -> None:
+        """Forget them: they are kept elsewhere now."""
+        self._path.unlink(missing_ok=True)
+
+    def _read(self) -> Iterator[tuple[SampleRecord, int]]:
+        """Each record with the position behind it, up to the first torn line."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            end = 0
+            for line in file:
+                end += len(line)
+                try:
+                    record = parse_record(line)
+                except (ValueError, KeyError, TypeError):
+                    return
+                if not line.endswith(b"\n"):
+                    return
+                yield record, end
