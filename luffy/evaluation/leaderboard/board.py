@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from luffy.evaluation.comparison import BenchmarkComparison, compare_paired, holm
 from luffy.evaluation.leaderboard.entries import Cell, Column, Entry, LeftOut, Protocol
 from luffy.evaluation.leaderboard.published import PublishedRow, PublishedTable
-from luffy.evaluation.statistics import PairedDifference, paired_difference
+from luffy.evaluation.statistics import PairedDifference
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,13 @@ class Lead:
 
     best: Entry
     next: Entry
-    difference: PairedDifference
-    """Of the best minus the next."""
+    comparison: BenchmarkComparison
+    """Of the best with the next, corrected for the number of columns in which there are two (Holm)."""
 
     @property
     def is_clear(self) -> bool:
         """Whether the best may be called so."""
-        return self.difference.is_clear
+        return self.comparison.is_significant
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +98,12 @@ def _table(entries: Sequence[Entry], published: Sequence[PublishedTable]) -> Boa
     columns = tuple(dict.fromkeys(column for entry in entries for column in entry.cells))
     protocol = entries[0].protocol
     confidence = float(protocol.settings["confidence"])
-    leads = {column: _lead(entries, column, confidence) for column in columns}
     return BoardTable(
         protocol=protocol,
         confidence=confidence,
         columns=columns,
         rows=tuple(_ranked(entries, columns)),
-        leads={column: lead for column, lead in leads.items() if lead is not None},
+        leads=_leads(entries, columns, confidence),
         references=tuple(_references(columns, published)),
     )
 
@@ -116,20 +116,28 @@ def _ranked(entries: Sequence[Entry], columns: Sequence[Column]) -> list[Entry]:
     )
 
 
-def _lead(entries: Sequence[Entry], column: Column, confidence: float) -> Lead | None:
-    ranked = sorted(
-        (entry for entry in entries if column in entry.cells), key=lambda entry: -entry.cells[column].row.accuracy
-    )
-    if len(ranked) < 2:
-        return None
-    best, following = ranked[:2]
-    difference = _difference(following.cells[column], best.cells[column], confidence)
-    return Lead(best, following, difference)
+def _leads(entries: Sequence[Entry], columns: Sequence[Column], confidence: float) -> dict[Column, Lead]:
+    """The best against the next in each column that has two; a claim is made at `confidence` for all of them."""
+    pairs = {column: _first_two(entries, column) for column in columns}
+    shared = {column: pair for column, pair in pairs.items() if pair is not None}
+    paired = [_difference(best, following, column, confidence) for column, (best, following) in shared.items()]
+    adjusted = holm([result.p_value for result in paired])
+    return {
+        column: Lead(best, following, BenchmarkComparison(column.suite, result, p, p < 1 - confidence))
+        for (column, (best, following)), result, p in zip(shared.items(), paired, adjusted, strict=True)
+    }
 
 
-def _difference(first: Cell, second: Cell, confidence: float) -> PairedDifference:
+def _first_two(entries: Sequence[Entry], column: Column) -> tuple[Entry, Entry] | None:
+    having = [entry for entry in entries if column in entry.cells]
+    ranked = sorted(having, key=lambda entry: -entry.cells[column].row.accuracy)
+    return (ranked[0], ranked[1]) if len(ranked) > 1 else None
+
+
+def _difference(best: Entry, following: Entry, column: Column, confidence: float) -> PairedDifference:
+    first, second = following.cells[column], best.cells[column]
     problems = list(first.correct)
-    return paired_difference(_shares(first, problems), _shares(second, problems), confidence)
+    return compare_paired(_shares(first, problems), _shares(second, problems), column.num_samples, confidence)
 
 
 def _shares(cell: Cell, problems: Sequence[str]) -> list[float]:

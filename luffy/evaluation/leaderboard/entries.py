@@ -27,7 +27,7 @@ _OF_SUITES = ("suites", "graders")
 """What of `evaluation` holds for single suites; it tells columns apart."""
 _APART = (*_OF_SUITES, "decodings", "confidence", "engine")
 """What of `evaluation` is not shared by all suites and decodings, or does not belong to the protocol."""
-_WORDS = {"top_p": "top-p {}", "max_response_tokens": "up to {} tokens a response", "template": "{} template"}
+_WORDS = {"top_p": "top-p {}", "max_response_tokens": "up to {} tokens a response", "template": "{} prompt template"}
 _OTHER_VERSION = "written by another version"
 _NOT_SET = ("null", "[]", "{}")
 

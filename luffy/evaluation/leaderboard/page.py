@@ -30,6 +30,8 @@ class Section:
 
     title: str
     confidence: str
+    methods: str
+    """Of the intervals."""
     note: str
     table: Table
     references: tuple[tuple[PublishedTable, Table], ...]
@@ -103,6 +105,7 @@ def _section(number: int, table: BoardTable) -> Section:
     return Section(
         title=title(table),
         confidence=confidence(table),
+        methods="; ".join(_methods(table)),
         note=table.note,
         table=accuracy_table(table),
         references=tuple((paper, reference_table(table, paper)) for paper in published_of(table)),
@@ -110,6 +113,11 @@ def _section(number: int, table: BoardTable) -> Section:
         dots=dot_plot(f"leaderboard-{number}", bands) if few else "",
         legend=tuple((color, entry.name.text) for entry, color in colors) if few else (),
     )
+
+
+def _methods(table: BoardTable) -> list[str]:
+    found = dict.fromkeys(cell.row.method for entry in table.rows for cell in entry.cells.values())
+    return [method for method in found if method]
 
 
 def _dots(column: Column, colors: Sequence[tuple[Entry, str]]) -> list[Dot]:
@@ -165,15 +173,15 @@ def _reference_row(table: BoardTable, reference: Reference) -> tuple[TableCell, 
 
 
 def _lead_row(table: BoardTable, column: Column, lead: Lead) -> tuple[TableCell, ...]:
-    difference = lead.difference
+    difference = lead.comparison.paired
     counts = f"{difference.wins} better, {difference.losses} worse, {difference.ties} same"
-    verdict = f"{MARK} clear" if lead.is_clear else "not distinguishable"
+    verdict = f"{MARK} clearly better" if lead.is_clear else "not distinguishable"
     return (
         TableCell(_heading(table, column).partition("\n")[0]),
         TableCell(lead.best.name.text),
         TableCell(lead.next.name.text),
         TableCell(wording.signed(difference.difference.value), (wording.signed_interval(difference), counts)),
-        TableCell(verdict, tone="better" if lead.is_clear else ""),
+        TableCell(verdict, (wording.adjusted_p(lead.comparison),), "better" if lead.is_clear else ""),
     )
 
 

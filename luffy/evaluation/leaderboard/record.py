@@ -59,13 +59,14 @@ def _cell(table: BoardTable, entry: Entry, column: Column) -> Json:
     return {
         "accuracy": cell.row.accuracy,
         "interval": list(cell.row.interval),
+        "method": cell.row.method,
         "evaluation": cell.evaluation,
         "lead": _lead(lead) if lead is not None and lead.best is entry else None,
     }
 
 
 def _lead(lead: Lead) -> Json:
-    difference = lead.difference
+    difference = lead.comparison.paired
     return {
         "over": lead.next.name.text,
         "difference": difference.difference.value,
@@ -73,6 +74,8 @@ def _lead(lead: Lead) -> Json:
         "wins": difference.wins,
         "ties": difference.ties,
         "losses": difference.losses,
+        "p": difference.p_value,
+        "adjusted_p": lead.comparison.adjusted_p,
         "is_clear": lead.is_clear,
     }
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from synthetic.evaluated_workspace import first, write_evaluation, write_run
+from synthetic.evaluated_workspace import Verdict, first, write_evaluation, write_run
 
 from luffy.cli.main import main
 from luffy.errors import ConfigError
@@ -126,7 +126,7 @@ def test_a_lead_is_taken_over_the_same_problems_whatever_their_order(workspace: 
     write_evaluation(workspace, "b", {GREEDY: lambda problem, sample: problem >= 165}, problems=problems[::-1])
     (table,) = board_of(workspace).tables
     (lead,) = table.leads.values()
-    assert (lead.difference.wins, lead.difference.losses, lead.is_clear) == (30, 0, True)
+    assert (lead.comparison.paired.wins, lead.comparison.paired.losses, lead.is_clear) == (30, 0, True)
     rows = [row.cells[column].row for row in table.rows for column in table.columns]
     assert rows[0].interval[0] < rows[1].interval[1]
 
@@ -249,3 +249,19 @@ def test_a_workspace_without_evaluations_is_a_mistake_of_one_line(
     assert lines[0].endswith("no such folder")
     assert "no finished evaluation; k: not finished; run a chain" in lines[1]
     shutil.rmtree(workspace.root)
+
+
+def test_what_is_clear_on_one_suite_alone_is_not_among_many(workspace: Workspace) -> None:
+    """Nine problems won and one lost (p = 0.01 to 0.05): alone that is a lead, among twelve such suites it is none."""
+
+    def verdicts(count: int, gains: bool) -> dict[tuple[str, str], Verdict]:
+        won = lambda problem, sample: 50 <= problem < 59 if gains else problem == 59  # noqa: E731
+        return {(f"s{i}", "greedy"): lambda problem, sample: problem < 50 or won(problem, sample) for i in range(count)}
+
+    for count, is_clear in ((1, True), (12, False)):
+        shutil.rmtree(workspace.root, ignore_errors=True)
+        write_evaluation(workspace, "a", verdicts(count, gains=True))
+        write_evaluation(workspace, "b", verdicts(count, gains=False))
+        (table,) = board_of(workspace).tables
+        found = {(lead.comparison.paired.is_clear, lead.is_clear) for lead in table.leads.values()}
+        assert found == {(True, is_clear)}
