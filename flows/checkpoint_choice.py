@@ -8,7 +8,6 @@ from luffy.config.of_checkpoint import evaluation_of, sweep_of
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.checkpoints import complete_checkpoints
 from luffy.pipeline.experiment import open_experiment
-from luffy.pipeline.graph import SWEEP_NODE
 from luffy.pipeline.workspace import Workspace
 
 _EXAMPLES = """\
@@ -37,7 +36,7 @@ def check_checkpoints(work: Work, workspace: Workspace) -> None:
     plans = {
         plan.node.name: plan for plan in open_experiment(work.config, workspace, sweep_steps=work.sweep_steps).plan()
     }
-    if plans[SWEEP_NODE].action == "reuse":
+    if plans["sweep"].action == "reuse":
         return
     rl = plans["rl"]
     if rl.action != "reuse":

@@ -23,7 +23,7 @@ from luffy.cli.results import by_suite, read_accuracies
 from luffy.config import load_experiment
 from luffy.pipeline.workspace import find_workspace, link
 from tasks.session import Session, open_session
-from tasks.stages import FinishedStage, base, evaluate, evaluate_steps, prepare_data, report, train_rl, train_sft
+from tasks.stages import FinishedStage, base, evaluate, prepare_data, report, sweep, train_rl, train_sft
 
 _PAGE = "curve.html"
 
@@ -71,7 +71,7 @@ def _sweep(session: Session, data: FinishedStage, policy: FinishedStage) -> tupl
     """The evaluations of the RL run's checkpoints: where their results are, and the page with the curve."""
     if "sft" in session.run.experiment.config.stages:
         policy = train_sft(session, data, policy)
-    swept = evaluate_steps(session, data, train_rl(session, data, policy))
+    swept = sweep(session, data, train_rl(session, data, policy))
     link(swept.directory / _PAGE, session.run.directory / _PAGE)
     return sorted(swept.directory.glob("step_*")), session.run.directory / _PAGE
 

@@ -12,7 +12,6 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from luffy.cli.results import by_suite, read_accuracies
-from luffy.pipeline.graph import SWEEP_NODE
 from tasks.session import PrefectObserver, Session
 
 
@@ -62,16 +61,10 @@ def evaluate(session: Session, data: FinishedStage, checkpoint: FinishedStage) -
     return _make(session, f"evaluate_{checkpoint.node}")
 
 
-@task(
-    name="evaluate_steps",
-    task_run_name="evaluate_rl_steps",
-    retries=0,
-    cache_policy=NO_CACHE,
-    persist_result=False,
-)
-def evaluate_steps(session: Session, data: FinishedStage, rl: FinishedStage) -> FinishedStage:
+@task(name="sweep", task_run_name="sweep", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def sweep(session: Session, data: FinishedStage, rl: FinishedStage) -> FinishedStage:
     """Accuracy of the RL run's checkpoints of the session's steps, one after the other by one engine."""
-    return _make(session, SWEEP_NODE)
+    return _make(session, "sweep")
 
 
 @task(name="report", task_run_name="report", retries=0, cache_policy=NO_CACHE, persist_result=False)

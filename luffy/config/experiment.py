@@ -14,7 +14,8 @@ from luffy.config.objective import ObjectiveConfig, RefillGroups
 from luffy.config.strict import StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
-StageName = Literal["prepare_data", "base", "sft", "rl", "evaluate", "report"]
+StageName = Literal["prepare_data", "base", "sft", "rl", "evaluate", "report", "sweep"]
+"""The stage programs. `sweep` belongs to no chain: it is asked for, over an RL run that is there."""
 STAGE_ORDER: tuple[StageName, ...] = ("prepare_data", "base", "sft", "rl", "evaluate", "report")
 _ALWAYS: tuple[StageName, ...] = ("prepare_data", "base")
 

@@ -6,7 +6,7 @@ A field that is not in a stage's settings cannot change what it computes, so the
 
 from typing import Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from luffy.config.data import DataConfig
 from luffy.config.evaluation import EvaluationConfig
@@ -64,14 +64,20 @@ class RLSettings(StrictModel):
 
 
 class EvaluateSettings(StrictModel):
-    """`evaluate`: one checkpoint, or several of one RL run, over all suites and decodings."""
+    """`evaluate`: one checkpoint over all suites and decodings."""
 
     seed: int
     dtype: DType
     evaluation: EvaluationConfig
     grading: GradingConfig
-    steps: tuple[PositiveInt, ...] = ()
-    """Of the upstream RL stage: its checkpoints of these steps are evaluated in place of its final model."""
+
+
+class SweepSettings(StrictModel):
+    """`sweep`: checkpoints of one RL run, each as `evaluate` does it."""
+
+    protocol: EvaluateSettings
+    steps: tuple[PositiveInt, ...] = Field(min_length=1)
+    """Of the checkpoints, in the order in which they are evaluated."""
 
 
 class ReportSettings(StrictModel):
@@ -80,4 +86,6 @@ class ReportSettings(StrictModel):
     experiment: ExperimentConfig
 
 
-StageSettings = PrepareDataSettings | BaseSettings | SFTSettings | RLSettings | EvaluateSettings | ReportSettings
+StageSettings = (
+    PrepareDataSettings | BaseSettings | SFTSettings | RLSettings | EvaluateSettings | ReportSettings | SweepSettings
+)

@@ -13,10 +13,10 @@ from luffy.config.settings import (
     RLSettings,
     SFTSettings,
     StageSettings,
+    SweepSettings,
 )
 from luffy.config.training import RLConfig, SFTConfig
 
-SWEEP_NODE = "evaluate_rl_steps"
 Trained = TypeVar("Trained", SFTConfig, RLConfig)
 
 
@@ -46,14 +46,14 @@ def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> 
         nodes.append(StageNode("rl", "rl", _data_and(checkpoints[-1]), _rl(config)))
         checkpoints.append("rl")
     if "evaluate" in config.stages:
-        settings = _evaluate(config)
-        nodes += [StageNode(f"evaluate_{name}", "evaluate", _data_and(name), settings) for name in checkpoints]
+        evaluation = _evaluate(config)
+        nodes += [StageNode(f"evaluate_{name}", "evaluate", _data_and(name), evaluation) for name in checkpoints]
     if "report" in config.stages:
         inputs = {"data" if node.name == "prepare_data" else node.name: node.name for node in nodes}
         nodes.append(StageNode("report", "report", inputs, ReportSettings(experiment=config)))
     if sweep_steps:
-        settings = _evaluate(config).model_copy(update={"steps": sweep_steps})
-        nodes.append(StageNode(SWEEP_NODE, "evaluate", _data_and("rl"), settings))
+        settings = SweepSettings(protocol=_evaluate(config), steps=sweep_steps)
+        nodes.append(StageNode("sweep", "sweep", _data_and("rl"), settings))
     return tuple(nodes)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from luffy.config import StageName
 from luffy.errors import LuffyError
 from luffy.evaluation.leaderboard.naming import RowName, Use, flatten, name_row, read_uses, tell_apart
 from luffy.evaluation.results import (
@@ -23,6 +24,7 @@ from luffy.evaluation.results import (
 from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
 from luffy.pipeline.workspace import Workspace
 
+_STAGES: tuple[StageName, ...] = ("evaluate", "sweep")
 _OF_SUITES = ("suites", "graders")
 """What of `evaluation` holds for single suites; it tells columns apart."""
 _APART = (*_OF_SUITES, "decodings", "confidence", "engine")
@@ -94,21 +96,22 @@ class LeftOut:
     reason: str
 
 
+_Model = tuple[str, str, str]
+"""What makes a row of its own: the weights' digest, and the engine and type that computed with them."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     """One checkpoint's results on one suite under one decoding."""
 
-    manifest: Manifest
-    results: EvaluationResults
+    model: _Model
+    checkpoint: str
+    """`base`, `sft` or `rl`."""
+    step: int | None
+    """Of a sweep."""
     protocol: Protocol
     column: Column
     cell: Cell
-
-    @property
-    def model(self) -> tuple[str, str, str]:
-        """What makes it a row of its own: the weights, and what computed with them."""
-        engine = str(_mapping(self.manifest.settings, "evaluation").get("engine"))
-        return self.manifest.consumed.get("model", ""), engine, str(self.manifest.settings.get("dtype"))
 
 
 def read_entries(workspace: Workspace) -> tuple[list[Entry], list[LeftOut]]:
@@ -117,18 +120,21 @@ def read_entries(workspace: Workspace) -> tuple[list[Entry], list[LeftOut]]:
     The newest evaluations come first.
     """
     left_out: list[LeftOut] = []
-    found = [item for directory in workspace.siblings("evaluate") for item in _read_stage(directory, left_out)]
+    directories = [directory for stage in _STAGES for directory in workspace.siblings(stage)]
+    found = [item for directory in directories for item in _read_stage(workspace, directory, left_out)]
     found.sort(key=lambda item: item.cell.ended, reverse=True)  # stable: the order of suites within one stays
     return _entries(found, read_uses(workspace)), left_out
 
 
-def _read_stage(directory: Path, left_out: list[LeftOut]) -> list[_Found]:
+def _read_stage(workspace: Workspace, directory: Path, left_out: list[LeftOut]) -> list[_Found]:
     """What the evaluation in `directory` found; nothing, and an entry in `left_out`, when it does not count."""
     manifest = read_manifest(directory)
     reason = _doubt(directory, manifest)
     try:
         if manifest is not None and not reason:
-            return list(_read(directory, manifest))
+            if manifest.stage == "sweep":
+                return list(_read_sweep(workspace, directory, manifest))
+            return list(_read(directory, manifest, _settings(manifest), manifest.consumed["model"]))
     except (LuffyError, KeyError, TypeError, ValueError):  # what readers of another version's files raise
         reason = _OTHER_VERSION
     left_out.append(LeftOut(directory, reason))
@@ -145,17 +151,34 @@ def _doubt(directory: Path, manifest: Manifest | None) -> str:
     return "".join(f"{path} is {complaint}" for path, complaint in list(damaged.items())[:1])
 
 
-def _read(directory: Path, manifest: Manifest) -> Iterator[_Found]:
+def _read_sweep(workspace: Workspace, directory: Path, manifest: Manifest) -> Iterator[_Found]:
+    """Each of its steps; that of the run's end is the model that `evaluate` knows by its digest."""
+    rl = read_manifest(workspace.stage_directory("rl", manifest.upstream["model"]))
+    last = _mapping(rl.settings, "rl").get("steps") if rl is not None else None
+    for folder in sorted(directory.glob("step_*")):
+        step, model = int(folder.name.removeprefix("step_")), manifest.consumed["model"]
+        yield from _read(folder, manifest, _settings(manifest), model if step == last else f"{model}@{step}", step)
+
+
+def _settings(manifest: Manifest) -> Mapping[str, object]:
+    """Those of `evaluate`, which a sweep has under its own."""
+    return _mapping(manifest.settings, "protocol") if manifest.stage == "sweep" else manifest.settings
+
+
+def _read(
+    directory: Path, manifest: Manifest, settings: Mapping[str, object], model: str, step: int | None = None
+) -> Iterator[_Found]:
     results = read_results(directory / RESULTS_FILE)
     correct = _correct_counts(directory)
     for row in results.rows:
         counts = correct[row.suite, row.decoding]
         yield _Found(
-            manifest,
-            results,
-            _protocol(manifest, results, row.decoding),
-            Column(row.suite, row.num_problems, row.num_samples, _problems(manifest, row.suite, counts)),
-            Cell(row, counts, manifest.key, manifest.ended),
+            model=(model, str(_mapping(settings, "evaluation").get("engine")), str(settings.get("dtype"))),
+            checkpoint=results.checkpoint if step is None else "rl",
+            step=step,
+            protocol=_protocol(settings, results, row.decoding),
+            column=Column(row.suite, row.num_problems, row.num_samples, _problems(settings, row.suite, counts)),
+            cell=Cell(row, counts, manifest.key, manifest.ended),
         )
 
 
@@ -168,7 +191,7 @@ def _correct_counts(directory: Path) -> dict[tuple[str, str], dict[str, int]]:
 
 
 def _entries(found: Iterable[_Found], uses: Mapping[str, Sequence[Use]]) -> list[Entry]:
-    groups: dict[tuple[tuple[str, str, str], str], list[_Found]] = {}
+    groups: dict[tuple[_Model, str], list[_Found]] = {}
     for item in found:
         groups.setdefault((item.model, item.protocol.key), []).append(item)
     models = list(dict.fromkeys(model for model, _ in groups))
@@ -186,8 +209,8 @@ def _entries(found: Iterable[_Found], uses: Mapping[str, Sequence[Use]]) -> list
 
 
 def _names(
-    models: Sequence[tuple[str, str, str]],
-    groups: Mapping[tuple[tuple[str, str, str], str], Sequence[_Found]],
+    models: Sequence[_Model],
+    groups: Mapping[tuple[_Model, str], Sequence[_Found]],
     uses: Mapping[str, Sequence[Use]],
 ) -> list[RowName]:
     """One name a model, whatever it was asked under which protocol."""
@@ -196,14 +219,15 @@ def _names(
     }
     used = [_uses_of(items[model], uses) for model in models]
     names = [
-        name_row(using, items[model][0].results.checkpoint, None) for model, using in zip(models, used, strict=True)
+        name_row(using, items[model][0].checkpoint, items[model][0].step)
+        for model, using in zip(models, used, strict=True)
     ]
     fallback = [", ".join(filter(None, (engine, dtype, digest[:8]))) for digest, engine, dtype in models]
     return tell_apart(names, used, fallback)
 
 
 def _uses_of(items: Iterable[_Found], uses: Mapping[str, Sequence[Use]]) -> list[Use]:
-    keys = dict.fromkeys(item.manifest.key for item in items)
+    keys = dict.fromkeys(item.cell.evaluation for item in items)
     return [use for key in reversed(keys) for use in uses.get(key, ())]
 
 
@@ -214,12 +238,12 @@ def _newest(items: Sequence[_Found]) -> dict[Column, Cell]:
     return cells
 
 
-def _protocol(manifest: Manifest, results: EvaluationResults, decoding: str) -> Protocol:
-    evaluation = _mapping(manifest.settings, "evaluation")
+def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decoding: str) -> Protocol:
+    evaluation = _mapping(of_stage, "evaluation")
     drawn = _mapping(_mapping(evaluation, "decodings"), decoding)
     shared = {name: value for name, value in evaluation.items() if name not in _APART}
     settings = flatten(drawn) | flatten(shared)
-    grading = {f"grading.{name}": value for name, value in flatten(manifest.settings.get("grading")).items()}
+    grading = {f"grading.{name}": value for name, value in flatten(of_stage.get("grading")).items()}
     text = _in_words(settings)
     return Protocol(decoding, settings | grading | {"confidence": str(results.confidence)}, text)
 
@@ -235,8 +259,8 @@ def _in_words(settings: Mapping[str, str]) -> str:
     return ", ".join([*words, *(f"{name} {value}" for name, value in left.items())])
 
 
-def _problems(manifest: Manifest, suite: str, correct: Mapping[str, int]) -> str:
-    evaluation = _mapping(manifest.settings, "evaluation")
+def _problems(settings: Mapping[str, object], suite: str, correct: Mapping[str, int]) -> str:
+    evaluation = _mapping(settings, "evaluation")
     own = [_mapping(evaluation, name).get(suite) for name in _OF_SUITES]
     content = json.dumps([sorted(correct), [each for each in own if each is not None]], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:8]

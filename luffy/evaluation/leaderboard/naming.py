@@ -9,6 +9,7 @@ from luffy.evaluation.report import wording
 from luffy.pipeline.workspace import RUN_FILE, Workspace
 
 _NODE_PREFIX = "evaluate_"
+_SWEEP = "sweep"
 _SECTIONS = {
     "base": ("seed", "data", "model", "base", "grading"),
     "sft": ("seed", "data", "model", "base", "grading", "sft"),
@@ -28,14 +29,14 @@ class Use:
     run: str
     experiment: str
     node: str
-    """`evaluate_base`, `evaluate_sft`, `evaluate_rl`."""
+    """`evaluate_base`, `evaluate_sft`, `evaluate_rl`, or `sweep`."""
     config: Mapping[str, object]
     """The experiment's, as the run recorded it."""
 
     @property
     def checkpoint(self) -> str:
         """`base`, `sft` or `rl`."""
-        return self.node.removeprefix(_NODE_PREFIX).partition("_")[0]
+        return "rl" if self.node == _SWEEP else self.node.removeprefix(_NODE_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def read_uses(workspace: Workspace) -> dict[str, list[Use]]:
         if not isinstance(config, dict) or not isinstance(stages, dict):
             continue
         for node, stage in stages.items():
-            if node.startswith(_NODE_PREFIX):
+            if node.startswith(_NODE_PREFIX) or node == _SWEEP:
                 uses.setdefault(stage["key"], []).append(Use(run, str(record.get("experiment", run)), node, config))
     return uses
 
