@@ -131,11 +131,11 @@ def rescore(stage: Path, grader: str, out: str | None, suites: Sequence[str], li
 
     done = evaluations.rescore(stage, grader, None if out is None else Path(out), suites)
     console = terminal()
-    console.print(text_table(evaluations.SCORE_HEADER, done.scores, title=f"Graded again by {grader}"))
+    console.print(f"graded again by {grader}", markup=False, soft_wrap=True)
+    console.print(text_table(evaluations.SCORE_HEADER, done.scores))
     if done.changed:
-        console.print()
-        title = f"{_shown(len(done.changed), limit)} with another verdict"
-        console.print(text_table(evaluations.CHANGED_HEADER, done.changed[:limit], title=title))
+        console.print(f"\n{_shown(len(done.changed), limit)} responses with another verdict", markup=False)
+        console.print(text_table(evaluations.CHANGED_HEADER, done.changed[:limit]))
     for note in done.notes:
         console.print(note, markup=False, soft_wrap=True)
     console.print(f"written to {done.folder}", markup=False, soft_wrap=True)
@@ -148,15 +148,17 @@ def diff(first: Path, second: Path, limit: int) -> int:
 
     changes = evaluations.diff(first, second)
     console = terminal()
-    title = f"{second} minus {first}, in percentage points"
-    console.print(text_table(evaluations.COMPARISON_HEADER, evaluations.comparison_rows(changes), title=title))
+    console.print(f"{second} minus {first}, in percentage points", markup=False, soft_wrap=True)
+    console.print(text_table(evaluations.COMPARISON_HEADER, evaluations.comparison_rows(changes)))
     for suite, decoding in changes.left_out:
         console.print(f"{suite}, {decoding}: in one of the two alone", markup=False, soft_wrap=True)
     for part in changes.cells:
         rows = evaluations.problem_rows(part, limit)
         title = f"{', '.join(part.cell)}: {_shown(len(part.changed), limit)} changed"
         console.print()
-        console.print(text_table(evaluations.PROBLEM_HEADER, rows, title=title) if rows else title)
+        console.print(title, markup=False, soft_wrap=True)
+        if rows:
+            console.print(text_table(evaluations.PROBLEM_HEADER, rows))
         for remark in evaluations.remarks(part):
             console.print(remark, markup=False, soft_wrap=True)
     return EXIT_OK

@@ -35,6 +35,9 @@ class ArithmeticSource(StrictModel):
         return self
 
 
+Scalar = str | int | float | bool
+
+
 class AnswerField(StrictModel):
     """Where the reference answer stands."""
 
@@ -44,8 +47,9 @@ class AnswerField(StrictModel):
     """Only what follows the last occurrence of this text (GSM8K: `####`)."""
     boxed: bool = False
     r"""Only the content of the last `\boxed{}` (MATH: the answer inside its solution)."""
-    element: int | None = None
-    """Only this element (from 0) of a list, or of a list written as text (OlympiadBench: 0)."""
+    element: int | Literal["all"] | None = None
+    """Only this element (from 0) of a list, or of a list written as text; `all`: its elements with commas between
+    (OlympiadBench)."""
 
     @model_validator(mode="after")
     def _one_cut(self) -> "AnswerField":
@@ -72,6 +76,43 @@ class TraceField(StrictModel):
     r"""`gsm8k`: drop the `<<2*3=6>>` marks, and put the answer behind `####` into a `\boxed{}`."""
 
 
+class ChoicesField(StrictModel):
+    """Where the options of a multiple-choice question stand; each becomes a line `A. ...` below the problem.
+
+    Give one of `column`, `columns` and `correct` with `incorrect`. An order that the data set has is kept; where it
+    has the correct option apart, the order is that of a hash of the question and the option: the same in every run.
+    """
+
+    column: str | None = None
+    """A list of texts."""
+    columns: tuple[str, ...] = ()
+    """One column for each option, in order."""
+    correct: str | None = None
+    """Column with the correct option (GPQA); `answer` is not given then."""
+    incorrect: tuple[str, ...] = ()
+    """One column for each of the others."""
+    labels: str | None = None
+    """A list beside that of `column`: what `answer` calls the options (ARC: `A` or `1`); None: A, B, C and so on."""
+    answer_is: Literal["label", "index", "text"] = "label"
+    """What `answer` holds: the label, the place counted from 0, or the text of the correct option."""
+    fillers: tuple[str, ...] = ()
+    """An option that reads so is none (MMLU-Pro: `N/A`)."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "ChoicesField":
+        if sum((self.column is not None, bool(self.columns), self.correct is not None)) != 1:
+            raise ValueError("give one of column, columns, and correct with incorrect")
+        if (self.correct is None) != (not self.incorrect):
+            raise ValueError("correct and incorrect go together")
+        if self.labels is not None and self.column is None:
+            raise ValueError("labels has no effect without column; remove it")
+        if self.labels is not None and self.answer_is != "label":
+            raise ValueError(f"labels has no effect with answer_is: {self.answer_is}; remove it")
+        if self.correct is not None and self.answer_is != "label":
+            raise ValueError("answer_is has no effect with correct; remove it")
+        return self
+
+
 class FieldsConfig(StrictModel):
     """How the columns of a file become a prompt; without it they are those of LUFFY and verl."""
 
@@ -79,11 +120,35 @@ class FieldsConfig(StrictModel):
     """Names the benchmark or corpus; part of the uid."""
     problem: str
     """Column with the problem: text, or a list of messages."""
-    answer: AnswerField
+    id: str | None = None
+    """Column that is part of the uid, for benchmarks that ask one question under several numbers (MMLU-Pro)."""
+    answer: AnswerField | None = None
+    """None: `choices.correct` says it."""
+    choices: ChoicesField | None = None
+    """The options of a multiple-choice question; the reference answer becomes a letter."""
+    grader: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$")
+    """Grades these rows: `math`, `math_strict`, `choice`, `exact`, one of `grading.named`, or `rule`, which is the
+    experiment's; None: `choice` where there are `choices`, else `rule`."""
     traces: tuple[TraceField, ...] = ()
     ability: str = "math"
     extra: tuple[str, ...] = ()
     """Columns kept in `extra_info`."""
+
+    @model_validator(mode="after")
+    def _one_answer(self) -> "FieldsConfig":
+        has_correct = self.choices is not None and self.choices.correct is not None
+        if has_correct and self.answer is not None:
+            raise ValueError("answer has no effect beside choices.correct; remove it")
+        if not has_correct and self.answer is None:
+            raise ValueError("answer: missing; name the column of the reference answer (or choices.correct)")
+        return self
+
+    @property
+    def row_grader(self) -> str | None:
+        """The grader that rows carry; None: the experiment's."""
+        if self.grader is None:
+            return None if self.choices is None else "choice"
+        return None if self.grader == "rule" else self.grader
 
 
 class FileSource(StrictModel):
@@ -97,6 +162,11 @@ class FileSource(StrictModel):
     """Who wrote the traces, where neither row nor `fields` say."""
     max_rows: PositiveInt | None = None
     """Read only the first rows; None: all."""
+    only: dict[str, Scalar | tuple[Scalar, ...]] = Field(default={})
+    """Read only rows with this value, or one of these, in a column (`data_source: amc`); they count for `max_rows`."""
+    confidential: bool = False
+    """No text of its rows is shown in messages, samples of rejected rows or the card, and `extra_info.confidential` of
+    its rows says so (GPQA's authors ask that its examples not be spread)."""
     fields: FieldsConfig | None = None
     """Where things stand in a row; None: the columns of LUFFY and verl (`luffy.data.schema`)."""
 
@@ -122,6 +192,11 @@ class HubSource(StrictModel):
     """Who wrote the traces, where neither row nor `fields` say."""
     max_rows: PositiveInt | None = None
     """Read only the first rows; None: all."""
+    only: dict[str, Scalar | tuple[Scalar, ...]] = Field(default={})
+    """Read only rows with this value, or one of these, in a column (`data_source: amc`); they count for `max_rows`."""
+    confidential: bool = False
+    """No text of its rows is shown in messages, samples of rejected rows or the card, and `extra_info.confidential` of
+    its rows says so (GPQA's authors ask that its examples not be spread)."""
     fields: FieldsConfig | None = None
     """Where things stand in a row; None: the columns of LUFFY and verl."""
 
@@ -174,6 +249,9 @@ class DecontaminationConfig(StrictModel):
 class FiltersConfig(StrictModel):
     """What of `data.train` is let through beside the limits of length; every rejection is counted."""
 
+    repeats: Literal["merge", "reject"] = "merge"
+    """A later row with the problem and the answer of an earlier one: `merge` gives its traces to that one, `reject`
+    drops them. One that brings no new trace is rejected, one with another answer, too."""
     near_duplicates: Share | None = None
     """Estimated share of common word triples (Jaccard) from which on a problem repeats an earlier one; None: only
     equal ones do."""

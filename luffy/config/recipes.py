@@ -10,7 +10,9 @@ from luffy.config.shipped import recipe_file, recipe_names
 from luffy.config.yaml_source import KeyPath, Value, read_yaml
 from luffy.errors import ConfigError
 
-_KEYS = ("kind", "name", "path", "file", "author", "max_rows")
+_KEPT = ("author", "max_rows", "only")
+"""What the experiment says in place of the recipe."""
+_KEYS = ("kind", "name", "path", "file", *_KEPT)
 _HUB_ONLY = ("path", "name", "split", "revision")
 Mapping = dict[str, Value]
 Origins = dict[KeyPath, str]
@@ -52,7 +54,7 @@ def _resolved(asked: Mapping, path: KeyPath, origins: Origins, default_where: st
     origins.update({(*path, *key): line for key, line in lines.items()})
     if "file" in asked:
         recipe = _from_file(recipe, asked["file"], f"{where}: {field}")
-    return {**recipe, **{key: asked[key] for key in ("author", "max_rows") if key in asked}}
+    return {**recipe, **{key: asked[key] for key in _KEPT if key in asked}}
 
 
 def _file(asked: Mapping, where: str, field: str) -> Path:

@@ -8,6 +8,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from luffy.data.golds import GoldCheck
+from luffy.data.selection import Selection
 from luffy.data.shards import Account
 
 _Name = TypeVar("_Name", bound=str)
@@ -19,7 +21,7 @@ _BAR = 40
 
 @dataclass(frozen=True, slots=True)
 class SourceCard:
-    """One source; `rows_in == rows_out + quarantined + sum(rejected.values())`."""
+    """One source; `rows_in == rows_out + quarantined + sum(rejected.values()) + folded`."""
 
     name: str
     """`train`, `corpus` or `suites.<name>`."""
@@ -41,6 +43,13 @@ class SourceCard:
     """Traces that passed the rules of rows, by author."""
     data_sources: Mapping[str, int]
     """Rows that passed the rules of rows, by their `data_source`."""
+    folded: int = 0
+    """Rows that became part of an earlier one with the same problem: training rows gave their traces to it."""
+    repeats: Mapping[str, int] = field(default_factory=dict)
+    """Problems by the number of rows they had, where these were several."""
+    golds: Mapping[str, int] = field(default_factory=dict)
+    """Of a suite: what came of grading its reference answers against themselves (`luffy.data.golds`)."""
+    gold_findings: Sequence[Mapping[str, object]] = ()
     hits: Sequence[Mapping[str, object]] = ()
     """Benchmark problems found in prompts and traces."""
     prompt_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -71,8 +80,9 @@ def source_card(
     kind: str,
     inputs: Mapping[str, str],
     account: Account,
-    rejected_later: Mapping[str, int],
+    selection: Selection,
     lengths: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
+    golds: GoldCheck,
 ) -> SourceCard:
     """Return the account of one source; `lengths` are those of the prompts and of the traces that are left."""
     prompts, traces = lengths
@@ -83,12 +93,16 @@ def source_card(
         rows_in=account.rows_in,
         rows_out=len(prompts),
         quarantined=len(account.quarantined),
-        rejected=_sorted({**account.rejected, **rejected_later}),
+        rejected=_sorted({**account.rejected, **selection.rejected}),
         rejected_traces=_sorted(account.rejected_traces),
         traces_out=len(traces),
         trace_outcomes=_sorted(account.outcomes),
         trace_authors=_sorted(account.authors),
         data_sources=_sorted(account.data_sources),
+        folded=int(selection.folded.sum()),
+        repeats={str(size): count for size, count in selection.repeats().items()},
+        golds=_sorted(+golds.counts),
+        gold_findings=golds.findings,
         hits=account.hits,
         prompt_tokens=quantiles(prompts),
         trace_tokens=quantiles(traces),
@@ -137,8 +151,11 @@ def card_markdown(card: DataCard) -> str:
 
 def _overview(cards: Sequence[SourceCard]) -> list[str]:
     return _table(
-        ("source", "kind", "rows in", "rows out", "rejected", "quarantined", "traces"),
-        [(c.name, c.kind, c.rows_in, c.rows_out, sum(c.rejected.values()), c.quarantined, c.traces_out) for c in cards],
+        ("source", "kind", "rows in", "rows out", "rejected", "folded", "quarantined", "traces"),
+        [
+            (c.name, c.kind, c.rows_in, c.rows_out, sum(c.rejected.values()), c.folded, c.quarantined, c.traces_out)
+            for c in cards
+        ],
     )
 
 
@@ -157,6 +174,8 @@ def _section(card: SourceCard) -> list[str]:
         "traces graded": card.trace_outcomes,
         "trace authors": card.trace_authors,
         "data sources": card.data_sources,
+        "problems by rows folded into one": card.repeats,
+        "reference answers": card.golds,
     }
     rows = [(what, name, number) for what, numbers in counts.items() for name, number in numbers.items()]
     lines += [*_table(("count", "of", "number"), rows), ""] if rows else []
@@ -165,7 +184,7 @@ def _section(card: SourceCard) -> list[str]:
     lines += [*_table(("tokens", *_QUANTILES), found), ""] if found else []
     for what, bins in (("prompts", card.prompt_histogram), ("traces", card.trace_histogram)):
         lines += _bars(f"Tokens of {what}", bins)
-    return lines + _hits(card.hits)
+    return lines + _golds(card.gold_findings) + _hits(card.hits)
 
 
 def _bars(title: str, bins: Mapping[str, int]) -> list[str]:
@@ -174,6 +193,15 @@ def _bars(title: str, bins: Mapping[str, int]) -> list[str]:
     longest = max(bins.values())
     rows = [f"{name:>15} {'#' * round(_BAR * count / longest):<{_BAR}} {count}" for name, count in bins.items()]
     return [f"{title}:", "", "```", *rows, "```", ""]
+
+
+def _golds(findings: Sequence[Mapping[str, object]]) -> list[str]:
+    if not findings:
+        return []
+    rows = [(each["uid"], each["finding"], each["outcome"]) for each in findings[:_MAX_HITS_SHOWN]]
+    more = len(findings) - len(rows)
+    rest = [f"and {more} more in card.json.", ""] if more else []
+    return [*_table(("uid", "its reference answer", "outcome"), rows), "", *rest]
 
 
 def _hits(hits: Sequence[Mapping[str, object]]) -> list[str]:

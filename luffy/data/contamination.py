@@ -9,7 +9,7 @@ Two rules. A prompt that equals a problem, case and spacing aside, is one. A tex
 `overlap` of the problem's runs of `ngram` words occur in it (GPT-3, arXiv 2005.14165, took one run of 13; competition
 problems share whole sentences such as "where m and n are relatively prime positive integers"). Of a problem shorter
 than two runs all have to occur, since changing a number leaves most of them; one shorter than a run is found by the
-first rule alone.
+first rule alone. A multiple-choice question is looked for with its options and without them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from luffy.data.identity import problem_key, problem_text
+from luffy.data.choices import without_options
+from luffy.data.identity import problem_key, problem_text, text_key
 from luffy.data.words import Hashes, run_hashes, word_hashes, words
 from luffy.types import Prompt
 
@@ -53,14 +54,19 @@ class BenchmarkIndex:
         count = 0
         for count, prompt in enumerate(prompts, start=1):
             key = problem_key(prompt.messages)
-            if key in self._equal:
-                continue
-            self._equal[key] = Hit(benchmark, count, 1.0)
-            runs = np.unique(run_hashes(self._hashed(problem_text(prompt.messages)), self._ngram))
-            if len(runs):
-                self._rows.append((benchmark, count, len(runs)))
-                self._runs.append(runs)
+            if key not in self._equal:
+                self._take(benchmark, count, key, problem_text(prompt.messages))
+            question = without_options(prompt)
+            if text_key(question) not in self._equal:
+                self._take(benchmark, count, text_key(question), question)
         return count
+
+    def _take(self, benchmark: str, row: int, key: str, text: str) -> None:
+        self._equal[key] = Hit(benchmark, row, 1.0)
+        runs = np.unique(run_hashes(self._hashed(text), self._ngram))
+        if len(runs):
+            self._rows.append((benchmark, row, len(runs)))
+            self._runs.append(runs)
 
     def finish(self) -> "BenchmarkIndex":
         """Make ready to find; called once, behind the last `add`."""

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -26,9 +27,11 @@ class Rejection(StrEnum):
     PROMPT_TOO_LONG = "prompt_too_long"
     OTHER_LANGUAGE = "other_language"
     DUPLICATE = "duplicate_uid"
-    """Its uid occurred before, in the same source."""
+    """Its uid occurred before, in the same source; where repeats are merged, it brings no new trace."""
     EQUAL_PROBLEM = "duplicate_problem"
-    """The same problem, case and spacing aside, came before under another uid."""
+    """The same problem, case and spacing aside, came before under another uid; likewise."""
+    OTHER_ANSWER = "duplicate_with_other_answer"
+    """The same problem came before, with another reference answer."""
     NEAR_DUPLICATE = "near_duplicate"
     """Nearly the same problem came before."""
     OTHER_DIFFICULTY = "other_difficulty"
@@ -57,8 +60,9 @@ class Rules:
     max_prompt_tokens: int
     max_trace_tokens: int
     require_verified_traces: bool = True
-    allow_repeats: bool = False
-    """Whether a uid may occur again (text for a base policy may repeat)."""
+    repeats: Literal["allow", "reject", "merge", "fold"] = "reject"
+    """What becomes of a row whose problem came before: allowed (text for a base policy may repeat), rejected, merged
+    (its traces go to the first row) or folded (an evaluation suite asks each problem once)."""
     unique_problems: bool = False
     """Whether the same problem under another uid is a repeat, too."""
     languages: tuple[str, ...] | None = None

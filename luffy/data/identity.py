@@ -20,8 +20,12 @@ def prompt_uid(data_source: str, messages: Sequence[Message]) -> str:
 
 def problem_key(messages: Sequence[Message]) -> str:
     """Return what two wordings of one problem share: the turns without the system prompt, case and spacing."""
-    turns = " ".join(message.content for message in _problem(messages))
-    return " ".join(turns.split()).casefold()
+    return text_key(" ".join(message.content for message in _problem(messages)))
+
+
+def text_key(text: str) -> str:
+    """Return what is left of a text without case and spacing."""
+    return " ".join(text.split()).casefold()
 
 
 def problem_text(messages: Sequence[Message]) -> str:

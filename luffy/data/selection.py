@@ -5,7 +5,7 @@ length of its traces.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +33,12 @@ class PassedRows:
     """Of all traces, row after row."""
     uids: npt.NDArray[np.str_]
     problems: npt.NDArray[np.uint64]
-    """Of sources that must not repeat a problem, else empty; likewise `sketches`, of near duplicates."""
+    """Digests, of sources whose rows are compared, else empty; likewise `answers`, with the grader, and `traces`."""
+    answers: npt.NDArray[np.uint64]
+    traces: npt.NDArray[np.uint64]
+    """Of all traces, row after row."""
     sketches: npt.NDArray[np.uint16]
+    """Of sources without near duplicates, else empty."""
     all_verified: Mask
 
     def __len__(self) -> int:
@@ -59,44 +63,80 @@ def read_passed_rows(folder: Path) -> PassedRows:
     shards = [np.load(path.with_suffix(".npz")) for path in finished_shards(folder)]
     if not shards:
         raise DataError(f"{folder}: holds no finished shard; start the stage again")
-    names = ("prompt_tokens", "num_traces", "trace_tokens", "uids", "problems", "sketches", "all_verified")
+    names = [part.name for part in fields(PassedRows) if part.name != "shard_rows"]
     joined = {name: np.concatenate([shard[name] for shard in shards]) for name in names}
     return PassedRows(shard_rows=tuple(len(shard["prompt_tokens"]) for shard in shards), **joined)
 
 
-def select(rows: PassedRows, rules: Rules) -> tuple[Mask, Counter[str]]:
-    """Return which rows are no repeat of an earlier one, and how many are, by reason."""
-    kept = np.ones(len(rows), dtype=np.bool_)
-    rejected: Counter[str] = Counter()
-    if rules.allow_repeats:
-        return kept, rejected
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What becomes of each row in view of the others."""
 
-    def reject(repeats: Mask, reason: Rejection) -> None:
-        newly = kept & repeats
-        if newly.any():
-            rejected[reason] += int(newly.sum())
-            kept[newly] = False
+    kept: Mask
+    rejected: Counter[str]
+    """Rows by reason."""
+    owners: npt.NDArray[np.int64]
+    """The row that each one's traces belong to: an earlier one for a row that is merged or folded, else itself. What
+    becomes of that row afterwards holds for them."""
+    taken: Mask
+    """Of all traces: those that are used; a merged row may repeat some."""
 
-    reject(_repeats(rows.uids), Rejection.DUPLICATE)
-    if rules.unique_problems:
-        reject(_repeats(rows.problems), Rejection.EQUAL_PROBLEM)
+    @property
+    def folded(self) -> Mask:
+        """Rows that are merged into an earlier one, or folded into it."""
+        return self.owners != np.arange(len(self.owners))
+
+    def repeats(self) -> dict[int, int]:
+        """Return how many problems have 2, 3 and more rows, those merged or folded included."""
+        sizes = np.bincount(self.owners[self.folded]) + 1
+        return {int(size): int(count) for size, count in enumerate(np.bincount(sizes[sizes > 1])) if count}
+
+
+def select(rows: PassedRows, rules: Rules) -> Selection:
+    """Return which rows stay: those that repeat no earlier one in problem, or nearly so (`rules.repeats`)."""
+    kept, numbers = np.ones(len(rows), dtype=np.bool_), np.arange(len(rows))
+    selection = Selection(kept, Counter(), numbers.copy(), np.ones(len(rows.trace_tokens), dtype=np.bool_))
+    if rules.repeats == "allow":
+        return selection
+    firsts = _firsts(rows.uids, kept)
+    # A file may give one uid to two problems.
+    _reject(selection, rows.problems != rows.problems[firsts], Rejection.DUPLICATE)
+    _settle_repeats(rows, rules, selection, _firsts(rows.problems if rules.unique_problems else rows.uids, kept))
     if rules.near_duplicates is not None:
         first = earlier_likeness(rows.sketches, rules.near_duplicates)
-        reject(first != np.arange(len(rows)), Rejection.NEAR_DUPLICATE)
-    return kept, rejected
+        _reject(selection, kept & (first != numbers), Rejection.NEAR_DUPLICATE)
+    return selection
 
 
-def keep_difficulty(rows: PassedRows, kept: Mask, data: DataConfig) -> tuple[Mask, Counter[str]]:
+def merged(rows: PassedRows, selection: Selection) -> PassedRows:
+    """Return the rows with the traces that each has after merging; rows that are merged have none left."""
+    if not selection.folded.any():
+        return rows
+    owners = np.repeat(selection.owners, rows.num_traces)[selection.taken]
+    order = np.argsort(owners, kind="stable")
+    verified = np.ones(len(rows), dtype=np.bool_)
+    np.logical_and.at(verified, selection.owners, rows.all_verified)
+    return replace(
+        rows,
+        num_traces=np.bincount(owners, minlength=len(rows)).astype(np.int32),
+        trace_tokens=rows.trace_tokens[selection.taken][order],
+        traces=rows.traces[selection.taken][order],
+        all_verified=verified,
+    )
+
+
+def keep_difficulty(rows: PassedRows, selection: Selection, data: DataConfig) -> Selection:
     """Return the rows on the wanted side of the boundary; rows without a trace have no difficulty and stay."""
     filters = data.filters
     lengths = rows.shortest_traces()
-    with_traces = kept & (lengths > 0)
+    with_traces = selection.kept & (lengths > 0)
     if filters.difficulty is None or not with_traces.any():
-        return kept, Counter()
+        return selection
     boundary = filters.difficulty_boundary_tokens or float(np.median(lengths[with_traces]))
     is_hard = lengths > boundary
     other = with_traces & (is_hard if filters.difficulty == "easy" else ~is_hard)
-    return kept & ~other, Counter({str(Rejection.OTHER_DIFFICULTY): int(other.sum())})
+    counted = selection.rejected + Counter({str(Rejection.OTHER_DIFFICULTY): int(other.sum())})
+    return replace(selection, kept=selection.kept & ~other, rejected=counted)
 
 
 def hold_out(rows: PassedRows, kept: Mask, count: int, seed: int) -> Mask:
@@ -121,11 +161,55 @@ def choose_for_sft(rows: PassedRows, training: Mask, data: DataConfig, seed: int
     return _earliest(rows, candidates, wanted, seed, "sft-view")
 
 
-def _repeats(values: np.ndarray) -> Mask:
-    _, first = np.unique(values, return_index=True)
-    repeats = np.ones(len(values), dtype=np.bool_)
-    repeats[first] = False
-    return repeats
+def _firsts(values: np.ndarray, among: Mask) -> npt.NDArray[np.int64]:
+    """For each row the first one with its value, of those `among`; the others are their own."""
+    firsts, indices = np.arange(len(values)), np.flatnonzero(among)
+    _, first, inverse = np.unique(values[indices], return_index=True, return_inverse=True)
+    firsts[indices] = indices[first[inverse]]
+    return firsts
+
+
+def _settle_repeats(rows: PassedRows, rules: Rules, selection: Selection, firsts: npt.NDArray[np.int64]) -> None:
+    """Merge, fold or reject the rows that are not the first of their kind."""
+    repeats = selection.kept & (firsts != np.arange(len(rows)))
+    other = repeats & (rows.answers != rows.answers[firsts])
+    _reject(selection, other, Rejection.OTHER_ANSWER)
+    repeats &= ~other
+    joined = np.zeros(len(rows), dtype=np.bool_)
+    if rules.repeats == "fold":
+        joined = repeats.copy()
+    elif rules.repeats == "merge":
+        joined = _take_new_traces(rows, selection, repeats, firsts)
+    selection.owners[joined] = firsts[joined]
+    selection.kept[joined] = False
+    same_uid = rows.uids == rows.uids[firsts]
+    _reject(selection, repeats & ~joined & same_uid, Rejection.DUPLICATE)
+    _reject(selection, repeats & ~joined & ~same_uid, Rejection.EQUAL_PROBLEM)
+
+
+def _take_new_traces(rows: PassedRows, selection: Selection, repeats: Mask, firsts: npt.NDArray[np.int64]) -> Mask:
+    """Which of the `repeats` bring a trace that no row before them has; traces that they repeat are not taken."""
+    ends = np.cumsum(rows.num_traces)
+    known: dict[int, set[int]] = {}
+    bringing = np.zeros(len(rows), dtype=np.bool_)
+
+    def keys_of(row: int) -> list[int]:
+        return rows.traces[ends[row] - rows.num_traces[row] : ends[row]].tolist()
+
+    for row in np.flatnonzero(repeats).tolist():
+        first = int(firsts[row])
+        seen = known.setdefault(first, set(keys_of(first)))
+        for place, key in enumerate(keys_of(row), start=int(ends[row] - rows.num_traces[row])):
+            selection.taken[place] = key not in seen
+            bringing[row] |= key not in seen
+            seen.add(key)
+    return bringing
+
+
+def _reject(selection: Selection, rows: Mask, reason: Rejection) -> None:
+    if rows.any():
+        selection.rejected[reason] += int(rows.sum())
+        selection.kept[rows] = False
 
 
 def _earliest(rows: PassedRows, among: Mask, count: int, seed: int, purpose: str) -> Mask:

@@ -7,7 +7,7 @@ A shard is some thousand short rows or a few MB of text, whatever the number of 
 
     00007.parquet               the rows that passed, in `luffy.data.schema.SCHEMA`
     00007.complement.parquet    prompts that keep all rules but lost their traces
-    00007.npz                   lengths, problem keys and sketches of the rows that passed
+    00007.npz                   lengths, keys of problems, answers and traces, and sketches of the rows that passed
     00007.json                  the account, written last: with it the shard is finished
 
 A stage that was killed continues behind the shards that are finished. The process that reads holds one shard more than
@@ -36,6 +36,7 @@ from luffy.data.filters import Judge, Judged, Rules, with_system_prompt
 from luffy.data.identity import problem_key, problem_text
 from luffy.data.near_duplicates import NUM_HASHES, signature
 from luffy.data.parquet import chunked, text_size, write_prompts
+from luffy.data.schema import CONFIDENTIAL
 from luffy.data.sources import QuarantinedRow, Row, TraceSource
 from luffy.errors import DataError, LuffyError
 from luffy.files import replacing, write_atomic
@@ -153,7 +154,10 @@ class ShardWorker:
 
     def _write_arrays(self, path: Path, passed: Sequence[Judged]) -> None:
         rules = self._task.rules
-        problems = [_digest(problem_key(row.prompt.messages)) for row in passed] if rules.unique_problems else []
+        compared = passed if rules.repeats != "allow" else []
+        problems = [_digest(problem_key(row.prompt.messages)) for row in compared]
+        answers = [_digest(f"{row.prompt.grader}:{row.prompt.ground_truth}") for row in compared]
+        traces = [_digest(trace.text) for row in compared for trace in row.prompt.traces]
         sketched = rules.near_duplicates is not None
         sketches = [signature(problem_text(row.prompt.messages)) for row in passed] if sketched else []
         with replacing(path) as file:
@@ -164,6 +168,8 @@ class ShardWorker:
                 trace_tokens=np.array([tokens for row in passed for tokens in row.trace_tokens], dtype=np.int32),
                 uids=np.array([row.prompt.uid for row in passed], dtype=np.str_),
                 problems=np.array(problems, dtype=np.uint64),
+                answers=np.array(answers, dtype=np.uint64),
+                traces=np.array(traces, dtype=np.uint64),
                 sketches=np.array(sketches, dtype=np.uint16).reshape(-1, NUM_HASHES),
                 all_verified=np.array(
                     [all(trace.verified for trace in row.prompt.traces) for row in passed], dtype=np.bool_
@@ -278,10 +284,11 @@ def _account(rows: Sequence[Row], judged: Sequence[Judged], samples: int) -> Acc
 
 
 def _samples(row: Judged) -> Iterator[dict[str, object]]:
-    """What a reader needs to see whether a rejection was right. No text of a row that holds a benchmark's problem:
-    some benchmarks ask not to be spread."""
+    """What a reader needs to see whether a rejection was right. No text of a row that is confidential or holds a
+    benchmark's problem: some benchmarks ask not to be spread."""
     prompt = row.prompt
-    problem = "" if row.hits else problem_text(prompt.messages)[:_SHOWN_CHARACTERS]
+    hidden = row.hits or prompt.extra_info.get(CONFIDENTIAL)
+    problem = "" if hidden else problem_text(prompt.messages)[:_SHOWN_CHARACTERS]
     common = {"uid": prompt.uid, "problem": problem, "ground_truth": prompt.ground_truth if problem else ""}
     if row.reason is not None and not row.lost_its_traces:
         yield {"reason": row.reason, **common}

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from luffy.data.merging import MERGED
 from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.schema import SCHEMA
 from luffy.data.shards import finished_shards
@@ -81,7 +82,9 @@ def _shards(folder: Path, kept: Mask) -> Iterator[tuple[Path, Mask]]:
     """Each shard's rows, and which of them are kept."""
     start = 0
     for account in finished_shards(folder):
-        file = account.with_suffix(".parquet")
+        file = account.with_suffix(MERGED)
+        if not file.is_file():
+            file = account.with_suffix(".parquet")
         end = start + pq.read_metadata(file).num_rows
         yield file, kept[start:end]
         start = end

@@ -1,8 +1,9 @@
 r"""Multiple choice: the letter that a final reply settles on.
 
 By priority: the last `\boxed{}`, the last `<answer>`, the last "answer: C" / "the answer is (C)", a reply (or last
-line) that is nothing but a label. In each of them a label, a label with its option's text, or that text alone. The
-label is a digit where the reference is one. What only repeats the question is not looked at, and two labels are none.
+line) that is nothing but a label. In each of them a label, a label with its option's text, or that text alone; a
+capital that is a label is never the text of another option. The label is a digit where the reference is one. What only
+repeats the question is not looked at, and two labels are none.
 """
 
 import re
@@ -87,6 +88,10 @@ def _label_in(text: str, labels: str, options: Sequence[str]) -> str | None:
     """The one label that `text` opens with, or the label of the option whose text it is."""
     by_text = _option(text, options)
     if by_text is not None:
+        # A bare label is one, though some option reads like it (C for carbon, I for a root of -1).
+        read = _bare(text.split("\n", 1)[0]).strip(" ().")
+        if len(read) == 1 and read in labels:
+            return read
         return labels[by_text] if by_text < len(labels) else None
     bare = _bare(text)
     bare = bare[_LEAD.match(bare).end() :]  # type: ignore[union-attr]  # it matches the empty text, too

@@ -24,12 +24,26 @@ import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.data import DataConfig, SourceConfig
+from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.config.shipped import benchmark_names
 from luffy.data.card import DataCard, SourceCard, card_json, card_markdown, source_card
 from luffy.data.contamination import BenchmarkIndex
 from luffy.data.filters import Rules
-from luffy.data.selection import Mask, PassedRows, choose_for_sft, hold_out, keep_difficulty, read_passed_rows, select
+from luffy.data.golds import FAILS, TEXT_ALONE, GoldCheck, check_golds
+from luffy.data.merging import write_merged
+from luffy.data.parquet import iterate_prompts
+from luffy.data.selection import (
+    Mask,
+    PassedRows,
+    Selection,
+    choose_for_sft,
+    hold_out,
+    keep_difficulty,
+    merged,
+    read_passed_rows,
+    select,
+)
 from luffy.data.shards import Account, Task, finished_shards, judge_source, read_account
 from luffy.data.sources import Row, TraceSource, open_source
 from luffy.data.sources.files import sha256_of
@@ -45,6 +59,8 @@ logger = logging.getLogger(__name__)
 
 _SUITES = "suites"
 _SHARDS = "shards"
+_MEANINGS = {FAILS: "are not graded correct when given back", TEXT_ALONE: "are met by their very text alone"}
+_MAX_UIDS_LOGGED = 5
 
 
 def run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
@@ -79,7 +95,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
             )
             workers = context.execution.data_workers or len(os.sched_getaffinity(0))
             judge_source(source, task, out / _SHARDS / name, workers, grader)
-            prepared.append(_finished(name, source, task.rules, settings, out))
+            prepared.append(_finished(name, source, task.rules, settings, out, grader))
             steps.done()
     files = [file for each in prepared for file in each.files]
     _write_quarantine(out / "quarantine.jsonl", prepared, data.rejected_samples)
@@ -190,7 +206,7 @@ def _rules(name: str, data: DataConfig) -> Rules:
         max_prompt_tokens=data.max_prompt_tokens,
         max_trace_tokens=data.max_trace_tokens,
         require_verified_traces=data.require_verified_traces,
-        allow_repeats=name == "corpus",
+        repeats="allow" if name == "corpus" else data.filters.repeats if is_train else "fold",
         unique_problems=is_train,
         languages=data.filters.languages if is_train else None,
         near_duplicates=data.filters.near_duplicates if is_train else None,
@@ -198,27 +214,44 @@ def _rules(name: str, data: DataConfig) -> Rules:
     )
 
 
-def _finished(name: str, source: TraceSource, rules: Rules, settings: PrepareDataSettings, out: Path) -> _Prepared:
+def _finished(
+    name: str, source: TraceSource, rules: Rules, settings: PrepareDataSettings, out: Path, grader: GraderPool
+) -> _Prepared:
     """Write the files of a source whose shards are finished; DataError where no row is left."""
     folder = out / _SHARDS / name
     account = Account()
     for shard in finished_shards(folder):
         account += read_account(shard)
     rows = read_passed_rows(folder)
-    kept, rejected = select(rows, rules)
+    selection = select(rows, rules)
+    if rules.repeats == "merge":
+        write_merged(folder, rows, selection)
+        rows = merged(rows, selection)
     if name == "train":
-        kept, other = keep_difficulty(rows, kept, settings.data)
-        rejected += other
+        selection = keep_difficulty(rows, selection, settings.data)
+    kept = selection.kept
+    _refuse_empty(name, account, selection)
+    if name == "train":
+        files = _write_splits(out, folder, rows, kept, settings)
+    else:
+        files = [f"{name.replace('.', '/', 1)}.parquet"]
+        (out / files[0]).parent.mkdir(exist_ok=True)
+        write_rows(out / files[0], folder, kept)
+    golds = _checked_golds(name, out / files[0], grader, settings.grading) if _is_suite(name) else GoldCheck()
     lengths = rows.prompt_tokens[kept], rows.lengths_of_traces(kept)
-    card = source_card(name, source.kind, source.inputs(), account, rejected, lengths)
+    card = source_card(name, source.kind, source.inputs(), account, selection, lengths, golds)
     logger.info("%s: %d of %d rows", name, card.rows_out, card.rows_in)
-    _refuse_empty(card)
-    if name == "train":
-        return _Prepared(card, account, _write_splits(out, folder, rows, kept, settings))
-    file = f"{name.replace('.', '/', 1)}.parquet"
-    (out / file).parent.mkdir(exist_ok=True)
-    write_rows(out / file, folder, kept)
-    return _Prepared(card, account, [file])
+    return _Prepared(card, account, files)
+
+
+def _checked_golds(name: str, suite: Path, grader: GraderPool, grading: GradingConfig) -> GoldCheck:
+    check = check_golds(iterate_prompts(suite), grader, grading)
+    for finding, meaning in _MEANINGS.items():
+        uids = check.uids(finding)
+        if uids:
+            shown = ", ".join(uids[:_MAX_UIDS_LOGGED]) + (", ..." if len(uids) > _MAX_UIDS_LOGGED else "")
+            logger.warning("%s: %d reference answers %s: %s (all in card.json)", name, len(uids), meaning, shown)
+    return check
 
 
 def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, settings: PrepareDataSettings) -> list[str]:
@@ -242,13 +275,14 @@ def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, setting
     return files
 
 
-def _refuse_empty(card: SourceCard) -> None:
-    if card.rows_out:
+def _refuse_empty(name: str, account: Account, selection: Selection) -> None:
+    if selection.kept.any():
         return
-    reasons = ", ".join(f"{count} {reason}" for reason, count in card.rejected.items())
-    quarantined = f"; {card.quarantined} malformed" if card.quarantined else ""
+    counts = sorted((account.rejected + selection.rejected).items(), key=lambda item: (-item[1], item[0]))
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
+    quarantined = f"; {len(account.quarantined)} malformed" if account.quarantined else ""
     raise DataError(
-        f"data.{card.name}: no row is left of {card.rows_in}: rejected {reasons}{quarantined}; "
+        f"data.{name}: no row is left of {account.rows_in}: rejected {reasons}{quarantined}; "
         "change the source or its limits (data.max_prompt_tokens, data.max_trace_tokens, data.require_verified_traces)"
     )
 
@@ -283,6 +317,7 @@ def _card(
 def _metrics(card: DataCard) -> dict[str, float]:
     metrics = {f"rows/{source.name}": float(source.rows_out) for source in card.sources}
     metrics["rejected"] = float(sum(sum(source.rejected.values()) for source in card.sources))
+    metrics["folded"] = float(sum(source.folded for source in card.sources))
     metrics["quarantined"] = float(sum(source.quarantined for source in card.sources))
     metrics["vocabulary_size"] = float(card.vocabulary_size)
     return metrics

@@ -1,8 +1,9 @@
 """Rows a second and peak memory of `prepare_data`, over the number of rows: time linear, memory flat.
 
-Run: python tests/benchmarks/data_preparation.py [ROWSxTOKENS ...]
+Run: python tests/benchmarks/data_preparation.py [ROWSxTOKENS[xTIMES] ...]
 
-Large sizes: 10000x8000 100000x500.
+Large sizes: 10000x8000 100000x500. With TIMES every problem stands there so often, far apart, each time with another
+trace, and the rows are merged: 10000x8000x2.
 
 Each size runs the stage in a process of its own on a parquet file made for it: problems of 60 words with one reasoning
 trace of about 8,000 (or 500) tokens each, MinHash, decontamination and grading on. The memory of a size is the highest
@@ -31,10 +32,11 @@ _WORDS = [
 ]
 
 
-def make_row(number: int, num_tokens: int) -> dict[str, object]:
-    """A problem with a number of its own and a trace of `num_tokens` tokens or a little less."""
+def make_row(number: int, num_tokens: int, way: int = 0) -> dict[str, object]:
+    """A problem with a number of its own and a trace of `num_tokens` tokens or a little less, one of several ways."""
     rng = random.Random(number)
     problem = " ".join(rng.choices(_WORDS, k=60)) + f" {number}?"
+    rng.seed(f"{number} {way}")
     reasoning = " ".join(rng.choices(_WORDS, k=num_tokens // 3))
     return {
         "data_source": "made",
@@ -45,13 +47,13 @@ def make_row(number: int, num_tokens: int) -> dict[str, object]:
     }
 
 
-def make_file(path: Path, num_rows: int, num_tokens: int) -> None:
+def make_file(path: Path, num_rows: int, num_tokens: int, times: int) -> None:
     """One row group, as published files have them: reading must not need it whole."""
     schema = pa.Table.from_pylist([make_row(0, 10)]).schema
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         batch: list[dict[str, object]] = []
         for number in range(num_rows):
-            batch.append(make_row(number, num_tokens))
+            batch.append(make_row(number % (num_rows // times), num_tokens, number // (num_rows // times)))
             if len(batch) == 5000 or number == num_rows - 1:
                 writer.write_table(pa.Table.from_pylist(batch, schema))
                 batch = []
@@ -100,10 +102,11 @@ def memory_mb(process: psutil.Process) -> tuple[float, int]:
     return total, count
 
 
-def measure(num_rows: int, num_tokens: int, folder: Path) -> tuple[float, float, float, int]:
+def measure(num_rows: int, num_tokens: int, times: int, folder: Path) -> tuple[float, float, float, int]:
     """Seconds, CPU seconds of all processes, peak memory in MiB, processes at the peak."""
-    path, out = folder / f"{num_rows}x{num_tokens}.parquet", folder / f"out-{num_rows}x{num_tokens}"
-    make_file(path, num_rows, num_tokens)
+    name = f"{num_rows}x{num_tokens}x{times}"
+    path, out = folder / f"{name}.parquet", folder / f"out-{name}"
+    make_file(path, num_rows, num_tokens, times)
     out.mkdir()
     began, used = time.perf_counter(), cpu_seconds()
     child = subprocess.Popen([sys.executable, __file__, "--prepare", str(path), str(out)])
@@ -135,8 +138,8 @@ def main() -> None:
     console.print("rows x tokens, seconds, rows/s, CPU seconds of all processes, peak MiB, processes at the peak")
     with tempfile.TemporaryDirectory() as folder:
         for size in sys.argv[1:] or SIZES:
-            num_rows, num_tokens = map(int, size.split("x"))
-            seconds, cpu, memory, processes = measure(num_rows, num_tokens, Path(folder))
+            num_rows, num_tokens, times = map(int, [*size.split("x"), "1"][:3])
+            seconds, cpu, memory, processes = measure(num_rows, num_tokens, times, Path(folder))
             speed = num_rows / seconds
             console.print(f"{size:>12} {seconds:8.1f} {speed:8.0f} {cpu:8.1f} {memory:8.0f} {processes:4d}")
 

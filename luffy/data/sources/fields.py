@@ -3,18 +3,21 @@ r"""From the columns that a data set happens to have to a `Prompt`.
     prompt = prompt_from_fields(row, fields, author="human")
 
 The shapes met so far: GSM8K (`answer` is a solution that ends in `#### 72`), MATH (`solution` holds the answer in its
-last `\boxed{}`), OpenR1 (`generations`, a list, beside a list of flags), OlympiadBench (`final_answer`, a list).
+last `\boxed{}`), OpenR1 (`generations`, a list, beside a list of flags), OlympiadBench (`final_answer`, a list);
+those of multiple-choice questions: `luffy.data.sources.options`.
 """
 
-import ast
 import re
 from collections.abc import Mapping, Sequence
 
-from luffy.config.data import AnswerField, FieldsConfig, TraceField
-from luffy.data.identity import prompt_uid
+from luffy.config.data import AnswerField, ChoicesField, FieldsConfig, TraceField
+from luffy.data.choices import NUM_OPTIONS, OPTIONS, with_options
+from luffy.data.identity import problem_text, prompt_uid
 from luffy.data.schema import RowError, checked_logprobs, checked_messages, checked_text
+from luffy.data.sources.columns import as_list, as_text, value_at
+from luffy.data.sources.options import apart_options, listed_options, option_columns
 from luffy.grading.extract import THINK_OPEN, last_box
-from luffy.types import Prompt, Trace
+from luffy.types import Message, Prompt, Trace
 
 _CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 _GSM8K_ANSWER = re.compile(r"\n?####\s*(.+?)\s*$")
@@ -22,38 +25,57 @@ _GSM8K_ANSWER = re.compile(r"\n?####\s*(.+?)\s*$")
 
 def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: str) -> Prompt:
     """Return the row as a `Prompt`; RowError names the column that is wrong."""
-    messages = checked_messages(_value(row, fields.problem), fields.problem)
+    messages = checked_messages(value_at(row, fields.problem), fields.problem)
+    extra = {column: value_at(row, column) for column in fields.extra}
+    if fields.choices is None:
+        assert fields.answer is not None, "refused by the configuration"
+        ground_truth = _answer(row, fields.answer)
+    else:
+        options, ground_truth = _options(row, fields.choices, fields.answer, messages)
+        messages = with_options(messages, options)
+        extra |= {OPTIONS: options, NUM_OPTIONS: len(options)}
     return Prompt(
-        uid=prompt_uid(fields.data_source, messages),
+        uid=prompt_uid(_numbered_source(row, fields), messages),
         data_source=fields.data_source,
         messages=messages,
-        ground_truth=_answer(row, fields.answer),
+        ground_truth=ground_truth,
         traces=tuple(trace for field in fields.traces for trace in _traces(row, field, author)),
         ability=fields.ability,
-        extra_info={column: _value(row, column) for column in fields.extra},
+        extra_info=extra,
+        grader=fields.row_grader,
     )
 
 
 def columns_of(fields: FieldsConfig) -> list[str]:
     """Return the columns that a row must have (the first part of dotted names), in the order of their use."""
-    columns = [fields.problem, fields.answer.column, *fields.extra]
+    columns = [fields.problem, *([fields.answer.column] if fields.answer else [])]
+    columns += option_columns(fields.choices) if fields.choices else []
+    columns += [fields.id] if fields.id else []
+    columns += fields.extra
     for trace in fields.traces:
         columns += filter(None, (trace.column, trace.author_column, trace.keep_column, trace.logprobs_column))
     return list(dict.fromkeys(column.partition(".")[0] for column in columns))
 
 
-def _value(row: Mapping[str, object], column: str) -> object:
-    value: object = row
-    for part in column.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+def _numbered_source(row: Mapping[str, object], fields: FieldsConfig) -> str:
+    if fields.id is None:
+        return fields.data_source
+    return f"{fields.data_source}#{checked_text(as_text(value_at(row, fields.id)), fields.id)}"
+
+
+def _options(
+    row: Mapping[str, object], choices: ChoicesField, answer: AnswerField | None, messages: Sequence[Message]
+) -> tuple[list[str], str]:
+    if answer is None:
+        return apart_options(row, choices, problem_text(messages))
+    return listed_options(row, choices, _answer(row, answer), answer.column)
 
 
 def _answer(row: Mapping[str, object], field: AnswerField) -> str:
-    value = _value(row, field.column)
+    value = value_at(row, field.column)
     if field.element is not None:
         value = _element(value, field)
-    text = checked_text(_as_text(value), field.column)
+    text = checked_text(as_text(value), field.column)
     if field.after is not None:
         _, found, text = text.rpartition(field.after)
         if not found:
@@ -66,31 +88,21 @@ def _answer(row: Mapping[str, object], field: AnswerField) -> str:
     return checked_text(text.strip(), field.column)
 
 
-def _as_text(value: object) -> object:
-    """A number as people write it: `27.0` is 27."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
 def _element(value: object, field: AnswerField) -> object:
-    items = _literal(value) if isinstance(value, str) else value
-    assert field.element is not None
-    if not isinstance(items, list | tuple) or not -len(items) <= field.element < len(items):
+    items = as_list(value)
+    if field.element == "all":
+        if not items:
+            raise RowError(field.column, f"must be a list of answers, found {str(value)[:60]!r}")
+        return ", ".join(checked_text(as_text(item), field.column).strip() for item in items)
+    assert isinstance(field.element, int)
+    if items is None or not -len(items) <= field.element < len(items):
         raise RowError(field.column, f"must be a list with an element {field.element}, found {str(value)[:60]!r}")
     return items[field.element]
 
 
-def _literal(text: str) -> object:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-
-
 def _traces(row: Mapping[str, object], field: TraceField, author: str) -> list[Trace]:
     """No value, or an empty list, is no trace; an empty text is a mistake."""
-    value = _value(row, field.column)
+    value = value_at(row, field.column)
     texts: Sequence[object] = value if isinstance(value, list) else [] if value is None else [value]
     several = isinstance(value, list)
     kept = _parallel(row, field.keep_column, len(texts), several)
@@ -108,7 +120,7 @@ def _traces(row: Mapping[str, object], field: TraceField, author: str) -> list[T
 
 def _parallel(row: Mapping[str, object], column: str | None, count: int, several: bool) -> Sequence[object]:
     """The values that go with `count` traces."""
-    value = None if column is None else _value(row, column)
+    value = None if column is None else value_at(row, column)
     if value is None:
         return [None] * count
     if not several:
@@ -119,7 +131,7 @@ def _parallel(row: Mapping[str, object], column: str | None, count: int, several
 
 
 def _author(row: Mapping[str, object], field: TraceField, author: str) -> str:
-    value = None if field.author_column is None else _value(row, field.author_column)
+    value = None if field.author_column is None else value_at(row, field.author_column)
     if value is not None:
         return checked_text(value, str(field.author_column))
     return field.author if field.author != "unknown" else author

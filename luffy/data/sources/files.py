@@ -4,23 +4,29 @@ Their columns are those of LUFFY and verl, or whatever `fields` maps.
 """
 
 import csv
+import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from luffy.config.data import FieldsConfig, FileSource
+from luffy.config.data import FileSource, HubSource
 from luffy.config.shipped import expand_pattern
 from luffy.data.parquet import read_rows
-from luffy.data.schema import COLUMNS, REQUIRED_COLUMNS, RowError, prompt_from_row
+from luffy.data.schema import COLUMNS, CONFIDENTIAL, REQUIRED_COLUMNS, RowError, prompt_from_row
+from luffy.data.sources.columns import as_text, value_at
 from luffy.data.sources.fields import columns_of, prompt_from_fields
 from luffy.data.sources.protocol import QuarantinedRow, Row
 from luffy.errors import DataError
+from luffy.types import Prompt
 
 NumberedRow = tuple[str, int, Mapping[str, object] | RowError]
 """File, row from 1, content."""
+_Numbered = tuple[int, Mapping[str, object] | RowError]
 _CSV_FIELD_BYTES = 1 << 27
+_MAX_VALUES_NAMED = 10
+_WITHHELD = "cannot be used (the source is confidential: what is wrong with it is not shown)"
 
 
 class FilePrompts:
@@ -43,28 +49,35 @@ class FilePrompts:
 
     def rows(self) -> Iterator[Row]:
         """Read one row after another."""
-        fields = self._source.fields
-        numbered = itertools.islice(self._numbered(fields), self._source.max_rows)
-        yield from prompts_of(numbered, fields, self._source.author, f"data.{self._purpose}: {self._source.path}")
+        yield from prompts_of(self._numbered(), self._source, f"data.{self._purpose}: {self._source.path}")
 
-    def _numbered(self, fields: FieldsConfig | None) -> Iterator[NumberedRow]:
+    def _numbered(self) -> Iterator[NumberedRow]:
+        wanted, required = columns_to_read(self._source)
         for path in self._paths:
-            for number, row in _READERS[path.suffix](path, fields):
+            for number, row in _READERS[path.suffix](path, wanted, required):
                 yield str(path), number, row
 
 
-def prompts_of(rows: Iterable[NumberedRow], fields: FieldsConfig | None, author: str, where: str) -> Iterator[Row]:
-    """Yield each row as a prompt or quarantined; DataError, which names `where`, when none was usable."""
+def columns_to_read(source: FileSource | HubSource) -> tuple[list[str], list[str]]:
+    """Return the columns that are read where they are there, and those that must be."""
+    filtered = [column.partition(".")[0] for column in source.only]
+    if source.fields is not None:
+        needed = list(dict.fromkeys((*columns_of(source.fields), *filtered)))
+        return needed, needed
+    return list(dict.fromkeys((*COLUMNS, *filtered))), list(dict.fromkeys((*REQUIRED_COLUMNS, *filtered)))
+
+
+def prompts_of(rows: Iterable[NumberedRow], source: FileSource | HubSource, where: str) -> Iterator[Row]:
+    """Yield each row that the source asks for, as a prompt or quarantined; DataError, naming `where`, without any."""
     usable, malformed, first = 0, 0, ""
-    for file, number, row in rows:
+    for file, number, row in itertools.islice(_asked_for(rows, source, where), source.max_rows):
         try:
-            if isinstance(row, RowError):
-                raise row
-            prompt = prompt_from_row(row, author) if fields is None else prompt_from_fields(row, fields, author)
+            prompt = _prompt(row, source)
         except RowError as error:
+            reason = _WITHHELD if source.confidential else error.reason
             malformed += 1
-            first = first or f"row {number}, field {error.field}: {error.reason}"
-            yield QuarantinedRow(file, number, error.field, error.reason)
+            first = first or f"row {number}, field {error.field}: {reason}"
+            yield QuarantinedRow(file, number, error.field, reason)
         else:
             usable += 1
             yield prompt
@@ -74,6 +87,50 @@ def prompts_of(rows: Iterable[NumberedRow], fields: FieldsConfig | None, author:
             if malformed
             else f"{where}: holds no row"
         )
+
+
+def _prompt(row: Mapping[str, object] | RowError, source: FileSource | HubSource) -> Prompt:
+    if isinstance(row, RowError):
+        raise row
+    fields, author = source.fields, source.author
+    prompt = prompt_from_row(row, author) if fields is None else prompt_from_fields(row, fields, author)
+    if not source.confidential:
+        return prompt
+    return dataclasses.replace(prompt, extra_info={**prompt.extra_info, CONFIDENTIAL: True})
+
+
+def _asked_for(rows: Iterable[NumberedRow], source: FileSource | HubSource, where: str) -> Iterator[NumberedRow]:
+    """The rows that keep `only`; those that cannot be read are let through, to be quarantined."""
+    if not source.only:
+        yield from rows
+        return
+    seen: dict[str, dict[str, None]] = {column: {} for column in source.only}
+    count = 0
+    for file, number, row in rows:
+        if isinstance(row, RowError) or _keeps(row, source):
+            count += 1
+            yield file, number, row
+        elif not count:
+            for column, values in seen.items():
+                values[str(as_text(value_at(row, column)))] = None
+    if not count:
+        found = "" if source.confidential else "; " + "; ".join(map(_named, seen.items()))
+        raise DataError(f"{where}: no row keeps only: {dict(source.only)}{found}")
+
+
+def _keeps(row: Mapping[str, object], source: FileSource | HubSource) -> bool:
+    """CSV knows texts alone, so values are compared as they are written."""
+    for column, allowed in source.only.items():
+        several = allowed if isinstance(allowed, tuple) else (allowed,)
+        if str(as_text(value_at(row, column))) not in {str(as_text(value)) for value in several}:
+            return False
+    return True
+
+
+def _named(column: tuple[str, Sequence[str] | Mapping[str, None]]) -> str:
+    name, values = column
+    more = ", ..." if len(values) > _MAX_VALUES_NAMED else ""
+    return f"{name} is {', '.join(itertools.islice(values, _MAX_VALUES_NAMED))}{more}"
 
 
 def sha256_of(path: Path) -> str:
@@ -97,14 +154,11 @@ def _paths(path: str, purpose: str) -> list[Path]:
     return found
 
 
-def _parquet_rows(path: Path, fields: FieldsConfig | None) -> Iterator[tuple[int, Mapping[str, object] | RowError]]:
-    if fields is None:
-        return enumerate(read_rows(path, COLUMNS, REQUIRED_COLUMNS), start=1)
-    columns = columns_of(fields)
-    return enumerate(read_rows(path, columns, columns), start=1)
+def _parquet_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Iterator[_Numbered]:
+    return enumerate(read_rows(path, wanted, required), start=1)
 
 
-def _jsonl_rows(path: Path, fields: FieldsConfig | None) -> Iterator[tuple[int, Mapping[str, object] | RowError]]:
+def _jsonl_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Iterator[_Numbered]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             content = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
@@ -124,13 +178,12 @@ def _jsonl_row(line: bytes) -> Mapping[str, object] | RowError:
     return row
 
 
-def _csv_rows(path: Path, fields: FieldsConfig | None) -> Iterator[tuple[int, Mapping[str, object] | RowError]]:
-    assert fields is not None, "refused by the configuration"
+def _csv_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Iterator[_Numbered]:
     csv.field_size_limit(_CSV_FIELD_BYTES)
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             reader = csv.DictReader(file, strict=True)
-            missing = [name for name in columns_of(fields) if name not in (reader.fieldnames or ())]
+            missing = [name for name in required if name not in (reader.fieldnames or ())]
             if missing:
                 found = ", ".join(reader.fieldnames or ())
                 raise DataError(f"{path}: column {', '.join(missing)} missing; found {found}")
@@ -147,5 +200,5 @@ def _csv_row(row: Mapping[str | None, object]) -> Mapping[str, object] | RowErro
     return {str(name): value or None for name, value in row.items()}
 
 
-_Reader = Callable[[Path, FieldsConfig | None], Iterator[tuple[int, Mapping[str, object] | RowError]]]
+_Reader = Callable[[Path, Sequence[str], Sequence[str]], Iterator[_Numbered]]
 _READERS: dict[str, _Reader] = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows, ".csv": _csv_rows}

@@ -7,15 +7,12 @@ The rows are memory-mapped from the cache of `datasets`, which also serves them 
 """
 
 import hashlib
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from luffy.config.data import HubSource
-from luffy.data.schema import COLUMNS, REQUIRED_COLUMNS
-from luffy.data.sources.fields import columns_of
-from luffy.data.sources.files import NumberedRow, prompts_of, sha256_of
+from luffy.data.sources.files import NumberedRow, columns_to_read, prompts_of, sha256_of
 from luffy.data.sources.protocol import Row
 from luffy.errors import DataError
 
@@ -49,9 +46,7 @@ class HubPrompts:
 
     def rows(self) -> Iterator[Row]:
         """Read one row after another."""
-        source = self._source
-        rows = itertools.islice(self._numbered(), source.max_rows)
-        yield from prompts_of(rows, source.fields, source.author, f"data.{self._purpose}: {source.path}")
+        yield from prompts_of(self._numbered(), self._source, f"data.{self._purpose}: {self._source.path}")
 
     def _numbered(self) -> Iterator[NumberedRow]:
         name = f"{self._source.path} ({self._source.split})"
@@ -63,9 +58,9 @@ class HubPrompts:
                 yield name, number, row
 
     def _present_columns(self) -> list[str]:
-        fields, found = self._source.fields, self._dataset.column_names
-        wanted = list(COLUMNS) if fields is None else columns_of(fields)
-        missing = [name for name in (REQUIRED_COLUMNS if fields is None else wanted) if name not in found]
+        found = self._dataset.column_names
+        wanted, required = columns_to_read(self._source)
+        missing = [name for name in required if name not in found]
         if missing:
             raise DataError(
                 f"data.{self._purpose}: {self._source.path}: column {', '.join(missing)} missing; "

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from luffy.cli import main as command
+from luffy.config import load_experiment
 from luffy.pipeline.experiment import open_experiment
 
 
@@ -63,8 +64,8 @@ def test_the_command_loads_neither_prefect_nor_torch():
 
 SEVEN_B = "exp_configs/luffy_qwen2.5_math_7b.yaml"
 OWN_DATA = ["data.train={kind: file, path: data/samples/arithmetic_train.jsonl}"] + [
-    f"data.suites.{name}.path=data/samples/arithmetic_test.jsonl"
-    for name in ("aime24", "aime25", "amc", "math500", "minerva", "olympiad")
+    f"data.suites.{name}={{kind: file, path: data/samples/arithmetic_test.jsonl}}"
+    for name in load_experiment(SEVEN_B).data.suites
 ]
 
 

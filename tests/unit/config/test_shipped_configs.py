@@ -32,8 +32,20 @@ def test_the_real_size_experiments_have_the_papers_values(path):
     assert (optimizer.lr, optimizer.betas, optimizer.weight_decay) == (1e-6, (0.9, 0.999), 0.01)
     assert (optimizer.max_grad_norm, optimizer.schedule.kind, optimizer.schedule.warmup_share) == (1.0, "constant", 0.0)
     assert config.execution.gradient_checkpointing and config.execution.zero_stage == 2
-    assert (config.evaluation.engine, config.evaluation.decodings["sampled"].temperature) == ("vllm", 0.6)
-    assert len(config.data.suites) == 6
+
+
+@pytest.mark.parametrize("path", ROOT.glob("luffy_qwen2.5_math_*.yaml"), ids=lambda path: path.stem)
+def test_the_real_size_experiments_evaluate_the_papers_nine_benchmarks_by_its_protocol(path):
+    config = load_experiment(path)
+    evaluation = config.evaluation
+    assert evaluation is not None
+    assert (evaluation.engine, evaluation.max_response_tokens, evaluation.template) == ("vllm", 8192, "own")
+    asked = {name: evaluation.protocol(name, "sampled") for name in config.data.suites}
+    assert {(how.temperature, how.top_p) for how in asked.values()} == {(0.6, 1.0)}
+    assert {name: how.num_samples for name, how in asked.items()} == {
+        "aime24": 32, "aime25": 32, "amc": 32, "math500": 1, "minerva": 1, "olympiad": 1,
+        "arc_challenge": 1, "gpqa_diamond": 1, "mmlu_pro": 1,
+    }  # fmt: skip
 
 
 def test_their_chat_template_opens_the_reasoning():

@@ -1,7 +1,10 @@
 """One suite under one decoding: the same draws however it is batched, and nothing dropped in silence."""
 
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
@@ -9,10 +12,12 @@ from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
 from luffy.config.grading import FormatGrader, MathGrader
 from luffy.data.templates import render_prompt
-from luffy.errors import DataError
+from luffy.errors import ClusterError, DataError
 from luffy.evaluation.protocol import Evaluator, Suite, check_suite
 from luffy.evaluation.results import SampleRecord
-from luffy.grading import GraderPool
+from luffy.evaluation.sample_log import SampleLog
+from luffy.grading import Grade, GradeRequest, GraderPool
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.types import Prompt
 
 TOKENIZER = tiny_tokenizer()
@@ -98,9 +103,113 @@ def test_a_box_in_reasoning_that_the_template_opened_is_no_answer() -> None:
     assert (record.outcome, record.response) == ("no_answer", "<think>\\boxed{1}")
 
 
+def test_a_response_ends_behind_the_first_stop_text_whether_the_engine_looked_for_it_or_not() -> None:
+    config = CONFIG.model_copy(update={"stop": ("reverse", " 3")})
+    record = evaluate(lambda prompt, seed: "\\boxed{1} 2 3 4 reverse 5", "greedy", config=config)[0]
+    assert record.response == "\\boxed{1} 2 3"
+    assert (record.finish_reason, record.correct) == ("stop", True)
+    assert record.num_tokens == len(TOKENIZER(record.response)["input_ids"])
+
+
+def test_a_stop_text_within_the_limit_is_no_truncation() -> None:
+    suites = {"sums": SuiteConfig(stop=("=",))}
+    config = CONFIG.model_copy(update={"suites": suites})
+    records = evaluate(lambda prompt, seed: "1 =" + " 1" * 40, "greedy", config=config)
+    assert {(record.response, record.finish_reason) for record in records} == {("1 =", "stop")}
+
+
+def test_a_template_asks_in_its_own_words_and_opens_what_it_opens() -> None:
+    config = CONFIG.model_copy(update={"template": "r1_zero"})
+    record = evaluate(lambda prompt, seed: "1</think> <answer>\\boxed{1}</answer> 7", "greedy", config=config)[0]
+    assert record.prompt.endswith("\nUser: 0 +1\nAssistant: <think>")
+    assert record.response == "<think>1</think> <answer>\\boxed{1}</answer>"
+    assert record.correct
+
+
+def test_records_say_what_the_data_says_of_a_problem() -> None:
+    extra = [
+        {"subject": "Algebra", "level": 5},
+        {"subfield": "Number Theory", "options": ["1", "2", "3"], "confidential": True},
+        {},
+    ]
+    prompts = [replace(prompt, extra_info=info) for prompt, info in zip(problems(3), extra, strict=True)]
+    prompts[2] = replace(prompts[2], data_source="GPQA-main")
+    with GraderPool(1, 5.0) as grader:
+        evaluator = Evaluator(ScriptedEngine(TOKENIZER, solve), grader, TOKENIZER, CONFIG, 7, 4)
+        records = evaluator.evaluate(Suite("sums", prompts), "greedy", lambda batch: None)
+    said = [(record.subject, record.level, record.num_options, record.confidential) for record in records]
+    assert said == [("Algebra", "5", None, False), ("Number Theory", None, 3, True), (None, None, None, True)]
+
+
+def test_mathematics_gets_a_second_opinion_and_nothing_else_does() -> None:
+    record = evaluate(lambda prompt, seed: "\\boxed{1.0}", "greedy")[0]
+    assert (record.grader, record.outcome, record.second_grader) == ("math", "correct", "math_strict")
+    assert record.second_outcome == "correct"
+    config = CONFIG.model_copy(update={"suites": {"sums": SuiteConfig(grader=FormatGrader())}})
+    record = evaluate(solve, "greedy", config=config)[0]
+    assert (record.grader, record.second_grader, record.second_outcome) == ("format", None, None)
+
+
+def test_a_batch_is_graded_while_the_next_one_is_generated() -> None:
+    """The second batch is not given out before the first one is in grading: neither could wait for the other."""
+    grading, generating = threading.Event(), threading.Event()
+
+    class Grader(GraderPool):
+        def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
+            grading.set()
+            assert generating.wait(20)
+            return super().grade(requests)
+
+    class Engine(ScriptedEngine):
+        def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+            if self.requests:
+                assert grading.wait(20)
+                generating.set()
+            return super().generate(requests, params)
+
+    with Grader(1, 5.0) as grader:
+        evaluator = Evaluator(Engine(TOKENIZER, solve), grader, TOKENIZER, CONFIG, 7, 6)
+        records = evaluator.evaluate(Suite("sums", problems(12)), "greedy", lambda batch: None)
+    assert [record.uid for record in records] == [f"p{i}" for i in range(12)]
+
+
+class Failing(ScriptedEngine):
+    """A server that is gone after `calls` calls."""
+
+    calls = 2
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        if not self.calls:
+            raise ClusterError("http://host:8000: no answer")
+        self.calls -= 1
+        return super().generate(requests, params)
+
+
+def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_again(tmp_path: Path) -> None:
+    suite, log, counts = Suite("sums", problems(12)), tmp_path / "log.jsonl", []
+    with GraderPool(1, 5.0) as grader:
+        evaluator = Evaluator(Failing(TOKENIZER, by_seed), grader, TOKENIZER, CONFIG, 7, 5)
+        with pytest.raises(ClusterError, match="no answer"):
+            evaluator.evaluate(suite, "sampled", lambda batch: None, SampleLog(log))
+        engine = ScriptedEngine(TOKENIZER, by_seed)
+        evaluator = Evaluator(engine, grader, TOKENIZER, CONFIG, 7, 5)
+        records = evaluator.evaluate(suite, "sampled", lambda batch: None, SampleLog(log, counts.append))
+    assert (counts, len(engine.requests)) == ([10], 26)
+    assert records == evaluate(by_seed, "sampled")
+
+
 def test_a_suite_that_fits_passes() -> None:
-    check_suite(Suite("sums", problems(3)), TOKENIZER, 32, 64)
+    assert check_suite(Suite("sums", problems(11)), TOKENIZER, 32, 64) == LONGEST
     check_suite(Suite("sums", problems(3)), TOKENIZER, 32, None)
+
+
+def test_a_suite_is_checked_under_its_template() -> None:
+    with pytest.raises(DataError, match="suite sums: 3 of 3 prompts do not fit"):
+        check_suite(Suite("sums", problems(3)), TOKENIZER, 32, 64, "r1_zero")
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(DataError, match=r"suite sums: .*has no chat template"):
+        check_suite(Suite("sums", problems(3)), tokenizer, 32, 64)
 
 
 @pytest.mark.parametrize(

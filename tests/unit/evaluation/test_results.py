@@ -1,5 +1,6 @@
 """Rows are made of records, and files give back what was written."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,15 @@ from luffy.evaluation.results import (
     EvaluationResults,
     SampleRecord,
     join_sample_records,
+    parse_record,
     read_results,
     read_sample_records,
+    record_line,
     result_row,
     write_results,
     write_sample_records,
 )
+from luffy.evaluation.statistics import accuracy
 
 RECORD = SampleRecord(
     suite="s", decoding="d", uid="a", sample=0, seed=1, prompt="p\n", response="r\u2028\\boxed{1}", answer="1",
@@ -31,6 +35,65 @@ def test_a_row_counts_problems_responses_outcomes_and_truncation() -> None:
     assert (row.outcomes["correct"], row.outcomes["no_answer"], row.outcomes["crashed"]) == (1, 3, 0)
     assert (row.mean_tokens, row.truncated_share) == (8.5, 0.75)
     assert row.pass_at_k == {"1": 0.25, "2": 0.5}
+
+
+def test_a_row_says_what_its_interval_is_and_which_answer_wins() -> None:
+    records = [
+        replace(RECORD, uid=uid, sample=sample, answer=answer, correct=answer == "1")
+        for uid, answers in {"a": "1122", "b": "2213", "c": "1111"}.items()
+        for sample, answer in enumerate(answers)
+    ]
+    row = result_row(records, 0.95)
+    assert row.maj_at_k == {"4": (0.5 + 0 + 1) / 3}
+    assert row.pass_at_k["4"] == 1.0
+    assert row.method == accuracy([2, 1, 4], 4, 0.95).method
+    assert result_row(records[:1], 0.95).maj_at_k == {}
+
+
+def test_two_graders_are_compared_on_the_same_responses() -> None:
+    twice = replace(RECORD, grader="math", second_grader="math_strict", second_outcome="correct")
+    verdicts = [(True, "correct"), (True, "wrong"), (True, "unparsable"), (False, "correct"), (False, "no_answer")]
+    records = [replace(twice, uid=str(i), correct=a, second_outcome=b) for i, (a, b) in enumerate(verdicts)]
+    agreement = result_row(records, 0.95).agreement
+    assert agreement is not None
+    assert (agreement.first, agreement.second, agreement.share) == ("math", "math_strict", 0.4)
+    assert (agreement.only_first, agreement.only_second, agreement.second_accuracy) == (2, 1, 0.4)
+    assert result_row([RECORD], 0.95).agreement is None
+
+
+def test_a_multiple_choice_score_comes_with_what_guessing_gives() -> None:
+    said = [("correct", 4), ("no_answer", 4), ("unparsable", 2), ("wrong", 2)]
+    records = [
+        replace(RECORD, uid=str(i), outcome=outcome, correct=outcome == "correct", grader="choice", num_options=options)
+        for i, (outcome, options) in enumerate(said)
+    ]
+    row = result_row(records, 0.95)
+    assert row.choices is not None
+    assert (row.accuracy, row.choices.unparsed_share, row.choices.chance) == (0.25, 0.5, 0.375)
+    assert row.choices.guess_adjusted == (1 + 1 / 4 + 1 / 2) / 4
+    unknown = result_row([replace(record, num_options=None) for record in records], 0.95).choices
+    assert unknown is not None
+    assert (unknown.unparsed_share, unknown.guess_adjusted, unknown.chance) == (0.5, None, None)
+    assert result_row([RECORD], 0.95).choices is None
+
+
+def test_subjects_and_levels_are_rows_of_their_own_where_every_problem_has_one() -> None:
+    records = [replace(RECORD, uid=str(i), subject="AB"[i % 2], correct=i < 2, level="5") for i in range(5)]
+    row = result_row(records, 0.95)
+    assert {name: (part.num_problems, part.accuracy) for name, part in row.by_subject.items()} == {
+        "A": (3, 1 / 3),
+        "B": (2, 0.5),
+    }
+    assert row.by_level["5"].interval == row.interval
+    assert result_row([*records, replace(RECORD, uid="x")], 0.95).by_subject == {}
+
+
+def test_records_of_an_earlier_version_are_read_and_what_they_lack_is_not_made_up() -> None:
+    values = json.loads(record_line(RECORD))
+    later = ("grader", "second_grader", "second_outcome", "subject", "level", "num_options", "confidential")
+    assert parse_record(json.dumps({name: value for name, value in values.items() if name not in later})) == RECORD
+    with pytest.raises(KeyError, match="seed"):
+        parse_record(json.dumps({name: value for name, value in values.items() if name != "seed"}))
 
 
 def test_a_missing_response_is_not_averaged_away() -> None:

@@ -51,6 +51,20 @@ def test_ways_to_name_the_letter(response: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("\\boxed{B}", "B"),
+        ("The answer is (B).", "B"),
+        ("Answer: C\n\nBye", "C"),
+        ("\\boxed{Tl}", "A"),
+        ("\\boxed{c}", "B"),
+    ],
+)
+def test_a_label_is_one_though_an_option_reads_like_another(response: str, answer: str) -> None:
+    assert choose(response, "A", ("Tl", "C", "B")).extracted == answer
+
+
+@pytest.mark.parametrize(
     ("response", "outcome"),
     [
         ("The answer is (A).", Outcome.WRONG),

@@ -1,9 +1,14 @@
 """The embedded engine, with a real tiny model."""
 
+import dataclasses
+import math
+from pathlib import Path
+
 import pytest
 import torch
 from reference.gradient_case import VOCABULARY, tiny_model
 from reference.losses import ReferenceRow, forward
+from synthetic.arithmetic import tiny_tokenizer
 
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -94,3 +99,51 @@ def test_a_prefix_that_leaves_no_room_is_a_programmer_s_mistake() -> None:
     request = RolloutRequest((1,), seed=0, prefix_ids=(2,) * 20)
     with pytest.raises(AssertionError, match="a prefix of 20 tokens leaves none of 20"):
         TransformersEngine(tiny_model().eval(), 1).generate([request], _params())
+
+
+def test_top_p_draws_from_the_likeliest_tokens_alone_and_reports_that_distribution() -> None:
+    model = tiny_model().eval()
+    requests = [RolloutRequest((1, 2, 3), seed=i) for i in range(4000)]
+    params = SamplingParams(0.7, max_response_tokens=1, stop_token_ids=(), top_p=0.5)
+    completions = TransformersEngine(model, 4000).generate(requests, params)
+    logits = model(torch.tensor([[1, 2, 3]])).logits[0, -1].detach()
+    probability = torch.softmax(logits.double() / 0.7, dim=-1)
+    order = probability.argsort(descending=True)
+    size = int((probability[order].cumsum(0) < 0.5).sum()) + 1
+    allowed = {int(token): float(probability[token] / probability[order[:size]].sum()) for token in order[:size]}
+    drawn = [completion.token_ids[0] for completion in completions]
+    assert set(drawn) <= set(allowed)
+    assert 1 < size < VOCABULARY
+    for token, share in allowed.items():
+        assert drawn.count(token) / 4000 == pytest.approx(share, abs=4.5 * (share * (1 - share) / 4000) ** 0.5 + 1e-9)
+    for completion in completions[:50]:
+        assert completion.logprobs[0] == pytest.approx(math.log(allowed[completion.token_ids[0]]), abs=1e-5)
+
+
+def test_a_top_p_that_excludes_nothing_changes_no_draw() -> None:
+    model = tiny_model().eval()
+    plain = TransformersEngine(model, 64).generate(_requests(), _params())
+    almost = dataclasses.replace(_params(), top_p=1 - 1e-12)
+    assert [c.token_ids for c in TransformersEngine(model, 64).generate(_requests(), almost)] == [
+        c.token_ids for c in plain
+    ]
+
+
+def test_a_stop_text_ends_the_rows_that_say_it_and_no_others(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    model = tiny_model().eval()
+    # The ids of this model are bytes and pairs of bytes to the tokenizer: any text that some row says will do.
+    plain = TransformersEngine(model, 64).generate(_requests(), _params())
+    texts = [tokenizer.decode(completion.token_ids) for completion in plain]
+    stop = texts[0][6:9]
+    params = dataclasses.replace(_params(), stop=(stop,))
+    stopped = TransformersEngine(model, 64, tokenizer_folder=tmp_path).generate(_requests(), params)
+    assert stop in tokenizer.decode(stopped[0].token_ids)
+    assert stop not in tokenizer.decode(stopped[0].token_ids[:-1])
+    for before, after, text in zip(plain, stopped, texts, strict=True):
+        assert before.token_ids[: len(after.token_ids)] == after.token_ids
+        assert (after.finish_reason is FinishReason.STOP) >= (stop in text)
+        assert after == before or stop in text
+    without = TransformersEngine(model, 64).generate(_requests(), params)
+    assert [completion.token_ids for completion in without] == [completion.token_ids for completion in plain]

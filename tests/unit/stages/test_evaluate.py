@@ -1,8 +1,10 @@
-"""The stage `evaluate`: resumes by parts, and runs with a real model."""
+"""The stage `evaluate`: resumes by batches, and runs with a real model."""
 
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +18,11 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
-from luffy.errors import ConfigError, DataError
+from luffy.errors import ClusterError, ConfigError, DataError
 from luffy.evaluation.results import read_results, read_sample_records
 from luffy.pipeline.events import EventReader, EventWriter
+from luffy.pipeline.job import StageJob, write_job
+from luffy.pipeline.manifest import Manifest, collect_outputs, read_manifest, write_manifest
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.evaluate import run
 from luffy.stages.program import StageContext
@@ -84,24 +88,131 @@ def test_rows_follow_the_configuration_and_samples_follow_the_rows(
     assert (len(records), result.metrics["accuracy/greedy/base"], engine.closed) == (24, 0.25, True)
 
 
-def test_a_killed_evaluation_goes_on_with_the_next_part(
+OUTPUTS = ("samples.jsonl", "results.json", "summary.md")
+
+
+def test_an_evaluation_whose_engine_fails_goes_on_within_the_suite(
     tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dies_when_sampling(prompt: str, seed: int) -> str:
-        if len(first.requests) > 8:
-            raise KeyboardInterrupt
+    def fails_when_sampling(prompt: str, seed: int) -> str:
+        if len(first.requests) > 8 + 6:  # the third batch of the third part
+            raise ClusterError("http://host:8000: no answer")
         return solve(prompt, seed)
 
-    first = use(monkeypatch, dies_when_sampling)
-    with pytest.raises(KeyboardInterrupt):
+    first = use(monkeypatch, fails_when_sampling)
+    with pytest.raises(ClusterError):
         run(SETTINGS, context_in(tmp_path / "out", inputs))
     second = use(monkeypatch, solve)
     result = run(SETTINGS, context_in(tmp_path / "out", inputs))
-    assert (result.resumed_from, len(second.requests)) == (8, 16)
+    assert (result.resumed_from, len(second.requests)) == (14, 10)
+    assert EventReader(tmp_path / "out" / "events.jsonl").read()[-1].step == 24
+    assert list((tmp_path / "out" / "parts" / "open").iterdir()) == []
     use(monkeypatch, solve)
     run(SETTINGS, context_in(tmp_path / "undisturbed", inputs))
-    for name in ("samples.jsonl", "results.json"):
+    for name in OUTPUTS:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+
+
+def test_a_finished_part_is_not_opened_again(
+    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, solve)
+    run(SETTINGS, context_in(tmp_path / "out", inputs))
+    second = use(monkeypatch, solve)
+    assert run(SETTINGS, context_in(tmp_path / "out", inputs)).resumed_from == 24
+    assert second.requests == []
+
+
+KILLED_AT_ITS_FOURTH_BATCH = """
+import os, signal, sys
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.stages import evaluate, program
+
+generate, calls = TransformersEngine.generate, []
+
+
+def killed(self, requests, params):
+    calls.append(requests)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return generate(self, requests, params)
+
+
+TransformersEngine.generate = killed
+sys.exit(program.run_program("evaluate", evaluate.run, sys.argv[1:]))
+"""
+
+
+def write_evaluation_job(out: Path, inputs: dict[str, Path], rollout_batch_size: int) -> list[str]:
+    """The order of the stage program; returns its arguments."""
+    out.mkdir()
+    for name, directory in inputs.items():
+        _finish(directory, name)
+    job = StageJob(
+        node="evaluate_sft",
+        stage="evaluate",
+        key="ab" * 8,
+        settings=SETTINGS,
+        inputs={name: str(directory) for name, directory in inputs.items()},
+        upstream=dict.fromkeys(inputs, "cd" * 8),
+        execution=ExecutionConfig(rollout_batch_size=rollout_batch_size, num_threads=1),
+        tracking=TrackingConfig(),
+    )
+    write_job(out / "config.yaml", job)
+    return ["--config", str(out / "config.yaml"), "--out", str(out)]
+
+
+def _finish(directory: Path, node: str) -> None:
+    now, stage = "2026-03-04T10:00:00+00:00", "prepare_data" if node == "data" else "sft"
+    manifest = Manifest(
+        stage=stage, node=node, key="cd" * 8, series=None, settings={}, upstream={}, consumed={},
+        outputs=collect_outputs(directory, [path.name for path in sorted(directory.iterdir()) if path.is_dir()]),
+        metrics={}, execution=ExecutionConfig(), versions={}, hardware={}, started=now, ended=now, resumed_from=0,
+    )  # fmt: skip
+    write_manifest(directory, manifest)
+
+
+def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    killed = write_evaluation_job(tmp_path / "killed", inputs, rollout_batch_size=3)
+    program = [sys.executable, "-c", KILLED_AT_ITS_FOURTH_BATCH, *killed]
+    assert subprocess.run(program, check=False, capture_output=True).returncode == -9
+    kept = sum(path.read_bytes().count(b"\n") for path in (tmp_path / "killed" / "parts").rglob("*.jsonl"))
+    # Two batches of the first suite, one of the second; the one before the kill may still have been in grading.
+    assert kept in (4, 7)
+    undisturbed = write_evaluation_job(tmp_path / "undisturbed", inputs, rollout_batch_size=3)
+    for arguments in (killed, undisturbed):
+        subprocess.run([sys.executable, "-m", "luffy.stages.evaluate", *arguments], check=True, capture_output=True)
+    for name in OUTPUTS:
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+    assert read_manifest(tmp_path / "killed").resumed_from == kept
+
+
+def test_a_real_model_draws_the_same_whatever_the_batch_size(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    for size in (1, 3, 256):
+        context = context_in(tmp_path / str(size), inputs)
+        run(SETTINGS, dataclasses.replace(context, execution=ExecutionConfig(rollout_batch_size=size)))
+    files = {(tmp_path / str(size) / "samples.jsonl").read_bytes() for size in (1, 3, 256)}
+    assert len(files) == 1
+
+
+def test_suites_have_their_own_numbers_of_responses_and_the_results_say_how_they_were_asked(
+    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, solve)
+    own = {"longer": {"num_samples": 3, "template": "none", "stop": ["="]}}
+    settings = SETTINGS.model_dump() | {"evaluation": SETTINGS.evaluation.model_dump() | {"suites": own}}
+    run(EvaluateSettings.model_validate_json(json.dumps(settings)), context_in(tmp_path / "out", inputs))
+    rows = {(row.suite, row.decoding): row for row in read_results(tmp_path / "out" / "results.json").rows}
+    assert {cell: row.num_samples for cell, row in rows.items()} == {
+        ("longer", "greedy"): 1, ("base", "greedy"): 1, ("longer", "hot/1"): 3, ("base", "hot/1"): 2,
+    }  # fmt: skip
+    said = rows["longer", "hot/1"].protocol
+    assert said is not None
+    assert (said.template, said.stop, said.temperature, said.engine) == ("none", ("=",), 1.0, "transformers")
+    last = EventReader(tmp_path / "out" / "events.jsonl").read()[-1]
+    assert (last.step, last.total) == (28, 28)
 
 
 def test_progress_counts_responses(tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

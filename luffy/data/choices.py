@@ -1,0 +1,44 @@
+"""Multiple-choice questions: how the options stand in the problem, and in which order.
+
+    What is a prime?
+
+    A. 8
+    B. 7
+
+The options themselves are kept in `extra_info.options`, their number in `extra_info.num_options`: a score adjusted for
+guessing needs it.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+from luffy.data.identity import problem_text
+from luffy.types import Message, Prompt
+
+LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+OPTIONS, NUM_OPTIONS = "options", "num_options"
+
+
+def with_options(messages: Sequence[Message], options: Sequence[str]) -> tuple[Message, ...]:
+    """Return the conversation with the options below its last turn."""
+    last = messages[-1]
+    return (*messages[:-1], dataclasses.replace(last, content=last.content.rstrip() + _block(options)))
+
+
+def without_options(prompt: Prompt) -> str:
+    """Return what a prompt asks, its options left out where it has some."""
+    text, options = problem_text(prompt.messages), prompt.extra_info.get(OPTIONS)
+    if not isinstance(options, list):
+        return text
+    return text.removesuffix(_block([str(option) for option in options]))
+
+
+def fixed_order(question: str, options: Sequence[str]) -> list[str]:
+    """Return the options in the order of a hash of each with its question, whatever order they come in."""
+    return sorted(options, key=lambda option: hashlib.sha256(f"{len(question)}:{question}{option}".encode()).digest())
+
+
+def _block(options: Sequence[str]) -> str:
+    lines = [f"{label}. {option}" for label, option in zip(LABELS, options, strict=False)]
+    return "\n\n" + "\n".join(lines)

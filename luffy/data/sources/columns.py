@@ -1,0 +1,32 @@
+"""The values of a row, by the names of their columns."""
+
+import ast
+from collections.abc import Mapping
+
+
+def value_at(row: Mapping[str, object], column: str) -> object:
+    """Return the value of a column; `a.b` reaches into a mapping. None where there is none."""
+    value: object = row
+    for part in column.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def as_text(value: object) -> object:
+    """Return a number as people write it (`27.0` is 27), anything else as it is."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def as_list(value: object) -> list[object] | None:
+    """Return a list, also one written as text (`['2', '3']`); None for anything else."""
+    found = _literal(value) if isinstance(value, str) else value
+    return list(found) if isinstance(found, list | tuple) else None
+
+
+def _literal(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None

@@ -1,0 +1,84 @@
+"""From the columns of a multiple-choice data set to options and the letter of the right one.
+
+The shapes met so far: ARC (lists of texts and of labels, which may be digits), MMLU-Pro (a list, `answer` a letter),
+MMLU (a list, `answer` a place from 0), GPQA (the correct option and the incorrect ones in columns of their own).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from luffy.config.data import ChoicesField
+from luffy.data.choices import LABELS, fixed_order
+from luffy.data.schema import RowError, checked_text
+from luffy.data.sources.columns import as_list, as_text, value_at
+
+
+def apart_options(row: Mapping[str, object], field: ChoicesField, question: str) -> tuple[list[str], str]:
+    """Return the options of a data set that has the correct one apart, in their fixed order, and its letter."""
+    assert field.correct is not None, "refused by the configuration"
+    correct = _text(value_at(row, field.correct), field.correct)
+    others = [_text(value_at(row, column), column) for column in field.incorrect]
+    if correct in others:
+        raise RowError(field.correct, "reads like one of the incorrect options")
+    options = fixed_order(question, [correct, *others])
+    return options, LABELS[options.index(correct)]
+
+
+def listed_options(
+    row: Mapping[str, object], field: ChoicesField, answer: str, answer_column: str
+) -> tuple[list[str], str]:
+    """Return the options in the data set's own order, fillers left out, and the letter of the one that `answer` names.
+
+    RowError where there are fewer than two options or more than letters, and where `answer` names none of them.
+    """
+    column, options = _listed(row, field)
+    right = _place(answer, answer_column, options, _labels(row, field, len(options)), field)
+    kept = [place for place, option in enumerate(options) if option not in field.fillers]
+    if not 2 <= len(kept) <= len(LABELS):
+        raise RowError(column, f"must hold 2 to {len(LABELS)} options, found {len(kept)}")
+    if right not in kept:
+        raise RowError(answer_column, "names an option that is but a filler")
+    return [options[place] for place in kept], LABELS[kept.index(right)]
+
+
+def option_columns(field: ChoicesField) -> list[str]:
+    """Return the columns that the options are read from."""
+    alone = [column for column in (field.column, field.labels, field.correct) if column is not None]
+    return [*alone, *field.columns, *field.incorrect]
+
+
+def _listed(row: Mapping[str, object], field: ChoicesField) -> tuple[str, list[str]]:
+    if field.column is None:
+        # A set of columns has room for the longest question: what is empty is no option.
+        values = [(column, value_at(row, column)) for column in field.columns]
+        found = [_text(value, column) for column, value in values if value is not None and value != ""]
+        return field.columns[0], found
+    options = as_list(value_at(row, field.column))
+    if options is None:
+        raise RowError(field.column, f"must be a list of options, found {type(value_at(row, field.column)).__name__}")
+    return field.column, [_text(option, f"{field.column}[{index}]") for index, option in enumerate(options)]
+
+
+def _labels(row: Mapping[str, object], field: ChoicesField, count: int) -> Sequence[str]:
+    if field.labels is None:
+        return LABELS[:count]
+    labels = as_list(value_at(row, field.labels))
+    if labels is None or len(labels) != count:
+        raise RowError(field.labels, f"must be a list of {count} labels, one for each option")
+    return [str(as_text(label)).strip() for label in labels]
+
+
+def _place(answer: str, column: str, options: Sequence[str], labels: Sequence[str], field: ChoicesField) -> int:
+    """Where the correct option stands among all that are listed."""
+    if field.answer_is == "index":
+        if not answer.isdecimal() or int(answer) >= len(options):
+            raise RowError(column, f"must be a place from 0 to {len(options) - 1}")
+        return int(answer)
+    named = options if field.answer_is == "text" else labels
+    wanted = answer if field.answer_is == "text" else answer.strip(" ().")
+    if list(named).count(wanted) != 1:
+        raise RowError(column, "names none of the options, or several")
+    return list(named).index(wanted)
+
+
+def _text(value: object, column: str) -> str:
+    return checked_text(as_text(value), column).strip()

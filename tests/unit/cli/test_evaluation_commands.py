@@ -1,0 +1,171 @@
+"""`python -m luffy rescore` and `diff`, from the command line to what stands on the terminal."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from luffy.cli import main as command
+from luffy.config.evaluation import EvaluationConfig
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.grading import ExactGrader, GradingConfig, MathGrader
+from luffy.config.settings import EvaluateSettings
+from luffy.data.parquet import write_prompts
+from luffy.evaluation.results import (
+    EvaluationResults,
+    SampleRecord,
+    read_results,
+    read_sample_records,
+    result_row,
+    write_results,
+    write_sample_records,
+)
+from luffy.pipeline.job import StageJob, write_job
+from luffy.types import Message, Prompt
+
+SECRET = "quark"
+RECORD = SampleRecord(
+    suite="arc", decoding="greedy", uid="", sample=0, seed=1, prompt="p", response="", answer="B", ground_truth="B",
+    outcome="correct", reason="", correct=True, finish_reason="stop", num_tokens=4, grader="choice",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def evaluation(folder: Path, answers: str, suite: str = "arc", gold: str = "B") -> Path:
+    """A finished evaluation whose model said these letters, one a problem, in the sentence that a choice asks for."""
+    records = [
+        replace(
+            RECORD, suite=suite, uid=f"p{i}", response=f"{SECRET}\nANSWER: {letter}", answer=letter, ground_truth=gold,
+            outcome="correct" if letter == gold else "wrong", correct=letter == gold,
+        )
+        for i, letter in enumerate(answers)
+    ]  # fmt: skip
+    folder.mkdir()
+    write_sample_records(folder / "samples.jsonl", records)
+    rows = (result_row(records, 0.95),)
+    write_results(folder / "results.json", EvaluationResults(checkpoint="rl", confidence=0.95, rows=rows))
+    return folder
+
+
+def with_data(folder: Path, data: Path, count: int, named: dict[str, MathGrader | ExactGrader]) -> None:
+    (data / "suites").mkdir(parents=True)
+    question = Message("user", "Which one?\nA. one\nB. two\nC. three")
+    prompts = [Prompt(f"p{i}", "arc", (question,), "B", extra_info={"options": ["one", "two", "three"]})
+               for i in range(count)]  # fmt: skip
+    write_prompts(data / "suites" / "arc.parquet", prompts)
+    settings = EvaluateSettings(
+        seed=0, dtype="float32", evaluation=EvaluationConfig(max_response_tokens=8), grading=GradingConfig(named=named)
+    )
+    job = StageJob(
+        node="evaluate_rl", stage="evaluate", key="k", settings=settings, inputs={"data": str(data)}, upstream={},
+        execution=ExecutionConfig(), tracking=TrackingConfig(),
+    )  # fmt: skip
+    write_job(folder / "config.yaml", job)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_rescore_writes_a_summary_and_prints_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stage = evaluation(tmp_path / "it", "BCB")
+    with_data(stage, tmp_path / "data", 3, {})
+    assert command.main(["rescore", str(stage), "--grader", "math"]) == 0
+    shown = lines(capsys)
+    scores = [word for word in shown[2] if not word.endswith((",", "]"))]
+    assert scores == ["arc", "greedy", "66.7", "0.0", "+0", "-2"]
+    assert ["arc", "p0", "0", "B", "correct:", "B", "no_answer", "no", "box,", "or", "an", "empty", "one"] in shown
+    folder = stage / "rescored" / "math"
+    assert read_results(folder / "results.json").rows[0].accuracy == 0
+    assert [record.grader for record in read_sample_records(folder / "samples.jsonl")] == ["math"] * 3
+    assert (folder / "summary.md").is_file()
+    assert read_results(stage / "results.json").rows[0].accuracy == pytest.approx(2 / 3)
+
+
+def test_rescore_takes_graders_by_the_evaluations_own_names_and_with_settings(tmp_path: Path) -> None:
+    stage = evaluation(tmp_path / "it", "BCB")
+    with_data(stage, tmp_path / "data", 3, {"letters": MathGrader(boxed="preferred")})
+    for grader in ("letters", "{kind: math, boxed: preferred}", "choice"):
+        out = tmp_path / grader[:3]
+        assert command.main(["rescore", str(stage), "--grader", grader, "--out", str(out)]) == 0
+        assert read_results(out / "results.json").rows[0].accuracy == pytest.approx(2 / 3)
+
+
+def test_rescore_without_the_order_of_the_stage_says_what_it_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = evaluation(tmp_path / "it", "BCB")
+    assert command.main(["rescore", str(stage), "--grader", "choice"]) == 0
+    assert "graded without the questions and their options" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grader", "mathe"], "--grader mathe: no such grader; there are choice, exact, math, math_strict"),
+        (["--grader", "{kind: math, boxed: never}"], "no such grader"),
+        (["--grader", "{"], "no such grader"),
+        (["--grader", "math", "--suite", "arcc"], "--suite arcc: is not in this evaluation; there are arc"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    stage = evaluation(tmp_path / "it", "BCB")
+    assert command.main(["rescore", str(stage), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (stage / "rescored").exists()
+
+
+def test_diff_has_the_comparison_at_its_head_and_both_answers_below(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = evaluation(tmp_path / "a", "BCBA"), evaluation(tmp_path / "b", "BBAA")
+    assert command.main(["diff", str(first), str(second)]) == 0
+    shown = lines(capsys)
+    assert shown[2][:6] == ["arc", "greedy", "4", "50.0", "50.0", "+0.0"]
+    assert "1/2/1" in shown[2]
+    assert ["p1", "B", "0/1", "1/1", "C", "B"] in shown
+    assert ["p2", "B", "1/1", "0/1", "B", "A"] in shown
+    assert shown.index(["p1", "B", "0/1", "1/1", "C", "B"]) < shown.index(["p2", "B", "1/1", "0/1", "B", "A"])
+    assert ["p0"] not in [line[:1] for line in shown]
+
+
+def test_diff_shows_as_many_as_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = evaluation(tmp_path / "a", "CCCC"), evaluation(tmp_path / "b", "BBBB")
+    assert command.main(["diff", str(first), str(second), "--show", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "arc, greedy: 1 of 4 changed" in out
+    assert "p1" not in out
+
+
+@pytest.mark.parametrize("arguments", [["diff", "a", "b"], ["rescore", "a", "--grader", "math"]])
+def test_confidential_problems_are_named_and_nothing_else_of_them_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, answers in (("a", ["hush", SECRET]), ("b", [SECRET, "hush"])):
+        evaluation(Path(folder), "BB", suite="gpqa_diamond", gold=SECRET)
+        records = list(read_sample_records(Path(folder) / "samples.jsonl"))
+        told = [
+            replace(record, answer=answer, correct=answer == "hush", reason=SECRET)
+            for record, answer in zip(records, answers, strict=True)
+        ]
+        write_sample_records(Path(folder) / "samples.jsonl", told)
+    assert command.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "p0" in out
+    assert "(confidential)" in out
+    assert SECRET not in out
+    assert "hush" not in out
+
+
+def test_what_is_no_evaluation_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["diff", str(tmp_path), str(tmp_path)]) == 2
+    assert "is no finished evaluation" in capsys.readouterr().err

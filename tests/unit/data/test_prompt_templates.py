@@ -1,0 +1,85 @@
+"""Prompt templates are the authors' texts, byte for byte, around the question alone."""
+
+from pathlib import Path
+
+import pytest
+from synthetic.arithmetic import problems, tiny_tokenizer
+
+from luffy.config import load_experiment
+from luffy.data.prompt_templates import LUFFY_SYSTEM, PROMPT_TEMPLATES, ask, opener_behind, stops_of
+from luffy.data.templates import decode, render_prompts
+from luffy.errors import DataError
+from luffy.types import Message, Prompt
+
+QUESTION = "What is $1+1$?\n"
+PROMPT = Prompt("p", "s", (Message("system", "Be brief."), Message("user", QUESTION)), "2")
+ZERO = (
+    "A conversation between User and Assistant. The {u}ser asks a question, and the Assistant solves it. The "
+    "{a}ssistant first thinks about the reasoning process in the mind and then provides the {u}ser with the answer. "
+)
+TEXTS = {
+    "qwen_math": "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}."
+    f"<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
+    "r1_zero": ZERO.format(u="U", a="A")
+    + "The reasoning process is enclosed within <think> </think> and answer is enclosed within <answer> </answer> "
+    "tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.\n"
+    f"User: {QUESTION}\nAssistant: <think>",
+    "luffy_think": f"<|im_start|>system\n{LUFFY_SYSTEM}<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n",
+    "prime": ZERO.format(u="u", a="a")
+    + "The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, "
+    f"respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>. User: {QUESTION}\n\n"
+    "Present the answer in LaTex format: \\boxed{Your answer}. Assistant:",
+    "none": QUESTION,
+}
+
+
+@pytest.mark.parametrize("name", PROMPT_TEMPLATES)
+def test_the_text_is_that_of_the_authors(name: str) -> None:
+    tokenizer = tiny_tokenizer()
+    (ids,) = ask(tokenizer, [PROMPT], name)
+    assert decode(tokenizer, ids) == TEXTS[name]
+
+
+def test_luffy_thinks_with_the_system_message_of_its_configuration() -> None:
+    config = load_experiment(Path(__file__).parents[3] / "exp_configs/luffy_qwen2.5_math_7b.yaml", [])
+    assert config.data.system_prompt == LUFFY_SYSTEM
+
+
+def test_own_is_the_chat_template_over_all_messages() -> None:
+    tokenizer = tiny_tokenizer()
+    assert ask(tokenizer, [PROMPT], "own") == render_prompts(tokenizer, [PROMPT.messages])
+
+
+def test_what_the_prompt_opens_and_what_ends_a_response() -> None:
+    openers = {name: opener_behind(tiny_tokenizer(), name) for name in ("own", *PROMPT_TEMPLATES)}
+    assert {name: opener for name, opener in openers.items() if opener} == {
+        "r1_zero": "<think>",
+        "luffy_think": "<think>\n",
+    }
+    assert (stops_of("own"), stops_of("r1_zero"), stops_of("qwen_math")) == ((), ("</answer>",), ())
+
+
+def test_a_model_without_a_chat_template_is_refused_only_where_it_needs_one() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    assert ask(tokenizer, problems(1), "none")
+    with pytest.raises(DataError, match=r"has no chat template; give model\.chat_template, or .*qwen_math"):
+        ask(tokenizer, problems(1), "own")
+
+
+def test_a_conversation_is_no_question() -> None:
+    turns = (Message("user", "1"), Message("assistant", "2"), Message("user", "3"))
+    with pytest.raises(DataError, match="problem p: the template none takes one question, and the turns are user, ass"):
+        ask(tiny_tokenizer(), [Prompt("p", "s", turns, "4")], "none")
+
+
+def test_a_tokenizer_that_opens_texts_opens_prompts() -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = tiny_tokenizer()
+    bos, eos = tokenizer.bos_token, tokenizer.eos_token
+    tokens = [(bos, tokenizer.bos_token_id), (eos, tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A {eos}", special_tokens=tokens)
+    (ids,) = ask(tokenizer, problems(1), "none")
+    assert decode(tokenizer, ids) == f"{bos}0 +1"

@@ -1,0 +1,79 @@
+"""Two evaluations beside each other: which problems changed, and how the whole compares."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from luffy.errors import DataError
+from luffy.evaluation.changes import find_changes
+from luffy.evaluation.comparison import compare_paired
+from luffy.evaluation.finished import FinishedEvaluation
+from luffy.evaluation.results import EvaluationResults, SampleRecord
+
+RECORD = SampleRecord(
+    suite="s", decoding="d", uid="", sample=0, seed=1, prompt="p", response="r", answer="1", ground_truth="1",
+    outcome="correct", reason="", correct=True, finish_reason="stop", num_tokens=4,
+)  # fmt: skip
+
+
+def evaluation(name: str, answers: Mapping[str, str], suite: str = "s") -> FinishedEvaluation:
+    """A model that answers the problems so, a letter a response; `1` is right and `-` no answer."""
+    records = [
+        replace(RECORD, suite=suite, uid=uid, sample=i, answer=None if said == "-" else said, correct=said == "1")
+        for uid, all_said in answers.items()
+        for i, said in enumerate(all_said)
+    ]
+    results = EvaluationResults(checkpoint="rl", confidence=0.95, rows=())
+    return FinishedEvaluation(Path(name), results, {(suite, "d"): records})
+
+
+def test_changed_problems_come_with_both_answers_gains_first() -> None:
+    first = evaluation("a", {"p0": "1", "p1": "2", "p2": "1", "p3": "7"})
+    second = evaluation("b", {"p0": "3", "p1": "1", "p2": "1", "p3": "-"})
+    (part,) = find_changes(first, second).cells
+    assert [(problem.uid, problem.first.answers, problem.second.answers) for problem in part.changed] == [
+        ("p1", (("2", 1),), (("1", 1),)),
+        ("p0", (("1", 1),), (("3", 1),)),
+    ]
+    assert part.accuracies == (0.5, 0.5)
+
+
+def test_the_largest_change_comes_first_and_shares_are_compared_over_other_numbers_of_responses() -> None:
+    first = evaluation("a", {"p0": "1222", "p1": "2222", "p2": "1111", "p3": "1122"})
+    second = evaluation("b", {"p0": "11", "p1": "22", "p2": "11", "p3": "21"})
+    (part,) = find_changes(first, second).cells
+    assert [(problem.uid, problem.first.share, problem.second.share) for problem in part.changed] == [("p0", 0.25, 1.0)]
+    assert part.changed[0].first.answers == (("2", 3), ("1", 1))
+
+
+def test_the_comparison_is_the_paired_one_over_the_problems_that_both_have() -> None:
+    first = evaluation("a", {"only": "1", **{f"p{i}": "1" if i < 20 else "2" for i in range(40)}})
+    second = evaluation("b", {"else": "1", **{f"p{i}": "1" if i % 3 else "2" for i in range(39, -1, -1)}})
+    (part,) = find_changes(first, second).cells
+    shares = [[float(i < 20) for i in range(40)], [float(i % 3 > 0) for i in range(40)]]
+    assert part.comparison.paired == compare_paired(*shares, 1, 0.95)
+    assert (part.only_first, part.only_second) == (1, 1)
+
+
+def test_suites_that_one_of_them_lacks_are_named_and_nothing_shared_is_an_error() -> None:
+    first, other = evaluation("a", {"p0": "1"}), evaluation("b", {"p0": "1"}, suite="t")
+    both = FinishedEvaluation(Path("c"), first.results, first.records | other.records)
+    assert find_changes(first, both).left_out == (("t", "d"),)
+    with pytest.raises(DataError, match="a and b share no problem: the first has s, d, the second t, d"):
+        find_changes(first, other)
+
+
+def test_other_references_are_counted() -> None:
+    first, second = evaluation("a", {"p0": "1"}), evaluation("b", {"p0": "1"})
+    second.records["s", "d"][0] = replace(second.records["s", "d"][0], ground_truth="2")
+    assert find_changes(first, second).cells[0].other_reference == 1
+
+
+@pytest.mark.parametrize("suite", ["GPQA_diamond", "s"])
+def test_a_confidential_problem_is_marked(suite: str) -> None:
+    first, second = evaluation("a", {"p0": "1"}, suite), evaluation("b", {"p0": "2"}, suite)
+    if suite == "s":
+        second.records["s", "d"][0] = replace(second.records["s", "d"][0], confidential=True)
+    assert find_changes(first, second).cells[0].changed[0].confidential

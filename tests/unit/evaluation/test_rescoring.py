@@ -1,0 +1,106 @@
+"""Saved responses graded again: the same verdicts as if the other grader had been there from the start."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
+
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
+from luffy.config.grading import GraderKind, MathGrader, StrictMathGrader
+from luffy.data.parquet import write_prompts
+from luffy.errors import DataError
+from luffy.evaluation.finished import read_evaluation
+from luffy.evaluation.protocol import Evaluator, Suite, protocol_of
+from luffy.evaluation.rescoring import compare_gradings, read_problems, regrade, write_regraded
+from luffy.evaluation.results import EvaluationResults, result_row, write_results, write_sample_records
+from luffy.grading import GraderPool
+
+STRICT, LENIENT = StrictMathGrader(), MathGrader(boxed="preferred")
+DECODINGS = {"greedy": DecodingConfig(temperature=0.0)}
+
+
+def answer(prompt: str, seed: int) -> str:
+    """Three forms of the right answer: in a box, without one, and as math_strict does not read it."""
+    number = int(prompt.removeprefix("<|bos|>").split()[0])
+    return (f"\\boxed{{{number + 1}}}", f"The answer is {number + 1}", f"\\boxed{{{number + 1}.0000000000001}}")[
+        number % 3
+    ]
+
+
+def evaluated(folder: Path, kind: GraderKind) -> Path:
+    """What the stage would have written with that grader."""
+    config = EvaluationConfig(decodings=DECODINGS, max_response_tokens=64, suites={"sums": SuiteConfig(grader=kind)})
+    tokenizer = tiny_tokenizer()
+    with GraderPool(1, 5.0) as pool:
+        evaluator = Evaluator(ScriptedEngine(tokenizer, answer), pool, tokenizer, config, 7, 4)
+        records = evaluator.evaluate(Suite("sums", problems(9)), "greedy", lambda batch: None)
+    folder.mkdir()
+    write_sample_records(folder / "samples.jsonl", records)
+    row = result_row(records, 0.95, protocol_of(config, "sums", "greedy"))
+    write_results(folder / "results.json", EvaluationResults(checkpoint="rl", confidence=0.95, rows=(row,)))
+    return folder
+
+
+@pytest.mark.parametrize(("before", "after"), [(MathGrader(), LENIENT), (LENIENT, STRICT), (STRICT, MathGrader())])
+def test_the_result_is_that_of_an_evaluation_with_the_other_grader(
+    tmp_path: Path, before: GraderKind, after: GraderKind
+) -> None:
+    evaluation = read_evaluation(evaluated(tmp_path / "before", before))
+    counts: list[int] = []
+    with GraderPool(1, 5.0) as pool:
+        regraded = regrade(evaluation, after, pool, {}, ["sums"], counts.append)
+    comparison = compare_gradings(evaluation, regraded)
+    write_regraded(tmp_path / "after", evaluation, comparison, regraded["sums", "greedy"])
+    other = evaluated(tmp_path / "from_the_start", after)
+    for name in ("samples.jsonl", "results.json"):
+        assert (tmp_path / "after" / name).read_bytes() == (other / name).read_bytes()
+    assert counts == [9]
+    assert (tmp_path / "after" / "summary.md").read_text().startswith("# Evaluation of `rl`")
+
+
+def test_what_changes_is_listed_with_both_verdicts(tmp_path: Path) -> None:
+    evaluation = read_evaluation(evaluated(tmp_path / "before", MathGrader()))
+    with GraderPool(1, 5.0) as pool:
+        regraded = regrade(evaluation, LENIENT, pool, {}, ["sums"])
+    (part,) = compare_gradings(evaluation, regraded)
+    assert (part.before.accuracy, part.after.accuracy) == (part.before.accuracy, part.before.accuracy + 3 / 9)
+    assert [(old.uid, old.outcome, new.outcome, new.answer) for old, new in part.changed] == [
+        ("p1", "no_answer", "correct", "2"),
+        ("p4", "no_answer", "correct", "5"),
+        ("p7", "no_answer", "correct", "8"),
+    ]
+
+
+def test_other_suites_are_left_out(tmp_path: Path) -> None:
+    evaluation = read_evaluation(evaluated(tmp_path / "before", STRICT))
+    with GraderPool(1, 5.0) as pool:
+        assert regrade(evaluation, STRICT, pool, {}, ["others"]) == {}
+
+
+def test_the_questions_come_from_the_prepared_suites(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "sums.parquet", problems(2))
+    found = read_problems(tmp_path, ["sums"])
+    assert {key: problem.question for key, problem in found.items()} == {("sums", "p0"): "0 +1", ("sums", "p1"): "1 +1"}
+    with pytest.raises(DataError, match=r"others\.parquet: is not there"):
+        read_problems(tmp_path, ["others"])
+
+
+def damage(name: str, text: str | None) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink() if text is None else (folder / name).write_text(text) and None
+
+
+@pytest.mark.parametrize(
+    ("damaging", "message"),
+    [
+        (damage("results.json", None), "is no finished evaluation .it has no results.json"),
+        (damage("samples.jsonl", None), "it has no samples.jsonl"),
+        (damage("samples.jsonl", '{"suite": "s"}\n'), "samples.jsonl: holds no graded responses .'decoding'"),
+        (damage("samples.jsonl", "{"), "holds no graded responses"),
+    ],
+)
+def test_what_is_no_evaluation_is_refused(tmp_path: Path, damaging: Callable[[Path], None], message: str) -> None:
+    folder = evaluated(tmp_path / "it", STRICT)
+    damaging(folder)
+    with pytest.raises(DataError, match=message):
+        read_evaluation(folder)

@@ -1,0 +1,257 @@
+"""Rows that repeat a problem, benchmarks as they are published, and what must not be shown of them."""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+import luffy.data.parquet as parquet
+from luffy.config.data import DataConfig
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.grading import GradingConfig
+from luffy.config.settings import PrepareDataSettings
+from luffy.data.parquet import read_prompts
+from luffy.data.shards import ShardWorker
+from luffy.errors import DataError
+from luffy.pipeline.events import EventWriter
+from luffy.stages.prepare_data import run
+from luffy.stages.program import StageContext
+from luffy.types import Prompt
+
+DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
+needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="the datasets are not beside this repository")
+SMALL = {"kind": "arithmetic", "num_prompts": 4, "num_operations": [2]}
+
+
+def row(question: str, reply: str, answer: str = "2", **more: object) -> dict[str, object]:
+    reward = {"style": "rule", "ground_truth": answer}
+    return {"data_source": "t", "prompt": question, "target": reply, "reward_model": reward, **more}
+
+
+def boxed(words: str, answer: str = "2") -> str:
+    return f"{words} \\boxed{{{answer}}}"
+
+
+def written(path: Path, rows: list[dict[str, object]], **more: object) -> dict[str, object]:
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return {"kind": "file", "path": str(path), **more}
+
+
+def prepare(out: Path, workers: int = 1, **changes: object) -> dict[str, dict]:
+    out.mkdir(exist_ok=True)
+    data = {"suites": {"small": SMALL}, "max_prompt_tokens": 5000, "max_trace_tokens": 400, **changes}
+    data.setdefault("train", {**SMALL, "num_prompts": 9, "num_operations": [3]})
+    settings = PrepareDataSettings(
+        seed=3,
+        data=DataConfig.model_validate_json(json.dumps(data)),
+        grading=GradingConfig(),
+        model_path=None,
+        chat_template=None,
+    )
+    execution = ExecutionConfig(data_workers=workers, grader_workers=1)
+    run(settings, StageContext(out, {}, "k", "prepare_data", execution, TrackingConfig(), EventWriter(out / "events")))
+    card: dict[str, dict] = json.loads((out / "card.json").read_text())["sources"]
+    for source in card.values():
+        gone = sum(source["rejected"].values()) + source["quarantined"] + source["folded"]
+        assert source["rows_in"] == source["rows_out"] + gone
+    return card
+
+
+def texts(prompts: list[Prompt]) -> dict[str, list[str]]:
+    return {prompt.messages[-1].content: [trace.text for trace in prompt.traces] for prompt in prompts}
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 5)
+
+
+def repeated(count: int, times: int) -> list[dict[str, object]]:
+    return [row(f"Problem {n}?", boxed(f"by way {way}")) for way in range(times) for n in range(count)]
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_rows_of_one_problem_become_one_prompt_with_their_traces(tmp_path: Path) -> None:
+    card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", repeated(7, 3)))["train"]
+    expected = {f"Problem {n}?": [boxed(f"by way {way}") for way in range(3)] for n in range(7)}
+    assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == expected
+    assert (card["rows_in"], card["rows_out"], card["folded"], card["traces_out"]) == (21, 7, 14, 21)
+    assert card["repeats"] == {"3": 7} and card["rejected"] == {}
+    assert "| problems by rows folded into one | 3 | 7 |" in (tmp_path / "out" / "card.md").read_text()
+    assert not list((tmp_path / "out").rglob("*.mail.jsonl"))
+
+
+@pytest.mark.slow
+def test_merged_rows_do_not_depend_on_the_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 5)
+    source = written(tmp_path / "d.jsonl", repeated(11, 4))
+    for name, workers in (("one", 1), ("three", 3)):
+        prepare(tmp_path / name, workers, train=source, validation_prompts=2, sft={"unique_train_examples": 4})
+    for file in (path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.parquet")):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "three" / file).read_bytes()
+
+
+def test_a_row_without_a_new_trace_and_one_with_another_answer_are_rejected(tmp_path: Path) -> None:
+    rows = [
+        row("One plus one?", boxed("Easy:")),
+        row("One plus one?", boxed("Easy:")),
+        row("one  plus one?", boxed("Easy:")),
+        row("ONE plus one?", boxed("Hm."), data_source="u"),
+        row("One plus one?", boxed("No,", "3"), answer="3"),
+        row("One plus one?", ""),
+    ]
+    rows[5]["target"] = None
+    card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows))["train"]
+    assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == {"One plus one?": [boxed("Easy:"), boxed("Hm.")]}
+    assert card["rejected"] == {"duplicate_uid": 2, "duplicate_problem": 1, "duplicate_with_other_answer": 1}
+    assert card["folded"] == 1
+
+
+def test_repeats_are_rejected_where_that_is_asked_for(tmp_path: Path) -> None:
+    source = written(tmp_path / "d.jsonl", repeated(3, 2))
+    card = prepare(tmp_path / "out", train=source, filters={"repeats": "reject"})["train"]
+    assert (card["rows_out"], card["folded"], card["rejected"]) == (3, 0, {"duplicate_uid": 3})
+
+
+def test_a_uid_that_a_file_gives_to_two_problems_is_no_repeat_of_either(tmp_path: Path) -> None:
+    rows = [
+        row("First?", boxed("a"), uid="x"),
+        row("Second?", boxed("b"), uid="x"),
+        row("Second?", boxed("c"), uid="y"),
+    ]
+    card = prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows))["train"]
+    assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == {"First?": [boxed("a")], "Second?": [boxed("c")]}
+    assert (card["rejected"], card["folded"]) == ({"duplicate_uid": 1}, 0)
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_a_prompt_without_a_trace_takes_over_that_of_a_later_row(tmp_path: Path) -> None:
+    rows = [row(f"Problem {n}?", "") for n in range(6)] + [row("Problem 2?", boxed("Late."))]
+    for early in rows[:6]:
+        early["target"] = None
+    prepare(tmp_path / "out", train=written(tmp_path / "d.jsonl", rows))
+    assert texts(read_prompts(tmp_path / "out" / "sft.parquet")) == {"Problem 2?": [boxed("Late.")]}
+    assert len(read_prompts(tmp_path / "out" / "train.parquet")) == 6
+
+
+def test_difficulty_and_correctness_are_those_of_all_merged_traces(tmp_path: Path) -> None:
+    long, short = boxed("step " * 40), boxed("short")
+    rows = [row("A?", long), row("B?", long), row("A?", short), row("B?", boxed("wrong", "5"))]
+    common = {"train": written(tmp_path / "d.jsonl", rows), "require_verified_traces": False}
+    filters = {"difficulty": "easy", "difficulty_boundary_tokens": 20}
+    prepare(tmp_path / "easy", filters=filters, **common)
+    assert set(texts(read_prompts(tmp_path / "easy" / "train.parquet"))) == {"A?", "B?"}
+    assert texts(read_prompts(tmp_path / "easy" / "sft.parquet")) == {"A?": [long, short], "B?": [long]}
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_what_was_interrupted_while_merging_does_not_merge_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = written(tmp_path / "d.jsonl", repeated(7, 3))
+    work = ShardWorker.work
+
+    def interrupted(self, index, rows, folder, grader):
+        if folder.name == "suites.small":
+            raise KeyboardInterrupt
+        work(self, index, rows, folder, grader)
+
+    prepare(tmp_path / "undisturbed", train=source)
+    out = tmp_path / "out"
+    monkeypatch.setattr(ShardWorker, "work", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(out, train=source)
+    assert list(out.rglob("*.merged.parquet"))
+    (out / "shards" / "train" / "00000.mail.jsonl").write_text("half a let")
+    monkeypatch.setattr(ShardWorker, "work", work)
+    prepare(out, train=source)
+    for name in ("train.parquet", "sft.parquet"):
+        assert (out / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
+
+
+def test_a_suite_asks_each_problem_once_and_says_how_often_it_stood_there(tmp_path: Path) -> None:
+    rows = [row(f"Problem {n % 3}?", "", data_source="aime") for n in range(12)] + [row("Other?", "", answer="n+1")]
+    suites = {"s": written(tmp_path / "d.jsonl", [{**each, "target": None} for each in rows])}
+    card = prepare(tmp_path / "out", suites=suites)["suites.s"]
+    assert len(read_prompts(tmp_path / "out" / "suites" / "s.parquet")) == card["rows_out"] == 4
+    assert (card["folded"], card["repeats"], card["rejected"]) == (9, {"4": 3}, {})
+    assert card["golds"] == {"meets_itself": 4}
+
+
+@needs_datasets
+@pytest.mark.slow
+def test_the_published_evaluation_file_of_luffy_is_folded_and_its_references_are_sound(tmp_path: Path) -> None:
+    source = {"kind": "file", "path": str(DATASETS / "luffy_eval" / "valid.all.parquet")}
+    card = prepare(tmp_path / "out", suites={"luffy": source})["suites.luffy"]
+    assert (card["rows_in"], card["rows_out"], card["folded"]) == (6023, 1590, 4433)
+    assert card["repeats"] == {"32": 143} and card["rejected"] == {}
+    assert card["golds"] == {"meets_itself": 1581, "text_alone": 9}
+
+
+def test_only_the_rows_asked_for_are_read(tmp_path: Path) -> None:
+    rows = [row(f"Problem {n}?", boxed("x"), data_source="abc"[n % 3], level=n % 2) for n in range(12)]
+    file = tmp_path / "d.jsonl"
+    suites = {
+        "a": written(file, rows, only={"data_source": "a"}),
+        "ab": written(file, rows, only={"data_source": ["a", "b"], "level": 1}, max_rows=3),
+    }
+    prepare(tmp_path / "out", suites=suites)
+    found = {name: read_prompts(tmp_path / "out" / "suites" / f"{name}.parquet") for name in suites}
+    assert list(texts(found["a"])) == [f"Problem {n}?" for n in (0, 3, 6, 9)]
+    assert list(texts(found["ab"])) == [f"Problem {n}?" for n in (1, 3, 7)]
+
+
+def test_a_filter_that_nothing_keeps_says_what_there_is(tmp_path: Path) -> None:
+    rows = [row(f"Problem {n}?", boxed("x"), data_source=f"s{n}") for n in range(12)]
+    source = written(tmp_path / "d.jsonl", rows, only={"data_source": "amc"})
+    with pytest.raises(
+        DataError, match=r"no row keeps only: \{'data_source': 'amc'\}; data_source is s0, .*s9, \.\.\."
+    ):
+        prepare(tmp_path / "out", suites={"s": source})
+
+
+def test_references_that_cannot_be_met_are_listed_by_uid(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row("A?", "", "\\frac{1}{2"), row("B?", "", "np.arcsin(10/13)"), row("C?", "", "3")]
+    source = written(tmp_path / "d.jsonl", [{**each, "target": None} for each in rows])
+    with caplog.at_level(logging.WARNING):
+        card = prepare(tmp_path / "out", suites={"s": source})["suites.s"]
+    assert card["golds"] == {"fails": 1, "meets_itself": 1, "text_alone": 1}
+    uids = {p.messages[0].content: p.uid for p in read_prompts(tmp_path / "out" / "suites" / "s.parquet")}
+    listed = {(each["uid"], each["finding"]) for each in card["gold_findings"]}
+    assert listed == {(uids["A?"], "fails"), (uids["B?"], "text_alone")}
+    assert f"1 reference answers are not graded correct when given back: {uids['A?']}" in caplog.text
+    assert uids["B?"] in (tmp_path / "out" / "card.md").read_text() and "arcsin" not in caplog.text
+
+
+def test_nothing_is_shown_of_a_confidential_source(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fields = {
+        "data_source": "quiz",
+        "problem": "q",
+        "choices": {"correct": "r", "incorrect": ["w"]},
+        "traces": [{"column": "t"}],
+    }
+    rows = [{"q": f"hush {n}", "r": "hush right", "w": f"hush {n}", "t": boxed("hush", "A")} for n in range(20)]
+    rows += [{"q": ["hush"], "r": "x", "w": "y"}, {"q": "hush", "r": ["hush"], "w": 1}]
+    source = written(tmp_path / "d.jsonl", rows, fields=fields, confidential=True)
+    train = {**source, "max_rows": 22}
+    with caplog.at_level(logging.DEBUG):
+        prepare(tmp_path / "out", train=train, suites={"s": {**source, "only": {"q": "hush 1"}}})
+    shown = [path.read_text() for path in (tmp_path / "out").glob("*.*") if path.suffix in (".json", ".jsonl", ".md")]
+    assert "hush" not in "".join(shown) + caplog.text
+    quarantined = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
+    assert [line["field"] for line in quarantined if line["source"] == "train" and "field" in line] == ["q[0]", "r"]
+    assert any(line.get("reason") == "trace_wrong" and line["problem"] == "" for line in quarantined)
+    assert all(p.extra_info["confidential"] is True for p in read_prompts(tmp_path / "out" / "train.parquet"))
+
+
+def test_a_confidential_source_that_cannot_be_used_says_no_more_than_where(tmp_path: Path) -> None:
+    fields = {"data_source": "d", "problem": "q", "answer": {"column": "a"}}
+    source = written(tmp_path / "d.jsonl", [{"q": ["hush"], "a": "1"}], fields=fields, confidential=True)
+    with pytest.raises(DataError, match=r"the first: row 1, field q\[0\]: cannot be used") as caught:
+        prepare(tmp_path / "out", suites={"s": source})
+    assert "hush" not in str(caught.value)
+    with pytest.raises(DataError, match="no row keeps only") as caught:
+        prepare(tmp_path / "other", suites={"s": {**source, "only": {"a": "2"}}})
+    assert "a is" not in str(caught.value)
