@@ -9,7 +9,6 @@ from luffy.evaluation.leaderboard.board import Board, BoardTable, build_board
 from luffy.evaluation.leaderboard.entries import read_entries
 from luffy.evaluation.leaderboard.published import read_published
 from luffy.evaluation.leaderboard.record import board_json
-from luffy.evaluation.report.tables import Table
 from luffy.files import write_atomic
 from luffy.pipeline.workspace import Workspace
 
@@ -54,15 +53,10 @@ def show_leaderboard(board: Board, folder: Path) -> None:
 
 def _show(table: BoardTable) -> None:
     title = f"{page.title(table)}; {page.confidence(table)} intervals" + (f" ({table.note})" if table.note else "")
-    _print(page.accuracy_table(table), title)
-    for paper in page.published_of(table):
-        about = f"Published, not compared by a test: {paper.title}, {paper.source}, {paper.model}; {paper.protocol}"
-        _print(page.reference_table(table, paper), about)
-
-
-def _print(table: Table, title: str) -> None:
-    rows = [["\n".join((cell.text, *cell.details)) for cell in row] for row in table.rows]
-    console = wide_terminal()
+    shown, console = page.accuracy_table(table), wide_terminal()
+    rows = [["\n".join((cell.text, *cell.details)) for cell in row] for row in shown.rows]
     console.print(title, markup=False, soft_wrap=True, style="bold")
-    console.print(text_table(table.header, rows))
+    console.print(text_table(shown.header, rows))
+    for paper in page.published_of(table):
+        console.print(f"{page.PUBLISHED}: {page.about(paper)}", markup=False, soft_wrap=True)
     console.print()

@@ -29,7 +29,7 @@ _OF_SUITES = ("suites", "graders")
 """What of `evaluation` holds for single suites; it tells columns apart."""
 _APART = (*_OF_SUITES, "decodings", "confidence", "engine")
 """What of `evaluation` is not shared by all suites and decodings, or does not belong to the protocol."""
-_WORDS = {"top_p": "top-p {}", "max_response_tokens": "up to {} tokens a response", "template": "{} prompt template"}
+_WORDS = {"top_p": "top-p {}", "template": "{} prompt template"}
 _OTHER_VERSION = "written by another version"
 _NOT_SET = ("null", "[]", "{}")
 
@@ -255,6 +255,8 @@ def _in_words(settings: Mapping[str, str]) -> str:
     if float(left.get("top_p", 1)) == 1:
         left.pop("top_p", None)
     words = ["greedy decoding" if temperature == 0 else f"temperature {temperature:g}"]
+    if "max_response_tokens" in left:
+        words.append(f"up to {int(left.pop('max_response_tokens')):,} tokens a response")
     words += [form.format(left.pop(name)) for name, form in _WORDS.items() if name in left]
     return ", ".join([*words, *(f"{name} {value}" for name, value in left.items())])
 

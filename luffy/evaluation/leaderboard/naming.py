@@ -10,6 +10,7 @@ from luffy.pipeline.workspace import RUN_FILE, Workspace
 
 _NODE_PREFIX = "evaluate_"
 _SWEEP = "sweep"
+_EXPORT_FOLDER = "model"
 _SECTIONS = {
     "base": ("seed", "data", "model", "base", "grading"),
     "sft": ("seed", "data", "model", "base", "grading", "sft"),
@@ -130,9 +131,15 @@ def _method(use: Use) -> str:
 def _checkpoint(checkpoint: str, config: Mapping[str, object], step: int | None) -> str:
     if checkpoint == "base":
         path = _section(config, "model").get("path")
-        return Path(path).name if isinstance(path, str) else wording.checkpoint("base")
+        return _model(path) if isinstance(path, str) else wording.checkpoint("base")
     steps = step if step is not None else _section(config, "rl").get("steps") if checkpoint == "rl" else None
     return wording.checkpoint(checkpoint) + (f" step {steps}" if steps is not None else "")
+
+
+def _model(path: str) -> str:
+    """The last part of a folder or hub id; of a stage's model its stage and key."""
+    *before, name = Path(path).parts
+    return "/".join(before[-2:]) if name == _EXPORT_FOLDER and len(before) > 1 else name
 
 
 def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:

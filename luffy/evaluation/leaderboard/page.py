@@ -17,6 +17,7 @@ from luffy.evaluation.report.figures import Dot, dot_plot
 from luffy.evaluation.report.tables import Table, TableCell
 
 MARK = "★"
+PUBLISHED = "published"
 _NONE = "–"
 _NAME_HEADER = ("checkpoint", "method", "experiment")
 _FOLDERS = (Path(__file__).parent, Path(report.__file__).parent)
@@ -34,7 +35,9 @@ class Section:
     """Of the intervals."""
     note: str
     table: Table
-    references: tuple[tuple[PublishedTable, Table], ...]
+    num_own: int
+    """Of the table's rows; the others are published."""
+    papers: tuple[PublishedTable, ...]
     leads: Table | None
     dots: str
     legend: tuple[tuple[str, str], ...]
@@ -53,7 +56,12 @@ def render_page(board: Board, workspace: str) -> str:
     environment.filters["svg"] = Markup  # drawn by this package, which escapes what it writes into it
     sections = [_section(number, table) for number, table in enumerate(board.tables)]
     return environment.get_template("leaderboard.html.jinja").render(
-        workspace=workspace, mark=MARK, sections=sections, board=board, published=list(map(_published, board.published))
+        workspace=workspace,
+        mark=MARK,
+        about=about,
+        sections=sections,
+        board=board,
+        published=list(map(_published, board.published)),
     )
 
 
@@ -68,18 +76,15 @@ def confidence(table: BoardTable) -> str:
 
 
 def accuracy_table(table: BoardTable) -> Table:
-    """A row a model: who it is, then its accuracy on each suite, marked where it is clearly the best."""
+    """A row a model: who it is, then its accuracy on each suite, marked where it is clearly the best.
+
+    Published rows follow, named as such.
+    """
     mean = ("mean",) if _has_mean(table) else ()
     header = (*_NAME_HEADER, *(_heading(table, column) for column in table.columns), *mean)
-    rows = ((*_name_cells(entry), *_accuracies(table, entry)) for entry in table.rows)
+    rows = [(*_name_cells(entry), *_accuracies(table, entry)) for entry in table.rows]
+    rows += [(*_reference_row(table, reference), *(TableCell("") for _ in mean)) for reference in table.references]
     return Table(header, tuple(rows))
-
-
-def reference_table(table: BoardTable, published: PublishedTable) -> Table:
-    """The published rows on the same columns."""
-    rows = [reference for reference in table.references if reference.table is published]
-    header = ("published", *(_heading(table, column) for column in table.columns))
-    return Table(header, tuple(_reference_row(table, reference) for reference in rows))
 
 
 def lead_table(table: BoardTable) -> Table | None:
@@ -87,6 +92,11 @@ def lead_table(table: BoardTable) -> Table | None:
     header = ("suite", "best", "next", "difference", "verdict")
     rows = tuple(_lead_row(table, column, lead) for column, lead in table.leads.items())
     return Table(header, rows) if rows else None
+
+
+def about(paper: PublishedTable) -> str:
+    """Where published rows come from, and how they were found."""
+    return f"{paper.title} ({paper.source}), {paper.model}: {paper.protocol}; without intervals, not compared by a test"
 
 
 def published_of(table: BoardTable) -> list[PublishedTable]:
@@ -108,7 +118,8 @@ def _section(number: int, table: BoardTable) -> Section:
         methods="; ".join(_methods(table)),
         note=table.note,
         table=accuracy_table(table),
-        references=tuple((paper, reference_table(table, paper)) for paper in published_of(table)),
+        num_own=len(table.rows),
+        papers=tuple(published_of(table)),
         leads=lead_table(table),
         dots=dot_plot(f"leaderboard-{number}", bands) if few else "",
         legend=tuple((color, entry.name.text) for entry, color in colors) if few else (),
@@ -169,7 +180,7 @@ def _has_mean(table: BoardTable) -> bool:
 def _reference_row(table: BoardTable, reference: Reference) -> tuple[TableCell, ...]:
     accuracies = (reference.accuracies.get(column) for column in table.columns)
     cells = (TableCell(_NONE if value is None else wording.percent(value)) for value in accuracies)
-    return (TableCell(reference.row.name), *cells)
+    return TableCell(reference.row.name), TableCell(PUBLISHED), TableCell(reference.table.source), *cells
 
 
 def _lead_row(table: BoardTable, column: Column, lead: Lead) -> tuple[TableCell, ...]:

@@ -12,7 +12,7 @@ from luffy.cli.main import main
 from luffy.errors import ConfigError
 from luffy.evaluation.leaderboard.board import Board, build_board
 from luffy.evaluation.leaderboard.entries import read_entries
-from luffy.evaluation.leaderboard.page import accuracy_table, reference_table, render_page
+from luffy.evaluation.leaderboard.page import accuracy_table, render_page
 from luffy.evaluation.leaderboard.published import read_published
 from luffy.pipeline.workspace import Workspace
 
@@ -83,9 +83,9 @@ def test_protocols_are_never_in_one_table(workspace: Workspace) -> None:
         for table in tables
     }
     assert found == {
-        "greedy decoding, up to 1024 tokens a response": ["a", "c"],
-        "temperature 0.6, up to 1024 tokens a response": ["a"],
-        "greedy decoding, up to 2048 tokens a response": ["b"],
+        "greedy decoding, up to 1,024 tokens a response": ["a", "c"],
+        "temperature 0.6, up to 1,024 tokens a response": ["a"],
+        "greedy decoding, up to 2,048 tokens a response": ["b"],
     }
 
 
@@ -175,8 +175,8 @@ def test_published_rows_stand_beside_their_own_benchmarks_and_are_never_compared
     assert len(found) == 12
     assert found["LUFFY"] == {column: pytest.approx(0.294)}
     assert table.leads == {}  # 29.4 against 3.3, and yet no lead
-    shown = reference_table(table, table.references[0].table)
-    assert [cell.text for cell in next(row for row in shown.rows if row[0].text == "LUFFY")] == ["LUFFY", "29.4", "–"]
+    shown = next(row for row in accuracy_table(table).rows if row[0].text == "LUFFY")
+    assert [cell.text for cell in shown] == ["LUFFY", "published", "arXiv 2504.14945", "29.4", "–"]
 
 
 def test_the_published_table_is_the_papers(workspace: Workspace) -> None:
@@ -265,3 +265,14 @@ def test_what_is_clear_on_one_suite_alone_is_not_among_many(workspace: Workspace
         (table,) = board_of(workspace).tables
         found = {(lead.comparison.paired.is_clear, lead.is_clear) for lead in table.leads.values()}
         assert found == {(True, is_clear)}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("Qwen/Qwen2.5-0.5B", "Qwen2.5-0.5B"), ("/w/stages/rl/0f3a/model", "rl/0f3a"), ("/models/mine", "mine")],
+)
+def test_a_model_that_was_evaluated_by_itself_has_its_own_name(workspace: Workspace, path: str, name: str) -> None:
+    write_evaluation(workspace, "k", {GREEDY: first(50)})
+    embedded = ["base=null", "data.corpus=null", "model.architecture=null"]
+    write_run(workspace, "smoke-1", {"evaluate_base": "k"}, f"model.path={path}", *embedded)
+    assert names(board_of(workspace)) == [f"smoke · {name}"]
