@@ -4,6 +4,7 @@ A recipe is a YAML file that holds one source: `data/recipes/` and `data/benchma
 `file` the same fields are read from a local copy instead of the hub.
 """
 
+import difflib
 from pathlib import Path
 
 from luffy.config.shipped import recipe_file, recipe_names
@@ -67,7 +68,9 @@ def _file(asked: Mapping, where: str, field: str) -> Path:
         return Path(str(path))
     found = recipe_file(str(name))
     if found is None:
-        raise ConfigError(f"{where}: {field}.name: no recipe {name!r}; there are {', '.join(recipe_names())}")
+        close = difflib.get_close_matches(str(name), recipe_names(), n=3, cutoff=0.5)
+        nearest = f"did you mean {' or '.join(close)}? " if close else ""
+        raise ConfigError(f"{where}: {field}.name: no recipe {name!r}; {nearest}there are {', '.join(recipe_names())}")
     return found
 
 

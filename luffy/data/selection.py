@@ -105,6 +105,10 @@ def select(rows: PassedRows, rules: Rules) -> Selection:
     if rules.near_duplicates is not None:
         first = earlier_likeness(rows.sketches, rules.near_duplicates)
         _reject(selection, kept & (first != numbers), Rejection.NEAR_DUPLICATE)
+        # Their own repeats go with them.
+        orphans = selection.folded & ~kept[selection.owners]
+        selection.owners[orphans] = numbers[orphans]
+        _reject(selection, orphans, Rejection.NEAR_DUPLICATE)
     return selection
 
 

@@ -28,6 +28,7 @@ def _of_decoding(name: str, rows: Sequence[ResultRow]) -> str:
                 ("suite", "problems", "k", "accuracy", "interval", "its method", "pass@k", "maj@k"),
                 [(row.suite, str(row.num_problems), str(row.num_samples), *_scores(row)) for row in rows],
             ),
+            *_mean(rows),
             _table(
                 ("suite", "truncated", "no answer", "unparsable", "timed out, crashed", "mean tokens", "graded by"),
                 [(row.suite, *_health(row)) for row in rows],
@@ -37,6 +38,13 @@ def _of_decoding(name: str, rows: Sequence[ResultRow]) -> str:
             *_protocols(rows),
         ]
     )
+
+
+def _mean(rows: Sequence[ResultRow]) -> list[str]:
+    if len(rows) == 1:
+        return []
+    mean = sum(row.accuracy for row in rows) / len(rows)
+    return [f"Mean of these {len(rows)} accuracies, each suite counted once: {_percent(mean)}."]
 
 
 def _agreements(rows: Sequence[ResultRow]) -> list[str]:

@@ -201,7 +201,7 @@ def _embedded(model: Path, settings: EvaluateSettings, execution: ExecutionConfi
 
 def _vllm(model: Path, settings: EvaluateSettings, execution: ExecutionConfig, longest: int) -> _Generator:
     # The whole context of a model may need more KV cache than there is; all that is evaluated must fit, no more.
-    engine = VLLMEngine.from_folder(model, execution.vllm, settings.dtype, max_model_len=longest)
+    engine = VLLMEngine.from_folder(model, execution.vllm, settings.dtype, max_model_len=longest, reads_text=True)
     return _Generator(engine, _FULL_BATCHES * execution.vllm.max_num_seqs)
 
 

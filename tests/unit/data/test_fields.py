@@ -144,7 +144,9 @@ def test_every_shipped_recipe_is_a_valid_source(name: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"name": "gsm9k"}, "no recipe 'gsm9k'; there are"),
+        ({"name": "gsm9k"}, r"no recipe 'gsm9k'; did you mean gsm8k.*\? there are"),
+        ({"name": "aime42"}, r"no recipe 'aime42'; did you mean aime2[45] or .*\? there are"),
+        ({"name": "zzz"}, "no recipe 'zzz'; there are"),
         ({}, "needs exactly one of name"),
         ({"name": "gsm8k", "fiel": "x"}, "unknown key 'fiel'"),
     ],

@@ -80,6 +80,36 @@ def test_luffys_columns_need_no_fields(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("offline")
+def test_rows_of_a_dataset_are_filtered_and_its_questions_have_options(tmp_path: Path) -> None:
+    rows = [
+        {"q": f"Q{n}", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "a": "2", "subject": "ab"[n % 2]}
+        for n in range(600)
+    ]
+    fields = {
+        "data_source": "quiz",
+        "problem": "q",
+        "choices": {"column": "choices.text", "labels": "choices.label"},
+        "answer": {"column": "a"},
+    }
+    source = hub(
+        write_folder(tmp_path / "d", rows), fields=fields, only={"subject": "b"}, max_rows=3, confidential=True
+    )
+    prompts = load_source(source, "t", 0).prompts
+    assert [prompt.messages[0].content.split("\n")[0] for prompt in prompts] == ["Q1", "Q3", "Q5"]
+    assert {(prompt.ground_truth, prompt.grader, prompt.extra_info["confidential"]) for prompt in prompts} == {
+        ("B", "choice", True)
+    }
+    with pytest.raises(DataError, match="column subject missing; found q"):
+        open_source(
+            hub(
+                write_folder(tmp_path / "e", [{"q": "1", "choices": 1, "a": "2"}]), fields=fields, only={"subject": "b"}
+            ),
+            "t",
+            0,
+        )
+
+
+@pytest.mark.usefixtures("offline")
 def test_a_hub_out_of_reach_is_one_line_with_a_hint() -> None:
     with pytest.raises(DataError) as caught:
         open_source(hub("nobody/no-such-data"), "train", 0)

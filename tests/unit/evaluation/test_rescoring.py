@@ -7,13 +7,19 @@ import pytest
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
-from luffy.config.grading import GraderKind, MathGrader, StrictMathGrader
+from luffy.config.grading import ChoiceGrader, GraderKind, MathGrader, StrictMathGrader
 from luffy.data.parquet import write_prompts
 from luffy.errors import DataError
-from luffy.evaluation.finished import read_evaluation
+from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
 from luffy.evaluation.protocol import Evaluator, Suite, protocol_of
 from luffy.evaluation.rescoring import compare_gradings, read_problems, regrade, write_regraded
-from luffy.evaluation.results import EvaluationResults, result_row, write_results, write_sample_records
+from luffy.evaluation.results import (
+    EvaluationResults,
+    SampleRecord,
+    result_row,
+    write_results,
+    write_sample_records,
+)
 from luffy.grading import GraderPool
 
 STRICT, LENIENT = StrictMathGrader(), MathGrader(boxed="preferred")
@@ -57,6 +63,33 @@ def test_the_result_is_that_of_an_evaluation_with_the_other_grader(
         assert (tmp_path / "after" / name).read_bytes() == (other / name).read_bytes()
     assert counts == [9]
     assert (tmp_path / "after" / "summary.md").read_text().startswith("# Evaluation of `rl`")
+
+
+@pytest.mark.parametrize(
+    ("kind", "response", "gold", "outcome"),
+    [
+        (STRICT, "<think>\n6 * 7</think>\nThus \\boxed{42}.", "42", "correct"),
+        (STRICT, "<think>\n6 * 7 = \\boxed{42}</think>\nThus 42.", "42", "no_answer"),
+        (STRICT, "<think>\n6 * 7 = \\boxed{42}", "42", "no_answer"),
+        (STRICT, "<think>\n\\boxed{41}</think>\n\\boxed{40}, no, \\boxed{042}", "42", "correct"),
+        (STRICT, "<think>\n6 * 7</think>\nThe answer is 42.", "42", "no_answer"),
+        (ChoiceGrader(), "<think>\nA? B?</think>\nSo it is C.\n\nANSWER: C", "C", "correct"),
+        (ChoiceGrader(), "<think>\nA? B?</think>\nThe answer is \\boxed{C}.", "C", "correct"),
+        (ChoiceGrader(), "<think>\nANSWER: C", "C", "no_answer"),
+    ],
+)
+def test_luffys_outputs_get_what_its_protocol_gives_and_the_letters_that_its_prompts_ask_for(
+    kind: GraderKind, response: str, gold: str, outcome: str
+) -> None:
+    """Boxes behind `</think>` alone; its graders knew no letter outside a box, where GPQA's own prompt wants it."""
+    record = SampleRecord(
+        suite="s", decoding="d", uid="u", sample=0, seed=0, prompt="", response=response, answer=None,
+        ground_truth=gold, outcome="", reason="", correct=False, finish_reason="stop", num_tokens=1,
+    )  # fmt: skip
+    results = EvaluationResults(checkpoint="rl", confidence=0.95, rows=())
+    with GraderPool(1, 5.0) as pool:
+        (found,) = regrade(FinishedEvaluation(Path(), results, {("s", "d"): [record]}), kind, pool, {}, ["s"])["s", "d"]
+    assert found.outcome == outcome
 
 
 def test_what_changes_is_listed_with_both_verdicts(tmp_path: Path) -> None:

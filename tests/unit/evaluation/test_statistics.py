@@ -1,7 +1,8 @@
-"""Intervals: closed values, invariants, and coverage."""
+"""Accuracies and differences with their intervals, pass@k, maj@k, the score adjusted for guessing."""
 
 import math
 from collections.abc import Iterator
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 
 from luffy.evaluation.statistics import (
     accuracy,
+    by_label,
     effective_samples,
+    guess_adjusted,
+    majority_at_k,
     paired_difference,
     pass_at_k,
-    wilson_interval,
 )
 
 counts = st.integers(1, 8).flatmap(
@@ -22,19 +25,18 @@ counts = st.integers(1, 8).flatmap(
 
 
 @pytest.mark.parametrize(
-    ("correct", "expected"),
+    ("correct", "num_samples", "method"),
     [
-        # R. G. Newcombe, Stat. Med. 17 (1998), table I, method 3.
-        ((81, 263), (0.2553, 0.3662)),
-        ((15, 148), (0.0624, 0.1605)),
-        ((0, 20), (0.0, 0.1611)),
-        ((1, 29), (0.0061, 0.1718)),
+        ([1] * 10 + [0] * 20, 1, "Blaker mid-p"),
+        ([4] * 10 + [0] * 20, 4, "Blaker mid-p"),
+        ([1] * 100 + [0] * 100, 1, "Wilson"),
+        ([3] * 10 + [0] * 20, 4, "Wilson, clustered"),
+        ([3] * 10 + [0] * 10, 4, "Wilson, clustered, few problems"),
     ],
 )
-def test_one_sample_a_problem_gives_wilsons_interval(correct: tuple[int, int], expected: tuple[float, float]) -> None:
-    solved, n = correct
-    estimate = accuracy([1] * solved + [0] * (n - solved), 1, 0.95)
-    assert estimate.interval == pytest.approx(expected, abs=6e-5)
+def test_an_estimate_names_its_method_and_its_problems(correct: list[int], num_samples: int, method: str) -> None:
+    estimate = accuracy(correct, num_samples, 0.95)
+    assert (estimate.method, estimate.num_problems) == (method, len(correct))
 
 
 @given(counts, st.floats(0.5, 0.999))
@@ -79,20 +81,6 @@ def test_impossible_counts_are_refused(correct: list[int], k: int) -> None:
         accuracy(correct, k, 0.95)
 
 
-def test_wilson_covers_on_average_and_dips_only_where_it_is_known_to() -> None:
-    # Exact: the probability of all outcomes whose interval holds p (Brown, Cai, DasGupta 2001 show the dips).
-    coverage = {}
-    for n in (10, 30, 100):
-        intervals = [wilson_interval(c / n, n, 0.95) for c in range(n + 1)]
-        for p in np.linspace(0.02, 0.98, 97):
-            chances = [math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
-            held = (chance for chance, (low, high) in zip(chances, intervals, strict=True) if low <= p <= high)
-            coverage[n, p] = sum(held)
-    assert np.mean(list(coverage.values())) > 0.945
-    assert min(coverage.values()) > 0.83
-    assert min(value for (n, p), value in coverage.items() if n * min(p, 1 - p) >= 5) > 0.92
-
-
 def cases() -> Iterator[tuple[int, int, float, float]]:
     """n, k, accuracy and the share of its variance that lies between problems (0: all alike, 1: solved or not)."""
     for n, k in ((10, 4), (10, 8), (30, 4), (30, 8), (100, 4)):
@@ -127,7 +115,7 @@ def test_paired_intervals_hold_the_truth_as_often_as_they_say(n: int, k: int, p:
     before = rng.binomial(k, draw_chances(rng, p, 0.5, (800, n))) / k
     after = rng.binomial(k, draw_chances(rng, p + gain, 0.5, (800, n))) / k
     differences = [
-        paired_difference(a.tolist(), b.tolist(), 0.95).difference for a, b in zip(before, after, strict=True)
+        paired_difference(a.tolist(), b.tolist(), 0.95, k).difference for a, b in zip(before, after, strict=True)
     ]
     assert np.mean([estimate.low <= gain <= estimate.high for estimate in differences]) >= 0.93 - 0.015
 
@@ -141,6 +129,15 @@ def test_a_paired_difference_is_bonett_and_prices_interval() -> None:
     assert (result.wins, result.ties, result.losses) == (7, 31, 2)
     assert result.difference.value == pytest.approx(5 / 40)
     assert result.difference.interval == pytest.approx((5 / 42 - half, 5 / 42 + half), abs=1e-6)
+    assert result.p_value == pytest.approx(0.1211, abs=1e-4)  # z = 1.5502
+
+
+def test_imagined_problems_shrink_with_the_samples_that_make_an_accuracy() -> None:
+    # 30 problems, each better or worse by 1/16: variance (30 + 16) / 256 / 32, since an imagined one counts 1/32.
+    second, first = [0.5625, 0.5] * 15, [0.5, 0.5625] * 15
+    result = paired_difference(first, second, 0.95, num_samples=32)
+    half = 1.959964 * math.sqrt((30 / 256 + 2 / 32) / 32 / 32)
+    assert result.difference.interval == pytest.approx((-half, half), abs=1e-6)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30))
@@ -153,6 +150,7 @@ def test_a_paired_difference_never_collapses_and_turns_its_sign_with_its_sides(
     assert there.difference.high > there.difference.low
     assert there.difference.low == pytest.approx(-back.difference.high)
     assert (there.wins, there.losses) == (back.losses, back.wins)
+    assert there.is_clear == (there.p_value < 0.05)
 
 
 def test_no_change_is_never_clear() -> None:
@@ -171,6 +169,87 @@ def test_pass_at_k_equals_the_share_of_all_draws_with_a_correct_one() -> None:
     assert pass_at_k([1, 0], 4, 4) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("num_samples", [1, 2, 5, 7])
+def test_pass_at_k_is_the_closed_form_of_counting_every_draw(num_samples: int) -> None:
+    for solved in range(num_samples + 1):
+        verdicts = [True] * solved + [False] * (num_samples - solved)
+        for k in range(1, num_samples + 1):
+            draws = [any(draw) for draw in combinations(verdicts, k)]
+            assert pass_at_k([solved], num_samples, k) == pytest.approx(sum(draws) / len(draws))
+
+
 def test_pass_at_k_refuses_more_than_there_are() -> None:
     with pytest.raises(ValueError, match="pass@8 needs at least 8"):
         pass_at_k([1], 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("votes", "share"),
+    [
+        ([("7", True), ("7", True), ("8", False)], 1.0),
+        ([("7", True), ("8", False), ("8", False)], 0.0),
+        ([("7", True), ("8", False)], 1 / 2),
+        ([("7", True), ("8", False), ("9", False)], 1 / 3),
+        # Numbers and texts that say the same, and what was graded correct in two ways, vote together.
+        ([("07.0", False), (" 7 ", False), ("8", True)], 0.0),
+        ([("1/2", True), ("0.5", True), ("3", False)], 1.0),
+        # One answer got two verdicts (a worker timed out): it is correct.
+        ([("x+1", True), ("x + 1", False), ("3", False)], 1.0),
+        # No answer never wins.
+        ([("8", True), (None, False), (None, False)], 1.0),
+        ([("9", False), (None, False), (None, False)], 0.0),
+        ([(None, False), (None, False)], 0.0),
+        # A verdict without an extracted answer (a judge's).
+        ([(None, True), (None, True), ("9", False)], 1.0),
+    ],
+)
+def test_the_most_frequent_answer_of_a_problem_counts(votes: list[tuple[str | None, bool]], share: float) -> None:
+    assert majority_at_k([votes]) == pytest.approx(share)
+    assert majority_at_k([votes, [("1", True)]]) == pytest.approx((share + 1) / 2)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["1", "2", "3"]), st.just(False)), min_size=1, max_size=9), st.randoms())
+def test_the_order_of_votes_does_not_matter(votes: list[tuple[str, bool]], random) -> None:
+    graded = [(answer, answer == "1") for answer, _ in votes]
+    shuffled = random.sample(graded, len(graded))
+    assert majority_at_k([graded]) == majority_at_k([shuffled])
+
+
+def test_with_one_sample_the_majority_is_the_accuracy() -> None:
+    assert majority_at_k([[("1", True)], [("2", False)], [(None, False)], [("3", True)]]) == 0.5
+
+
+@pytest.mark.parametrize("votes", [[], [[]]])
+def test_no_votes_are_no_majority(votes: list[list[tuple[str | None, bool]]]) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        majority_at_k(votes)
+
+
+def test_an_unparsed_item_counts_as_a_guess_among_its_own_options() -> None:
+    # 4 options: one right of two, one unparsed: 1 + 1/4. 5 options: both unparsed: 2/5. 10 options: both right.
+    assert guess_adjusted([1, 0, 2], [1, 2, 0], [4, 5, 10], 2) == pytest.approx((1.25 + 0.4 + 2) / 6)
+
+
+def test_without_an_unparsed_item_the_adjusted_score_is_the_accuracy() -> None:
+    assert guess_adjusted([1, 0, 1, 1], [0] * 4, [4] * 4, 1) == accuracy([1, 0, 1, 1], 1, 0.95).value
+
+
+@pytest.mark.parametrize(
+    ("correct", "unparsed", "options"),
+    [([], [], []), ([1], [1], [4]), ([0], [-1], [4]), ([0], [1], [0]), ([0, 0], [1], [4])],
+)
+def test_impossible_guesses_are_refused(correct: list[int], unparsed: list[int], options: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"problem|impossible|lengths"):
+        guess_adjusted(correct, unparsed, options, 1)
+
+
+def test_accuracy_by_label_is_that_of_the_labels_problems() -> None:
+    found = by_label(["b", "a", "b", "b"], [1, 0, 2, 2], 2, 0.9)
+    assert list(found) == ["a", "b"]
+    assert found["b"] == accuracy([1, 2, 2], 2, 0.9)
+    assert {label: estimate.num_problems for label, estimate in found.items()} == {"a": 1, "b": 3}
+
+
+def test_labels_must_fit_the_problems() -> None:
+    with pytest.raises(ValueError, match="2 labels of 1 problems"):
+        by_label(["a", "b"], [1], 1, 0.95)

@@ -34,6 +34,7 @@ def test_every_number_of_a_row_is_in_a_table() -> None:
     scores = line(page, "math", "2", "2")
     assert scores[3] == "50.0"
     assert scores[-2:] == ["1: 50.0, 2: 50.0", "2: 50.0"]
+    assert "Mean of these 2 accuracies, each suite counted once: 75.0." in page
     assert line(page, "math", "50.0", "50.0")[1:] == ["50.0", "50.0", "0.0", "0", "4", "math"]
     assert line(page, "math", "math, math\\_strict")[2:] == ["50.0", "2", "0", "0.0"]
     assert line(page, "arc", "100.0", "0.0")[1:] == ["100.0", "0.0", "100.0", "25.0"]
@@ -51,4 +52,5 @@ def test_what_is_not_there_has_no_table() -> None:
     page = render_summary(EvaluationResults(checkpoint="rl", confidence=0.95, rows=(plain,)))
     assert page.count("| suite |") == 2
     assert "Two graders" not in page
+    assert "Mean of these" not in page
     assert "by subject" not in page

@@ -5,7 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,9 @@ from luffy.evaluation.results import read_results, read_sample_records
 from luffy.pipeline.events import EventReader, EventWriter
 from luffy.pipeline.job import StageJob, write_job
 from luffy.pipeline.manifest import Manifest, collect_outputs, read_manifest, write_manifest
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages.evaluate import run
 from luffy.stages.program import StageContext
 
@@ -281,6 +283,50 @@ def test_vllm_says_what_the_embedded_engine_says_and_resumes_to_the_same_results
         (tmp_path / "resumed" / "parts" / f"hot%2F1@{suite}.jsonl").unlink()
     assert run(with_engine("vllm"), context_in(tmp_path / "resumed", wide_inputs)).resumed_from == 8
     assert (tmp_path / "resumed/samples.jsonl").read_bytes() == (tmp_path / "vllm/samples.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+def test_top_p_and_stop_texts_mean_the_same_to_both_engines(
+    tmp_path: Path, wide_inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy rows are equal to the token; the sampled ones end at the stop texts with either engine."""
+    drawn: list[Completion] = []
+
+    def noted(engine: VLLMEngine, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        completions = generate(engine, requests, params)
+        drawn.extend(completions if params.stop else [])
+        return completions
+
+    generate = VLLMEngine.generate
+    monkeypatch.setattr(VLLMEngine, "generate", noted)
+    settings = EvaluationConfig.model_validate(
+        SETTINGS.evaluation.model_dump()
+        | {
+            "decodings": {"greedy": {"temperature": 0.0}, "hot": {"temperature": 1.0, "top_p": 0.6, "num_samples": 16}},
+            "suites": {"longer": {"stop": ("1", "ed")}, "base": {"template": "none"}},
+        }
+    )
+    records = {}
+    for name in ("transformers", "vllm"):
+        evaluation = settings.model_copy(update={"engine": name})
+        run(SETTINGS.model_copy(update={"evaluation": evaluation}), context_in(tmp_path / name, wide_inputs))
+        records[name] = list(read_sample_records(tmp_path / name / "samples.jsonl"))
+    greedy = [[record for record in rows if record.decoding == "greedy"] for rows in records.values()]
+    assert greedy[0] == greedy[1]
+    # vLLM itself has ended them: nothing was drawn that had to be cut off.
+    assert sum(len(one.token_ids) for one in drawn) == sum(
+        row.num_tokens for row in records["vllm"] if row.suite == "longer"
+    )
+    for rows in records.values():
+        stopped = [row for row in rows if row.suite == "longer" and row.response.endswith(("1", "ed"))]
+        assert stopped
+        assert {row.finish_reason for row in stopped} == {"stop"}
+        assert all("1" not in row.response[:-1] for row in rows if row.suite == "longer")
+    lengths = [
+        sum(row.num_tokens for row in rows if row.decoding == "hot" and row.suite == "longer")
+        for rows in records.values()
+    ]
+    assert lengths[0] == pytest.approx(lengths[1], rel=0.5)
 
 
 def test_a_model_that_vllm_cannot_run_stops_the_stage(tmp_path: Path, inputs: dict[str, Path]) -> None:

@@ -126,6 +126,15 @@ def test_a_uid_that_a_file_gives_to_two_problems_is_no_repeat_of_either(tmp_path
     assert (card["rejected"], card["folded"]) == ({"duplicate_uid": 1}, 0)
 
 
+def test_a_repeat_of_a_near_duplicate_goes_with_it(tmp_path: Path) -> None:
+    long = " ".join(f"w{n}" for n in range(60))
+    rows = [row(long + end, boxed(way)) for way in ("a", "b") for end in ("", " end")]
+    source = written(tmp_path / "d.jsonl", rows)
+    card = prepare(tmp_path / "out", train=source, filters={"near_duplicates": 0.8})["train"]
+    assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == {long: [boxed("a"), boxed("b")]}
+    assert (card["rejected"], card["folded"]) == ({"near_duplicate": 2}, 1)
+
+
 @pytest.mark.usefixtures("small_shards")
 def test_a_prompt_without_a_trace_takes_over_that_of_a_later_row(tmp_path: Path) -> None:
     rows = [row(f"Problem {n}?", "") for n in range(6)] + [row("Problem 2?", boxed("Late."))]

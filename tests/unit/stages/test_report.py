@@ -13,6 +13,9 @@ from luffy.config import ExperimentConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import ReportSettings
 from luffy.errors import LuffyError
+from luffy.evaluation.comparison import holm
+from luffy.evaluation.report.inputs import read_chain
+from luffy.evaluation.report.tables import difference_table
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.manifest import finished_manifest
 from luffy.stages.program import StageContext
@@ -104,6 +107,22 @@ def test_the_summary_says_the_headline_numbers_in_words(written: tuple[str, str]
         assert re.search(r"RL minus SFT on the same problems: \+\d+\.\d \[", text)
         assert "Over 40 RL steps (luffy) the mean reward of rollouts went from" in text
         assert "The 7 stages took 6 min 22 s in all." in text
+
+
+def test_a_difference_is_called_clear_only_after_holms_correction(written: tuple[str, str], chain: Chain) -> None:
+    finished = read_chain(*chain)
+    seen = set()
+    for decoding in finished.decodings:
+        rows = difference_table(finished, decoding).rows
+        for column, (first, second) in enumerate(finished.transitions, start=1):
+            comparison = finished.comparison(first, second, decoding)
+            adjusted = holm([row.paired.p_value for row in comparison.benchmarks])
+            for row, p in zip(rows, adjusted, strict=True):
+                assert (row[column].tone != "") == (p < 0.05)
+                assert row[column].details[1] == ("p < 0.001" if p < 0.001 else f"p = {p:.3f}")
+                seen.add(row[column].tone)
+    assert seen == {"", "better"}
+    assert "after Holm's correction over 4 suites" in written[1]
 
 
 def test_every_suite_checkpoint_and_decoding_is_shown(written: tuple[str, str]) -> None:

@@ -1,0 +1,384 @@
+"""How often do the intervals of an accuracy, and of a difference, hold the truth?
+
+Run: nice -n 19 python tests/campaigns/interval_coverage.py --csv tests/campaigns/interval_coverage.csv
+     [--figure coverage.svg] [--repetitions 4000] [--problems 30 50 100 200 500] [--exact-only]
+
+The truth is the accuracy over all problems of a kind, of which a set of n is drawn. Problems differ by a distribution
+of their chance of being solved (`SHAPES`), all of the same mean. With one response a problem only the mean matters and
+the coverage is computed, not simulated. With 32 every cell is 4,000 simulated sets (standard error 0.3 points); a
+quarter of them for t and the bootstraps, and for differences (0.7 points). Bootstraps draw 1,000 times here, the same
+resamples for all sets of a size. Prints Markdown: per method the lowest and highest coverage over accuracies of .05 to
+.95 and how many of them lie outside 93 to 97 %, then every such cell of the shipped method; the same for paired
+differences, of which only those below 93 % are listed. `--csv` keeps all cells of the shipped methods.
+"""
+
+import argparse
+import csv
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+
+from luffy.evaluation.comparison import MIN_CHANGED, changed_problems
+from luffy.evaluation.intervals import clustered_wilson, verdict_interval, wilson_interval
+from luffy.evaluation.statistics import paired_difference
+
+CONFIDENCE = 0.95
+LOWEST, HIGHEST = 0.93, 0.97
+ACCURACIES = tuple(round(0.05 * step, 2) for step in range(1, 20))
+NUM_SAMPLES = 32
+SHIPPED = "shipped"
+OTHERS = 4
+"""Of how many simulated sets one serves for the bootstraps, which take most of the time, and for differences."""
+_DRAWS = 1000
+_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+_LEVELS = np.linspace(1e-5, 1 - 1e-5, 4001)
+_QUANTILES = np.array([NormalDist().inv_cdf(level) for level in _LEVELS])
+
+Array = np.ndarray
+Bounds = tuple[Array, Array]
+Draw = Callable[[np.random.Generator, float, tuple[int, int]], Array]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Coverage of one method in one place of the grid."""
+
+    what: str
+    problems: int
+    samples: int
+    shape: str
+    accuracy: float
+    gain: float
+    method: str
+    coverage: float
+    width: float
+
+    @property
+    def is_outside(self) -> bool:
+        return not LOWEST <= self.coverage <= HIGHEST
+
+
+def alike(rng: np.random.Generator, mean: float, shape: tuple[int, int]) -> Array:
+    """All problems are equally hard."""
+    return np.full(shape, mean)
+
+
+def beta(correlation: float) -> Draw:
+    """Chances are Beta distributed; `correlation` is that of two responses to one problem."""
+    total = 1 / correlation - 1
+    return lambda rng, mean, shape: rng.beta(mean * total, (1 - mean) * total, shape)
+
+
+def two_kinds(low: float, high: float) -> Draw:
+    """Problems of two kinds, mirrored for means above a half."""
+
+    def draw(rng: np.random.Generator, mean: float, shape: tuple[int, int]) -> Array:
+        if mean > 0.5:
+            return 1 - draw(rng, 1 - mean, shape)
+        return np.where(rng.random(shape) < (mean - low) / (high - low), high, low)
+
+    return draw
+
+
+SHAPES: dict[str, Draw] = {
+    "alike": alike,
+    "beta .05": beta(0.05),
+    "beta .2": beta(0.2),
+    "beta .5": beta(0.5),
+    "beta .8": beta(0.8),
+    "0 or .9": two_kinds(0.0, 0.9),
+    ".03 or .6": two_kinds(0.03, 0.6),
+    ".02 or .98": two_kinds(0.02, 0.98),
+}
+
+
+def one_sample(num_problems: int) -> Iterator[Cell]:
+    """Exact coverage with one verdict a problem."""
+    counts = range(num_problems + 1)
+    intervals = {
+        SHIPPED: [(i.low, i.high) for i in (verdict_interval(c, num_problems, CONFIDENCE) for c in counts)],
+        "Wilson": [wilson_interval(c / num_problems, num_problems, CONFIDENCE) for c in counts],
+        "Jeffreys": [_jeffreys(c, num_problems) for c in counts],
+        "percentile bootstrap": [_resampled_counts(c, num_problems) for c in counts],
+    }
+    for accuracy in ACCURACIES:
+        chance_C = _binomial(num_problems, accuracy)
+        held = {method: np.array([low <= accuracy <= high for low, high in ends]) for method, ends in intervals.items()}
+        up_to_C = np.cumsum(chance_C)
+        from_C = 1 - up_to_C + chance_C
+        tail = (1 - CONFIDENCE) / 2
+        held["Clopper-Pearson"] = np.minimum(up_to_C, from_C) > tail
+        held["Clopper-Pearson mid-p"] = np.minimum(up_to_C, from_C) - chance_C / 2 > tail
+        for method, held_C in held.items():
+            ends = intervals.get(method)
+            width = sum(c * (high - low) for c, (low, high) in zip(chance_C, ends, strict=True)) if ends else math.nan
+            yield Cell("accuracy", num_problems, 1, "any", accuracy, 0.0, method, float(chance_C @ held_C), width)
+
+
+def many_samples(num_problems: int, repetitions: int) -> Iterator[Cell]:
+    """Simulated coverage with 32 responses a problem."""
+    for position, (shape, draw) in enumerate(SHAPES.items()):
+        for accuracy in ACCURACIES:
+            rng = np.random.default_rng([num_problems, position, round(100 * accuracy)])
+            share_RP = rng.binomial(NUM_SAMPLES, draw(rng, accuracy, (repetitions, num_problems))) / NUM_SAMPLES
+            for method, (low_R, high_R) in _clustered_methods(share_RP).items():
+                coverage = float(((low_R <= accuracy) & (accuracy <= high_R)).mean())
+                width = float((high_R - low_R).mean())
+                yield Cell(
+                    "accuracy", num_problems, NUM_SAMPLES, shape, accuracy, 0.0, method, coverage, width
+                )  # fmt: skip
+
+
+def _clustered_methods(share_RP: Array) -> dict[str, Bounds]:
+    low_R, high_R = clustered_wilson(share_RP, NUM_SAMPLES, CONFIDENCE)
+    # What `accuracy` does where the responses to every problem agree.
+    for row in np.flatnonzero(((share_RP == 0) | (share_RP == 1)).all(axis=1)):
+        n = share_RP.shape[1]
+        interval = verdict_interval(round(share_RP[row].sum()), n, CONFIDENCE)
+        low_R[row], high_R[row] = interval.low, interval.high
+    few_RP = share_RP[: len(share_RP) // OTHERS]
+    return {SHIPPED: (low_R, high_R), "Wilson, drawn by two problems": _two_problems(share_RP)} | _textbook(few_RP)
+
+
+def _two_problems(share_RP: Array) -> Bounds:
+    """The method before: the design effect is drawn to its largest with the weight of two problems, whatever n."""
+    n = share_RP.shape[1]
+    mean_R = share_RP.mean(axis=1)
+    independent_R = mean_R * (1 - mean_R) / (n * NUM_SAMPLES)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        effect_R = np.clip(share_RP.var(axis=1) / n / independent_R, 1.0, NUM_SAMPLES)
+    evidence_R = 2 * n * np.minimum(mean_R, 1 - mean_R)
+    effect_R = np.where(independent_R > 0, (evidence_R * effect_R + 2 * NUM_SAMPLES) / (evidence_R + 2), NUM_SAMPLES)
+    trials_R = n * NUM_SAMPLES / effect_R
+    centre_R = (mean_R + _Z**2 / (2 * trials_R)) / (1 + _Z**2 / trials_R)
+    spread_R = np.sqrt(mean_R * (1 - mean_R) / trials_R + _Z**2 / (4 * trials_R**2))
+    half_R = _Z / (1 + _Z**2 / trials_R) * spread_R
+    return centre_R - half_R, centre_R + half_R
+
+
+def _textbook(value_RP: Array) -> dict[str, Bounds]:
+    """Student's t, percentile and BCa bootstrap of a mean (B. Efron and R. Tibshirani, 1993, chapters 13 and 14)."""
+    n = value_RP.shape[1]
+    mean_R = value_RP.mean(axis=1)
+    t = _Z + (_Z**3 + _Z) / 4 / (n - 1) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96 / (n - 1) ** 2
+    half_R = t * value_RP.std(axis=1, ddof=1) / math.sqrt(n)
+    drawn_RD = np.sort(value_RP.astype(np.float32) @ _resamples(n), axis=1).astype(np.float64)
+    tail = (1 - CONFIDENCE) / 2
+    percentile = _at(drawn_RD, np.full(len(mean_R), tail)), _at(drawn_RD, np.full(len(mean_R), 1 - tail))
+    return {"t": (mean_R - half_R, mean_R + half_R), "percentile bootstrap": percentile} | {
+        "BCa bootstrap": _bca(value_RP, mean_R, drawn_RD)
+    }
+
+
+def _bca(value_RP: Array, mean_R: Array, drawn_RD: Array) -> Bounds:
+    below_RD = (drawn_RD < mean_R[:, None] - 1e-6).mean(axis=1) + (drawn_RD < mean_R[:, None] + 1e-6).mean(axis=1)
+    bias_R = np.interp(below_RD / 2, _LEVELS, _QUANTILES)
+    deviation_RP = value_RP - mean_R[:, None]
+    squares_R = (deviation_RP**2).sum(axis=1)
+    skew_R = (deviation_RP**3).sum(axis=1) / np.where(squares_R > 0, 6 * squares_R**1.5, 1.0)
+    ends = []
+    for quantile in (-_Z, _Z):
+        shifted_R = bias_R + quantile
+        level_R = np.interp(bias_R + shifted_R / (1 - skew_R * shifted_R), _QUANTILES, _LEVELS)
+        ends.append(_at(drawn_RD, level_R))
+    return ends[0], ends[1]
+
+
+@cache
+def _resamples(num_problems: int) -> Array:
+    """How often each problem is drawn, a share, by draw."""
+    rng = np.random.default_rng(num_problems)
+    drawn = rng.multinomial(num_problems, np.full(num_problems, 1 / num_problems), _DRAWS)
+    return (drawn / num_problems).astype(np.float32).T
+
+
+def _at(sorted_RD: Array, level_R: Array) -> Array:
+    index_R = np.clip(np.rint(level_R * (_DRAWS - 1)).astype(int), 0, _DRAWS - 1)
+    return np.take_along_axis(sorted_RD, index_R[:, None], axis=1)[:, 0]
+
+
+def _binomial(num_trials: int, share: float) -> Array:
+    log = [
+        math.lgamma(num_trials + 1) - math.lgamma(c + 1) - math.lgamma(num_trials - c + 1)
+        + c * math.log(share) + (num_trials - c) * math.log1p(-share)
+        for c in range(num_trials + 1)
+    ]  # fmt: skip
+    return np.exp(np.array(log))
+
+
+def _jeffreys(correct: int, num_trials: int) -> tuple[float, float]:
+    """Quantiles of Beta(c + 1/2, n - c + 1/2), integrated on a grid that is even on the arcsine scale."""
+    angle = (np.arange(40_000) + 0.5) / 40_000 * math.pi / 2
+    log = 2 * correct * np.log(np.sin(angle)) + 2 * (num_trials - correct) * np.log(np.cos(angle))
+    below = np.cumsum(np.exp(log - log.max()))
+    low, high = np.sin(np.interp([0.025 * below[-1], 0.975 * below[-1]], below, angle)) ** 2
+    return (0.0 if correct == 0 else float(low)), (1.0 if correct == num_trials else float(high))
+
+
+def _resampled_counts(correct: int, num_trials: int) -> tuple[float, float]:
+    """The percentile bootstrap with endless draws: quantiles of the binomial at the share seen."""
+    if correct in (0, num_trials):
+        return correct / num_trials, correct / num_trials
+    below = np.cumsum(_binomial(num_trials, correct / num_trials))
+    low, high = np.searchsorted(below, [0.025, 0.975])
+    return float(low) / num_trials, float(high) / num_trials
+
+
+def both_alike(rng: np.random.Generator, mean: float, gain: float, shape: tuple[int, int]) -> Bounds:
+    return np.full(shape, mean), np.full(shape, mean + gain)
+
+
+def shifted(correlation: float, rng: np.random.Generator, mean: float, gain: float, shape: tuple[int, int]) -> Bounds:
+    """The second model solves a share of what the first does not, the same share everywhere."""
+    first = beta(correlation)(rng, mean, shape)
+    return first, first + gain * (1 - first) / (1 - mean)
+
+
+def some_changed(rng: np.random.Generator, mean: float, gain: float, shape: tuple[int, int]) -> Bounds:
+    """The models differ on one problem in five, and there by anything."""
+    first, other = beta(0.5)(rng, mean, shape), beta(0.5)(rng, mean + 5 * gain, shape)
+    return first, np.where(rng.random(shape) < 0.2, other, first)
+
+
+PAIRS: dict[str, Callable[[np.random.Generator, float, float, tuple[int, int]], Bounds]] = {
+    "alike": both_alike,
+    "beta .2": partial(shifted, 0.2),
+    "beta .8": partial(shifted, 0.8),
+    "one in five": some_changed,
+}
+
+
+def differences(num_problems: int, num_samples: int, repetitions: int) -> Iterator[Cell]:
+    """Simulated coverage of paired differences."""
+    for position, (shape, draw) in enumerate(PAIRS.items()):
+        for accuracy in (0.05, 0.2, 0.5, 0.8):
+            for gain in (0.0, 0.01, 0.03):
+                rng = np.random.default_rng([num_problems, num_samples, position, round(1000 * (accuracy + gain))])
+                first, second = draw(rng, accuracy, gain, (repetitions, num_problems))
+                drawn = (rng.binomial(num_samples, second) - rng.binomial(num_samples, first)) / num_samples
+                for method, (low_R, high_R) in _paired_methods(drawn, num_samples).items():
+                    coverage = float(((low_R <= gain + 1e-6) & (gain - 1e-6 <= high_R)).mean())
+                    width = float((high_R - low_R).mean())
+                    yield Cell(
+                        "difference", num_problems, num_samples, shape, accuracy, gain, method, coverage, width
+                    )  # fmt: skip
+
+
+def _paired_methods(difference_RP: Array, num_samples: int) -> dict[str, Bounds]:
+    textbook = _textbook(difference_RP)
+    closed = _closed_form(difference_RP, num_samples)
+    bootstrapped_R = np.array([changed_problems(row) >= MIN_CHANGED for row in difference_RP])
+    shipped = tuple(
+        np.where(bootstrapped_R, *ends) for ends in zip(textbook["percentile bootstrap"], closed, strict=True)
+    )
+    found = {SHIPPED: (shipped[0], shipped[1]), "closed form": closed}
+    if num_samples > 1:
+        found["closed form, imagined by 1"] = _closed_form(difference_RP, 1)
+    return found | textbook
+
+
+def _closed_form(difference_RP: Array, num_samples: int) -> Bounds:
+    zeros = [0.0] * difference_RP.shape[1]
+    ends = [
+        paired_difference(zeros, row, CONFIDENCE, num_samples).difference.interval for row in difference_RP.tolist()
+    ]
+    low_R, high_R = np.array(ends).T
+    return low_R, high_R
+
+
+def summary(cells: Sequence[Cell], what: str, samples: int) -> str:
+    """A Markdown table: a row a method and size, a column a shape."""
+    rows = [cell for cell in cells if (cell.what, cell.samples) == (what, samples)]
+    shapes = list(dict.fromkeys(cell.shape for cell in rows))
+    lines = [f"| interval | problems | {' | '.join(shapes)} |", "|---" * (2 + len(shapes)) + "|"]
+    for method in dict.fromkeys(cell.method for cell in rows):
+        for problems in dict.fromkeys(cell.problems for cell in rows):
+            own = [cell for cell in rows if (cell.method, cell.problems) == (method, problems)]
+            texts = [_range([cell for cell in own if cell.shape == shape]) for shape in shapes]
+            lines.append(f"| {method} | {problems} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def outside(cells: Iterable[Cell]) -> str:
+    """Where the shipped interval of an accuracy is beyond 93 to 97 %, and that of a difference below 93 %."""
+    return "\n".join(
+        f"- {cell.what}, {cell.problems} problems x {cell.samples}, {cell.shape}, accuracy {cell.accuracy:g}"
+        + (f", gain {cell.gain:g}" if cell.what == "difference" else "")
+        + f": {100 * cell.coverage:.1f} %"
+        for cell in cells
+        if cell.method == SHIPPED and cell.is_outside and (cell.what == "accuracy" or cell.coverage < LOWEST)
+    )
+
+
+def _range(cells: Sequence[Cell]) -> str:
+    found = [100 * cell.coverage for cell in cells]
+    num_outside = sum(cell.is_outside for cell in cells)
+    return f"{min(found):.1f} to {max(found):.1f}" + (f" ({num_outside})" if num_outside else "")
+
+
+def write_csv(path: Path, cells: Iterable[Cell]) -> None:
+    """The cells of the shipped methods, a line each."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("what", "problems", "samples", "shape", "accuracy", "gain", "coverage", "mean width"))
+        for cell in cells:
+            if cell.method == SHIPPED:
+                place = (cell.what, cell.problems, cell.samples, cell.shape, cell.accuracy, cell.gain)
+                writer.writerow((*place, f"{cell.coverage:.4f}", f"{cell.width:.4f}"))
+
+
+def draw_figure(path: Path, cells: Sequence[Cell]) -> None:
+    """Coverage of the shipped intervals against accuracy: a panel a size, a line a shape."""
+    from matplotlib.figure import Figure
+
+    shown = [cell for cell in cells if cell.method == SHIPPED and cell.what == "accuracy"]
+    sizes = list(dict.fromkeys(cell.problems for cell in shown))
+    figure = Figure(figsize=(4 * len(sizes), 3.5), layout="constrained")
+    for axes, problems in zip(figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0], sizes, strict=True):
+        axes.axhspan(100 * LOWEST, 100 * HIGHEST, color="0.9")
+        for samples, shape in dict.fromkeys((cell.samples, cell.shape) for cell in shown):
+            place = (problems, samples, shape)
+            line = [cell for cell in shown if (cell.problems, cell.samples, cell.shape) == place]
+            points = [cell.accuracy for cell in line], [100 * cell.coverage for cell in line]
+            axes.plot(*points, label="1 sample" if samples == 1 else shape)
+        axes.set(title=f"{problems} problems", xlabel="accuracy", ylim=(85, 100))
+    figure.axes[0].set_ylabel("coverage of the 95 % interval, %")
+    figure.axes[-1].legend(fontsize="x-small")
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Fill the grid, print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--problems", nargs="+", type=int, default=[30, 50, 100, 200, 500])
+    parser.add_argument("--repetitions", type=int, default=4000)
+    parser.add_argument("--exact-only", action="store_true", help="one response a problem, nothing simulated")
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--figure", type=Path)
+    options = parser.parse_args()
+    cells: list[Cell] = []
+    for problems in options.problems:
+        cells += one_sample(problems)
+        if options.exact_only:
+            continue
+        cells += many_samples(problems, options.repetitions)
+        for samples in (1, NUM_SAMPLES):
+            cells += differences(problems, samples, options.repetitions // OTHERS)
+        print(f"{problems} problems: done", file=sys.stderr, flush=True)
+    for what, samples in dict.fromkeys((cell.what, cell.samples) for cell in cells):
+        print(f"\n{what}, {samples} a problem\n\n{summary(cells, what, samples)}")
+    print(f"\nshipped, outside\n\n{outside(cells)}")
+    if options.csv:
+        write_csv(options.csv, cells)
+    if options.figure:
+        draw_figure(options.figure, cells)
+
+
+if __name__ == "__main__":
+    main()
