@@ -4,30 +4,57 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 
 from flows.prefect_session import ApiServer, prefect_api, set_environment
 from luffy.cli.console import show_error
-from luffy.cli.main import parse_with_overrides, show_plan, show_resources
-from luffy.config import load_experiment
+from luffy.cli.main import parse_with_overrides, show_plan_of, show_resources
+from luffy.config import ExperimentConfig, load_experiment
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.warm_start import WarmServer, can_start_warm
-from luffy.pipeline.workspace import WORKSPACE_VARIABLE, find_workspace
+from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace, find_workspace
 
 _MIN_WARM_STAGES = 2
-_EXAMPLES = """\
-examples:
+_PIPELINE_EXAMPLES = """\
   python flows/full_pipeline.py exp_configs/arithmetic.yaml
   python flows/full_pipeline.py exp_configs/arithmetic.yaml rl.steps=400 seed=1
   python flows/full_pipeline.py exp_configs/arithmetic.yaml --dry-run
-
+"""
+_EPILOG = """\
+examples:
+{examples}
 The same command again reuses every finished stage, and resumes an interrupted one.
 exit codes: 0 done, 1 failure, 2 mistake in the command, the configuration or the data, 130 interrupted
 """
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a command line asks for."""
+
+    config: ExperimentConfig
+    sweep_steps: tuple[int, ...] = ()
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    """What the flow is told beside the experiment's file and overrides."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a flow's command line has beside the experiment and the options of all flows."""
+
+    examples: str = _PIPELINE_EXAMPLES
+    add_options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+    work: Callable[[argparse.Namespace, ExperimentConfig], Work] = lambda options, config: Work(config)
+    """From the parsed options and the loaded experiment; raises UserError."""
+    check: Callable[[Work, Workspace], None] = lambda work, workspace: None
+    """Raises UserError where the work cannot be begun."""
+
+
+_WHOLE_CHAIN = Question()
 
 
 @dataclass(frozen=True)
@@ -38,14 +65,15 @@ class Front:
     overrides: list[str]
     verify: bool
     debug: bool
+    parameters: Mapping[str, object]
     server: ApiServer | None
     warm: WarmServer | None
 
-    def run(self, flow: Callable[[str, list[str], bool], object]) -> int:
+    def run(self, flow: Callable[..., object]) -> int:
         """Run `flow` to its end; returns the exit code."""
         return _exit_code(lambda: self._run(flow), debug=self.debug)
 
-    def _run(self, flow: Callable[[str, list[str], bool], object]) -> int:
+    def _run(self, flow: Callable[..., object]) -> int:
         # Imported here, after its environment is set.
         from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
@@ -56,43 +84,57 @@ class Front:
             temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if self.server else {}),
             self.warm.use() if self.warm else nullcontext(),
         ):
-            flow(self.config_file, self.overrides, self.verify)
+            flow(self.config_file, self.overrides, self.verify, **self.parameters)
         return EXIT_OK
 
 
-def begin(description: str, arguments: Sequence[str] | None = None) -> Front:
+def begin(description: str, question: Question = _WHOLE_CHAIN, arguments: Sequence[str] | None = None) -> Front:
     """The checked command line. Exits at once for `--help`, `--dry-run` and the user's mistakes.
 
     To be called before `prefect` is imported: it sets Prefect's environment and starts its server.
     """
-    options = parse_with_overrides(_parser(description), arguments)
+    options = parse_with_overrides(_parser(description, question), arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     sys.excepthook = _last_words
-    code = _exit_code(lambda: _check(options), debug=options.debug)
+    code = _exit_code(lambda: _check(options, question), debug=options.debug)
     if code != EXIT_OK or options.dry_run:
         sys.exit(code)
-    return Front(options.config, options.overrides, options.verify, options.debug, prefect_api(), _warm_server(options))
+    work = _work(options, question)
+    return Front(
+        options.config,
+        options.overrides,
+        options.verify,
+        options.debug,
+        work.parameters,
+        prefect_api(),
+        _warm_server(options, work),
+    )
 
 
-def _check(options: argparse.Namespace) -> int:
-    workspace = find_workspace(options.workspace)
+def _work(options: argparse.Namespace, question: Question) -> Work:
+    return question.work(options, load_experiment(options.config, options.overrides))
+
+
+def _check(options: argparse.Namespace, question: Question) -> int:
+    workspace, work = find_workspace(options.workspace), _work(options, question)
     if options.dry_run:
-        return show_plan(options.config, options.overrides, workspace, verify=options.verify)
-    config = load_experiment(options.config, options.overrides)
-    show_resources(config, estimate=False)
-    open_experiment(config, workspace, fingerprint=lambda stage: {})  # finds missing files; the flow computes the keys
+        return show_plan_of(work.config, workspace, verify=options.verify, sweep_steps=work.sweep_steps)
+    if not work.sweep_steps:  # whose RL is done, and asks for no machine
+        show_resources(work.config, estimate=False)
+    # Finds missing files; the flow computes the keys.
+    open_experiment(work.config, workspace, fingerprint=lambda stage: {}, sweep_steps=work.sweep_steps)
+    question.check(work, workspace)
     workspace.prepare()
     os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
     set_environment(workspace.prefect_home, debug=options.debug)
     return EXIT_OK
 
 
-def _warm_server(options: argparse.Namespace) -> WarmServer | None:
+def _warm_server(options: argparse.Namespace, work: Work) -> WarmServer | None:
     """A warm server on its way up, unless too little is left to do for it to pay."""
     workspace = find_workspace(options.workspace)
     try:
-        config = load_experiment(options.config, options.overrides)
-        plans = open_experiment(config, workspace, verify=options.verify).plan()
+        plans = open_experiment(work.config, workspace, verify=options.verify, sweep_steps=work.sweep_steps).plan()
     except LuffyError:
         return None  # the flow will meet it, and report it
     to_make = [plan for plan in plans if plan.action not in ("reuse", "depends")]
@@ -124,10 +166,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _parser(description: str) -> argparse.ArgumentParser:
+def _parser(description: str, question: Question) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=description, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description,
+        epilog=_EPILOG.format(examples=question.examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    question.add_options(parser)
     parser.add_argument("config", help="an experiment's YAML, e.g. exp_configs/arithmetic.yaml")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="override any field of the experiment")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, its reasons and the GPUs' memory")

@@ -31,9 +31,11 @@ class Session:
 
 
 @contextmanager
-def open_session(config: ExperimentConfig, workspace: Workspace, *, verify: bool) -> Iterator[Session]:
+def open_session(
+    config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
+) -> Iterator[Session]:
     """Everything open for the stages of `config`; the run's record says how it ended."""
-    experiment = open_experiment(config, workspace, verify=verify)
+    experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
     names = [node.name for node in experiment.nodes]
     with start_run(experiment) as run, stage_display(names) as display:
         yield Session(run, display)

@@ -67,6 +67,12 @@ def evaluate(session: Session, data: FinishedStage, checkpoint: FinishedStage) -
     return _make(session, f"evaluate_{checkpoint.node}")
 
 
+@task(name="sweep", task_run_name="sweep", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def sweep(session: Session, data: FinishedStage, rl: FinishedStage) -> FinishedStage:
+    """Accuracy of the RL run's checkpoints of the session's steps, one after the other by one engine."""
+    return _make(session, "sweep")
+
+
 @task(name="report", task_run_name="report", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def report(session: Session, stages: list[FinishedStage]) -> FinishedStage:
     """The page a person opens; the accuracies also become a table in the Prefect UI."""

@@ -28,6 +28,7 @@ _STYLES: dict[StageState, str] = {
     "interrupted": "yellow",
 }
 _BAR_CELLS = 16
+_FILE_WIDTH = 240
 _PLAIN_INTERVAL_S = 10.0
 _ACTIVE = ("starting", "waiting", "running")
 
@@ -35,6 +36,12 @@ _ACTIVE = ("starting", "waiting", "running")
 def terminal(*, errors: bool = False) -> Console:
     """A console on stdout (or stderr), without automatic colouring of numbers."""
     return Console(highlight=False, stderr=errors, soft_wrap=errors)
+
+
+def wide_terminal() -> Console:
+    """The same for wide tables: where nobody looks on, in a file or a pipe, lines are as long as it takes."""
+    console = terminal()
+    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
 
 
 def show_error(message: str) -> None:

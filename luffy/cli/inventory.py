@@ -30,7 +30,7 @@ def list_stages(workspace: Workspace) -> list[list[str]]:
     """A row a stage result, in the order of the chain: stage, key, state, age, size, runs that use it."""
     users = _users(workspace)
     rows = []
-    for stage in STAGE_ORDER:
+    for stage in (*STAGE_ORDER, "sweep"):
         for directory in workspace.siblings(stage):
             used_by = ", ".join(users.get(directory.name, [])) or "-"
             rows.append(

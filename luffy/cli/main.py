@@ -4,6 +4,7 @@
 python -m luffy plan exp_configs/arithmetic.yaml [key.path=value ...]
 python -m luffy runs
 python -m luffy export workspace/runs/arithmetic-1/rl FOLDER [--step 40]
+python -m luffy leaderboard [workspace]
 python -m luffy rescore workspace/runs/arithmetic-1/evaluate_rl --grader math_strict
 python -m luffy diff workspace/runs/arithmetic-1/evaluate_sft workspace/runs/arithmetic-1/evaluate_rl
 """
@@ -26,12 +27,14 @@ from luffy.pipeline.workspace import Workspace, find_workspace
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     options = parse_with_overrides(_parser(), arguments)
-    workspace = find_workspace(options.workspace)
+    workspace = find_workspace(getattr(options, "folder_of_results", None) or options.workspace)
     try:
         if options.command == "plan":
             return show_plan(options.config, options.overrides, workspace, verify=options.verify)
         if options.command == "export":
             return export(Path(options.stage), Path(options.folder), options.step)
+        if options.command == "leaderboard":
+            return leaderboard(workspace)
         if options.command == "rescore":
             return rescore(Path(options.stage), options.grader, options.out, options.suite, options.show)
         if options.command == "diff":
@@ -63,8 +66,15 @@ def show_plan(config_file: str, overrides: Sequence[str], workspace: Workspace, 
     Raises ConfigError, after the estimate, where that cannot fit.
     """
     config = load_experiment(config_file, overrides)
+    return show_plan_of(config, workspace, verify=verify)
+
+
+def show_plan_of(
+    config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
+) -> int:
+    """The same of an experiment that is loaded already."""
     show_resources(config, estimate=True)
-    experiment = open_experiment(config, workspace, verify=verify)
+    experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
     console = terminal()
     if config.cluster == "ray":
         console.print()
@@ -104,6 +114,14 @@ def export(stage: Path, folder: Path, step: int | None) -> int:
     """Write the policy of a training stage as a Hugging Face folder."""
     what = export_stage(stage, folder, step)
     terminal().print(f"{what} of {stage} is in {folder}", markup=False, soft_wrap=True)
+    return EXIT_OK
+
+
+def leaderboard(workspace: Workspace) -> int:
+    """Print every evaluated model of the workspace, and write the page and the data."""
+    from luffy.cli.leaderboard import show_leaderboard, write_leaderboard  # plots: only when they are needed
+
+    show_leaderboard(write_leaderboard(workspace), workspace.root)
     return EXIT_OK
 
 
@@ -169,6 +187,10 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--step", type=int, help="of a checkpoint; default: the final model, else the newest checkpoint"
     )
+    board = commands.add_parser(
+        "leaderboard", parents=[shared], help="every evaluated model by suite, with intervals; also as a page"
+    )
+    board.add_argument("folder_of_results", nargs="?", metavar="workspace", help="as --workspace")
     rescore = commands.add_parser("rescore", parents=[shared], help="grade an evaluation's responses by another grader")
     rescore.add_argument("stage", help="a finished evaluation, e.g. workspace/runs/arithmetic-1/evaluate_rl")
     rescore.add_argument("--grader", required=True, help="math, math_strict, choice, exact, or a kind in YAML")

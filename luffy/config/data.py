@@ -281,8 +281,8 @@ class SFTViewConfig(StrictModel):
 class DataConfig(StrictModel):
     """Sources of the experiment, and the limits a row must keep."""
 
-    train: SourceConfig
-    """Prompts with traces, for SFT and RL."""
+    train: SourceConfig | None = None
+    """Prompts with traces, for SFT and RL; None where nothing is trained on them."""
     corpus: SourceConfig | None = None
     """Text from which an embedded base policy is made; needed where `model.path` is not given."""
     suites: dict[SuiteName, SourceConfig] = Field(min_length=1)

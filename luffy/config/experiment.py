@@ -15,7 +15,8 @@ from luffy.config.objective import ObjectiveConfig, RefillGroups
 from luffy.config.strict import StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
-StageName = Literal["prepare_data", "base", "difficulty", "sft", "rl", "evaluate", "report"]
+StageName = Literal["prepare_data", "base", "difficulty", "sft", "rl", "evaluate", "report", "sweep"]
+"""The stage programs. `sweep` belongs to no chain: it is asked for, over an RL run that is there."""
 STAGE_ORDER: tuple[StageName, ...] = (
     "prepare_data",
     "base",
@@ -106,6 +107,9 @@ class ExperimentConfig(StrictModel):
             for section in sections:
                 if stage in self.stages and getattr(self, section) is None:
                     raise ValueError(f"{section}: missing; stage {stage} needs it")
+        for stage in ("sft", "rl"):
+            if stage in self.stages and self.data.train is None:
+                raise ValueError(f"data.train: missing; stage {stage} learns from it")
         return self
 
     @model_validator(mode="after")

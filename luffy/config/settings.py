@@ -6,6 +6,8 @@ A field that is not in a stage's settings cannot change what it computes, so the
 
 from typing import Literal
 
+from pydantic import Field, PositiveInt
+
 from luffy.config.data import DataConfig
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.evaluation import EvaluationConfig
@@ -81,6 +83,14 @@ class EvaluateSettings(StrictModel):
     grading: GradingConfig
 
 
+class SweepSettings(StrictModel):
+    """`sweep`: checkpoints of one RL run, each as `evaluate` does it."""
+
+    protocol: EvaluateSettings
+    steps: tuple[PositiveInt, ...] = Field(min_length=1)
+    """Of the checkpoints, in the order in which they are evaluated."""
+
+
 class ReportSettings(StrictModel):
     """`report`: the page a person opens. It shows the experiment's configuration, so that is its identity."""
 
@@ -95,4 +105,5 @@ StageSettings = (
     | RLSettings
     | EvaluateSettings
     | ReportSettings
+    | SweepSettings
 )

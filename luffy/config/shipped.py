@@ -28,6 +28,11 @@ def benchmark_names() -> list[str]:
     return sorted(file.stem for file in (DATA / "benchmarks").glob("*.yaml"))
 
 
+def published_files() -> list[Path]:
+    """Return the tables of published results (`data/published/`)."""
+    return sorted((DATA / "published").glob("*.yaml"))
+
+
 def expand_pattern(path: str) -> list[Path]:
     """Return the files that a path or a pattern with `*` names, sorted; a plain path is returned unseen."""
     plain = Path(path).expanduser()

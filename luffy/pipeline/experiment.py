@@ -96,9 +96,13 @@ def open_experiment(
     *,
     verify: bool = False,
     fingerprint: Callable[[StageName], Mapping[str, str]] = code_fingerprint,
+    sweep_steps: tuple[int, ...] = (),
 ) -> Experiment:
-    """The experiment with all keys computed; raises DataError when a file that it names is missing."""
-    nodes = build_graph(config)
+    """The experiment with all keys computed; raises DataError when a file that it names is missing.
+
+    With `sweep_steps` its last stage evaluates the RL stage's checkpoints of these steps.
+    """
+    nodes = build_graph(config, sweep_steps)
     code = {stage: fingerprint(stage) for stage in {node.stage for node in nodes}}
     identities: dict[str, Identity] = {}
     for node in nodes:

@@ -14,6 +14,7 @@ from luffy.config.settings import (
     RLSettings,
     SFTSettings,
     StageSettings,
+    SweepSettings,
 )
 from luffy.config.training import RLConfig, SFTConfig
 
@@ -32,8 +33,8 @@ class StageNode:
     settings: StageSettings
 
 
-def build_graph(config: ExperimentConfig) -> tuple[StageNode, ...]:
-    """The stages of `config`, each after the ones it reads from."""
+def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> tuple[StageNode, ...]:
+    """The stages of `config`, each after the ones it reads from; with `sweep_steps` the sweep over them comes last."""
     nodes = [
         StageNode("prepare_data", "prepare_data", {}, _prepare_data(config)),
         StageNode("base", "base", {"data": "prepare_data"}, _base(config)),
@@ -49,11 +50,14 @@ def build_graph(config: ExperimentConfig) -> tuple[StageNode, ...]:
         nodes.append(StageNode("rl", "rl", _data_and(checkpoints[-1], prompts), _rl(config)))
         checkpoints.append("rl")
     if "evaluate" in config.stages:
-        settings = _evaluate(config)
-        nodes += [StageNode(f"evaluate_{name}", "evaluate", _data_and(name), settings) for name in checkpoints]
+        evaluation = _evaluate(config)
+        nodes += [StageNode(f"evaluate_{name}", "evaluate", _data_and(name), evaluation) for name in checkpoints]
     if "report" in config.stages:
         inputs = {"data" if node.name == "prepare_data" else node.name: node.name for node in nodes}
         nodes.append(StageNode("report", "report", inputs, ReportSettings(experiment=config)))
+    if sweep_steps:
+        settings = SweepSettings(protocol=_evaluate(config), steps=sweep_steps)
+        nodes.append(StageNode("sweep", "sweep", _data_and("rl"), settings))
     return tuple(nodes)
 
 

@@ -20,6 +20,7 @@ from luffy.config.settings import (
     RLSettings,
     SFTSettings,
     StageSettings,
+    SweepSettings,
 )
 from luffy.config.strict import StrictModel
 from luffy.config.yaml_source import dump_yaml, read_yaml
@@ -37,6 +38,7 @@ SETTINGS_OF: Mapping[StageName, type[StageSettings]] = MappingProxyType(
         "rl": RLSettings,
         "evaluate": EvaluateSettings,
         "report": ReportSettings,
+        "sweep": SweepSettings,
     }
 )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from luffy.types import FinishReason
@@ -57,4 +58,12 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds."""
+        ...
+
+
+class SwappableEngine(RolloutEngine, Protocol):
+    """One whose weights can be replaced by others of the same architecture."""
+
+    def load_weights_from(self, folder: Path, version: int) -> None:
+        """Replace all weights by those of a model folder; they become `version`."""
         ...

@@ -71,6 +71,14 @@ class TransformersEngine:
             completions.update(zip(indices, finished, strict=True))
         return [completions[i] for i in range(len(requests))]
 
+    def load_weights_from(self, folder: Path, version: int) -> None:
+        """Replace the model by that of a folder, on the same device and in the same type."""
+        device, dtype = self.model.device, self.model.dtype
+        del self.model  # before the next one takes its place in memory
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+        self.model = model.to(device)
+        self.weight_version = version
+
     def close(self) -> None:
         """Nothing to free: the model belongs to the caller or goes with this object."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from torch import Tensor
 
 from luffy.config.execution import VLLMConfig
@@ -208,6 +209,10 @@ class VLLMEngine:
                 raise LuffyError(f"weights were not sent: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
             self._set_version(version)
 
+    def load_weights_from(self, folder: Path, version: int) -> None:
+        """Replace all weights by those of a model folder (`*.safetensors`); raises LuffyError as `load_weights`."""
+        self.load_weights(_tensors_of(folder), version)
+
     def init_weight_transfer(self, init_info: Mapping[str, object]) -> None:
         """Join the trainer's transfer group (vLLM's own RL interface; needs `transfer_backend`)."""
         with self._turns.turn():
@@ -317,6 +322,14 @@ class VLLMEngine:
         except BaseException as error:
             self._broken = f"{what} failed ({type(error).__name__}: {_first_line(error)}); start another engine"
             raise
+
+
+def _tensors_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of the folder's weights, one tensor in memory at a time."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - no mapping
+                yield name, tensors.get_tensor(name)
 
 
 def _check_head_dim(folder: Path, shape: Mapping[str, object]) -> None:

@@ -8,7 +8,8 @@ is waited for, so that a killed evaluation goes on with the batch it was at, to 
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -32,6 +33,7 @@ from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.summary import SUMMARY_FILE, render_summary
 from luffy.files import write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.rollout.engine import SwappableEngine
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.responses import ResponseProgress, open_generator
 
@@ -39,45 +41,62 @@ logger = logging.getLogger(__name__)
 _PARTS = "parts"
 _OPEN = "open"
 """Below it the part that is being generated."""
+OUTPUTS = (SAMPLES_FILE, RESULTS_FILE, SUMMARY_FILE)
 _NODE_PREFIX = "evaluate_"
+
+Asked = tuple[Suite, str]
+"""A suite under the decoding of that name."""
 
 
 def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
     """Evaluate the upstream model by the protocol that every checkpoint of the chain shares."""
-    config, model = settings.evaluation, context.inputs["model"] / "model"
-    tokenizer = load_tokenizer(model)
-    suites = read_suites(context.inputs["data"])
+    model = context.inputs["model"] / "model"
+    cells, longest = read_cells(settings, context.inputs["data"], model)
+    waiting = waiting_cells(cells, context.out)
+    total, left = num_responses(cells, settings), num_responses(waiting, settings)
+    progress = ResponseProgress(context, total, done=total - left)
+    if waiting:
+        with open_evaluator(model, settings, context, longest) as (evaluator, _):
+            fill_parts(evaluator, waiting, context.out, progress)
+    rows = write_cells(cells, settings, context.out, context.node.removeprefix(_NODE_PREFIX))
+    return StageResult(OUTPUTS, _headline(rows), total - progress.graded)
+
+
+def read_cells(settings: EvaluateSettings, data: Path, model: Path) -> tuple[list[Asked], int]:
+    """All that is asked of a model, and the most tokens that a prompt and its response have together.
+
+    Raises DataError for a suite that could not be evaluated whole.
+    """
+    config, tokenizer = settings.evaluation, load_tokenizer(model)
+    suites = read_suites(data)
     longest = config.max_response_tokens + max(
         check_suite(
             suite, tokenizer, config.max_response_tokens, _context_length(model), config.template_of(suite.name)
         )
         for suite in suites
     )
-    cells = [(suite, decoding) for decoding in config.decodings for suite in suites]
-    (context.out / _PARTS / _OPEN).mkdir(parents=True, exist_ok=True)
-    waiting = [(suite, decoding) for suite, decoding in cells if not _part(context, suite, decoding).exists()]
-    total, left = _num_responses(cells, settings), _num_responses(waiting, settings)
-    progress = ResponseProgress(context, total, done=total - left)
-    if waiting:
-        _evaluate(waiting, settings, context, longest, progress)
-    rows = _write(cells, settings, context)
-    return StageResult((SAMPLES_FILE, RESULTS_FILE, SUMMARY_FILE), _headline(rows), total - progress.graded)
+    return [(suite, decoding) for decoding in config.decodings for suite in suites], longest
 
 
-def _write(
-    cells: Sequence[tuple[Suite, str]], settings: EvaluateSettings, context: StageContext
+def waiting_cells(cells: Sequence[Asked], out: Path) -> list[Asked]:
+    """Those that have no finished part in `out`, which is made ready for them."""
+    (out / _PARTS / _OPEN).mkdir(parents=True, exist_ok=True)
+    return [(suite, decoding) for suite, decoding in cells if not _part(out, suite, decoding).exists()]
+
+
+def write_cells(
+    cells: Sequence[Asked], settings: EvaluateSettings, out: Path, checkpoint: str
 ) -> tuple[ResultRow, ...]:
-    """Write what the finished parts come to."""
-    config, parts = settings.evaluation, [_part(context, suite, decoding) for suite, decoding in cells]
+    """Write what the finished parts in `out` come to: `OUTPUTS`."""
+    config, parts = settings.evaluation, [_part(out, suite, decoding) for suite, decoding in cells]
     rows = tuple(
         result_row(list(read_sample_records(part)), config.confidence, protocol_of(config, suite.name, decoding))
         for part, (suite, decoding) in zip(parts, cells, strict=True)
     )
-    join_sample_records(context.out / SAMPLES_FILE, parts)
-    checkpoint = context.node.removeprefix(_NODE_PREFIX)
+    join_sample_records(out / SAMPLES_FILE, parts)
     results = EvaluationResults(checkpoint=checkpoint, confidence=config.confidence, rows=rows)
-    write_results(context.out / RESULTS_FILE, results)
-    write_atomic(context.out / SUMMARY_FILE, render_summary(results))
+    write_results(out / RESULTS_FILE, results)
+    write_atomic(out / SUMMARY_FILE, render_summary(results))
     return rows
 
 
@@ -93,15 +112,15 @@ def read_suites(data: Path) -> list[Suite]:
     return [Suite(name, read_prompts(files[name])) for name in names]
 
 
-def _evaluate(
-    cells: Sequence[tuple[Suite, str]],
-    settings: EvaluateSettings,
-    context: StageContext,
-    longest: int,
-    progress: ResponseProgress,
-) -> None:
-    """Fill in the missing parts; no prompt with its response has more than `longest` tokens."""
-    model, execution = context.inputs["model"] / "model", context.execution
+@contextmanager
+def open_evaluator(
+    model: Path, settings: EvaluateSettings, context: StageContext, longest: int
+) -> Iterator[tuple[Evaluator, SwappableEngine]]:
+    """What evaluates the model in the folder `model`, and the engine behind it.
+
+    No prompt with its response has more than `longest` tokens.
+    """
+    execution = context.execution
     generator = open_generator(settings.evaluation.engine, model, settings.dtype, execution, longest)
     try:
         own = settings.evaluation.own_graders
@@ -115,22 +134,28 @@ def _evaluate(
                 settings.seed,
                 generator.batch_size,
             )
-            for suite, decoding in cells:
-                part = _part(context, suite, decoding)
-                log = SampleLog(part.parent / _OPEN / part.name, progress.skip)
-                records = evaluator.evaluate(suite, decoding, progress.add, log)
-                write_sample_records(part, records)
-                log.remove()
-                logger.info("%s, %s: %d responses", suite.name, decoding, len(records))
+            yield evaluator, generator.engine
     finally:
         generator.engine.close()
 
 
-def _part(context: StageContext, suite: Suite, decoding: str) -> Path:
-    return context.out / _PARTS / f"{quote(decoding, safe='')}@{quote(suite.name, safe='')}.jsonl"
+def fill_parts(evaluator: Evaluator, cells: Sequence[Asked], out: Path, progress: ResponseProgress) -> None:
+    """Ask what `cells` want and keep the graded responses in `out`."""
+    for suite, decoding in cells:
+        part = _part(out, suite, decoding)
+        log = SampleLog(part.parent / _OPEN / part.name, progress.skip)
+        records = evaluator.evaluate(suite, decoding, progress.add, log)
+        write_sample_records(part, records)
+        log.remove()
+        logger.info("%s, %s: %d responses", suite.name, decoding, len(records))
 
 
-def _num_responses(cells: Sequence[tuple[Suite, str]], settings: EvaluateSettings) -> int:
+def _part(out: Path, suite: Suite, decoding: str) -> Path:
+    return out / _PARTS / f"{quote(decoding, safe='')}@{quote(suite.name, safe='')}.jsonl"
+
+
+def num_responses(cells: Sequence[Asked], settings: EvaluateSettings) -> int:
+    """Responses that `cells` ask of one model."""
     return sum(len(suite.prompts) * settings.evaluation.protocol(suite.name, name).num_samples for suite, name in cells)
 
 

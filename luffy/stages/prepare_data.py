@@ -157,8 +157,9 @@ class _Steps:
 
 def _configs(data: DataConfig) -> dict[str, SourceConfig]:
     """The sources that become files, by the name they have on the card."""
-    corpus = {"corpus": data.corpus} if data.corpus is not None else {}
-    return {"train": data.train, **corpus, **{f"{_SUITES}.{name}": source for name, source in data.suites.items()}}
+    learned = {"train": data.train, "corpus": data.corpus}
+    suites = {f"{_SUITES}.{name}": source for name, source in data.suites.items()}
+    return {name: source for name, source in learned.items() if source is not None} | suites
 
 
 def _is_suite(name: str) -> bool:

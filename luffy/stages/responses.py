@@ -8,7 +8,7 @@ from pathlib import Path
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.evaluation.results import SampleRecord
-from luffy.rollout.engine import RolloutEngine
+from luffy.rollout.engine import SwappableEngine
 from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
@@ -23,7 +23,7 @@ last batch of them runs empty."""
 class Generator:
     """What answers the prompts."""
 
-    engine: RolloutEngine
+    engine: SwappableEngine
     batch_size: int
     """Prompts that it is best given at a time."""
 

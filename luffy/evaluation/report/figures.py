@@ -66,6 +66,18 @@ def curve_plot(name: str, series: Sequence[Series], *, percent: bool = False, ex
     return svg.getvalue()
 
 
+def band_plot(name: str, steps: Sequence[float], estimates: Sequence[Dot]) -> str:
+    """Estimates over steps, in one colour, with their intervals as a band."""
+    with _figure(name, *_CURVE_SIZE) as (axes, svg):
+        color = _STAND_INS[estimates[0].color]
+        lows, highs = [dot.low for dot in estimates], [dot.high for dot in estimates]
+        axes.fill_between(steps, lows, highs, color=color, alpha=0.18, linewidth=0)
+        axes.vlines(steps, lows, highs, color=color, alpha=0.45, linewidth=1.2)
+        axes.plot(steps, [dot.value for dot in estimates], color=color, linewidth=1.7, marker="o", markersize=4)
+        _curve_axes(axes, percent=True)
+    return svg.getvalue()
+
+
 def stacked_plot(name: str, series: Sequence[Series]) -> str:
     """Shares over steps, stacked to 100 %."""
     with _figure(name, *_CURVE_SIZE) as (axes, svg):

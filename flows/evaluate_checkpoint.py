@@ -1,0 +1,80 @@
+"""One model, or the kept checkpoints of an RL run, evaluated by the suites and the protocol of an experiment.
+
+--model takes any Hugging Face folder or hub id; --steps the checkpoints of the experiment's own RL run, which one
+engine evaluates in turn. Results are cached and restartable, as those of the whole experiment are.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    from flows.checkpoint_choice import QUESTION
+    from flows.front import begin
+
+    # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
+    front = begin(__doc__, QUESTION)
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from flows.checkpoint_choice import check_checkpoints, choose
+from luffy.cli.console import show_report_path, terminal, text_table
+from luffy.cli.results import by_suite, read_accuracies
+from luffy.config import load_experiment
+from luffy.pipeline.workspace import find_workspace, link
+from tasks.session import Session, open_session
+from tasks.stages import FinishedStage, base, evaluate, prepare_data, report, sweep, train_rl, train_sft
+
+_PAGE = "curve.html"
+
+
+def _run_name() -> str:
+    """What the run is called in the UI: the experiment, and what was evaluated."""
+    parameters = flow_run.get_parameters()
+    steps = ", ".join(map(str, parameters["steps"] or []))
+    return f"{Path(parameters['config_file']).stem} {parameters['model'] or f'steps {steps}'}"
+
+
+@flow(name="evaluate-checkpoint", flow_run_name=_run_name, retries=0, persist_result=False)
+def evaluate_checkpoint(
+    config_file: str,
+    overrides: list[str] | None = None,
+    verify: bool = False,
+    model: str | None = None,
+    steps: list[int] | None = None,
+    chat_template: str | None = None,
+) -> None:
+    """Evaluate `model`, or the RL run's checkpoints of `steps`, as the experiment in `config_file` says."""
+    config = load_experiment(config_file, overrides or [])
+    work = choose(config, model, tuple(steps or ()), chat_template)
+    check_checkpoints(work, find_workspace())
+    with open_session(work.config, find_workspace(), verify=verify, sweep_steps=work.sweep_steps) as session:
+        data = prepare_data(session)
+        policy = base(session, data)
+        if work.sweep_steps:
+            results, page = _sweep(session, data, policy)
+        else:
+            results, page = _one(session, data, policy)
+    header, rows = by_suite(read_accuracies(results))
+    terminal().print(text_table(header, rows, title="\nAccuracy in % with its interval"))
+    show_report_path(page)
+
+
+def _one(session: Session, data: FinishedStage, policy: FinishedStage) -> tuple[list[Path], Path]:
+    """The evaluation of the policy itself: where its results are, and the page."""
+    evaluated = evaluate(session, data, policy)
+    report(session, [data, policy, evaluated])
+    return [evaluated.directory], session.run.directory / "report.html"
+
+
+def _sweep(session: Session, data: FinishedStage, policy: FinishedStage) -> tuple[list[Path], Path]:
+    """The evaluations of the RL run's checkpoints: where their results are, and the page with the curve."""
+    if "sft" in session.run.experiment.config.stages:
+        policy = train_sft(session, data, policy)
+    swept = sweep(session, data, train_rl(session, data, policy))
+    link(swept.directory / _PAGE, session.run.directory / _PAGE)
+    return sorted(swept.directory.glob("step_*")), session.run.directory / _PAGE
+
+
+if __name__ == "__main__":
+    sys.exit(front.run(evaluate_checkpoint))

@@ -1,0 +1,62 @@
+"""`python -m luffy leaderboard`: every evaluated model of a workspace, as text, as a page and as data."""
+
+from pathlib import Path
+
+from luffy.cli.console import terminal, text_table, wide_terminal
+from luffy.errors import DataError
+from luffy.evaluation.leaderboard import page
+from luffy.evaluation.leaderboard.board import Board, BoardTable, build_board
+from luffy.evaluation.leaderboard.entries import read_entries
+from luffy.evaluation.leaderboard.published import read_published
+from luffy.evaluation.leaderboard.record import board_json
+from luffy.files import write_atomic
+from luffy.pipeline.workspace import Workspace
+
+HTML_FILE = "leaderboard.html"
+JSON_FILE = "leaderboard.json"
+
+
+def write_leaderboard(workspace: Workspace) -> Board:
+    """Write the page and the data into the workspace; returns what they show.
+
+    Raises DataError when the workspace has no finished evaluation.
+    """
+    if not workspace.root.is_dir():
+        raise DataError(f"workspace {workspace.root}: no such folder")
+    entries, left_out = read_entries(workspace)
+    if not entries:
+        reasons = "".join(f"; {item.directory.name}: {item.reason}" for item in left_out)
+        raise DataError(
+            f"workspace {workspace.root}: no finished evaluation{reasons}; run a chain that has the stage evaluate"
+        )
+    board = build_board(entries, read_published(), left_out)
+    write_atomic(workspace.root / HTML_FILE, page.render_page(board, str(workspace.root)))
+    write_atomic(workspace.root / JSON_FILE, board_json(board))
+    return board
+
+
+def show_leaderboard(board: Board, folder: Path) -> None:
+    """Print the tables, and where the page is."""
+    for table in board.tables:
+        _show(table)
+    console = terminal()
+    for item in board.left_out:
+        console.print(f"left out: {item.directory}: {item.reason}", markup=False, soft_wrap=True)
+    console.print(
+        f"Accuracy in % with its interval over problems. {page.MARK}: clearly better than the next row on that suite "
+        "(paired over problems, Holm's correction over suites); without it the first ones cannot be told apart.",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(f"leaderboard: {folder / HTML_FILE}", markup=False, soft_wrap=True)
+
+
+def _show(table: BoardTable) -> None:
+    title = f"{page.title(table)}; {page.confidence(table)} intervals" + (f" ({table.note})" if table.note else "")
+    shown, console = page.accuracy_table(table), wide_terminal()
+    rows = [["\n".join((cell.text, *cell.details)) for cell in row] for row in shown.rows]
+    console.print(title, markup=False, soft_wrap=True, style="bold")
+    console.print(text_table(shown.header, rows))
+    for paper in page.published_of(table):
+        console.print(f"{page.PUBLISHED}: {page.about(paper)}", markup=False, soft_wrap=True)
+    console.print()

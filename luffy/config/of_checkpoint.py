@@ -1,0 +1,70 @@
+"""From an experiment to what evaluates one model, or the checkpoints of its RL run, by its suites and protocol."""
+
+from pathlib import Path
+
+from luffy.config.data import DataConfig
+from luffy.config.execution import ServerConfig
+from luffy.config.experiment import ExperimentConfig
+from luffy.config.model import ModelConfig
+from luffy.errors import ConfigError
+
+_MODEL = "model"
+
+
+def evaluation_of(config: ExperimentConfig, model: str, chat_template: str | None = None) -> ExperimentConfig:
+    """The chain that evaluates `model`, a folder or hub id, as `config` evaluates its own checkpoints.
+
+    The model keeps its own chat template unless one is given. Raises ConfigError for a folder without a model, or an
+    experiment without a protocol.
+    """
+    _check_protocol(config)
+    data, execution = config.data, config.execution
+    if config.evaluation is not None and config.evaluation.engine != "openai":
+        execution = execution.model_copy(update={"server": ServerConfig()})  # those of RL have no use here
+    return ExperimentConfig(
+        name=config.name,
+        stages=("prepare_data", "base", "evaluate", "report"),
+        seed=config.seed,
+        data=DataConfig(
+            suites=data.suites,
+            max_prompt_tokens=data.max_prompt_tokens,
+            max_trace_tokens=data.max_trace_tokens,
+            system_prompt=data.system_prompt,
+        ),
+        model=ModelConfig(path=_folder(model), dtype=config.model.dtype, chat_template=chat_template),
+        evaluation=config.evaluation,
+        grading=config.grading,
+        execution=execution,
+        tracking=config.tracking,
+    )
+
+
+def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConfig:
+    """The chain up to RL, whose checkpoints of `steps` are to be evaluated.
+
+    Raises ConfigError for an experiment without RL or a protocol, and for steps that its run does not reach.
+    """
+    _check_protocol(config)
+    if "rl" not in config.stages or config.rl is None:
+        raise ConfigError(f"--steps: {config.name} has no stage rl; its stages are {', '.join(config.stages)}")
+    beyond = [step for step in steps if not 1 <= step <= config.rl.steps]
+    if beyond:
+        raise ConfigError(f"--steps: {beyond[0]} is not among the {config.rl.steps} steps of rl.steps")
+    return config.model_copy(update={"stages": config.stages[: config.stages.index("rl") + 1]})
+
+
+def _check_protocol(config: ExperimentConfig) -> None:
+    if config.evaluation is None:
+        raise ConfigError(f"evaluation: missing; {config.name} must say by which protocol models are evaluated")
+
+
+def _folder(model: str) -> str:
+    """A local folder by its real path, so that every way to name it is the same model; a hub id as it is."""
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        return model
+    candidates = (path, path / _MODEL)  # a stage's directory holds its model in a folder of that name
+    found = next((folder for folder in candidates if (folder / "config.json").is_file()), None)
+    if found is None:
+        raise ConfigError(f"--model: {model} has no config.json; give a Hugging Face model folder or a hub id")
+    return str(found.resolve())

@@ -1,0 +1,273 @@
+"""The finished evaluations of a workspace: each model under each protocol, once.
+
+A model is what its weights are: evaluations of equal weights by the same engine share a row, whichever stage or run
+made them, and of two on the same problems by the same protocol the newer one counts.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from luffy.config import StageName
+from luffy.errors import LuffyError
+from luffy.evaluation.leaderboard.naming import RowName, Use, flatten, name_row, read_uses, tell_apart
+from luffy.evaluation.results import (
+    RESULTS_FILE,
+    SAMPLES_FILE,
+    EvaluationResults,
+    ResultRow,
+    read_results,
+    read_sample_records,
+)
+from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
+from luffy.pipeline.workspace import Workspace
+
+_STAGES: tuple[StageName, ...] = ("evaluate", "sweep")
+_OF_SUITES = ("suites", "graders")
+"""What of `evaluation` holds for single suites; it tells columns apart."""
+_APART = (*_OF_SUITES, "decodings", "confidence", "engine")
+"""What of `evaluation` is not shared by all suites and decodings, or does not belong to the protocol."""
+_WORDS = {"top_p": "top-p {}", "template": "{} prompt template"}
+_OTHER_VERSION = "written by another version"
+_NOT_SET = ("null", "[]", "{}")
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How responses were drawn and graded: only rows of one protocol are compared."""
+
+    decoding: str
+    """Its name in the experiment, which does not tell protocols apart."""
+    settings: Mapping[str, str]
+    """Everything that does."""
+    text: str
+    """In words."""
+
+    @property
+    def key(self) -> str:
+        """Equal for equal protocols."""
+        return json.dumps(sorted(self.settings.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What was asked: the problems of a suite, so many responses to each, graded in one way."""
+
+    suite: str
+    num_problems: int
+    num_samples: int
+    """Responses a problem."""
+    problems: str
+    """Hash of the problems, and of what the experiment sets for this suite alone (its grader, its template)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one model got there."""
+
+    row: ResultRow
+    correct: Mapping[str, int]
+    """Correct responses by problem."""
+    evaluation: str
+    """Key of the stage that found it."""
+    ended: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model under a protocol."""
+
+    name: RowName
+    model: str
+    """Digest of its folder."""
+    protocol: Protocol
+    cells: Mapping[Column, Cell]
+    runs: tuple[str, ...]
+    """Those that evaluated it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """An evaluation that no row shows."""
+
+    directory: Path
+    reason: str
+
+
+_Model = tuple[str, str, str]
+"""What makes a row of its own: the weights' digest, and the engine and type that computed with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One checkpoint's results on one suite under one decoding."""
+
+    model: _Model
+    checkpoint: str
+    """`base`, `sft` or `rl`."""
+    step: int | None
+    """Of a sweep."""
+    protocol: Protocol
+    column: Column
+    cell: Cell
+
+
+def read_entries(workspace: Workspace) -> tuple[list[Entry], list[LeftOut]]:
+    """All models that the workspace has evaluated, and the evaluations that cannot be shown, with the reason.
+
+    The newest evaluations come first.
+    """
+    left_out: list[LeftOut] = []
+    directories = [directory for stage in _STAGES for directory in workspace.siblings(stage)]
+    found = [item for directory in directories for item in _read_stage(workspace, directory, left_out)]
+    found.sort(key=lambda item: item.cell.ended, reverse=True)  # stable: the order of suites within one stays
+    return _entries(found, read_uses(workspace)), left_out
+
+
+def _read_stage(workspace: Workspace, directory: Path, left_out: list[LeftOut]) -> list[_Found]:
+    """What the evaluation in `directory` found; nothing, and an entry in `left_out`, when it does not count."""
+    manifest = read_manifest(directory)
+    reason = _doubt(directory, manifest)
+    try:
+        if manifest is not None and not reason:
+            if manifest.stage == "sweep":
+                return list(_read_sweep(workspace, directory, manifest))
+            return list(_read(directory, manifest, _settings(manifest), manifest.consumed["model"]))
+    except (LuffyError, KeyError, TypeError, ValueError):  # what readers of another version's files raise
+        reason = _OTHER_VERSION
+    left_out.append(LeftOut(directory, reason))
+    return []
+
+
+def _doubt(directory: Path, manifest: Manifest | None) -> str:
+    """Why a directory's results do not count; empty when they do."""
+    if manifest is None:
+        return _OTHER_VERSION if (directory / MANIFEST_FILE).exists() else "not finished"
+    if manifest.code_changed:
+        return f"{', '.join(manifest.code_changed)} was edited before it started"
+    damaged = manifest.damaged(directory)
+    return "".join(f"{path} is {complaint}" for path, complaint in list(damaged.items())[:1])
+
+
+def _read_sweep(workspace: Workspace, directory: Path, manifest: Manifest) -> Iterator[_Found]:
+    """Each of its steps; that of the run's end is the model that `evaluate` knows by its digest."""
+    rl = read_manifest(workspace.stage_directory("rl", manifest.upstream["model"]))
+    last = _mapping(rl.settings, "rl").get("steps") if rl is not None else None
+    for folder in sorted(directory.glob("step_*")):
+        step, model = int(folder.name.removeprefix("step_")), manifest.consumed["model"]
+        yield from _read(folder, manifest, _settings(manifest), model if step == last else f"{model}@{step}", step)
+
+
+def _settings(manifest: Manifest) -> Mapping[str, object]:
+    """Those of `evaluate`, which a sweep has under its own."""
+    return _mapping(manifest.settings, "protocol") if manifest.stage == "sweep" else manifest.settings
+
+
+def _read(
+    directory: Path, manifest: Manifest, settings: Mapping[str, object], model: str, step: int | None = None
+) -> Iterator[_Found]:
+    results = read_results(directory / RESULTS_FILE)
+    correct = _correct_counts(directory)
+    for row in results.rows:
+        counts = correct[row.suite, row.decoding]
+        yield _Found(
+            model=(model, str(_mapping(settings, "evaluation").get("engine")), str(settings.get("dtype"))),
+            checkpoint=results.checkpoint if step is None else "rl",
+            step=step,
+            protocol=_protocol(settings, results, row.decoding),
+            column=Column(row.suite, row.num_problems, row.num_samples, _problems(settings, row.suite, counts)),
+            cell=Cell(row, counts, manifest.key, manifest.ended),
+        )
+
+
+def _correct_counts(directory: Path) -> dict[tuple[str, str], dict[str, int]]:
+    correct: dict[tuple[str, str], dict[str, int]] = {}
+    for record in read_sample_records(directory / SAMPLES_FILE):
+        counts = correct.setdefault((record.suite, record.decoding), {})
+        counts[record.uid] = counts.get(record.uid, 0) + record.correct
+    return correct
+
+
+def _entries(found: Iterable[_Found], uses: Mapping[str, Sequence[Use]]) -> list[Entry]:
+    groups: dict[tuple[_Model, str], list[_Found]] = {}
+    for item in found:
+        groups.setdefault((item.model, item.protocol.key), []).append(item)
+    models = list(dict.fromkeys(model for model, _ in groups))
+    names = dict(zip(models, _names(models, groups, uses), strict=True))
+    return [
+        Entry(
+            name=names[model],
+            model=model[0],
+            protocol=items[0].protocol,
+            cells=_newest(items),
+            runs=tuple(dict.fromkeys(use.run for use in _uses_of(items, uses))),
+        )
+        for (model, _), items in groups.items()
+    ]
+
+
+def _names(
+    models: Sequence[_Model],
+    groups: Mapping[tuple[_Model, str], Sequence[_Found]],
+    uses: Mapping[str, Sequence[Use]],
+) -> list[RowName]:
+    """One name a model, whatever it was asked under which protocol."""
+    items = {
+        model: [item for (other, _), group in groups.items() if other == model for item in group] for model in models
+    }
+    used = [_uses_of(items[model], uses) for model in models]
+    names = [
+        name_row(using, items[model][0].checkpoint, items[model][0].step)
+        for model, using in zip(models, used, strict=True)
+    ]
+    fallback = [", ".join(filter(None, (engine, dtype, digest[:8]))) for digest, engine, dtype in models]
+    return tell_apart(names, used, fallback)
+
+
+def _uses_of(items: Iterable[_Found], uses: Mapping[str, Sequence[Use]]) -> list[Use]:
+    keys = dict.fromkeys(item.cell.evaluation for item in items)
+    return [use for key in reversed(keys) for use in uses.get(key, ())]
+
+
+def _newest(items: Sequence[_Found]) -> dict[Column, Cell]:
+    cells: dict[Column, Cell] = {}
+    for item in items:  # the newest come first
+        cells.setdefault(item.column, item.cell)
+    return cells
+
+
+def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decoding: str) -> Protocol:
+    evaluation = _mapping(of_stage, "evaluation")
+    drawn = _mapping(_mapping(evaluation, "decodings"), decoding)
+    shared = {name: value for name, value in evaluation.items() if name not in _APART}
+    settings = flatten(drawn) | flatten(shared)
+    grading = {f"grading.{name}": value for name, value in flatten(of_stage.get("grading")).items()}
+    text = _in_words(settings)
+    return Protocol(decoding, settings | grading | {"confidence": str(results.confidence)}, text)
+
+
+def _in_words(settings: Mapping[str, str]) -> str:
+    """The protocol for a reader, without the number of responses, which columns name."""
+    left = {name: value for name, value in settings.items() if value not in _NOT_SET and name != "num_samples"}
+    temperature = float(left.pop("temperature"))
+    if float(left.get("top_p", 1)) == 1:
+        left.pop("top_p", None)
+    words = ["greedy decoding" if temperature == 0 else f"temperature {temperature:g}"]
+    if "max_response_tokens" in left:
+        words.append(f"up to {int(left.pop('max_response_tokens')):,} tokens a response")
+    words += [form.format(left.pop(name)) for name, form in _WORDS.items() if name in left]
+    return ", ".join([*words, *(f"{name} {value}" for name, value in left.items())])
+
+
+def _problems(settings: Mapping[str, object], suite: str, correct: Mapping[str, int]) -> str:
+    evaluation = _mapping(settings, "evaluation")
+    own = [_mapping(evaluation, name).get(suite) for name in _OF_SUITES]
+    content = json.dumps([sorted(correct), [each for each in own if each is not None]], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:8]
+
+
+def _mapping(values: Mapping[str, object], name: str) -> Mapping[str, object]:
+    value = values.get(name)
+    return value if isinstance(value, Mapping) else {}

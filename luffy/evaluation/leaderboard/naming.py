@@ -1,0 +1,173 @@
+"""What the rows of the leaderboard are called: by the runs that made them, and by what tells them apart."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from luffy.evaluation.report import wording
+from luffy.pipeline.workspace import RUN_FILE, Workspace
+
+_NODE_PREFIX = "evaluate_"
+_SWEEP = "sweep"
+_EXPORT_FOLDER = "model"
+_SECTIONS = {
+    "base": ("seed", "data", "model", "base", "grading"),
+    "sft": ("seed", "data", "model", "base", "grading", "sft"),
+    "rl": ("seed", "cluster", "data", "model", "base", "grading", "sft", "rl", "objective"),
+}
+"""The parts of an experiment that a checkpoint depends on."""
+_ELSEWHERE = ("data.suites", "data.decontamination", "rl.steps")
+"""Named by the table's columns, or by the row itself."""
+_SHOWN = 3
+_LONGEST_VALUE = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """An evaluation as a run used it."""
+
+    run: str
+    experiment: str
+    node: str
+    """`evaluate_base`, `evaluate_sft`, `evaluate_rl`, or `sweep`."""
+    config: Mapping[str, object]
+    """The experiment's, as the run recorded it."""
+
+    @property
+    def checkpoint(self) -> str:
+        """`base`, `sft` or `rl`."""
+        return "rl" if self.node == _SWEEP else self.node.removeprefix(_NODE_PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class RowName:
+    """What a row is called."""
+
+    experiment: str
+    """Of all the runs that share it; empty where no run is left."""
+    method: str
+    """Of the last stage that trains; empty before it."""
+    checkpoint: str
+    variant: str = ""
+    """The settings that tell it from other rows of that name."""
+
+    @property
+    def text(self) -> str:
+        """In one line."""
+        parts = (self.experiment, self.method, self.checkpoint, self.variant)
+        return " · ".join(part for part in parts if part)
+
+
+def read_uses(workspace: Workspace) -> dict[str, list[Use]]:
+    """Key of an evaluation to the runs that used it, the oldest first; unreadable records are passed over."""
+    uses: dict[str, list[Use]] = {}
+    for record, run in sorted(_records(workspace), key=lambda found: (str(found[0].get("started", "")), found[1])):
+        config, stages = record.get("config"), record.get("stages")
+        if not isinstance(config, dict) or not isinstance(stages, dict):
+            continue
+        for node, stage in stages.items():
+            if node.startswith(_NODE_PREFIX) or node == _SWEEP:
+                uses.setdefault(stage["key"], []).append(Use(run, str(record.get("experiment", run)), node, config))
+    return uses
+
+
+def name_row(uses: Sequence[Use], checkpoint: str, step: int | None) -> RowName:
+    """The name by the runs that `uses` lists; `checkpoint` is what the evaluation itself calls its model."""
+    if not uses:
+        return RowName("", "", _checkpoint(checkpoint, {}, step))
+    newest = uses[-1]
+    experiments = ", ".join(dict.fromkeys(use.experiment for use in uses))
+    return RowName(experiments, _method(newest), _checkpoint(newest.checkpoint, newest.config, step))
+
+
+def tell_apart(names: Sequence[RowName], uses: Sequence[Sequence[Use]], fallback: Sequence[str]) -> list[RowName]:
+    """`names` with what differs between those that are equal; `fallback` where the runs' records do not say."""
+    variants = list(names)
+    for name in dict.fromkeys(names):
+        alike = [i for i, other in enumerate(names) if other == name]
+        if len(alike) == 1:
+            continue
+        words = _differences([_relevant(uses[i]) for i in alike])
+        for i, variant in zip(alike, words, strict=True):
+            parts = (variant, fallback[i] if words.count(variant) > 1 else "")
+            variants[i] = replace(name, variant=", ".join(part for part in parts if part))
+    return variants
+
+
+def flatten(values: object, prefix: str = "") -> dict[str, str]:
+    """The leaves of nested mappings, `rl.optimizer.lr` to their text."""
+    if not isinstance(values, Mapping):
+        return {prefix: values if isinstance(values, str) else json.dumps(values, ensure_ascii=False)}
+    leaves: dict[str, str] = {}
+    for name, value in values.items():
+        leaves |= flatten(value, f"{prefix}.{name}" if prefix else str(name))
+    return leaves
+
+
+def _records(workspace: Workspace) -> Iterable[tuple[dict[str, object], str]]:
+    for file in workspace.runs.glob(f"*/{RUN_FILE}"):
+        record = _read(file)
+        if record is not None:
+            yield record, file.parent.name
+
+
+def _read(file: Path) -> dict[str, object] | None:
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # half a record names nothing; the evaluation keeps its key for a name
+    return record if isinstance(record, dict) else None
+
+
+def _method(use: Use) -> str:
+    stages = use.config.get("stages")
+    last = "rl" if isinstance(stages, list) and "rl" in stages else "sft"
+    if use.checkpoint == "base" or use.checkpoint != last:
+        return ""
+    return str(use.config.get("method") or ("own objective" if use.config.get("objective") else ""))
+
+
+def _checkpoint(checkpoint: str, config: Mapping[str, object], step: int | None) -> str:
+    if checkpoint == "base":
+        path = _section(config, "model").get("path")
+        return _model(path) if isinstance(path, str) else wording.checkpoint("base")
+    steps = step if step is not None else _section(config, "rl").get("steps") if checkpoint == "rl" else None
+    return wording.checkpoint(checkpoint) + (f" step {steps}" if steps is not None else "")
+
+
+def _model(path: str) -> str:
+    """The last part of a folder or hub id; of a stage's model its stage and key."""
+    *before, name = Path(path).parts
+    return "/".join(before[-2:]) if name == _EXPORT_FOLDER and len(before) > 1 else name
+
+
+def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:
+    section = config.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _relevant(uses: Sequence[Use]) -> dict[str, str]:
+    if not uses:
+        return {}
+    use = uses[-1]
+    leaves = flatten({name: use.config.get(name) for name in _SECTIONS.get(use.checkpoint, ())})
+    return {
+        name: value
+        for name, value in leaves.items()
+        if not any(name == other or name.startswith(f"{other}.") for other in _ELSEWHERE)
+    }
+
+
+def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    names = list(dict.fromkeys(name for leaves in settings for name in leaves))
+    differing = [name for name in names if len({leaves.get(name) for leaves in settings}) > 1]
+    more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+    return [
+        ", ".join(f"{name}={_short(leaves[name])}" for name in differing[:_SHOWN] if name in leaves) + more
+        for leaves in settings
+    ]
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 1]}…"

@@ -1,0 +1,81 @@
+"""Results that others have published, as reference rows: `data/published/*.yaml`, a file a table.
+
+They stand beside the rows of a workspace and are never compared with them by a test: their responses are not at hand.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, PositiveInt, ValidationError, model_validator
+
+from luffy.config.complaints import explain
+from luffy.config.shipped import published_files
+from luffy.config.strict import StrictModel
+from luffy.config.yaml_source import read_yaml
+from luffy.errors import ConfigError
+
+Percent = Annotated[float, Field(ge=0.0, le=100.0)]
+
+
+class PublishedBenchmark(StrictModel):
+    """A column of a published table."""
+
+    label: str
+    problems: PositiveInt | None = None
+    """Its problems; a suite with another number of them is another benchmark. None: any number will do."""
+    suites: tuple[str, ...] = Field(min_length=1)
+    """What the suites of an experiment that are this benchmark may be called."""
+
+    def matches(self, suite: str, num_problems: int) -> bool:
+        """Whether an evaluated suite is this benchmark."""
+        return suite in self.suites and self.problems in (None, num_problems)
+
+
+class PublishedRow(StrictModel):
+    """One model of a published table."""
+
+    name: str
+    accuracies: dict[str, Percent]
+    """By benchmark."""
+
+
+class PublishedTable(StrictModel):
+    """What a paper reports."""
+
+    title: str
+    source: str
+    """Where it stands, for a reader to look it up."""
+    model: str
+    """What all of its rows start from."""
+    protocol: str
+    """How they were evaluated, in words."""
+    benchmarks: dict[str, PublishedBenchmark]
+    rows: tuple[PublishedRow, ...]
+
+    @model_validator(mode="after")
+    def _rows_have_their_benchmarks(self) -> "PublishedTable":
+        for row in self.rows:
+            unknown = sorted(set(row.accuracies) - set(self.benchmarks))
+            if unknown:
+                raise ValueError(f"rows: {row.name} has {unknown[0]!r}, which is not among the benchmarks")
+        return self
+
+    def benchmark_of(self, suite: str, num_problems: int) -> str | None:
+        """The benchmark that an evaluated suite is; None where it is none of them."""
+        found = (name for name, benchmark in self.benchmarks.items() if benchmark.matches(suite, num_problems))
+        return next(found, None)
+
+
+def read_published(files: Sequence[Path] | None = None) -> tuple[PublishedTable, ...]:
+    """The tables in `files`, by default those that ship with the project; ConfigError names file and field."""
+    return tuple(_read(path) for path in (published_files() if files is None else files))
+
+
+def _read(path: Path) -> PublishedTable:
+    values, origins = read_yaml(path)
+    try:
+        return PublishedTable.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise ConfigError(explain(error, PublishedTable, origins, default_where=str(path))) from None

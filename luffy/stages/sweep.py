@@ -1,0 +1,105 @@
+"""Checkpoints of one RL run over all suites and decodings, by one engine whose weights are swapped.
+
+Run: python -m luffy.stages.sweep --config DIR/config.yaml --out DIR
+
+Writes for each step a folder `step_000100/` as `evaluate` writes its own, and curve.html. A killed sweep goes on with
+the batch it was at.
+"""
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from luffy.config.settings import SweepSettings
+from luffy.errors import DataError
+from luffy.evaluation.results import RESULTS_FILE, SAMPLES_FILE, read_results, read_sample_records
+from luffy.evaluation.sweep.page import SweptStep, render_curve
+from luffy.files import write_atomic
+from luffy.pipeline.checkpoints import complete_checkpoints
+from luffy.rollout.engine import SwappableEngine
+from luffy.stages.evaluate import (
+    OUTPUTS,
+    Asked,
+    fill_parts,
+    num_responses,
+    open_evaluator,
+    read_cells,
+    waiting_cells,
+    write_cells,
+)
+from luffy.stages.program import StageContext, StageResult, main
+from luffy.stages.responses import ResponseProgress
+from luffy.training.export import export_checkpoint
+
+logger = logging.getLogger(__name__)
+PAGE_FILE = "curve.html"
+_SWAP = "swap"
+"""Where the model folder of one checkpoint is, while an engine reads it."""
+
+
+def run(settings: SweepSettings, context: StageContext) -> StageResult:
+    """Evaluate the upstream RL stage's checkpoints of `settings.steps`, in that order."""
+    protocol, rl = settings.protocol, context.inputs["model"]
+    cells, longest = read_cells(protocol, context.inputs["data"], rl / "model")
+    waiting = {step: waiting_cells(cells, _folder(context, step)) for step in settings.steps}
+    waiting = {step: left for step, left in waiting.items() if left}
+    total = num_responses(cells, protocol) * len(settings.steps)
+    left = sum(num_responses(cells, protocol) for cells in waiting.values())
+    progress = ResponseProgress(context, total, done=total - left)
+    if waiting:
+        checkpoints = _checkpoints(rl, list(waiting))
+        with open_evaluator(rl / "model", protocol, context, longest) as (evaluator, engine):
+            for step, cells_left in waiting.items():
+                _swap(engine, checkpoints[step], step, settings, context)
+                fill_parts(evaluator, cells_left, _folder(context, step), progress)
+    metrics = _write(cells, settings, context)
+    outputs = (*(f"{_folder(context, step).name}/{name}" for step in settings.steps for name in OUTPUTS), PAGE_FILE)
+    return StageResult(outputs, metrics, total - progress.graded)
+
+
+def _checkpoints(rl: Path, steps: Sequence[int]) -> Mapping[int, Path]:
+    there = complete_checkpoints(rl)
+    missing = [str(step) for step in steps if step not in there]
+    if missing:
+        found = ", ".join(map(str, sorted(there))) or "none"
+        raise DataError(f"{rl}: no checkpoint of step {', '.join(missing)}; there are: {found}")
+    return there
+
+
+def _swap(engine: SwappableEngine, checkpoint: Path, step: int, settings: SweepSettings, context: StageContext) -> None:
+    """Give the engine the weights of a checkpoint, by way of a model folder that every kind of engine can read."""
+    folder = context.out / _SWAP
+    shutil.rmtree(folder, ignore_errors=True)  # what a kill left
+    rl, tokenizer = context.inputs["model"], context.inputs["data"] / "tokenizer"
+    export_checkpoint(checkpoint, rl / "model", tokenizer, settings.protocol.dtype, folder)
+    engine.load_weights_from(folder, step)
+    shutil.rmtree(folder)
+    logger.info("the engine has the weights of step %d", step)
+
+
+def _write(cells: Sequence[Asked], settings: SweepSettings, context: StageContext) -> dict[str, float]:
+    """Write each step's results and the page; returns the accuracies by decoding, suite and step."""
+    metrics: dict[str, float] = {}
+    for step in settings.steps:
+        rows = write_cells(cells, settings.protocol, _folder(context, step), f"step {step}")
+        metrics |= {f"accuracy/{row.decoding}/{row.suite}/{step}": row.accuracy for row in rows}
+    swept = [_read(step, _folder(context, step)) for step in sorted(settings.steps)]
+    write_atomic(context.out / PAGE_FILE, render_curve(swept))
+    return metrics
+
+
+def _read(step: int, folder: Path) -> SweptStep:
+    correct: dict[tuple[str, str], dict[str, int]] = {}
+    for record in read_sample_records(folder / SAMPLES_FILE):
+        counts = correct.setdefault((record.suite, record.decoding), {})
+        counts[record.uid] = counts.get(record.uid, 0) + record.correct
+    return SweptStep(step, read_results(folder / RESULTS_FILE), correct)
+
+
+def _folder(context: StageContext, step: int) -> Path:
+    return context.out / f"step_{step:06d}"
+
+
+if __name__ == "__main__":
+    main("sweep", run)

@@ -1,0 +1,149 @@
+"""flows/evaluate_checkpoint.py on the real chain of smoke.yaml: one model, a sweep, mistakes; and the leaderboard."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.prefect_session import ApiServer
+from luffy.cli.main import main
+from luffy.evaluation.results import read_results
+from luffy.pipeline.events import EventReader
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SMOKE = "exp_configs/smoke.yaml"
+KEEP = "execution.checkpoint.keep=3"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    started = ApiServer(tmp_path_factory.mktemp("prefect"))
+    started.wait()
+    yield {"PREFECT_API_URL": started.url}
+    started.stop()
+
+
+def run(workspace, flow, *arguments, **environment):
+    env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONUNBUFFERED": "1", **environment}
+    command = [sys.executable, f"flows/{flow}.py", SMOKE, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=500)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, server):
+    """A workspace after the whole chain, with the checkpoints of steps 2, 4 and 6."""
+    workspace = tmp_path_factory.mktemp("finished")
+    result = run(workspace, "full_pipeline", KEEP, **server)
+    assert result.returncode == 0, result.stderr
+    return workspace
+
+
+@pytest.fixture
+def workspace(finished, tmp_path):
+    copy = tmp_path / "workspace"
+    shutil.copytree(finished, copy, symlinks=True)
+    return copy
+
+
+def stage(workspace, node, run_name="smoke-1"):
+    return (workspace / "runs" / run_name / "stages" / node).resolve()
+
+
+def states(result):
+    return dict(re.findall(r"^\d\d:\d\d:\d\d (\w+): (\w+)", result.stdout, re.MULTILINE))
+
+
+def test_a_model_evaluated_alone_gets_what_it_got_in_its_chain_and_the_second_time_nothing_runs(workspace, server):
+    model = stage(workspace, "rl")
+    result = run(workspace, "evaluate_checkpoint", "--model", str(model), **server)
+    assert result.returncode == 0, result.stderr
+    assert set(states(result)) == {"prepare_data", "base", "evaluate_base", "report"}
+    assert result.stdout.splitlines()[-1] == f"report: {workspace}/runs/smoke-2/report.html"
+    alone = read_results(stage(workspace, "evaluate_base", "smoke-2") / "results.json")
+    assert alone.rows == read_results(stage(workspace, "evaluate_rl") / "results.json").rows
+    again = run(workspace, "evaluate_checkpoint", "--model", str(model / "model"), **server)
+    assert set(states(again).values()) == {"reused"}
+
+
+def test_a_sweep_evaluates_each_kept_step_by_one_engine_and_its_last_is_the_final_model(workspace, server):
+    result = run(workspace, "evaluate_checkpoint", "--steps", "6,2,4", KEEP, **server)
+    assert result.returncode == 0, result.stderr
+    kept = {"prepare_data": "reused", "base": "reused", "sft": "reused", "rl": "reused"}
+    assert states(result) == {**kept, "sweep": "finished"}
+    sweep = stage(workspace, "sweep", "smoke-2")
+    assert (sweep / "log.txt").read_text().count("the engine has the weights of step") == 3
+    results = {step: read_results(sweep / f"step_{step:06d}" / "results.json") for step in (2, 4, 6)}
+    assert results[6].rows == read_results(stage(workspace, "evaluate_rl") / "results.json").rows
+    assert len({(sweep / f"step_{step:06d}" / "samples.jsonl").read_bytes() for step in (2, 4, 6)}) == 3
+    last = [event for event in EventReader(sweep / "events.jsonl").read() if event.kind == "progress"][-1]
+    assert (last.step, last.total) == (3 * 96, 3 * 96)
+    page = (workspace / "runs" / "smoke-2" / "curve.html").read_text()
+    assert page.count("<figure>") == 8 and "step 2 → 6" in page
+    again = run(workspace, "evaluate_checkpoint", "--steps", "2,4,6", KEEP, **server)
+    assert set(states(again).values()) == {"reused"}
+
+
+def test_a_killed_sweep_goes_on_with_what_is_left(workspace, server):
+    run(workspace, "evaluate_checkpoint", "--steps", "2,4", KEEP, **server)
+    sweep = stage(workspace, "sweep", "smoke-2")
+    undisturbed = {path.name: path.read_bytes() for path in (sweep / "step_000004").glob("*.json*")}
+    (sweep / "manifest.json").unlink()  # as a kill in the middle of step 4 leaves it
+    for path in (sweep / "step_000004").iterdir():
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    (sweep / "swap").mkdir()
+    result = run(workspace, "evaluate_checkpoint", "--steps", "2,4", KEEP, **server)
+    assert states(result)["sweep"] == "finished"
+    assert "weights of step 2" not in result.stdout
+    assert {path.name: path.read_bytes() for path in (sweep / "step_000004").glob("*.json*")} == undisturbed
+    assert json.loads((sweep / "manifest.json").read_text())["resumed_from"] == 96
+    assert not (sweep / "swap").exists()
+
+
+def test_the_leaderboard_has_a_row_a_model_whatever_evaluated_it(workspace, server, capsys):
+    run(workspace, "evaluate_checkpoint", "--steps", "2,6", KEEP, **server)
+    run(workspace, "full_pipeline", KEEP, **server)
+    assert main(["leaderboard", str(workspace)]) == 0
+    tables = json.loads((workspace / "leaderboard.json").read_text())["tables"]
+    assert [len(table["columns"]) for table in tables] == [4, 4]
+    for table in tables:
+        found = {(row["checkpoint"], row["method"]) for row in table["rows"]}
+        assert len(table["rows"]) == 4
+        assert found == {("base", ""), ("SFT", ""), ("RL step 2", "luffy"), ("RL step 6", "luffy")}
+        assert all(cell is not None for row in table["rows"] for cell in row["cells"])
+    assert "RL step 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one of --model"),
+        (["--model", "x", "--steps", "2"], "give one of --model"),
+        (["--model", "tests"], "--model: tests has no config.json"),
+        (["--model", "./nowhere"], "model.path: nowhere: no such file"),
+        (["--steps", "2,3", KEEP], "has no checkpoint of 3; there are: 2, 4, 6"),
+        (["--steps", "7"], "--steps: 7 is not among the 6 steps of rl.steps"),
+        (["--steps", "2", "seed=5"], "--steps: the RL run of smoke is not finished in"),
+        (["--steps", "2", "chain=sft"], "--steps: smoke has no stage rl"),
+        (["--steps", "2", "--chat-template", "qwen"], "--chat-template has no effect with --steps"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_starts(finished, arguments, message):
+    before = sorted(path.name for path in (finished / "runs").iterdir())
+    result = run(finished, "evaluate_checkpoint", *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert sorted(path.name for path in (finished / "runs").iterdir()) == before
+
+
+def test_a_dry_run_says_what_a_sweep_would_do(finished):
+    result = run(finished, "evaluate_checkpoint", "--steps", "2,4", KEEP, "--dry-run")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"^rl +\w{16} +reused", result.stdout, re.MULTILINE)
+    assert re.search(r"^sweep +\w{16} +run +first run", result.stdout, re.MULTILINE)

@@ -1,0 +1,128 @@
+"""Workspaces as finished evaluations leave them, with chosen verdicts, for what only reads them."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from luffy.config import load_experiment
+from luffy.config.execution import ExecutionConfig
+from luffy.evaluation.results import (
+    EvaluationResults,
+    SampleRecord,
+    join_sample_records,
+    result_row,
+    write_results,
+    write_sample_records,
+)
+from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
+from luffy.pipeline.workspace import Workspace
+
+Verdict = Callable[[int, int], bool]
+"""Whether the response to a problem with that number, of that number, is correct."""
+PROTOCOL = {
+    "decodings": {"greedy": {"temperature": 0.0, "num_samples": 1}, "sampled": {"temperature": 0.6, "num_samples": 4}},
+    "max_response_tokens": 1024,
+    "engine": "transformers",
+    "confidence": 0.95,
+}
+
+
+def first(count: int) -> Verdict:
+    """Correct on the first `count` problems."""
+    return lambda problem, sample: problem < count
+
+
+def write_evaluation(
+    workspace: Workspace,
+    key: str,
+    verdicts: Mapping[tuple[str, str], Verdict],
+    *,
+    checkpoint: str = "base",
+    model: str = "",
+    problems: Sequence[str] = tuple(f"p{i}" for i in range(100)),
+    evaluation: Mapping[str, object] | None = None,
+    day: int = 1,
+    code_changed: tuple[str, ...] = (),
+    without: str = "",
+) -> Path:
+    """A finished stage `key` whose model (digest `model`) gets `verdicts` by suite and decoding on `problems`.
+
+    Its samples lack the field `without`, as if another version had written them.
+    """
+    protocol = {**PROTOCOL, **(evaluation or {})}
+    directory = workspace.stage_directory("evaluate", key)
+    directory.mkdir(parents=True)
+    rows, parts = [], []
+    for (suite, decoding), verdict in verdicts.items():
+        decodings = protocol["decodings"]
+        assert isinstance(decodings, dict)
+        samples = decodings[decoding]["num_samples"]
+        records = [
+            _record(suite, decoding, uid, sample, verdict(number, sample))
+            for number, uid in enumerate(problems)
+            for sample in range(samples)
+        ]
+        rows.append(result_row(records, 0.95))
+        parts.append(directory / f"{len(parts)}.jsonl")
+        write_sample_records(parts[-1], records)
+    join_sample_records(directory / "samples.jsonl", parts)
+    if without:
+        text = (directory / "samples.jsonl").read_text(encoding="utf-8")
+        (directory / "samples.jsonl").write_text(text.replace(f'"{without}"', '"other"'), encoding="utf-8")
+    write_results(
+        directory / "results.json", EvaluationResults(checkpoint=checkpoint, confidence=0.95, rows=tuple(rows))
+    )
+    write_manifest(
+        directory,
+        Manifest(
+            stage="evaluate",
+            node=f"evaluate_{checkpoint}",
+            key=key,
+            series=None,
+            settings={"seed": 0, "dtype": "float32", "evaluation": protocol, "grading": {"kind": "math"}},
+            upstream={},
+            consumed={"data": "d", "model": model or key},
+            outputs=collect_outputs(directory, ["samples.jsonl", "results.json"]),
+            metrics={},
+            execution=ExecutionConfig(),
+            versions={},
+            hardware={},
+            started=f"2026-03-{day:02d}T10:00:00+00:00",
+            ended=f"2026-03-{day:02d}T11:00:00+00:00",
+            code_changed=code_changed,
+        ),
+    )
+    return directory
+
+
+def write_run(workspace: Workspace, run: str, evaluations: Mapping[str, str], *overrides: str) -> None:
+    """The record of a run of smoke.yaml with `overrides` that used `evaluations` (node to key)."""
+    config = load_experiment("exp_configs/smoke.yaml", overrides)
+    directory = workspace.runs / run
+    directory.mkdir(parents=True)
+    record = {
+        "experiment": config.name,
+        "started": f"2026-03-01T{len(list(workspace.runs.iterdir())):02d}:00:00+00:00",
+        "stages": {node: {"key": key} for node, key in evaluations.items()},
+        "config": config.model_dump(mode="json"),
+    }
+    (directory / "run.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def _record(suite: str, decoding: str, uid: str, sample: int, correct: bool) -> SampleRecord:
+    return SampleRecord(
+        suite=suite,
+        decoding=decoding,
+        uid=uid,
+        sample=sample,
+        seed=1,
+        prompt="1 +1",
+        response="\\boxed{2}",
+        answer="2",
+        ground_truth="2",
+        outcome="correct" if correct else "wrong",
+        reason="",
+        correct=correct,
+        finish_reason="stop",
+        num_tokens=10,
+    )

@@ -1,0 +1,85 @@
+"""From an experiment to the evaluation of one model, or of its RL run's checkpoints."""
+
+from pathlib import Path
+
+import pytest
+
+from luffy.config import load_experiment
+from luffy.config.of_checkpoint import evaluation_of, sweep_of
+from luffy.errors import ConfigError
+from luffy.pipeline.graph import build_graph
+
+SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "stage" / "model").mkdir(parents=True)
+    (tmp_path / "stage" / "model" / "config.json").write_text("{}")
+    return tmp_path / "stage"
+
+
+def test_only_the_suites_the_model_and_the_protocol_are_left(folder: Path) -> None:
+    config = load_experiment(SMOKE)
+    chosen = evaluation_of(config, str(folder / "model"))
+    assert [node.name for node in build_graph(chosen)] == ["prepare_data", "base", "evaluate_base", "report"]
+    assert (chosen.data.train, chosen.data.corpus, chosen.rl, chosen.objective) == (None, None, None, None)
+    assert (chosen.data.suites, chosen.evaluation, chosen.grading) == (
+        config.data.suites,
+        config.evaluation,
+        config.grading,
+    )
+
+
+def test_one_model_is_one_evaluation_however_its_experiment_trains_and_however_it_is_named(folder: Path) -> None:
+    (folder.parent / "link").symlink_to(folder)
+    named = [str(folder), str(folder / "model"), str(folder.parent / "link" / "model")]
+    trained = [[], ["method=dapo", "rl.steps=50"], ["sft.epochs=9", "data.train.num_prompts=99"]]
+    settings = [
+        [node.settings for node in build_graph(evaluation_of(load_experiment(SMOKE, overrides), model))[:3]]
+        for overrides, model in zip(trained, named, strict=True)
+    ]
+    assert settings[0] == settings[1] == settings[2]
+
+
+def test_a_hub_id_stays_as_it_is_and_may_be_given_a_chat_template() -> None:
+    chosen = evaluation_of(load_experiment(SMOKE), "Qwen/Qwen2.5-0.5B", "qwen")
+    assert (chosen.model.path, chosen.model.chat_template) == ("Qwen/Qwen2.5-0.5B", "qwen")
+
+
+def test_servers_of_rl_are_left_out_where_evaluation_has_none() -> None:
+    servers = ["rl.engine=openai", "execution.server.urls=[http://one:8000]"]
+    assert evaluation_of(load_experiment(SMOKE, servers), "some/model").execution.server.urls == ()
+
+
+def test_a_sweep_ends_its_chain_and_changes_no_stage_before_it() -> None:
+    config = load_experiment(SMOKE)
+    nodes = build_graph(sweep_of(config, (2, 4)), (2, 4))
+    assert [node.name for node in nodes] == ["prepare_data", "base", "sft", "rl", "sweep"]
+    assert nodes[:4] == build_graph(config)[:4]
+    assert nodes[4].inputs == {"data": "prepare_data", "model": "rl"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps", "message"),
+    [
+        ([], (7,), "7 is not among the 6 steps"),
+        ([], (0, 2), "0 is not among the 6 steps"),
+        (["chain=sft"], (2,), "has no stage rl"),
+        (["stages=[prepare_data, base, sft, rl]", "evaluation=null"], (2,), "evaluation: missing"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused(overrides: list[str], steps: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sweep_of(load_experiment(SMOKE, overrides), steps)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no config.json; give a Hugging Face model folder"):
+        evaluation_of(load_experiment(SMOKE), str(tmp_path))
+
+
+@pytest.mark.parametrize("stages", ["[prepare_data, base, sft]", "[prepare_data, base, rl]"])
+def test_what_trains_needs_its_data(stages: str) -> None:
+    with pytest.raises(ConfigError, match=r"data.train: missing; stage (sft|rl) learns from it"):
+        load_experiment(SMOKE, ["data.train=null", f"stages={stages}"])

@@ -1,0 +1,141 @@
+"""The stage `sweep`: each step is what `evaluate` finds for that model, by one engine, and a killed one goes on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from synthetic.arithmetic import problems, tiny_tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.grading import GradingConfig
+from luffy.config.settings import EvaluateSettings, SweepSettings
+from luffy.data.parquet import write_prompts
+from luffy.errors import DataError
+from luffy.evaluation.results import read_results
+from luffy.pipeline.checkpoints import COMPLETE_FILE
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.fingerprint import code_fingerprint
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.stages import evaluate, sweep
+from luffy.stages.program import StageContext
+
+STEPS = (20, 40)
+
+
+def protocol(engine: str = "transformers") -> EvaluateSettings:
+    decodings = {
+        "greedy": DecodingConfig(temperature=0.0),
+        "hot": DecodingConfig(temperature=1.0, num_samples=2),
+    }
+    evaluation = EvaluationConfig.model_validate({"decodings": decodings, "max_response_tokens": 16, "engine": engine})
+    return EvaluateSettings(seed=7, dtype="float32", evaluation=evaluation, grading=GradingConfig())
+
+
+def write_model(folder: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 64, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokenizer = tiny_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=48, initializer_range=0.2, **shape
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """A suite, and an RL stage whose checkpoints are plain model folders, exported by copying them."""
+    data, rl = tmp_path / "data", tmp_path / "rl"
+    (data / "suites").mkdir(parents=True)
+    write_prompts(data / "suites" / "sums.parquet", problems(4))
+    (data / "tokenizer").mkdir()
+    write_model(rl / "model", seed=0)
+    for step in STEPS:
+        write_model(rl / "checkpoints" / f"step_{step:06d}", seed=step)
+        (rl / "checkpoints" / f"step_{step:06d}" / COMPLETE_FILE).touch()
+    copy = lambda checkpoint, start, tokenizer, dtype, folder: shutil.copytree(checkpoint, folder)  # noqa: E731
+    monkeypatch.setattr(sweep, "export_checkpoint", copy)
+    return {"data": data, "model": rl}
+
+
+def context_in(out: Path, inputs: dict[str, Path]) -> StageContext:
+    out.mkdir(exist_ok=True)
+    events = EventWriter(out / "events.jsonl")
+    return StageContext(out, inputs, "key", "sweep", ExecutionConfig(rollout_batch_size=3), TrackingConfig(), events)
+
+
+def alone(tmp_path: Path, inputs: dict[str, Path], step: int, engine: str = "transformers") -> bytes:
+    """The samples of `evaluate` on that checkpoint's model."""
+    model = tmp_path / f"alone-{step}"
+    shutil.copytree(inputs["model"] / "checkpoints" / f"step_{step:06d}", model / "model")
+    evaluate.run(protocol(engine), context_in(tmp_path / f"out-{step}", {"data": inputs["data"], "model": model}))
+    return (tmp_path / f"out-{step}" / "samples.jsonl").read_bytes()
+
+
+def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(
+    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    start = TransformersEngine.from_folder
+    monkeypatch.setattr(
+        TransformersEngine, "from_folder", lambda folder, *rest: opened.append(folder) or start(folder, *rest)
+    )
+    result = sweep.run(SweepSettings(protocol=protocol(), steps=STEPS), context_in(tmp_path / "out", inputs))
+    assert opened == [inputs["model"] / "model"]
+    found = {step: (tmp_path / "out" / f"step_{step:06d}" / "samples.jsonl").read_bytes() for step in STEPS}
+    assert found == {step: alone(tmp_path, inputs, step) for step in STEPS}
+    assert found[20] != found[40]
+    assert read_results(tmp_path / "out" / "step_000040" / "results.json").checkpoint == "step 40"
+    assert set(result.metrics) == {f"accuracy/{how}/sums/{step}" for how in ("greedy", "hot") for step in STEPS}
+    assert "step 20 → 40" in (tmp_path / "out" / "curve.html").read_text()
+    assert not (tmp_path / "out" / "swap").exists()
+
+
+def test_a_killed_sweep_asks_only_for_what_is_left(
+    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, out = SweepSettings(protocol=protocol(), steps=STEPS), tmp_path / "out"
+    sweep.run(settings, context_in(out, inputs))
+    before = (out / "step_000040" / "samples.jsonl").read_bytes()
+    (out / "step_000040" / "parts" / "hot@sums.jsonl").unlink()
+    (out / "swap").mkdir()
+    shutil.rmtree(inputs["model"] / "checkpoints" / "step_000020")  # done, and no longer wanted
+    assert sweep.run(settings, context_in(out, inputs)).resumed_from == 20
+    assert (out / "step_000040" / "samples.jsonl").read_bytes() == before
+    monkeypatch.setattr(TransformersEngine, "from_folder", None)
+    assert sweep.run(settings, context_in(out, inputs)).resumed_from == 24
+
+
+def test_a_step_without_a_checkpoint_is_named_with_those_that_are_there(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    with pytest.raises(DataError, match=r"no checkpoint of step 30; there are: 20, 40"):
+        sweep.run(SweepSettings(protocol=protocol(), steps=(20, 30)), context_in(tmp_path / "out", inputs))
+
+
+def test_the_page_stands_alone(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    sweep.run(SweepSettings(protocol=protocol(), steps=STEPS), context_in(tmp_path / "out", inputs))
+    html = (tmp_path / "out" / "curve.html").read_text()
+    assert html.count("<svg") == 2
+    assert not any(mark in html for mark in ("<script", "<link", "<img", "@import"))
+
+
+def test_what_trains_is_part_of_the_sweep_and_not_of_evaluate() -> None:
+    assert "luffy.training.export" in code_fingerprint("sweep")
+    assert not [name for name in code_fingerprint("evaluate") if name.startswith("luffy.training")]
+
+
+@pytest.mark.slow
+def test_vllm_draws_with_the_weights_that_were_swapped_in(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    settings = SweepSettings(protocol=protocol("vllm"), steps=STEPS)
+    sweep.run(settings, context_in(tmp_path / "out", inputs))
+    for step in STEPS:
+        swept = (tmp_path / "out" / f"step_{step:06d}" / "samples.jsonl").read_text().splitlines()
+        by_itself = alone(tmp_path, inputs, step).decode().splitlines()
+        pairs = [(json.loads(a), json.loads(b)) for a, b in zip(swept, by_itself, strict=True)]
+        greedy = [(a["response"], b["response"]) for a, b in pairs if a["decoding"] == "greedy"]
+        assert [first for first, _ in greedy] == [second for _, second in greedy]
