@@ -93,20 +93,27 @@ def test_rows_follow_the_configuration_and_samples_follow_the_rows(
 OUTPUTS = ("samples.jsonl", "results.json", "summary.md")
 
 
-def test_an_evaluation_whose_engine_fails_goes_on_within_the_suite(
-    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("end", "kept"),
+    [(ClusterError("http://host:8000: no answer"), 14), (KeyboardInterrupt(), 11)],
+    ids=["failed", "interrupted"],
+)
+def test_an_evaluation_that_ended_early_goes_on_within_the_suite(
+    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, end: BaseException, kept: int
 ) -> None:
+    """A failure waits for the batch that is being graded; an interrupt waits for nothing."""
+
     def fails_when_sampling(prompt: str, seed: int) -> str:
         if len(first.requests) > 8 + 6:  # the third batch of the third part
-            raise ClusterError("http://host:8000: no answer")
+            raise end
         return solve(prompt, seed)
 
     first = use(monkeypatch, fails_when_sampling)
-    with pytest.raises(ClusterError):
+    with pytest.raises(type(end)):
         run(SETTINGS, context_in(tmp_path / "out", inputs))
     second = use(monkeypatch, solve)
     result = run(SETTINGS, context_in(tmp_path / "out", inputs))
-    assert (result.resumed_from, len(second.requests)) == (14, 10)
+    assert (result.resumed_from, len(second.requests)) == (kept, 24 - kept)
     assert EventReader(tmp_path / "out" / "events.jsonl").read()[-1].step == 24
     assert list((tmp_path / "out" / "parts" / "open").iterdir()) == []
     use(monkeypatch, solve)
