@@ -22,6 +22,7 @@ _STAND_INS = {role: f"#fe{index:02x}fe" for index, role in enumerate(_ROLES)}
 _MAX_POINTS = 400
 _SMOOTH_FROM = 30
 """Curves of fewer steps are shown as they are."""
+_MAX_TICKS = 8
 _CURVE_SIZE = (4.0, 1.95)
 _ROW_WIDTH = 4.6
 
@@ -75,6 +76,8 @@ def band_plot(name: str, steps: Sequence[float], estimates: Sequence[Dot]) -> st
         axes.vlines(steps, lows, highs, color=color, alpha=0.45, linewidth=1.2)
         axes.plot(steps, [dot.value for dot in estimates], color=color, linewidth=1.7, marker="o", markersize=4)
         _curve_axes(axes, percent=True)
+        if len(steps) <= _MAX_TICKS:
+            axes.set_xticks(list(steps))
     return svg.getvalue()
 
 

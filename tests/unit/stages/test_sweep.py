@@ -104,7 +104,7 @@ def test_a_killed_sweep_asks_only_for_what_is_left(
     (out / "step_000040" / "parts" / "hot@sums.jsonl").unlink()
     (out / "swap").mkdir()
     shutil.rmtree(inputs["model"] / "checkpoints" / "step_000020")  # done, and no longer wanted
-    assert sweep.run(settings, context_in(out, inputs)).resumed_from == 20
+    assert sweep.run(settings, context_in(out, inputs)).resumed_from == 16
     assert (out / "step_000040" / "samples.jsonl").read_bytes() == before
     monkeypatch.setattr(TransformersEngine, "from_folder", None)
     assert sweep.run(settings, context_in(out, inputs)).resumed_from == 24
