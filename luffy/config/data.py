@@ -288,7 +288,7 @@ class DataConfig(StrictModel):
     suites: dict[SuiteName, SourceConfig] = Field(min_length=1)
     """Evaluation suites by name, which also names their files."""
     max_prompt_tokens: PositiveInt
-    """A longer prompt is rejected and counted."""
+    """A longer prompt is rejected and counted; suites keep theirs, whatever their length."""
     max_trace_tokens: PositiveInt
     """A trace longer than this, stop token included, is rejected and counted."""
     require_verified_traces: bool = True

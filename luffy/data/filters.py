@@ -57,7 +57,8 @@ class Rejection(StrEnum):
 class Rules:
     """What a source's rows must keep."""
 
-    max_prompt_tokens: int
+    max_prompt_tokens: int | None
+    """None: an evaluation suite, of which nothing is left out."""
     max_trace_tokens: int
     require_verified_traces: bool = True
     repeats: Literal["allow", "reject", "merge", "fold"] = "reject"
@@ -178,7 +179,7 @@ class Judge:
             return Rejection.IN_SUITE, equal
         if held is not None:
             return Rejection.HOLDS_BENCHMARK_PROBLEM, held
-        if length > rules.max_prompt_tokens:
+        if rules.max_prompt_tokens is not None and length > rules.max_prompt_tokens:
             return Rejection.PROMPT_TOO_LONG, None
         if rules.languages is not None and is_foreign(problem_text(prompt.messages), rules.languages):
             return Rejection.OTHER_LANGUAGE, None

@@ -236,7 +236,7 @@ def check_suite(
         raise DataError(
             f"suite {suite.name}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} "
             f"tokens, and {context_length} of the model less {max_response_tokens} of the response leave {room}; "
-            "lower data.max_prompt_tokens or evaluation.max_response_tokens"
+            "lower evaluation.max_response_tokens, or leave them out of the suite's source"
         )
     return max(lengths)
 

@@ -203,7 +203,8 @@ def _benchmarks(
 def _rules(name: str, data: DataConfig) -> Rules:
     is_train = name == "train"
     return Rules(
-        max_prompt_tokens=data.max_prompt_tokens,
+        # A suite without its long problems would be another benchmark under the same name.
+        max_prompt_tokens=None if _is_suite(name) else data.max_prompt_tokens,
         max_trace_tokens=data.max_trace_tokens,
         require_verified_traces=data.require_verified_traces,
         repeats="allow" if name == "corpus" else data.filters.repeats if is_train else "fold",

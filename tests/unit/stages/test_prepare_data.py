@@ -114,6 +114,14 @@ def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path: Path) -
     assert "\n" not in str(caught.value)
 
 
+def test_a_suite_keeps_its_long_problems(tmp_path: Path) -> None:
+    rows = [row("1 + 1", "2", "\\boxed{2}"), row("1" * 90, "2", "\\boxed{2}")]
+    suite = file_source(tmp_path / "suite.jsonl", rows)
+    prepare(tmp_path / "out", suites={"long": suite})
+    kept = read_prompts(tmp_path / "out" / "suites" / "long.parquet")
+    assert [prompt.messages[-1].content for prompt in kept] == ["1 + 1", "1" * 90]
+
+
 def test_a_grader_that_nobody_has_is_refused_and_another_grades_its_rows(tmp_path: Path) -> None:
     rows = [row("Which?", "C", "The answer is (C)"), row("Or?", "B", "The answer is (C)")]
     for one in rows:
