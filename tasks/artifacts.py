@@ -18,7 +18,7 @@ from luffy.tracking.metrics import METRICS_FILE, NAMESPACES, MetricRow, read_met
 from luffy.tracking.samples import SAMPLES_FILE
 from tasks.curves import Line, Panel, picture_url
 
-ArtifactKind = Literal["progress", "table", "image", "markdown"]
+ArtifactKind = Literal["progress", "table", "markdown"]
 _HEADLINES = (
     "reward/mean",
     "batch/off_reward",
@@ -46,7 +46,7 @@ class Artifact:
 
     kind: ArtifactKind
     data: float | str
-    """Percent, rows as JSON, a `data:` URL, or markdown."""
+    """Percent, rows as JSON, or markdown."""
     description: str
 
 
@@ -89,7 +89,7 @@ def training_curves(plan: StagePlan) -> Artifact | None:
     rows = read_metrics(plan.directory / METRICS_FILE)
     if not rows:
         return None
-    return Artifact("image", picture_url(list(_panels(rows))), f"{plan.node.name} over its steps")
+    return _picture(list(_panels(rows)), f"{plan.node.name} over its steps")
 
 
 def rollout_samples(plan: StagePlan) -> Artifact | None:
@@ -129,7 +129,7 @@ def accuracy_curves(plan: StagePlan) -> Artifact | None:
         Panel(f"accuracy, {decoding}", _suite_lines(cells, decoding, checkpoints), percent=True, places=checkpoints)
         for decoding in dict.fromkeys(cell.decoding for cell in cells)
     ]
-    return Artifact("image", picture_url(panels), "Accuracy from checkpoint to checkpoint")
+    return _picture(panels, "Accuracy from checkpoint to checkpoint")
 
 
 def data_card(plan: StagePlan) -> Artifact | None:
@@ -209,6 +209,11 @@ def _quoted(text: str) -> str:
     while fence in text:
         fence += "`"
     return f"{fence}\n{text}\n{fence}"
+
+
+def _picture(panels: Sequence[Panel], description: str) -> Artifact:
+    # In markdown, since the UI shows the whole URL beside an artifact of kind "image".
+    return Artifact("markdown", f"![{description}]({picture_url(panels)})", description)
 
 
 def _page(sections: Sequence[str], description: str) -> Artifact | None:

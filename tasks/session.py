@@ -155,6 +155,7 @@ class PrefectObserver:
         self._logger.info("%s: %s", plan.headline, plan.reason or plan.identity.key)
         self._logger.info("its files: %s", plan.directory)
         self._display.planned(plan)
+        self._show_progress(plan, 0.0, f"{plan.headline}, starting")
 
     def event(self, plan: StagePlan, event: Event) -> None:
         self._display.event(plan, event)
@@ -173,29 +174,26 @@ class PrefectObserver:
         self._logger.info("%s; %s", "reused" if plan.action == "reuse" else "finished", figures or "no figures")
         self._display.finished(plan, manifest)
         took = duration(self._line.seconds(time.time()) or 0.0)
-        words = f"{plan.node.name}: " + ("reused" if plan.action == "reuse" else f"finished in {took}")
-        self._offer(plan, "progress", lambda: Artifact("progress", 100.0, words))
+        self._show_progress(plan, 100.0, "reused" if plan.action == "reuse" else f"finished in {took}")
         self._offer_views(plan)
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
         self._display.failed(plan, error)
-        if self._line.total:
-            words = (
-                f"{plan.node.name}: ended at step {self._line.step}/{self._line.total}; the same run again resumes it"
-            )
-            percent = 100.0 * self._line.step / self._line.total
-            self._offer(plan, "progress", lambda: Artifact("progress", percent, words))
+        line = self._line
+        where = f" at step {line.step}/{line.total}; the same run again resumes it" if line.total else ""
+        self._show_progress(plan, line.percent, f"ended{where}")
 
     def _progressed(self, plan: StagePlan) -> None:
-        line = self._line
-        if not line.total:
-            return
-        words, percent = f"{plan.node.name}: {progress_words(line)}", 100.0 * line.step / line.total
-        self._offer(plan, "progress", lambda: Artifact("progress", percent, words), every_s=_PROGRESS_INTERVAL_S)
+        words = progress_words(self._line)
+        self._show_progress(plan, self._line.percent, words, every_s=_PROGRESS_INTERVAL_S)
         self._offer_views(plan, running=True)
         if (now := time.monotonic()) - self._logged >= _LOG_INTERVAL_S:
             self._logged = now
-            self._logger.info("%s", progress_words(line))
+            self._logger.info("%s", words)
+
+    def _show_progress(self, plan: StagePlan, percent: float, words: str, *, every_s: float = 0.0) -> None:
+        artifact = Artifact("progress", percent, f"{plan.node.name}: {words}")
+        self._offer(plan, "progress", lambda: artifact, every_s=every_s)
 
     def _offer_views(self, plan: StagePlan, *, running: bool = False) -> None:
         for view in views_of(plan.node.stage):

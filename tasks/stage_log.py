@@ -8,7 +8,7 @@ from typing import Protocol
 
 _RECORD = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) (.*)$")
 _FOREIGN = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
-_NOISE = re.compile(r"\r|^\s*$")
+_NOISE = re.compile(r"\r|\d+%\|.*\||^\s*$")
 """Progress bars and empty lines."""
 _WINDOW_S = 10.0
 _MAX_LINES = 100
