@@ -15,15 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
-SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
-HOME = tempfile.TemporaryDirectory()
 if __name__ == "__main__":
     from flows.prefect_session import ApiServer, set_environment
 
-    set_environment(Path(HOME.name), debug=False)
-    SERVER = ApiServer(Path(HOME.name))
-    os.environ["PREFECT_API_URL"] = SERVER.url
-    SERVER.wait()
+    home = tempfile.TemporaryDirectory()
+    set_environment(Path(home.name), debug=False)
+    server = ApiServer(Path(home.name))
+    os.environ["PREFECT_API_URL"] = server.url  # before Prefect is imported
+    server.wait()
 
 from prefect import flow, task
 from rich.console import Console
@@ -42,12 +41,12 @@ EVENTS_PER_S = 4
 
 
 @task
-def show_stage(session: Session, plan: StagePlan) -> tuple[float, float, float]:
+def show_stage(session: Session, plan: StagePlan, seconds: float) -> tuple[float, float, float]:
     """Seconds of the process, of the wall, and of the longest call of the observer."""
     observer = PrefectObserver(session)
     observer.planned(plan)
     plan.directory.mkdir(parents=True, exist_ok=True)
-    total, longest = int(SECONDS * EVENTS_PER_S), 0.0
+    total, longest = int(seconds * EVENTS_PER_S), 0.0
     began, cpu_began, own = time.perf_counter(), time.process_time(), 0.0
     for step in range(1, total + 1):
         before = time.process_time()
@@ -64,17 +63,17 @@ def show_stage(session: Session, plan: StagePlan) -> tuple[float, float, float]:
 
 
 @flow
-def view() -> None:
+def view(root: Path, seconds: float) -> None:
     """Show one stage and print what it cost."""
     config = load_experiment(ROOT / "exp_configs" / "smoke.yaml")
-    workspace = Workspace(Path(HOME.name) / "workspace")
+    workspace = Workspace(root)
     experiment = open_experiment(config, workspace, fingerprint=lambda stage: {})
     node = next(node for node in experiment.nodes if node.name == "rl")
     identity = experiment.identities["rl"]
     directory = workspace.stage_directory("rl", identity.key)
     with open_session(config, workspace, verify=False) as session:
         plan = StagePlan(node, identity, directory, {}, "run", "", 0, None)
-        cpu_s, wall_s, longest_s = show_stage(session, plan)
+        cpu_s, wall_s, longest_s = show_stage(session, plan, seconds)
         cost = session.publisher.cost
         Console().print(
             f"{wall_s:.0f} s: flow process {100 * cpu_s / wall_s:.2f} % of a core, of it artifacts "
@@ -84,5 +83,5 @@ def view() -> None:
 
 
 if __name__ == "__main__":
-    view()
-    SERVER.stop()
+    view(Path(home.name) / "workspace", float(sys.argv[1]) if len(sys.argv) > 1 else 60.0)
+    server.stop()
