@@ -21,6 +21,7 @@ from types import FrameType
 
 import httpx
 
+from flows.pages import served_pages
 from flows.prefect_session import ApiServer, answers, set_environment
 from luffy.cli.console import show_error, terminal
 from luffy.errors import EXIT_OK, LuffyError, UserError
@@ -37,6 +38,28 @@ _ENVIRONMENT = {
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
     "PREFECT_WORKER_QUERY_SECONDS": "2",
+}
+# Runs of the pool whose server was ended are closed by `close_dead_runs`; this one finds the others, by their silence:
+# a flow started by hand and killed, say. Three times the interval of heartbeats, so that no live run is hit.
+_CRASH_SILENT_RUNS = {
+    "name": "luffy: a run without a sign of life has crashed",
+    "trigger": {
+        "type": "event",
+        "posture": "Proactive",
+        "match": {"prefect.resource.id": "prefect.flow-run.*"},
+        "after": ["prefect.flow-run.heartbeat"],
+        "expect": [
+            "prefect.flow-run.heartbeat",
+            "prefect.flow-run.Completed",
+            "prefect.flow-run.Failed",
+            "prefect.flow-run.Cancelled",
+            "prefect.flow-run.Crashed",
+        ],
+        "for_each": ["prefect.resource.id"],
+        "threshold": 1,
+        "within": 600,
+    },
+    "actions": [{"type": "change-flow-run-state", "state": "CRASHED", "message": "no sign of life for ten minutes"}],
 }
 _ENDED = "the server that ran it was ended; start the run again, and its stages resume"
 _POOL_TIMEOUT_S = 60.0
@@ -74,6 +97,8 @@ def _serve(workspace: Workspace, port: int, limit: int) -> None:
         stack.callback(server.stop)
         server.wait()
         close_dead_runs(url)
+        _watch_for_silent_runs(url)
+        stack.enter_context(served_pages(workspace, port + 1))
         stack.enter_context(_pointer(url))
         worker = stack.enter_context(_worker(url, limit, home / "worker.log"))
         _deploy(url)
@@ -164,6 +189,13 @@ def close_dead_runs(url: str) -> None:
         return  # the server is gone; the next one does this when it starts
 
 
+def _watch_for_silent_runs(url: str) -> None:
+    """Make the automation, unless an earlier server over this database has."""
+    known = httpx.post(f"{url}/automations/filter", json={}, timeout=10.0).raise_for_status().json()
+    if all(automation["name"] != _CRASH_SILENT_RUNS["name"] for automation in known):
+        httpx.post(f"{url}/automations/", json=_CRASH_SILENT_RUNS, timeout=10.0).raise_for_status()
+
+
 def _say(url: str, workspace: Workspace) -> None:
     found = httpx.post(f"{url}/deployments/filter", json={}, timeout=10.0).json()
     flows = {flow["id"]: flow["name"] for flow in httpx.post(f"{url}/flows/filter", json={}, timeout=10.0).json()}
@@ -187,7 +219,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=4200, help="of the server, on 127.0.0.1")
+    parser.add_argument(
+        "--port", type=int, default=4200, help="of the server, on 127.0.0.1; the next one is for the reports"
+    )
     parser.add_argument("--workspace", help="where results go (default: $LUFFY_WORKSPACE, else ./workspace)")
     parser.add_argument("--limit", type=int, default=1, help="runs at the same time; the others wait")
     parser.add_argument("--end-with-parent", action="store_true", help="end when the process that started this ends")

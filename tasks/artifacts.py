@@ -13,6 +13,7 @@ from typing import Literal
 from luffy.cli.results import Accuracy, by_suite, read_accuracies
 from luffy.config import StageName
 from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.workspace import Workspace
 from luffy.tracking.jsonl import Json, read_last_lines, read_lines
 from luffy.tracking.metrics import METRICS_FILE, NAMESPACES, MetricRow, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE
@@ -140,7 +141,13 @@ def data_card(plan: StagePlan) -> Artifact | None:
 def report_page(plan: StagePlan) -> Artifact | None:
     """The report in words and tables, with the way to the page that has the plots."""
     page = plan.directory / "report.html"
-    return _file(plan.directory / "report.md", f"With all plots, to open in a browser: `{page}`\n\n", "Report")
+    address = Workspace(plan.directory.parents[2]).pages_address
+    if address.is_file():
+        url = f"{address.read_text(encoding='utf-8').strip()}/stages/report/{plan.directory.name}/{page.name}"
+        way = f"[The report with all plots]({url}) (`{page}`)"
+    else:
+        way = f"With all plots, to open in a browser: `{page}`"
+    return _file(plan.directory / "report.md", f"{way}\n\n", "Report")
 
 
 _TRAINING = (View("metrics", 10.0, newest_metrics), View("curves", 15.0, training_curves))

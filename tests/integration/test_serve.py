@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -66,6 +67,14 @@ class Checkout:
         return subprocess.run(
             command, cwd=self.root, env={**self.environment, **more}, capture_output=True, text=True, timeout=240
         )
+
+    def get(self, path):
+        """Status and text of a page beside the UI."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port + 1}/{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, ""
 
     def submit(self, overrides, *options):
         """Start the deployment; returns the finished command and the run's identifier."""
@@ -188,6 +197,18 @@ def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_
         "flows/full_pipeline.py", "exp_configs/smoke.yaml", *LONG, "--dry-run", LUFFY_WORKSPACE=str(served.workspace)
     )
     assert re.search(r"^base +\w{16} +resume from step \d+", plan.stdout, re.MULTILINE), plan.stdout
+
+
+def test_reports_are_served_and_nothing_else(served):
+    report = served.workspace / "stages" / "report" / "0123456789abcdef"
+    report.mkdir(parents=True)
+    (report / "report.html").write_text("<p>found</p>")
+    (report / "log.txt").write_text("a log")
+    address = (served.workspace / "prefect" / "pages.url").read_text().strip()
+    assert address == f"http://127.0.0.1:{served.port + 1}"
+    assert served.get("stages/report/0123456789abcdef/report.html") == (200, "<p>found</p>")
+    for path in ("stages/report/0123456789abcdef/log.txt", "stages/report/../report.html", "", "prefect/server.log"):
+        assert served.get(path)[0] == 404
 
 
 def test_a_second_server_is_refused_in_one_line(served):
