@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -28,6 +28,7 @@ from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.processes import watch_parent
 from luffy.pipeline.workspace import Workspace
 from tasks.artifacts import Artifact, views_of
+from tasks.cancellation import heeding_cancellation
 from tasks.one_line import explain_in_one_line
 from tasks.publisher import Publisher, Slot
 from tasks.stage_log import StageLog
@@ -56,12 +57,14 @@ def open_session(config: ExperimentConfig, workspace: Workspace, *, verify: bool
     """Everything open for the stages of `config`; the run's record says how it ended."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None, "to be opened inside a flow"
-    if context.flow_run.deployment_id is not None:
+    by_worker = context.flow_run.deployment_id is not None
+    if by_worker:
         watch_parent(os.getppid(), _end_without_worker)
     experiment = open_experiment(config, workspace, verify=verify)
     names = [node.name for node in experiment.nodes]
     labels = tags_of(config)
     with (
+        nullcontext() if by_worker else heeding_cancellation(context.flow_run.id),
         start_run(experiment) as run,
         Publisher(PrefectWriter(context.flow_run.id, labels)) as publisher,
         stage_display(names) as display,

@@ -199,6 +199,22 @@ def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_
     assert re.search(r"^base +\w{16} +resume from step \d+", plan.stdout, re.MULTILINE), plan.stdout
 
 
+def test_a_flow_started_by_hand_can_be_cancelled_too(served):
+    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *LONG, "seed=3"]
+    env = {**served.environment, "LUFFY_WORKSPACE": str(served.workspace)}
+    process = subprocess.Popen(
+        command, cwd=served.root, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: served.processes("luffy.stages.base"))
+    run = served.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]["id"]
+    served.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+    wait_until(lambda: not served.processes("luffy.stages"), timeout_s=10)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; the same command resumes" in said
+    assert served.state(run) == "CANCELLED"
+
+
 def test_reports_are_served_and_nothing_else(served):
     report = served.workspace / "stages" / "report" / "0123456789abcdef"
     report.mkdir(parents=True)
