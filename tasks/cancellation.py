@@ -7,7 +7,6 @@ import contextvars
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import UUID
@@ -17,7 +16,7 @@ from prefect.states import Cancelled
 
 _POLL_S = 3.0
 _REQUEST_TIMEOUT_S = 10.0
-_SETTLE_S = 20.0
+_SETTLE_S = 30.0
 
 
 @contextmanager
@@ -37,20 +36,17 @@ def _watch(flow_run: UUID, ended: threading.Event) -> None:
     client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
     while not ended.wait(_POLL_S):
         if _state(client, flow_run) in ("CANCELLING", "CANCELLED"):
-            # No daemon: this process must not be gone before it.
-            threading.Thread(target=_settle, args=(client, flow_run), name="cancelled").start()
+            # This process must not be gone before it.
+            threading.Thread(target=_settle, args=(client, flow_run), name="cancelled", daemon=False).start()
             os.kill(os.getpid(), signal.SIGINT)
             return
 
 
 def _settle(client: SyncPrefectClient, flow_run: UUID) -> None:
-    """Prefect calls a run that was interrupted crashed; this one was cancelled."""
-    deadline = time.monotonic() + _SETTLE_S
-    while time.monotonic() < deadline:
-        if _state(client, flow_run) == "CRASHED":
-            client.set_flow_run_state(flow_run, Cancelled(message="cancelled; the same run again resumes"), force=True)
-            return
-        time.sleep(0.3)
+    """Prefect calls a run that was interrupted crashed, more than once; this one was cancelled."""
+    threading.main_thread().join(_SETTLE_S)
+    if _state(client, flow_run) != "CANCELLED":
+        client.set_flow_run_state(flow_run, Cancelled(message="cancelled; the same run again resumes"), force=True)
 
 
 def _state(client: SyncPrefectClient, flow_run: UUID) -> str:

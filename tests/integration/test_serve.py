@@ -108,6 +108,12 @@ class Checkout:
                 continue
         return [command for command in found if all(word in command for word in words)]
 
+    def newest_run(self, process):
+        """The run that `process`, a flow started by hand, is about to report."""
+        started = {"flow_runs": {"deployment_id": {"is_null_": True}, "state": {"type": {"any_": ["RUNNING"]}}}}
+        wait_until(lambda: process.poll() is not None or self.ask("flow_runs/filter", **started))
+        return self.ask("flow_runs/filter", **started)[0]["id"]
+
     def wait_for_steps(self, run):
         """Until the long run has a checkpoint and shows that it goes on."""
         wait_until(lambda: list(self.workspace.glob("stages/base/*/checkpoints/step_*")))
@@ -205,11 +211,14 @@ def test_a_flow_started_by_hand_can_be_cancelled_too(served):
     process = subprocess.Popen(
         command, cwd=served.root, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    wait_until(lambda: served.processes("luffy.stages.base"))
-    run = served.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]["id"]
-    served.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
-    wait_until(lambda: not served.processes("luffy.stages"), timeout_s=10)
-    _, said = process.communicate(timeout=60)
+    try:
+        run = served.newest_run(process)
+        wait_until(lambda: served.artifacts(run).get("smoke-base-progress", {"data": 0})["data"] > 0)
+        served.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+        wait_until(lambda: not served.processes("warm_server"), timeout_s=10)  # which the stage was forked from
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()  # where something has failed
     assert process.returncode == 130
     assert "interrupted; the same command resumes" in said
     assert served.state(run) == "CANCELLED"
