@@ -8,6 +8,7 @@ the publisher's thread and of the whole process, in per cent of one core, and th
 is all that can hold up a stage's end.
 """
 
+import atexit
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ if __name__ == "__main__":
     home = tempfile.TemporaryDirectory()
     set_environment(Path(home.name), debug=False)
     server = ApiServer(Path(home.name))
+    atexit.register(server.stop)  # after Prefect has sent its last logs: exit handlers run in reverse
     os.environ["PREFECT_API_URL"] = server.url  # before Prefect is imported
     server.wait()
 
@@ -84,4 +86,3 @@ def view(root: Path, seconds: float) -> None:
 
 if __name__ == "__main__":
     view(Path(home.name) / "workspace", float(sys.argv[1]) if len(sys.argv) > 1 else 60.0)
-    server.stop()
