@@ -14,13 +14,16 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help pipeline test test-fast lint format types clean
+.PHONY: help pipeline serve test test-fast lint format types clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 pipeline: $(VENV)/.installed  ## Run the whole experiment (CONFIG=..., ARGS='key.path=value ...')
 	$(BIN)/python flows/full_pipeline.py $(CONFIG) $(ARGS)
+
+serve: $(VENV)/.installed  ## Prefect server with UI, worker and deployments on this machine (ARGS='--port 4200')
+	@$(BIN)/python flows/serve.py --end-with-parent $(ARGS)
 
 test: $(VENV)/.installed-dev  ## Run all tests
 	$(BIN)/python -m pytest $(ARGS)

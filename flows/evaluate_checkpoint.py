@@ -23,7 +23,7 @@ from luffy.cli.results import by_suite, read_accuracies
 from luffy.config import load_experiment
 from luffy.pipeline.workspace import find_workspace, link
 from tasks.session import Session, open_session
-from tasks.stages import FinishedStage, base, evaluate, prepare_data, report, sweep, train_rl, train_sft
+from tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, report, sweep, train_rl, train_sft
 
 _PAGE = "curve.html"
 
@@ -69,9 +69,14 @@ def _one(session: Session, data: FinishedStage, policy: FinishedStage) -> tuple[
 
 def _sweep(session: Session, data: FinishedStage, policy: FinishedStage) -> tuple[list[Path], Path]:
     """The evaluations of the RL run's checkpoints: where their results are, and the page with the curve."""
-    if "sft" in session.run.experiment.config.stages:
+    config, prompts = session.run.experiment.config, data
+    if config.measured_policy == "base":
+        prompts = difficulty(session, data, policy)
+    if "sft" in config.stages:
         policy = train_sft(session, data, policy)
-    swept = sweep(session, data, train_rl(session, data, policy))
+        if config.measured_policy == "sft":
+            prompts = difficulty(session, data, policy)
+    swept = sweep(session, data, train_rl(session, prompts, policy))
     link(swept.directory / _PAGE, session.run.directory / _PAGE)
     return sorted(swept.directory.glob("step_*")), session.run.directory / _PAGE
 

@@ -4,7 +4,6 @@ Each stage is a cached, restartable program; a second run reuses what is finishe
 """
 
 import sys
-from pathlib import Path
 
 if __name__ == "__main__":
     from flows.front import begin
@@ -20,14 +19,14 @@ from luffy.cli.results import by_suite, read_accuracies
 from luffy.config import load_experiment
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
-from tasks.session import open_session
+from tasks.session import open_session, run_name
 from tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, report, train_rl, train_sft
 
 
 def _run_name() -> str:
-    """What the run is called in the UI: the experiment, and what was changed on the command line."""
+    """What the run is called in the UI: experiment, method, and what was changed for it."""
     parameters = flow_run.get_parameters()
-    return " ".join([Path(parameters["config_file"]).stem, *(parameters["overrides"] or [])])
+    return run_name(parameters["config_file"], parameters["overrides"] or [])
 
 
 @flow(name="full-pipeline", flow_run_name=_run_name, retries=0, persist_result=False)

@@ -52,7 +52,7 @@ def prefect_api() -> "ApiServer | None":
     (exit handlers run in reverse, and Prefect's are registered later).
     """
     configured = configured_api()
-    if configured is not None and _answers(configured, timeout_s=5.0):
+    if configured is not None and answers(configured, timeout_s=5.0):
         return None
     if configured is not None:
         sys.stderr.write(f"note: no Prefect API at {configured}; using an embedded server for this run\n")
@@ -76,24 +76,28 @@ def configured_api() -> str | None:
 
 
 class ApiServer:
-    """An embedded Prefect server on a free loopback port, ended by the kernel when this process dies."""
+    """A Prefect server on the loopback address, ended by the kernel when this process dies.
 
-    def __init__(self, home: Path) -> None:
+    Without `port` it is embedded: on a free port, without UI and background services. With one it is whole.
+    """
+
+    def __init__(self, home: Path, port: int | None = None) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self._starting = ExitStack()
         # The first start migrates the database: one server at a time.
         self._starting.enter_context(StageLock(home))
-        port = _free_port()
+        mode = {"PREFECT__SERVER_EPHEMERAL": "1"} if port is None else {"PREFECT_SERVER_API_PORT": str(port)}
+        port = port or free_port()
         self.url = f"http://127.0.0.1:{port}/api"
-        self._log_path = home / "server.log"
+        self.log_path = home / "server.log"
         parent = os.getpid()
-        with self._log_path.open("ab") as log:
+        with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 _command(port),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PREFECT__SERVER_EPHEMERAL": "1", _API_VARIABLE: self.url},
+                env={**os.environ, **mode, _API_VARIABLE: self.url},
                 start_new_session=True,  # a Ctrl-C is for the flow, which must still report how it ended
                 preexec_fn=lambda: die_with(parent, signal.SIGKILL),
             )
@@ -102,10 +106,14 @@ class ApiServer:
         """Return once the server answers; raises LuffyError when it does not within two minutes."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         with self._starting:
-            while not _answers(self.url, timeout_s=1.0):
+            while not answers(self.url, timeout_s=1.0):
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise LuffyError(f"the embedded Prefect server did not start; see {self._log_path}")
+                    raise LuffyError(f"the Prefect server did not start; see {self.log_path}")
                 time.sleep(0.05)
+
+    def has_ended(self) -> bool:
+        """Whether it is gone, by whatever cause."""
+        return self._process.poll() is not None
 
     def stop(self) -> None:
         """End the server; what it holds is in its database already."""
@@ -129,13 +137,15 @@ def _command(port: int) -> list[str]:
     return [sys.executable, "-m", "uvicorn", *application, *address, "--log-level", "error", "--lifespan", "on"]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A loopback port that nobody listens at."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-def _answers(url: str, timeout_s: float) -> bool:
+def answers(url: str, timeout_s: float) -> bool:
+    """Whether a Prefect API is there."""
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=timeout_s) as response:  # noqa: S310
             return response.status == 200

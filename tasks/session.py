@@ -1,33 +1,55 @@
-"""What the tasks of one flow run share: the started run, and who watches it."""
+"""What the tasks of one flow run share: the started run, who watches it, and the way to the Prefect UI."""
 
+import logging
+import os
 import re
+import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
 from uuid import UUID
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect import tags
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging import get_run_logger
 
-from luffy.cli.console import stage_display
-from luffy.config import ExperimentConfig
-from luffy.pipeline.events import Event
+from luffy.cli.console import duration, progress_words, stage_display
+from luffy.cli.progress import StageLine
+from luffy.config import ExperimentConfig, load_experiment
+from luffy.errors import LuffyError
+from luffy.pipeline.events import Event, EventKind
 from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment, start_run
 from luffy.pipeline.manifest import Manifest
 from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.processes import watch_parent
 from luffy.pipeline.workspace import Workspace
+from tasks.artifacts import Artifact, views_of
+from tasks.cancellation import heeding_cancellation
+from tasks.one_line import explain_in_one_line
+from tasks.publisher import Publisher, Slot
+from tasks.stage_log import StageLog
 
-_ARTIFACT_INTERVAL_S = 1.0
-_IMPORTANT = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
+_PROGRESS_INTERVAL_S = 2.0
+_LOG_INTERVAL_S = 30.0
+_REQUEST_TIMEOUT_S = 10.0
+_FAREWELL_S = 20.0
+_LEVELS: dict[EventKind, int] = {"failed": logging.ERROR, "waiting": logging.WARNING}
+
+# At import, since a flow's own mistakes are found before it opens a session.
+explain_in_one_line()
 
 
 class Session:
-    """A run of the experiment and its display."""
+    """A run of the experiment, its display and its artifacts."""
 
-    def __init__(self, run: ExperimentRun, display: StageObserver) -> None:
+    def __init__(self, run: ExperimentRun, display: StageObserver, publisher: Publisher) -> None:
         self.run = run
         self.display = display
+        self.publisher = publisher
 
 
 @contextmanager
@@ -35,55 +57,158 @@ def open_session(
     config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
 ) -> Iterator[Session]:
     """Everything open for the stages of `config`; the run's record says how it ended."""
+    context = FlowRunContext.get()
+    assert context is not None and context.flow_run is not None, "to be opened inside a flow"
+    by_worker = context.flow_run.deployment_id is not None
+    if by_worker:
+        watch_parent(os.getppid(), _end_without_worker)
     experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
     names = [node.name for node in experiment.nodes]
-    with start_run(experiment) as run, stage_display(names) as display:
-        yield Session(run, display)
+    labels = tags_of(config)
+    with (
+        nullcontext() if by_worker else heeding_cancellation(context.flow_run.id),
+        start_run(experiment) as run,
+        Publisher(PrefectWriter(context.flow_run.id, labels)) as publisher,
+        stage_display(names) as display,
+        tags(*labels),
+    ):
+        yield Session(run, display, publisher)
+
+
+def _end_without_worker() -> None:
+    """The worker that started this run is dead: end the stage in order, and then this process in any case."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_FAREWELL_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tags_of(config: ExperimentConfig) -> list[str]:
+    """What a run can be filtered by in the UI: experiment, method and chain."""
+    named = {"experiment": config.name, "method": config.method, "chain": config.chain}
+    return [f"{what}:{name}" for what, name in named.items() if name is not None]
+
+
+def run_name(config_file: str, overrides: list[str]) -> str:
+    """What a run is called in the UI: experiment, method, and what else was changed for it."""
+    try:
+        config = load_experiment(config_file, overrides)
+    except LuffyError:  # which the flow reports as soon as it runs
+        return " ".join([Path(config_file).stem, *overrides])
+    changed = [override for override in overrides if not override.startswith(("method=", "chain=", "name="))]
+    return " ".join([config.name, *filter(None, [config.method or config.chain]), *changed])
+
+
+class PrefectWriter:
+    """Writes artifacts to the API of this flow run, and at first its tags; to be used from one thread."""
+
+    def __init__(self, flow_run: UUID, labels: list[str]) -> None:
+        self._flow_run = flow_run
+        self._labels = labels
+        self._client: SyncPrefectClient | None = None
+
+    def create(self, slot: Slot, artifact: Artifact) -> UUID:
+        """The new artifact's identifier."""
+        created = self._open().create_artifact(
+            ArtifactCreate(
+                type=artifact.kind,
+                key=slot.key,
+                description=artifact.description,
+                data=artifact.data,
+                flow_run_id=self._flow_run,
+                task_run_id=slot.task_run,
+            )
+        )
+        return created.id
+
+    def update(self, identifier: UUID, artifact: Artifact) -> None:
+        """Replace what the artifact shows."""
+        change = ArtifactUpdate(data=artifact.data, description=artifact.description)
+        # Not by `update_artifact`, which also records an event in the server's database for each.
+        self._open().request(
+            "PATCH",
+            "/artifacts/{id}",
+            json=change.model_dump(mode="json", exclude_unset=True),
+            path_params={"id": identifier},
+        )
+
+    def _open(self) -> SyncPrefectClient:
+        if self._client is None:
+            client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
+            known = client.read_flow_run(self._flow_run).tags
+            client.update_flow_run(self._flow_run, tags=list(dict.fromkeys([*known, *self._labels])))
+            self._client = client
+        return self._client
 
 
 class PrefectObserver:
-    """Passes what a stage reports to the display and to Prefect: its run's log and a progress artifact."""
+    """Passes what a stage reports to the display and to Prefect: the log and the artifacts of its task run."""
 
-    def __init__(self, display: StageObserver) -> None:
-        self._display = display
+    def __init__(self, session: Session) -> None:
+        self._display = session.display
+        self._publisher = session.publisher
+        self._experiment = session.run.experiment.config.name
         self._logger = get_run_logger()
-        self._artifact: UUID | None = None
-        self._updated = 0.0
+        self._log = StageLog(self._logger)
+        context = TaskRunContext.get()
+        assert context is not None, "to be made inside a task"
+        self._task_run = context.task_run.id
+        self._line = StageLine("")
+        self._logged = 0.0
 
     def planned(self, plan: StagePlan) -> None:
+        self._line = StageLine(plan.node.name, began=time.time())
         self._logger.info("%s: %s", plan.headline, plan.reason or plan.identity.key)
+        self._logger.info("its files: %s", plan.directory)
         self._display.planned(plan)
+        self._show_progress(plan, 0.0, f"{plan.headline}, starting")
 
     def event(self, plan: StagePlan, event: Event) -> None:
         self._display.event(plan, event)
+        self._line.take(event)
         if event.kind == "progress":
-            self._show_progress(plan, event)
+            self._progressed(plan)
         elif event.text:
-            self._logger.info("%s: %s", event.kind, event.text)
+            self._logger.log(_LEVELS.get(event.kind, logging.INFO), "%s: %s", event.kind, event.text)
 
     def line(self, plan: StagePlan, text: str) -> None:
         self._display.line(plan, text)
-        if _IMPORTANT.search(text):
-            self._logger.warning("%s", text)
+        self._log.line(text)
 
     def finished(self, plan: StagePlan, manifest: Manifest) -> None:
-        self._logger.info("%s in %s: %s", plan.headline, plan.directory, manifest.metrics)
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in manifest.metrics.items())
+        self._logger.info("%s; %s", "reused" if plan.action == "reuse" else "finished", figures or "no figures")
         self._display.finished(plan, manifest)
+        took = duration(self._line.seconds(time.time()) or 0.0)
+        self._show_progress(plan, 100.0, "reused" if plan.action == "reuse" else f"finished in {took}")
+        self._offer_views(plan)
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
         self._display.failed(plan, error)
+        line = self._line
+        where = f" at step {line.step}/{line.total}; the same run again resumes it" if line.total else ""
+        self._show_progress(plan, line.percent, f"ended{where}")
 
-    def _show_progress(self, plan: StagePlan, event: Event) -> None:
-        now = time.monotonic()
-        if event.step < event.total and now - self._updated < _ARTIFACT_INTERVAL_S:
-            return
-        self._updated = now
-        percent = 100.0 * event.step / event.total if event.total else 0.0
-        try:
-            if self._artifact is None:
-                # In a synchronous caller this is the identifier itself, although the signature says more.
-                self._artifact = cast(UUID, create_progress_artifact(percent, description=f"{plan.node.name}: steps"))
-            else:
-                update_progress_artifact(self._artifact, percent)
-        except Exception:  # Prefect is a view: whatever is wrong with it must not end a training
-            self._logger.debug("the progress artifact could not be written", exc_info=True)
+    def _progressed(self, plan: StagePlan) -> None:
+        words = progress_words(self._line)
+        self._show_progress(plan, self._line.percent, words, every_s=_PROGRESS_INTERVAL_S)
+        self._offer_views(plan, running=True)
+        if (now := time.monotonic()) - self._logged >= _LOG_INTERVAL_S:
+            self._logged = now
+            self._logger.info("%s", words)
+
+    def _show_progress(self, plan: StagePlan, percent: float, words: str, *, every_s: float = 0.0) -> None:
+        artifact = Artifact("progress", percent, f"{plan.node.name}: {words}")
+        self._offer(plan, "progress", lambda: artifact, every_s=every_s)
+
+    def _offer_views(self, plan: StagePlan, *, running: bool = False) -> None:
+        for view in views_of(plan.node.stage):
+            self._offer(plan, view.name, partial(view.make, plan), every_s=view.every_s if running else 0.0)
+
+    def _offer(self, plan: StagePlan, name: str, make: Callable[[], Artifact | None], *, every_s: float = 0.0) -> None:
+        slot = Slot(self._task_run, artifact_key(self._experiment, plan.node.name, name))
+        self._publisher.offer(slot, make, every_s=every_s)
+
+
+def artifact_key(*parts: str) -> str:
+    """A key of the form that Prefect allows: lower-case letters, digits and single dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import task
-from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from luffy.cli.results import by_suite, read_accuracies
 from tasks.session import PrefectObserver, Session
 
 
@@ -75,16 +73,11 @@ def sweep(session: Session, data: FinishedStage, rl: FinishedStage) -> FinishedS
 
 @task(name="report", task_run_name="report", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def report(session: Session, stages: list[FinishedStage]) -> FinishedStage:
-    """The page a person opens; the accuracies also become a table in the Prefect UI."""
-    finished = _make(session, "report")
-    evaluated = [stage.directory for stage in stages if stage.node.startswith("evaluate_")]
-    header, rows = by_suite(read_accuracies(evaluated))
-    key = f"{session.run.experiment.config.name}-accuracy".replace("_", "-").replace(".", "-")
-    create_table_artifact([dict(zip(header, row, strict=True)) for row in rows], key=key)
-    return finished
+    """The page a person opens; its tables and the accuracies are shown in the Prefect UI, too."""
+    return _make(session, "report")
 
 
 def _make(session: Session, node: str) -> FinishedStage:
-    manifest = session.run.execute(node, PrefectObserver(session.display))
+    manifest = session.run.execute(node, PrefectObserver(session))
     directory = session.run.experiment.workspace.stage_directory(manifest.stage, manifest.key)
     return FinishedStage(node, directory, manifest.digest)

@@ -124,7 +124,7 @@ def _start_cold(command: Sequence[str], out: IO[bytes], environment: dict[str, s
 def _end(child: _Child, grace_s: float) -> None:
     try:
         end_processes(child.mark, grace_s, child.spared)
-    except KeyboardInterrupt:  # a second Ctrl-C: no more patience
+    except BaseException:  # a second Ctrl-C, or SIGTERM under Prefect: no more patience
         end_processes(child.mark, 0.0, child.spared)
         raise
     finally:

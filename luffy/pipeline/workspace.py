@@ -40,6 +40,11 @@ class Workspace:
         return self.root / "prefect"
 
     @property
+    def pages_address(self) -> Path:
+        """Where the reports can be reached by a browser, while somebody serves them."""
+        return self.prefect_home / "pages.url"
+
+    @property
     def warm_log(self) -> Path:
         """What the process says that stages are forked from."""
         return self.root / "warm_server.log"

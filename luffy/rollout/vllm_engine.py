@@ -356,7 +356,7 @@ def _prepare_process() -> None:
         )
     os.environ.update(_ENVIRONMENT)
     if not torch.cuda.is_available():
-        # vLLM compiles a helper of its sampler: a minute of C++ at the first start, and no token the sooner.
+        # vLLM compiles a part of its sampler: a minute of C++ at the first start, and no token the sooner.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         # Its own number of threads would hold in the thread that starts the engine and not in those that step it, which
         # it refuses.

@@ -44,6 +44,18 @@ def read_lines(path: Path) -> Iterator[dict[str, Json]]:
         yield values
 
 
+def read_last_lines(path: Path, num_bytes: int) -> list[dict[str, Json]]:
+    """The objects in the last `num_bytes` of a file, in its order; of a missing file none."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        start = max(file.seek(0, os.SEEK_END) - num_bytes, 0)
+        file.seek(max(start - 1, 0))
+        lines = file.read().splitlines(keepends=True)
+    whole = lines[1:] if start else lines  # the first one began before the block, or is the end of the one before
+    return [values for values in map(_parse, whole) if values is not None]
+
+
 def _parsed_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Json]]]:
     if not path.exists():
         return

@@ -1,0 +1,57 @@
+"""The HTML pages of finished stages (reports) over HTTP on the loopback address: a browser follows no link to a file.
+
+Only pages right inside a stage's directory are served, and nothing can be changed.
+"""
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from luffy.errors import UserError
+from luffy.files import write_atomic
+from luffy.pipeline.workspace import Workspace
+
+_PAGE = re.compile(r"/stages/[a-z_]+/[0-9a-f]+/[A-Za-z0-9_-]+\.html")
+_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")
+
+
+@contextmanager
+def served_pages(workspace: Workspace, port: int) -> Iterator[None]:
+    """Serve at `port`, and tell those who work in `workspace`; raises UserError where the port is taken."""
+    handler = type("PageHandler", (_Handler,), {"workspace": workspace})
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    except OSError as error:
+        raise UserError(f"port {port} (for the reports, one above --port): {error.strerror}; give another") from None
+    threading.Thread(target=server.serve_forever, name="pages", daemon=True).start()
+    write_atomic(workspace.pages_address, f"http://127.0.0.1:{port}\n")
+    try:
+        yield
+    finally:
+        workspace.pages_address.unlink(missing_ok=True)
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    workspace: Workspace
+
+    def do_GET(self) -> None:
+        # The host is checked so that no foreign page can reach this one under a name of its own.
+        known = _PAGE.fullmatch(self.path) and _HOST.fullmatch(self.headers.get("Host", ""))
+        page = self.workspace.root / self.path[1:]
+        if not known or not page.is_file():
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        content = page.read_bytes()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the base class
+        """Requests are nobody's business."""

@@ -1,0 +1,232 @@
+"""Prefect on this machine in one command: server with UI, work pool, worker, and the deployments of prefect.yaml.
+
+    make serve                                         (or: python flows/serve.py [--port 4200] [--workspace DIR])
+    prefect deployment run full-pipeline/arithmetic    (in any other terminal of the checkout)
+
+Everything is kept under the workspace and bound to the loopback address. While it serves, `prefect.toml` in the
+checkout tells Prefect's own command line, and the flows, where the server is. Ctrl-C ends all of it, and so does a
+`kill -9` of this process; a stage that was running resumes when its run is started again.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+
+import httpx
+
+from flows.pages import served_pages
+from flows.prefect_session import ApiServer, answers, set_environment
+from luffy.cli.console import show_error, terminal
+from luffy.errors import EXIT_OK, LuffyError, UserError
+from luffy.files import write_atomic
+from luffy.pipeline.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
+from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace, find_workspace
+
+ROOT = Path(__file__).resolve().parents[1]
+POOL = "luffy"
+_POINTER = ROOT / "prefect.toml"
+_POINTER_HEAD = "# Written by `make serve` and removed when it ends; not to be committed.\n"
+_ENVIRONMENT = {
+    "PREFECT_SERVER_API_HOST": "127.0.0.1",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
+    "PREFECT_WORKER_QUERY_SECONDS": "2",
+}
+# Runs of the pool whose server was ended are closed by `close_dead_runs`; this one finds the others, by their silence:
+# a flow started by hand and killed, say. Three times the interval of heartbeats, so that no live run is hit.
+_CRASH_SILENT_RUNS = {
+    "name": "luffy: a run without a sign of life has crashed",
+    "trigger": {
+        "type": "event",
+        "posture": "Proactive",
+        "match": {"prefect.resource.id": "prefect.flow-run.*"},
+        "after": ["prefect.flow-run.heartbeat"],
+        "expect": [
+            "prefect.flow-run.heartbeat",
+            "prefect.flow-run.Completed",
+            "prefect.flow-run.Failed",
+            "prefect.flow-run.Cancelled",
+            "prefect.flow-run.Crashed",
+        ],
+        "for_each": ["prefect.resource.id"],
+        "threshold": 1,
+        "within": 600,
+    },
+    "actions": [{"type": "change-flow-run-state", "state": "CRASHED", "message": "no sign of life for ten minutes"}],
+}
+_ENDED = "the server that ran it was ended; start the run again, and its stages resume"
+_POOL_TIMEOUT_S = 60.0
+_GRACE_S = 15.0
+_POLL_S = 0.5
+
+
+def main() -> int:
+    """Serve until Ctrl-C; returns the exit code."""
+    options = _parser().parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    if options.end_with_parent:
+        watch_parent(os.getppid(), lambda: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        _serve(find_workspace(options.workspace), options.port, options.limit)
+    except KeyboardInterrupt:
+        terminal().print("ended")
+    except LuffyError as error:
+        show_error(str(error))
+        return error.exit_code
+    return EXIT_OK
+
+
+def _serve(workspace: Workspace, port: int, limit: int) -> None:
+    url = f"http://127.0.0.1:{port}/api"
+    _refuse_if_taken(url, port)
+    workspace.prepare()
+    home = workspace.prefect_home
+    os.environ.update({**_ENVIRONMENT, "PREFECT_HOME": str(home), WORKSPACE_VARIABLE: str(workspace.root)})
+    os.environ["PREFECT_API_URL"] = url
+    set_environment(home, debug=True)
+    with ExitStack() as stack:
+        server = ApiServer(home, port)
+        stack.callback(server.stop)
+        server.wait()
+        close_dead_runs(url)
+        _watch_for_silent_runs(url)
+        stack.enter_context(served_pages(workspace, port + 1))
+        stack.enter_context(_pointer(url))
+        worker = stack.enter_context(_worker(url, limit, home / "worker.log"))
+        _deploy(url)
+        _say(url, workspace)
+        while worker.poll() is None and not server.has_ended():
+            time.sleep(_POLL_S)
+        name, log = ("server", server.log_path) if server.has_ended() else ("worker", home / "worker.log")
+        raise LuffyError(f"the Prefect {name} has ended by itself; see {log}")
+
+
+def _refuse_if_taken(url: str, port: int) -> None:
+    if answers(url, timeout_s=2.0):
+        raise UserError(f"--port {port}: a Prefect server answers there already; end it, or give another --port")
+    if _POINTER.exists() and not _POINTER.read_text(encoding="utf-8").startswith(_POINTER_HEAD):
+        raise UserError(f"{_POINTER}: is your own, and would be overwritten; move its settings to a Prefect profile")
+    if (other := _pointed_at()) and answers(other, timeout_s=2.0):
+        raise UserError(f"this checkout is served already, at {other} ({_POINTER.name}); end that first")
+
+
+@contextmanager
+def _pointer(url: str) -> Iterator[None]:
+    """`prefect.toml` for as long as there is a server; a flow that finds it without one uses an embedded server."""
+    write_atomic(_POINTER, f'{_POINTER_HEAD}[api]\nurl = "{url}"\n')
+    try:
+        yield
+    finally:
+        if _pointed_at() == url:
+            _POINTER.unlink(missing_ok=True)
+
+
+def _pointed_at() -> str | None:
+    """The address in a pointer of an earlier `make serve`."""
+    lines = _POINTER.read_text(encoding="utf-8").splitlines() if _POINTER.exists() else []
+    return next((line.split('"')[1] for line in lines if line.startswith('url = "')), None)
+
+
+@contextmanager
+def _worker(url: str, limit: int, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The worker, whose start makes the work pool; at its end no run of it is left."""
+    parent, mark = os.getpid(), f"serve-{os.getpid()}"
+    command = [*_prefect(), "worker", "start", "--pool", POOL, "--type", "process", "--limit", str(limit)]
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, MARK_VARIABLE: mark},
+            start_new_session=True,  # a Ctrl-C is for this process, which ends things in order
+            preexec_fn=lambda: die_with(parent, signal.SIGKILL),
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        end_processes(mark, _GRACE_S)
+        process.wait()
+        close_dead_runs(url)
+
+
+def _deploy(url: str) -> None:
+    deadline = time.monotonic() + _POOL_TIMEOUT_S
+    while httpx.get(f"{url}/work_pools/{POOL}", timeout=5.0).status_code != httpx.codes.OK:
+        if time.monotonic() > deadline:
+            raise LuffyError(f"the worker has not made its work pool {POOL} in {_POOL_TIMEOUT_S:.0f} s")
+        time.sleep(_POLL_S)
+    command = [*_prefect(), "--no-prompt", "deploy", "--all"]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+def close_dead_runs(url: str) -> None:
+    """Runs of the pool that no process works on any more end as crashed (or cancelled), and free their slots.
+
+    To be called while no worker serves the pool.
+    """
+    known = {"work_pools": {"name": {"any_": [POOL]}}}
+    open_states = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
+    try:
+        found = httpx.post(f"{url}/flow_runs/filter", json={**known, "flow_runs": open_states}, timeout=10.0)
+        for run in found.raise_for_status().json():
+            ended = "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED"
+            state = {"state": {"type": ended, "name": ended.capitalize(), "message": _ENDED}, "force": True}
+            httpx.post(f"{url}/flow_runs/{run['id']}/set_state", json=state, timeout=10.0)
+    except httpx.HTTPError:
+        return  # the server is gone; the next one does this when it starts
+
+
+def _watch_for_silent_runs(url: str) -> None:
+    """Make the automation, unless an earlier server over this database has."""
+    known = httpx.post(f"{url}/automations/filter", json={}, timeout=10.0).raise_for_status().json()
+    if all(automation["name"] != _CRASH_SILENT_RUNS["name"] for automation in known):
+        httpx.post(f"{url}/automations/", json=_CRASH_SILENT_RUNS, timeout=10.0).raise_for_status()
+
+
+def _say(url: str, workspace: Workspace) -> None:
+    found = httpx.post(f"{url}/deployments/filter", json={}, timeout=10.0).json()
+    flows = {flow["id"]: flow["name"] for flow in httpx.post(f"{url}/flows/filter", json={}, timeout=10.0).json()}
+    names = sorted(f"{flows[deployment['flow_id']]}/{deployment['name']}" for deployment in found)
+    out = terminal()
+    out.print(f"Prefect UI:  {url.removesuffix('/api')}")
+    out.print(f"workspace:   {workspace.root}")
+    out.print("deployments, to run in another terminal of this checkout:")
+    for name in names:
+        out.print(f"    prefect deployment run {name} --watch")
+    out.print("Ctrl-C ends server, worker and runs.")
+
+
+def _prefect() -> list[str]:
+    return [sys.executable, "-m", "prefect"]
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--port", type=int, default=4200, help="of the server, on 127.0.0.1; the next one is for the reports"
+    )
+    parser.add_argument("--workspace", help="where results go (default: $LUFFY_WORKSPACE, else ./workspace)")
+    parser.add_argument("--limit", type=int, default=1, help="runs at the same time; the others wait")
+    parser.add_argument("--end-with-parent", action="store_true", help="end when the process that started this ends")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

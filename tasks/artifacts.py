@@ -1,0 +1,266 @@
+"""What a person sees of a stage in the Prefect UI, made from the files in its directory: no Prefect here.
+
+The same function serves a running stage, a finished one and one that was reused.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from luffy.cli.results import Accuracy, by_suite, read_accuracies
+from luffy.config import StageName
+from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.workspace import Workspace
+from luffy.tracking.jsonl import Json, read_last_lines, read_lines
+from luffy.tracking.metrics import METRICS_FILE, NAMESPACES, MetricRow, read_metrics
+from luffy.tracking.samples import SAMPLES_FILE
+from tasks.curves import Line, Panel, picture_url
+
+ArtifactKind = Literal["progress", "table", "markdown"]
+_HEADLINES = (
+    "reward/mean",
+    "batch/off_reward",
+    "actor/loss",
+    "rollout/response_length_mean",
+    "rollout/truncated_share",
+    "actor/entropy_on_policy",
+    "actor/grad_norm",
+    "perf/tokens_per_s",
+)
+_STEPS_BACK = 10
+_WHEN = ("now", "before", "first")
+_NUM_SAMPLES = 4
+_MAX_TEXT = 4_000
+_MAX_PAGE = 200_000
+_SAMPLES_TAIL_BYTES = 1 << 20
+_MAX_RECORDS_READ = 4_000
+_NEVER_SHOWN = "gpqa"
+"""GPQA asks that its problems are shown nowhere, whoever prepared the suite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One artifact of a stage, as it is now."""
+
+    kind: ArtifactKind
+    data: float | str
+    """Percent, rows as JSON, or markdown."""
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A kind of artifact that a stage has."""
+
+    name: str
+    """The last part of its key."""
+    every_s: float
+    """How often it is made anew while the stage runs."""
+    make: Callable[[StagePlan], Artifact | None]
+    """None as long as there is nothing to show."""
+
+
+def views_of(stage: StageName) -> tuple[View, ...]:
+    """What is shown of `stage` besides its progress."""
+    return _VIEWS.get(stage, ())
+
+
+def newest_metrics(plan: StagePlan) -> Artifact | None:
+    """A table: each metric now, some steps ago, and in the first step."""
+    rows = read_metrics(plan.directory / METRICS_FILE)
+    if not rows:
+        return None
+    first, before, now = rows[0], rows[max(len(rows) - 1 - _STEPS_BACK, 0)], rows[-1]
+    table = [
+        {
+            "metric": name,
+            **{when: _number(row.get(name)) for when, row in zip(_WHEN, (now, before, first), strict=True)},
+        }
+        for name in _ordered(now)
+    ]
+    steps = (f"{when}: step {row['step']:.0f}" for when, row in zip(_WHEN, (now, before, first), strict=True))
+    return Artifact("table", json.dumps(table), f"Metrics of {plan.node.name} ({', '.join(steps)})")
+
+
+def training_curves(plan: StagePlan) -> Artifact | None:
+    """A picture: the curves that tell whether a training goes well."""
+    rows = read_metrics(plan.directory / METRICS_FILE)
+    if not rows:
+        return None
+    return _picture(list(_panels(rows)), f"{plan.node.name} over its steps")
+
+
+def rollout_samples(plan: StagePlan) -> Artifact | None:
+    """The newest rollouts of an RL run that were written down, with their grades."""
+    rows = read_last_lines(plan.directory / SAMPLES_FILE, _SAMPLES_TAIL_BYTES)
+    newest = [row for row in rows if row["step"] == rows[-1]["step"]]
+    sections = [_rollout(row) for row in newest[-_NUM_SAMPLES:]]
+    return _page(sections, f"Newest rollouts of {plan.node.name}, with their grades")
+
+
+def evaluated_samples(plan: StagePlan) -> Artifact | None:
+    """Of each suite a response that was right and one that was not; never of a confidential benchmark."""
+    found: dict[tuple[Json, Json], Mapping[str, Json]] = {}
+    for row in islice(read_lines(plan.directory / SAMPLES_FILE), _MAX_RECORDS_READ):
+        if _may_be_shown(row):
+            found.setdefault((row["suite"], row["correct"]), row)
+    return _page([_response(row) for row in found.values()], f"Responses in {plan.node.name}, with their grades")
+
+
+def accuracies(plan: StagePlan) -> Artifact | None:
+    """The table of one evaluation, or of all that a report has read."""
+    cells = _accuracies(plan)
+    if not cells:
+        return None
+    header, rows = by_suite(cells)
+    table = [dict(zip(header, row, strict=True)) for row in rows]
+    return Artifact("table", json.dumps(table), "Accuracy in % with its interval")
+
+
+def accuracy_curves(plan: StagePlan) -> Artifact | None:
+    """A picture: the accuracy on each suite from checkpoint to checkpoint, a plot a decoding."""
+    cells = _accuracies(plan)
+    if not cells:
+        return None
+    checkpoints = list(dict.fromkeys(cell.checkpoint for cell in cells))
+    panels = [
+        Panel(f"accuracy, {decoding}", _suite_lines(cells, decoding, checkpoints), percent=True, places=checkpoints)
+        for decoding in dict.fromkeys(cell.decoding for cell in cells)
+    ]
+    return _picture(panels, "Accuracy from checkpoint to checkpoint")
+
+
+def data_card(plan: StagePlan) -> Artifact | None:
+    """Where the data came from, and what was taken out."""
+    return _file(plan.directory / "card.md", "", "Data card")
+
+
+def difficulty_card(plan: StagePlan) -> Artifact | None:
+    """How often a policy solves the training prompts, and which of them RL is given."""
+    return _file(plan.directory / "card.md", "", "Pass rates of the training prompts")
+
+
+def report_page(plan: StagePlan) -> Artifact | None:
+    """The report in words and tables, with the way to the page that has the plots."""
+    page = plan.directory / "report.html"
+    address = Workspace(plan.directory.parents[2]).pages_address
+    if address.is_file():
+        url = f"{address.read_text(encoding='utf-8').strip()}/stages/report/{plan.directory.name}/{page.name}"
+        way = f"[The report with all plots]({url}) (`{page}`)"
+    else:
+        way = f"With all plots, to open in a browser: `{page}`"
+    return _file(plan.directory / "report.md", f"{way}\n\n", "Report")
+
+
+_TRAINING = (View("metrics", 10.0, newest_metrics), View("curves", 15.0, training_curves))
+_VIEWS: Mapping[StageName, tuple[View, ...]] = {
+    "prepare_data": (View("card", 60.0, data_card),),
+    "base": _TRAINING,
+    "difficulty": (View("card", 60.0, difficulty_card),),
+    "sft": _TRAINING,
+    "rl": (*_TRAINING, View("samples", 20.0, rollout_samples)),
+    "evaluate": (View("accuracy", 60.0, accuracies), View("samples", 60.0, evaluated_samples)),
+    "sweep": (View("accuracy", 60.0, accuracies), View("accuracy-curves", 60.0, accuracy_curves)),
+    "report": (
+        View("accuracy", 60.0, accuracies),
+        View("accuracy-curves", 60.0, accuracy_curves),
+        View("page", 60.0, report_page),
+    ),
+}
+
+
+def _ordered(row: MetricRow) -> list[str]:
+    """Headlines first, the others by namespace."""
+    rest = [name for name in row if name != "step" and name not in _HEADLINES]
+    rest.sort(key=lambda name: (NAMESPACES.index(name.partition("/")[0]), name))
+    return [name for name in _HEADLINES if name in row] + rest
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _panels(rows: Sequence[MetricRow]) -> Iterator[Panel]:
+    def lines(**metrics: str) -> list[Line]:
+        return [
+            Line(label.replace("_", " "), [(row["step"], row[name]) for row in rows if name in row])
+            for label, name in metrics.items()
+        ]
+
+    rewards = lines(rollouts="reward/mean", demonstrations="batch/off_reward")
+    yield Panel("reward", rewards, percent=all(0 <= y <= 1 for line in rewards for _, y in line.points))
+    yield Panel("loss", lines(loss="actor/loss"))
+    yield Panel("response length in tokens", lines(rollouts="rollout/response_length_mean"))
+    yield Panel("entropy in nats", lines(rollouts="actor/entropy_on_policy", demonstrations="actor/entropy_off_policy"))
+    for name in sorted({name for row in rows for name in row if name.startswith("val/")}):
+        yield Panel(name, lines(**{name: name}))
+
+
+def _rollout(row: Mapping[str, Json]) -> str:
+    author = "demonstration" if row["source"] == "off_policy" else "rollout"
+    title = f"Step {row['step']}, {author}: **{row['outcome']}**, reward {row['reward']}"
+    return _exchange(title, row)
+
+
+def _response(row: Mapping[str, Json]) -> str:
+    grade = f"**{row['outcome']}** (answer `{row['answer']}`, reference `{row['ground_truth']}`)"
+    return _exchange(f"{row['suite']}, {row['decoding']}: {grade}", row)
+
+
+def _exchange(title: str, row: Mapping[str, Json]) -> str:
+    return f"### {title}\n\nPrompt\n\n{_quoted(str(row['prompt']))}\n\nResponse\n\n{_quoted(str(row['response']))}\n"
+
+
+def _quoted(text: str) -> str:
+    """As a block of code, whatever the text holds; of a long one the beginning and the end."""
+    if len(text) > _MAX_TEXT:
+        half = _MAX_TEXT // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}\n{text}\n{fence}"
+
+
+def _picture(panels: Sequence[Panel], description: str) -> Artifact:
+    # In markdown, since the UI shows the whole URL beside an artifact of kind "image".
+    return Artifact("markdown", f"![{description}]({picture_url(panels)})", description)
+
+
+def _page(sections: Sequence[str], description: str) -> Artifact | None:
+    return Artifact("markdown", "\n".join(sections), description) if sections else None
+
+
+def _file(path: Path, head: str, description: str) -> Artifact | None:
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8")
+    cut = "" if len(text) <= _MAX_PAGE else f"\n\n(cut here; the rest is in {path})\n"
+    return Artifact("markdown", f"{head}{text[:_MAX_PAGE]}{cut}", description)
+
+
+def _may_be_shown(row: Mapping[str, Json]) -> bool:
+    return not row.get("confidential") and _NEVER_SHOWN not in str(row["suite"]).lower()
+
+
+def _accuracies(plan: StagePlan) -> list[Accuracy]:
+    if plan.node.stage == "evaluate":
+        return _read([plan.directory])
+    if plan.node.stage == "sweep":
+        return _read(sorted(plan.directory.glob("step_*")))
+    return _read(path for name, path in plan.inputs.items() if name.startswith("evaluate_"))
+
+
+def _read(directories: Iterable[Path]) -> list[Accuracy]:
+    return read_accuracies(path for path in directories if (path / "results.json").is_file())
+
+
+def _suite_lines(cells: Sequence[Accuracy], decoding: str, checkpoints: Sequence[str]) -> list[Line]:
+    points: dict[str, list[tuple[float, float]]] = {}
+    for cell in cells:
+        if cell.decoding == decoding:
+            points.setdefault(cell.suite, []).append((float(checkpoints.index(cell.checkpoint)), cell.accuracy))
+    return [Line(suite, found) for suite, found in points.items()]

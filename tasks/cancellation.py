@@ -1,0 +1,58 @@
+"""A flow that a person started by hand, cancelled from the UI: Prefect leaves that to workers, and there is none.
+
+Whoever cancels expects what Ctrl-C does, so this process gets just that.
+"""
+
+import contextvars
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.states import Cancelled
+
+_POLL_S = 3.0
+_REQUEST_TIMEOUT_S = 10.0
+_SETTLE_S = 30.0
+
+
+@contextmanager
+def heeding_cancellation(flow_run: UUID) -> Iterator[None]:
+    """Within it, interrupt this process once `flow_run` is being cancelled, and see that it ends as cancelled."""
+    ended = threading.Event()
+    # With this thread's context: Prefect keeps its settings there.
+    context = contextvars.copy_context()
+    threading.Thread(target=lambda: context.run(_watch, flow_run, ended), name="cancellation", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _watch(flow_run: UUID, ended: threading.Event) -> None:
+    client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
+    while not ended.wait(_POLL_S):
+        if _state(client, flow_run) in ("CANCELLING", "CANCELLED"):
+            # This process must not be gone before it.
+            threading.Thread(target=_settle, args=(client, flow_run), name="cancelled", daemon=False).start()
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+
+
+def _settle(client: SyncPrefectClient, flow_run: UUID) -> None:
+    """Prefect calls a run that was interrupted crashed, more than once; this one was cancelled."""
+    threading.main_thread().join(_SETTLE_S)
+    if _state(client, flow_run) != "CANCELLED":
+        client.set_flow_run_state(flow_run, Cancelled(message="cancelled; the same run again resumes"), force=True)
+
+
+def _state(client: SyncPrefectClient, flow_run: UUID) -> str:
+    """The type of the run's state; nothing when the server does not say."""
+    try:
+        state = client.read_flow_run(flow_run).state
+    except Exception:  # noqa: BLE001 - Prefect is a view: whatever is wrong with it must not end a training
+        return ""
+    return state.type.value if state is not None else ""

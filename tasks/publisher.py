@@ -1,0 +1,140 @@
+"""Artifacts on their way to the Prefect API, from a thread of its own.
+
+Prefect is a view: an API that is slow, wrong or gone costs artifacts, never a training. Whoever offers an artifact goes
+on at once. What was offered before it could be written is replaced by what is offered later, and a view that is dear
+to make is made less often, so that all of them together stay under a fiftieth of one core.
+"""
+
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+from uuid import UUID
+
+from tasks.artifacts import Artifact
+
+logger = logging.getLogger(__name__)
+_MAX_SHARE = 0.02
+"""Of one core."""
+_PAUSE_AFTER_FAILURE_S = 30.0
+_CLOSE_S = 5.0
+
+
+class ArtifactWriter(Protocol):
+    """Where artifacts go."""
+
+    def create(self, slot: "Slot", artifact: Artifact) -> UUID: ...
+    def update(self, identifier: UUID, artifact: Artifact) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One artifact of one task run; it is created once and updated from then on."""
+
+    task_run: UUID
+    key: str
+
+
+@dataclass(slots=True)
+class _Place:
+    """What is known of a slot."""
+
+    make: Callable[[], Artifact | None] | None = None
+    """The newest content that was offered; None: it is written."""
+    due: float = 0.0
+    every_s: float = 0.0
+    identifier: UUID | None = None
+
+
+@dataclass(slots=True)
+class Cost:
+    """What publishing has cost so far."""
+
+    written: int = 0
+    failed: int = 0
+    cpu_s: float = 0.0
+
+
+class Publisher:
+    """Context manager; at its end what is still on its way has five seconds."""
+
+    def __init__(self, writer: ArtifactWriter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._writer = writer
+        self._clock = clock
+        self._places: dict[Slot, _Place] = {}
+        self._changed = threading.Condition()
+        self._closing = False
+        self._resting_until = 0.0
+        self.cost = Cost()
+        # With this thread's context: Prefect keeps its settings there.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=lambda: context.run(self._work), name="artifacts", daemon=True)
+
+    def __enter__(self) -> "Publisher":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(_CLOSE_S)
+
+    def offer(self, slot: Slot, make: Callable[[], Artifact | None], *, every_s: float = 0.0) -> None:
+        """Write what `make` returns, called in the publisher's thread; at most once in `every_s` (0: at once)."""
+        with self._changed:
+            place = self._places.setdefault(slot, _Place())
+            place.make, place.every_s = make, every_s
+            if not every_s:
+                place.due = 0.0
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while (found := self._next()) is not None:
+            slot, place, make = found
+            began = time.thread_time()
+            try:
+                self._write(slot, place, make)
+            except Exception:
+                self.cost.failed += 1
+                self._resting_until = self._clock() + _PAUSE_AFTER_FAILURE_S
+                logger.debug("the artifact %s could not be written", slot.key, exc_info=True)
+            spent, now = time.thread_time() - began, self._clock()
+            self.cost.cpu_s += spent
+            place.due = now + place.every_s
+            self._resting_until = max(self._resting_until, now + spent / _MAX_SHARE)
+
+    def _write(self, slot: Slot, place: _Place, make: Callable[[], Artifact | None]) -> None:
+        artifact = make()
+        if artifact is None:
+            return
+        if place.identifier is None:
+            place.identifier = self._writer.create(slot, artifact)
+        else:
+            self._writer.update(place.identifier, artifact)
+        self.cost.written += 1
+
+    def _next(self) -> tuple[Slot, _Place, Callable[[], Artifact | None]] | None:
+        """Wait for what is due; None at the end."""
+        with self._changed:
+            while True:
+                waiting = [(slot, place) for slot, place in self._places.items() if place.make is not None]
+                if not waiting:
+                    if self._closing:
+                        return None
+                    self._changed.wait()
+                    continue
+                slot, place = min(waiting, key=lambda found: found[1].due)
+                wait = max(place.due, self._resting_until) - self._clock()
+                if wait > 0 and not self._closing:
+                    self._changed.wait(wait)
+                    continue
+                make, place.make = place.make, None
+                assert make is not None
+                return slot, place, make

@@ -1,0 +1,272 @@
+"""`make serve` for real: server, worker and deployments; runs from another terminal, cancelled, killed, refused.
+
+It works in a copy of the checkout, since it writes a `prefect.toml` there.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.prefect_session import free_port
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SHORT = ["stages=[prepare_data, base]", "base.steps=4"]
+LONG = [
+    "stages=[prepare_data, base]",
+    "base.steps=100000",
+    "base.optimizer.schedule={kind: constant}",
+    "execution.checkpoint.base_every=10",
+]
+
+
+class Checkout:
+    """A copy of the checkout with a workspace, and terminals in it that have exported nothing."""
+
+    def __init__(self, root):
+        self.root, self.workspace, self.port = root / "checkout", root / "workspace", free_port()
+        for name in ("flows", "tasks", "luffy", "data", "exp_configs"):
+            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "prefect.yaml", self.root)
+        (root / "home").mkdir()
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "LUFFY"))}
+        self.environment = {**inherited, "HOME": str(root / "home"), "PYTHONPATH": str(self.root), "COLUMNS": "250"}
+        self.api = f"http://127.0.0.1:{self.port}/api"
+
+    def start(self):
+        command = [sys.executable, "flows/serve.py", "--port", str(self.port), "--workspace", str(self.workspace)]
+        process = subprocess.Popen(
+            command,
+            cwd=self.root,
+            env={**self.environment, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a terminal
+        )
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("Ctrl-C ends"):
+                return process
+        raise AssertionError("".join(said))
+
+    def run(self, *arguments, **more):
+        command = [sys.executable, *arguments]
+        return subprocess.run(
+            command, cwd=self.root, env={**self.environment, **more}, capture_output=True, text=True, timeout=240
+        )
+
+    def get(self, path):
+        """Status and text of a page beside the UI."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port + 1}/{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, ""
+
+    def submit(self, overrides, *options):
+        """Start the deployment; returns the finished command and the run's identifier."""
+        parameters = ["-p", f"overrides={json.dumps(overrides)}"]
+        result = self.run("-m", "prefect", "deployment", "run", "full-pipeline/smoke", *parameters, *options)
+        found = re.search(r"UUID: (\S+)", result.stdout)
+        return result, found and found[1]
+
+    def ask(self, path, **body):
+        request = urllib.request.Request(f"{self.api}/{path}", method="POST" if body else "GET")
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, json.dumps(body).encode() if body else None, timeout=30) as answer:
+            return json.load(answer)
+
+    def state(self, run):
+        return self.ask(f"flow_runs/{run}")["state_type"]
+
+    def artifacts(self, run):
+        found = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
+        return {artifact["key"]: artifact for artifact in found}
+
+    def processes(self, *words):
+        """The commands of all live processes of this checkout's workspace."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                live = process.status() != psutil.STATUS_ZOMBIE
+                if live and process.environ().get("LUFFY_WORKSPACE") == str(self.workspace):
+                    found.append(" ".join(process.cmdline()))
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return [command for command in found if all(word in command for word in words)]
+
+    def newest_run(self, process):
+        """The run that `process`, a flow started by hand, is about to report."""
+        started = {"flow_runs": {"deployment_id": {"is_null_": True}, "state": {"type": {"any_": ["RUNNING"]}}}}
+        wait_until(lambda: process.poll() is not None or self.ask("flow_runs/filter", **started))
+        return self.ask("flow_runs/filter", **started)[0]["id"]
+
+    def wait_for_steps(self, run):
+        """Until the long run has a checkpoint and shows that it goes on."""
+        wait_until(lambda: list(self.workspace.glob("stages/base/*/checkpoints/step_*")))
+        wait_until(lambda: self.artifacts(run)["smoke-base-progress"]["data"] > 0)
+
+
+def wait_until(condition, timeout_s=120.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    return Checkout(tmp_path_factory.mktemp("serve"))
+
+
+@pytest.fixture(scope="module")
+def served(checkout):
+    process = checkout.start()
+    yield checkout
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    assert checkout.processes() == []
+    assert not (checkout.root / "prefect.toml").exists()
+
+
+def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served):
+    result, run = served.submit(SHORT, "--watch")
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = served.ask(f"flow_runs/{run}")
+    assert found["name"].startswith("smoke luffy stages=")
+    assert {"experiment:smoke", "method:luffy", "chain:sft_then_luffy"} <= set(found["tags"])
+    shown = served.artifacts(run)
+    stages = {"smoke-prepare-data-progress", "smoke-prepare-data-card", "smoke-base-progress"}
+    assert set(shown) == stages | {"smoke-base-metrics", "smoke-base-curves"}
+    assert shown["smoke-base-progress"]["data"] == 100
+    assert "data:image/svg+xml" in shown["smoke-base-curves"]["data"]
+    logs = served.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)
+    assert any("corpus: 5" in log["message"] and log["level"] == 20 for log in logs)
+
+    again, second = served.submit(SHORT, "--watch")
+    assert again.returncode == 0
+    shown = served.artifacts(second)
+    assert shown["smoke-base-progress"]["description"] == "base: reused"
+    assert {"smoke-base-metrics", "smoke-base-curves", "smoke-prepare-data-card"} <= set(shown)
+
+
+def test_a_flow_started_by_hand_reports_to_the_server_too(served):
+    result = served.run(
+        "flows/full_pipeline.py", "exp_configs/smoke.yaml", *SHORT, LUFFY_WORKSPACE=str(served.workspace)
+    )
+    assert result.returncode == 0, result.stderr
+    assert "embedded server" not in result.stderr
+    newest = served.ask("flow_runs/filter", sort="START_TIME_DESC", limit=1)[0]
+    assert (newest["deployment_id"], newest["state_type"]) == (None, "COMPLETED")
+
+
+def test_parameters_of_the_wrong_kind_are_refused_at_submission(served):
+    result, run = served.submit(3)
+    assert result.returncode == 1
+    assert run is None
+
+
+def test_a_mistake_in_the_experiment_is_one_line_within_seconds_and_not_retried(served):
+    result, run = served.submit(["rl.stepz=3"], "--watch")
+    assert result.returncode == 1
+    found = served.ask(f"flow_runs/{run}")
+    assert (found["state_type"], found["run_count"]) == ("FAILED", 1)
+    assert "rl.stepz: unknown key; did you mean 'steps'?" in found["state"]["message"]
+    assert found["total_run_time"] < 10
+    logs = [log["message"] for log in served.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
+    assert not any("Traceback" in message for message in logs)
+    assert sum("rl.stepz: unknown key" in message and "\n" not in message for message in logs) >= 1
+
+
+def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_it(served):
+    _, run = served.submit(LONG)
+    served.wait_for_steps(run)
+    request = served.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+    assert request["status"] == "ACCEPT"
+    wait_until(lambda: not served.processes("luffy.stages"), timeout_s=10)
+    wait_until(lambda: served.state(run) == "CANCELLED", timeout_s=60)
+    assert not served.processes("luffy.stages")
+    plan = served.run(
+        "flows/full_pipeline.py", "exp_configs/smoke.yaml", *LONG, "--dry-run", LUFFY_WORKSPACE=str(served.workspace)
+    )
+    assert re.search(r"^base +\w{16} +resume from step \d+", plan.stdout, re.MULTILINE), plan.stdout
+
+
+def test_a_flow_started_by_hand_can_be_cancelled_too(served):
+    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *LONG, "seed=3"]
+    env = {**served.environment, "LUFFY_WORKSPACE": str(served.workspace)}
+    process = subprocess.Popen(
+        command, cwd=served.root, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        run = served.newest_run(process)
+        wait_until(lambda: served.artifacts(run).get("smoke-base-progress", {"data": 0})["data"] > 0)
+        served.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+        wait_until(lambda: not served.processes("warm_server"), timeout_s=10)  # which the stage was forked from
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()  # where something has failed
+    assert process.returncode == 130
+    assert "interrupted; the same command resumes" in said
+    assert served.state(run) == "CANCELLED"
+
+
+def test_reports_are_served_and_nothing_else(served):
+    report = served.workspace / "stages" / "report" / "0123456789abcdef"
+    report.mkdir(parents=True)
+    (report / "report.html").write_text("<p>found</p>")
+    (report / "log.txt").write_text("a log")
+    address = (served.workspace / "prefect" / "pages.url").read_text().strip()
+    assert address == f"http://127.0.0.1:{served.port + 1}"
+    assert served.get("stages/report/0123456789abcdef/report.html") == (200, "<p>found</p>")
+    for path in ("stages/report/0123456789abcdef/log.txt", "stages/report/../report.html", "", "prefect/server.log"):
+        assert served.get(path)[0] == 404
+
+
+def test_a_second_server_is_refused_in_one_line(served):
+    result = served.run("flows/serve.py", "--port", str(served.port))
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "a Prefect server answers there already" in result.stderr
+    result = served.run("flows/serve.py", "--port", str(free_port()))
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "served already" in result.stderr
+
+
+def test_kill_9_leaves_no_process_and_the_next_server_frees_what_ran(tmp_path):
+    checkout = Checkout(tmp_path)
+    process = checkout.start()
+    _, run = checkout.submit(LONG)
+    checkout.wait_for_steps(run)
+    process.kill()
+    process.wait()
+    wait_until(lambda: checkout.processes() == [], timeout_s=40)
+
+    assert (checkout.root / "prefect.toml").exists()  # nobody was left to remove it
+    by_hand = checkout.run(
+        "flows/full_pipeline.py", "exp_configs/smoke.yaml", *SHORT, LUFFY_WORKSPACE=str(checkout.workspace)
+    )
+    assert by_hand.returncode == 0, by_hand.stderr
+    assert "using an embedded server for this run" in by_hand.stderr
+
+    again = checkout.start()
+    try:
+        assert checkout.state(run) == "CRASHED"
+        result, _ = checkout.submit(SHORT, "--watch")
+        assert result.returncode == 0, result.stdout
+    finally:
+        again.send_signal(signal.SIGINT)
+        assert again.wait(60) == 0
+    assert checkout.processes() == []

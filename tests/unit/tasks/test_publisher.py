@@ -1,0 +1,128 @@
+"""The way of artifacts to Prefect: created once, updated after, never in the way of those who offer them."""
+
+import threading
+import time
+import uuid
+
+import pytest
+
+from tasks import publisher as module
+from tasks.artifacts import Artifact
+from tasks.publisher import Publisher, Slot
+
+SLOT = Slot(uuid.uuid4(), "smoke-rl-progress")
+
+
+class Records:
+    """A writer that remembers, and does as it is told first."""
+
+    def __init__(self, before=lambda: None):
+        self.created, self.updated = [], []
+        self.before = before
+
+    def create(self, slot, artifact):
+        self.before()
+        self.created.append((slot.key, artifact.data))
+        return uuid.uuid4()
+
+    def update(self, identifier, artifact):
+        self.before()
+        self.updated.append(artifact.data)
+
+
+def percent(value):
+    return lambda: Artifact("progress", value, "")
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_slot_is_created_once_and_updated_from_then_on():
+    records = Records()
+    with Publisher(records) as publisher:
+        publisher.offer(SLOT, percent(1.0))
+        wait_until(lambda: records.created)
+        publisher.offer(SLOT, percent(2.0))
+        publisher.offer(Slot(SLOT.task_run, "other"), percent(3.0))
+    assert records.created == [("smoke-rl-progress", 1.0), ("other", 3.0)]
+    assert records.updated == [2.0]
+
+
+def test_between_two_writes_only_the_newest_offer_counts_and_the_last_one_is_written_at_the_end():
+    records = Records()
+    with Publisher(records) as publisher:
+        publisher.offer(SLOT, percent(0.0), every_s=60.0)
+        wait_until(lambda: records.created)
+        for value in range(1, 500):
+            publisher.offer(SLOT, percent(float(value)), every_s=60.0)
+        assert records.updated == []
+    assert records.updated == [499.0]
+
+
+def test_what_offers_at_once_is_not_held_back_by_the_interval():
+    records = Records()
+    with Publisher(records) as publisher:
+        publisher.offer(SLOT, percent(0.0), every_s=60.0)
+        wait_until(lambda: records.created)
+        publisher.offer(SLOT, percent(100.0))
+        wait_until(lambda: records.updated == [100.0])
+
+
+def test_nothing_is_written_as_long_as_there_is_nothing_to_show():
+    records = Records()
+    with Publisher(records) as publisher:
+        publisher.offer(SLOT, lambda: None)
+    assert records.created == []
+    assert publisher.cost.written == publisher.cost.failed == 0
+
+
+def test_a_view_or_an_api_that_raises_costs_artifacts_and_nothing_else():
+    def fail():
+        raise RuntimeError("no such file, or no such server")
+
+    with Publisher(Records(before=fail)) as publisher:
+        publisher.offer(SLOT, percent(1.0))
+        publisher.offer(Slot(SLOT.task_run, "other"), fail)
+    assert publisher.cost.failed == 2
+
+
+def test_an_api_that_hangs_holds_up_neither_the_offers_nor_the_end(monkeypatch):
+    monkeypatch.setattr(module, "_CLOSE_S", 0.2)
+    answer = threading.Event()
+    began = time.monotonic()
+    with Publisher(Records(before=answer.wait)) as publisher:
+        for value in range(1000):
+            publisher.offer(SLOT, percent(float(value)))
+    assert time.monotonic() - began < 2.0
+    answer.set()
+
+
+def test_dear_views_are_made_less_often():
+    """A view of 20 ms rests for a second: under 2 % of a core."""
+
+    def dear():
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return Artifact("progress", 1.0, "")
+
+    records = Records()
+    with Publisher(records) as publisher:
+        publisher.offer(SLOT, dear)
+        wait_until(lambda: records.created)
+        publisher.offer(SLOT, dear)
+        time.sleep(0.3)
+        assert records.updated == []
+
+
+@pytest.mark.parametrize("slots", [1, 5])
+def test_the_end_waits_for_what_is_on_its_way(slots):
+    records = Records(before=lambda: time.sleep(0.05))
+    with Publisher(records) as publisher:
+        for index in range(slots):
+            publisher.offer(Slot(SLOT.task_run, f"view-{index}"), percent(1.0))
+    assert len(records.created) == slots

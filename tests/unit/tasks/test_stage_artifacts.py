@@ -1,0 +1,161 @@
+"""What the UI shows of each stage, from the files of a finished chain; of a confidential benchmark nothing."""
+
+import base64
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
+
+import pytest
+from synthetic.finished_chain import HOSTILE, write_chain
+
+from luffy.config import STAGE_ORDER
+from tasks import artifacts
+from tasks.artifacts import views_of
+from tasks.curves import Line, Panel, picture_svg
+from tasks.session import artifact_key, run_name, tags_of
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    return write_chain(tmp_path_factory.mktemp("chain"), num_problems=20, num_steps=40)
+
+
+def plan(chain, name, **inputs):
+    _, directories = chain
+    stage = name.partition("_")[0] if name.startswith("evaluate_") else name
+    directory = directories.get("data" if name == "prepare_data" else name)
+    return SimpleNamespace(directory=directory, inputs=inputs, node=SimpleNamespace(name=name, stage=stage))
+
+
+def picture(artifact):
+    """The SVG in a markdown artifact, parsed."""
+    encoded = re.fullmatch(r"!\[.*\]\(data:image/svg\+xml;base64,(.+)\)", artifact.data)
+    return ElementTree.fromstring(base64.b64decode(encoded[1]))
+
+
+def words(svg):
+    return [text.text for text in svg.iter(f"{SVG}text")]
+
+
+def test_every_stage_has_something_to_show():
+    assert all(views_of(stage) for stage in STAGE_ORDER)
+
+
+def test_the_table_of_metrics_has_the_newest_step_an_earlier_one_and_the_first(chain):
+    artifact = artifacts.newest_metrics(plan(chain, "rl"))
+    rows = json.loads(artifact.data)
+    written = [json.loads(line) for line in (chain[1]["rl"] / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0] == {
+        "metric": "reward/mean",
+        "now": f"{written[-1]['reward/mean']:.4g}",
+        "before": f"{written[-11]['reward/mean']:.4g}",
+        "first": f"{written[0]['reward/mean']:.4g}",
+    }
+    assert {row["metric"] for row in rows} == set(written[-1]) - {"step"}
+    assert "now: step 40, before: step 30, first: step 1" in artifact.description
+
+
+def test_the_curves_of_rl_show_rewards_from_0_to_100_percent(chain):
+    found = words(picture(artifacts.training_curves(plan(chain, "rl"))))
+    assert {"reward", "rollouts", "demonstrations", "loss", "0%", "100%", "step 1", "40"} <= set(found)
+
+
+def test_a_supervised_stage_has_its_loss_and_no_reward(chain):
+    found = words(picture(artifacts.training_curves(plan(chain, "sft"))))
+    assert "loss" in found and "reward" not in found
+
+
+def test_accuracies_run_from_checkpoint_to_checkpoint(chain):
+    inputs = {name: directory for name, directory in chain[1].items() if name.startswith("evaluate_")}
+    svg = picture(artifacts.accuracy_curves(plan(chain, "report", **inputs)))
+    assert {"accuracy, greedy", "accuracy, sampled", "base", "sft", "rl", "longer"} <= set(words(svg))
+    assert len(list(svg.iter(f"{SVG}polyline"))) == 2 * 4
+    table = json.loads(artifacts.accuracies(plan(chain, "report", **inputs)).data)
+    assert {"suite", "decoding", "base", "sft", "rl"} == set(table[0])
+
+
+def test_the_report_is_linked_while_somebody_serves_it(tmp_path):
+    directory = tmp_path / "stages" / "report" / "ab12"
+    directory.mkdir(parents=True)
+    (directory / "report.md").write_text("# smoke")
+    report = SimpleNamespace(directory=directory)
+    assert artifacts.report_page(report).data.startswith(f"With all plots, to open in a browser: `{directory}")
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect" / "pages.url").write_text("http://127.0.0.1:4201\n")
+    page = artifacts.report_page(report).data
+    assert "[The report with all plots](http://127.0.0.1:4201/stages/report/ab12/report.html)" in page
+    assert page.endswith("# smoke")
+
+
+def test_rollouts_are_shown_with_prompt_response_and_grade(chain):
+    page = artifacts.rollout_samples(plan(chain, "rl")).data
+    assert re.search(r"### Step \d+, (rollout|demonstration): \*\*\w+\*\*, reward", page)
+    assert page.count("### Step") == page.count("\nPrompt\n") == page.count("\nResponse\n") <= 4
+
+
+def test_what_a_model_says_cannot_leave_its_block(chain, tmp_path):
+    row = {"step": 1, "uid": "a", "prompt": "p", "response": HOSTILE, "source": "on_policy", "reward": 0.0}
+    (tmp_path / "samples.jsonl").write_text(json.dumps({**row, "outcome": "wrong", "advantage": None}) + "\n")
+    page = artifacts.rollout_samples(SimpleNamespace(directory=tmp_path, node=SimpleNamespace(name="rl"))).data
+    assert f"````\n{HOSTILE}\n````" in page
+
+
+def test_a_long_response_is_cut_in_the_middle():
+    quoted = artifacts._quoted("a" * 3000 + "b" * 3000)
+    assert "[... 2000 characters left out ...]" in quoted
+    assert len(quoted) < 4200
+
+
+def test_evaluated_samples_show_a_right_and_a_wrong_response_of_each_suite(chain):
+    page = artifacts.evaluated_samples(plan(chain, "evaluate_sft")).data
+    for suite in ("in_distribution", "longer", "other_mix", "retention"):
+        grades = re.findall(rf"### {suite}, \w+: \*\*(\w+)\*\*", page)
+        assert len(grades) == 2 and grades.count("correct") == 1
+
+
+@pytest.mark.parametrize("mark", [{"confidential": True}, {"suite": "gpqa_diamond"}, {"suite": "my GPQA"}])
+def test_nothing_of_a_confidential_benchmark_is_shown(tmp_path, mark):
+    row = {"suite": "open", "decoding": "greedy", "prompt": "SECRET", "response": "r", "correct": True}
+    row |= {"outcome": "correct", "answer": "1", "ground_truth": "1"}
+    directory = SimpleNamespace(directory=tmp_path, node=SimpleNamespace(name="evaluate_rl"))
+    (tmp_path / "samples.jsonl").write_text(json.dumps(row | mark) + "\n")
+    assert artifacts.evaluated_samples(directory) is None
+    (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
+    assert "SECRET" in artifacts.evaluated_samples(directory).data
+
+
+def test_a_stage_that_has_written_nothing_yet_shows_nothing(tmp_path):
+    for stage in STAGE_ORDER:
+        empty = SimpleNamespace(directory=tmp_path, inputs={}, node=SimpleNamespace(name=stage, stage=stage))
+        assert [view.make(empty) for view in views_of(stage)] == [None] * len(views_of(stage))
+
+
+def test_points_that_are_not_finite_and_plots_without_any_are_left_out():
+    svg = picture_svg(
+        [Panel("a", [Line("a", [(1, 2.0), (2, float("nan")), (3, 4.0)])]), Panel("b", [Line("b", [(1, float("inf"))])])]
+    )
+    root = ElementTree.fromstring(svg)
+    (curve,) = root.iter(f"{SVG}polyline")
+    assert len(curve.get("points").split()) == 2
+    assert "b" not in words(root)
+
+
+def test_a_long_curve_is_thinned_and_a_constant_one_is_drawn():
+    long, flat = Line("a", [(x, float(x)) for x in range(10_000)]), Line("b", [(0, 0.0), (1, 0.0)])
+    curves = list(ElementTree.fromstring(picture_svg([Panel("x", [long]), Panel("y", [flat])])).iter(f"{SVG}polyline"))
+    assert len(curves[0].get("points").split()) <= 300
+    assert len(curves[1].get("points").split()) == 2
+
+
+def test_names_in_a_picture_are_text():
+    assert HOSTILE in words(ElementTree.fromstring(picture_svg([Panel(HOSTILE, [Line("a", [(0, 1.0)])])])))
+
+
+def test_keys_and_names_say_experiment_and_method(chain):
+    assert artifact_key("qwen2.5_math", "evaluate_rl", "accuracy") == "qwen2-5-math-evaluate-rl-accuracy"
+    assert run_name("exp_configs/smoke.yaml", ["method=on_policy", "rl.steps=8"]) == "smoke on_policy rl.steps=8"
+    assert run_name("none.yaml", ["a=1"]) == "none a=1"
+    assert tags_of(chain[0]) == ["experiment:arithmetic", "method:luffy", "chain:sft_then_luffy"]
