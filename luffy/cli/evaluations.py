@@ -1,5 +1,6 @@
 """`python -m luffy rescore` and `python -m luffy diff`: finished evaluations graded again, or compared."""
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from yaml import YAMLError
 
-from luffy.config.grading import GraderKind, GradingConfig
-from luffy.config.settings import EvaluateSettings
+from luffy.config.grading import ChoiceGrader, GraderKind, GradingConfig
+from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.changes import CellChanges, ChangedProblem, Changes, Said, find_changes
@@ -18,12 +19,15 @@ from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
 from luffy.evaluation.rescoring import Regraded, compare_gradings, read_problems, regrade, write_regraded
 from luffy.evaluation.results import ResultRow, SampleRecord
 from luffy.grading import JUDGE_CACHE, GraderPool, Problem
+from luffy.grading.kinds import leaves
 from luffy.pipeline.job import JOB_FILE, read_job
 
 Rows = list[tuple[str, ...]]
 _RESCORED = "rescored"
 _WITHHELD = "(confidential)"
+_CHOICE = ChoiceGrader().kind
 _MAX_ANSWER = 60
+_MAX_FOLDER_NAME = 60
 _ANSWERS_SHOWN = 3
 
 
@@ -57,15 +61,17 @@ def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[
     evaluation = read_evaluation(directory)
     grading, data = _surroundings(directory)
     kind = read_kind(grader, grading)
-    chosen = _chosen(evaluation, suites)
-    notes = []
+    chosen, notes = _chosen(evaluation, suites, kind)
     problems: dict[tuple[str, str], Problem] = {}
     if data is None:
         notes.append(f"{directory} does not say where its data is: graded without the questions and their options")
     else:
         problems = read_problems(data / "suites", chosen)
     folder = folder or directory / _RESCORED / _folder_name(grader)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be made ({error.strerror}); give another folder") from None
     with GraderPool.configured(os.cpu_count() or 1, grading, folder / JUDGE_CACHE, (kind,)) as pool:
         regraded = regrade(evaluation, kind, pool, problems, chosen)
     comparison = compare_gradings(evaluation, regraded)
@@ -115,24 +121,46 @@ def remarks(part: CellChanges) -> list[str]:
 
 def _surroundings(directory: Path) -> tuple[GradingConfig, Path | None]:
     """How the evaluation graded, and where its data is, as far as the directory says so."""
-    if not (directory / JOB_FILE).is_file():
+    # A sweep's steps lie in its directory.
+    home = next((folder for folder in (directory, directory.resolve().parent) if (folder / JOB_FILE).is_file()), None)
+    if home is None:
         return GradingConfig(), None
-    job = read_job(directory / JOB_FILE)
-    if not isinstance(job.settings, EvaluateSettings):
+    job = read_job(home / JOB_FILE)
+    settings = job.settings.protocol if isinstance(job.settings, SweepSettings) else job.settings
+    if not isinstance(settings, EvaluateSettings):
         raise DataError(f"{directory}: only evaluations can be graded again, this is {job.stage}")
-    return job.settings.grading, Path(job.inputs["data"])
+    return settings.grading, Path(job.inputs["data"])
 
 
-def _chosen(evaluation: FinishedEvaluation, suites: Sequence[str]) -> list[str]:
+def _chosen(evaluation: FinishedEvaluation, suites: Sequence[str], kind: GraderKind) -> tuple[list[str], list[str]]:
+    """The suites to grade, and what a reader must know of the choice.
+
+    Beside other suites multiple choice is left out, unless `kind` reads letters: under a grader of mathematics a letter
+    without a box is no answer.
+    """
     there = list(dict.fromkeys(suite for suite, _ in evaluation.records))
     unknown = [name for name in suites if name not in there]
     if unknown:
         raise ConfigError(f"--suite {unknown[0]}: is not in this evaluation; there are {', '.join(there)}")
-    return [name for name in there if not suites or name in suites]
+    if suites:
+        return [name for name in there if name in suites], []
+    graders: dict[str, set[str]] = {}
+    for (name, _), records in evaluation.records.items():
+        graders.setdefault(name, set()).update(record.grader for record in records)
+    letters = any(isinstance(leaf, ChoiceGrader) for leaf in leaves(kind))
+    left_out = [name for name in there if graders[name] == {_CHOICE} and not letters]
+    if left_out == there:
+        return there, []
+    notes = [f"{name}: multiple choice, left as it is; --suite {name} grades it, too" for name in left_out]
+    return [name for name in there if name not in left_out], notes
 
 
 def _folder_name(grader: str) -> str:
-    return "".join(c if c.isalnum() or c in "_-" else "_" for c in grader).strip("_")
+    """The grader as part of a path; one written out in YAML by its beginning and a hash."""
+    if grader.isidentifier():
+        return grader
+    name = "".join(c if c.isalnum() or c in "_-" else "_" for c in grader).strip("_")
+    return f"{name[:_MAX_FOLDER_NAME]}_{hashlib.sha256(grader.encode()).hexdigest()[:8]}"
 
 
 def _scores(part: Regraded) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
     if folder.exists() and any(folder.iterdir()):
         raise DataError(f"{folder}: is not empty; give a folder that is not there yet")
     if not (stage / "config.yaml").is_file():
-        raise DataError(f"{stage}: is no stage directory; give workspace/stages/rl/KEY or workspace/runs/RUN/rl")
+        raise DataError(f"{stage}: is no stage directory; give workspace/stages/rl/KEY or workspace/runs/RUN/stages/rl")
     if step is None and (stage / MANIFEST_FILE).is_file() and (stage / _MODEL).is_dir():
         copytree(stage / _MODEL, folder, dirs_exist_ok=True)
         return "the final model"

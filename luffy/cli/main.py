@@ -3,10 +3,10 @@
 
 python -m luffy plan exp_configs/arithmetic.yaml [key.path=value ...]
 python -m luffy runs
-python -m luffy export workspace/runs/arithmetic-1/rl FOLDER [--step 40]
+python -m luffy export workspace/runs/arithmetic-1/stages/rl FOLDER [--step 40]
 python -m luffy leaderboard [workspace]
-python -m luffy rescore workspace/runs/arithmetic-1/evaluate_rl --grader math_strict
-python -m luffy diff workspace/runs/arithmetic-1/evaluate_sft workspace/runs/arithmetic-1/evaluate_rl
+python -m luffy rescore workspace/runs/arithmetic-1/stages/evaluate_rl --grader math_strict
+python -m luffy diff workspace/runs/arithmetic-1/stages/evaluate_sft workspace/runs/arithmetic-1/stages/evaluate_rl
 """
 
 import argparse
@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--verify", action="store_true", help="compare full hashes of all outputs")
     commands.add_parser("runs", parents=[shared], help="experiments and stage results in the workspace")
     export = commands.add_parser("export", parents=[shared], help="the policy of a training stage as a model folder")
-    export.add_argument("stage", help="a stage's directory, e.g. workspace/runs/arithmetic-1/rl")
+    export.add_argument("stage", help="a stage's directory, e.g. workspace/runs/arithmetic-1/stages/rl")
     export.add_argument("folder", help="where to write; not there yet, or empty")
     export.add_argument(
         "--step", type=int, help="of a checkpoint; default: the final model, else the newest checkpoint"
@@ -192,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     board.add_argument("folder_of_results", nargs="?", metavar="workspace", help="as --workspace")
     rescore = commands.add_parser("rescore", parents=[shared], help="grade an evaluation's responses by another grader")
-    rescore.add_argument("stage", help="a finished evaluation, e.g. workspace/runs/arithmetic-1/evaluate_rl")
+    rescore.add_argument("stage", help="a finished evaluation, e.g. workspace/runs/arithmetic-1/stages/evaluate_rl")
     rescore.add_argument("--grader", required=True, help="math, math_strict, choice, exact, or a kind in YAML")
     rescore.add_argument("--out", help="folder to write to; default: rescored/GRADER below the evaluation")
     rescore.add_argument("--suite", action="append", default=[], help="only this one; may be repeated")

@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from luffy.config.evaluation import EvaluationConfig
 from luffy.config.strict import StrictModel
 from luffy.config.training import RLConfig
 
@@ -31,11 +30,11 @@ class DifficultyConfig(StrictModel):
     max_pass_rate: Rate = 0.9
     """A prompt that is solved more often is too easy; one of this very rate stays."""
     engine: Literal["transformers", "vllm", "openai"] | None = None
-    """What generates the responses; None: `evaluation.engine`, or transformers without an evaluation."""
+    """What generates the responses; None: what RL draws its own with (`cluster`, `rl.engine`)."""
 
-    def spelled_out(self, rl: RLConfig, evaluation: EvaluationConfig | None) -> "DifficultyConfig":
+    def spelled_out(self, rl: RLConfig, cluster: Literal["local", "ray"]) -> "DifficultyConfig":
         """The same with nothing left to other sections."""
-        default_engine = "transformers" if evaluation is None else evaluation.engine
+        default_engine = "openai" if rl.engine == "openai" else "vllm" if cluster == "ray" else "transformers"
         return self.model_copy(
             update={
                 "temperature": self.temperature or rl.temperature,

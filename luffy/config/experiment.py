@@ -67,7 +67,7 @@ class ExperimentConfig(StrictModel):
         """How the prompts of RL are chosen, nothing left to other sections; None: RL takes them all."""
         if self.difficulty is None or self.rl is None or "difficulty" not in self.stages:
             return None
-        return self.difficulty.spelled_out(self.rl, self.evaluation)
+        return self.difficulty.spelled_out(self.rl, self.cluster)
 
     @property
     def measured_policy(self) -> Literal["base", "sft"] | None:
@@ -226,7 +226,9 @@ class ExperimentConfig(StrictModel):
         ]
         if users and not self.execution.server.urls:
             raise ValueError(f"execution.server.urls: missing; {users[0]}.engine: openai needs at least one server")
-        if self.execution.server.urls and not users:
+        # An evaluation that no stage of the chain makes may be asked for by itself (flows/evaluate_checkpoint.py).
+        by_itself = self.evaluation is not None and self.evaluation.engine == "openai"
+        if self.execution.server.urls and not users and not by_itself:
             raise ValueError(
                 "execution.server.urls has no effect without evaluation.engine, difficulty.engine or rl.engine: openai"
             )

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from luffy.config.data import DataConfig
 from luffy.config.execution import ServerConfig
 from luffy.config.experiment import ExperimentConfig
@@ -21,22 +23,25 @@ def evaluation_of(config: ExperimentConfig, model: str, chat_template: str | Non
     data, execution = config.data, config.execution
     if config.evaluation is not None and config.evaluation.engine != "openai":
         execution = execution.model_copy(update={"server": ServerConfig()})  # those of RL have no use here
-    return ExperimentConfig(
-        name=config.name,
-        stages=("prepare_data", "base", "evaluate", "report"),
-        seed=config.seed,
-        data=DataConfig(
-            suites=data.suites,
-            max_prompt_tokens=data.max_prompt_tokens,
-            max_trace_tokens=data.max_trace_tokens,
-            system_prompt=data.system_prompt,
-        ),
-        model=ModelConfig(path=_folder(model), dtype=config.model.dtype, chat_template=chat_template),
-        evaluation=config.evaluation,
-        grading=config.grading,
-        execution=execution,
-        tracking=config.tracking,
-    )
+    try:
+        return ExperimentConfig(
+            name=config.name,
+            stages=("prepare_data", "base", "evaluate", "report"),
+            seed=config.seed,
+            data=DataConfig(
+                suites=data.suites,
+                max_prompt_tokens=data.max_prompt_tokens,
+                max_trace_tokens=data.max_trace_tokens,
+                system_prompt=data.system_prompt,
+            ),
+            model=_model(config.model, _folder(model), chat_template),
+            evaluation=config.evaluation,
+            grading=config.grading,
+            execution=execution,
+            tracking=config.tracking,
+        )
+    except ValidationError as error:
+        raise ConfigError("; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())) from None
 
 
 def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConfig:
@@ -53,9 +58,21 @@ def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConf
     return config.model_copy(update={"stages": config.stages[: config.stages.index("rl") + 1]})
 
 
+def _model(own: ModelConfig, path: str, chat_template: str | None) -> ModelConfig:
+    """The model in `path`; the experiment's own has the context that the experiment gives it."""
+    model = ModelConfig(path=path, dtype=own.dtype, chat_template=chat_template)
+    if own.path is None or _folder(own.path) != path:
+        return model
+    return model.model_copy(
+        update={"rope_theta": own.rope_theta, "max_position_embeddings": own.max_position_embeddings}
+    )
+
+
 def _check_protocol(config: ExperimentConfig) -> None:
     if config.evaluation is None:
         raise ConfigError(f"evaluation: missing; {config.name} must say by which protocol models are evaluated")
+    if config.evaluation.engine == "openai" and not config.execution.server.urls:
+        raise ConfigError("execution.server.urls: missing; evaluation.engine: openai needs at least one server")
 
 
 def _folder(model: str) -> str:

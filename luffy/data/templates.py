@@ -139,8 +139,8 @@ def _prompt_texts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Se
         ]
     if tokenizer.chat_template is None:
         raise DataError(
-            f"{tokenizer.name_or_path}: the tokenizer has no chat template; give model.chat_template, or for "
-            "evaluation alone evaluation.template (qwen_math, r1_zero, luffy_think, prime, none)"
+            f"{tokenizer.name_or_path}: the tokenizer has no chat template; give model.chat_template (`none` "
+            "where evaluation.template asks in its own way)"
         )
     turns = [[{"role": turn.role, "content": turn.content} for turn in messages] for messages in conversations]
     return cast(list[str], tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))

@@ -87,7 +87,10 @@ def adapt_tokenizer(model_path: str, chat_template: str | None) -> PreTrainedTok
     if chat_template is not None:
         tokenizer.chat_template = _read_template(template_file(chat_template))
     if tokenizer.chat_template is None:
-        raise DataError(f"model.path: the tokenizer of {model_path!r} has no chat template; give model.chat_template")
+        raise DataError(
+            f"model.path: the tokenizer of {model_path!r} has no chat template; give "
+            "model.chat_template (`none` where evaluation.template asks in its own way)"
+        )
     stop_token_ids(tokenizer)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -32,8 +32,8 @@ def read_evaluation(directory: Path) -> FinishedEvaluation:
     for name in (RESULTS_FILE, SAMPLES_FILE):
         if not (directory / name).is_file():
             raise DataError(
-                f"{directory}: is no finished evaluation (it has no {name}); give workspace/runs/RUN/evaluate_rl or "
-                "workspace/stages/evaluate/KEY"
+                f"{directory}: is no finished evaluation (it has no {name}); give "
+                "workspace/runs/RUN/stages/evaluate_rl or workspace/stages/evaluate/KEY"
             )
     records: dict[Cell, list[SampleRecord]] = {}
     try:

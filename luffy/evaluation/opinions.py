@@ -39,12 +39,15 @@ class Opinions:
         )
 
 
-def opinions(grader: GraderPool, requests: Sequence[GradeRequest]) -> list[Opinions]:
-    """Return what `grader` and, on mathematics, the other grader say of each response. Raises what the pool raises."""
+def opinions(grader: GraderPool, requests: Sequence[GradeRequest], *, second: bool = True) -> list[Opinions]:
+    """Return what `grader` and, on mathematics, the other grader say of each response. Raises what the pool raises.
+
+    Without `second` no other grader is asked.
+    """
     kinds = [grader.kind_of(request).kind for request in requests]
-    twice = [i for i, kind in enumerate(kinds) if kind in _OTHER]
+    twice = [i for i, kind in enumerate(kinds) if second and kind in _OTHER]
     others = [replace(requests[i], kind=_OTHER[kinds[i]]) for i in twice]
     # Both at once: the workers have no pause between them.
     grades = grader.grade([*requests, *others])
-    second = dict(zip(twice, grades[len(requests) :], strict=True))
-    return [Opinions(kind, grades[i], second.get(i)) for i, kind in enumerate(kinds)]
+    others_said = dict(zip(twice, grades[len(requests) :], strict=True))
+    return [Opinions(kind, grades[i], others_said.get(i)) for i, kind in enumerate(kinds)]

@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.evaluation import EvaluationConfig, SuiteProtocol
 from luffy.data.prompt_templates import OWN, ask, opener_behind, stops_of
 from luffy.data.templates import decode, stop_token_ids
-from luffy.errors import DataError
-from luffy.evaluation.opinions import opinions
+from luffy.errors import ClusterError, DataError
+from luffy.evaluation.opinions import Opinions, opinions
 from luffy.evaluation.results import Protocol, SampleRecord
 from luffy.evaluation.sample_log import Key, SampleLog
-from luffy.grading import GradeRequest, GraderPool, problem_of
+from luffy.grading import GradeRequest, GraderPool, is_unjudged, problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.seeds import derive_seed
 from luffy.types import FinishReason, Prompt
@@ -62,7 +62,7 @@ class _Response:
 class Evaluator:
     """Evaluates the model behind `engine`; `batch_size` responses are generated at a time.
 
-    A batch is graded while the next one is generated.
+    A batch is graded while the next one is generated, on mathematics by a second grader, too (`second_opinion`).
     """
 
     def __init__(
@@ -73,6 +73,8 @@ class Evaluator:
         config: EvaluationConfig,
         seed: int,
         batch_size: int,
+        *,
+        second_opinion: bool = True,
     ) -> None:
         self._engine = engine
         self._grader = grader
@@ -80,6 +82,7 @@ class Evaluator:
         self._config = config
         self._seed = seed
         self._batch_size = batch_size
+        self._second_opinion = second_opinion
 
     def evaluate(
         self,
@@ -107,10 +110,10 @@ class Evaluator:
         return [records[place[i]] for i in range(len(tasks))]
 
     def _tasks(self, suite: Suite, cell: "_Cell") -> list[_Task]:
-        asked = ask(self._tokenizer, suite.prompts, cell.how.template)
+        asked = [tuple(ids) for ids in ask(self._tokenizer, suite.prompts, cell.how.template)]
         texts = [decode(self._tokenizer, ids) for ids in asked]
         return [
-            _Task(prompt, tuple(ids), text, sample, self._draw(suite.name, cell.decoding, prompt.uid, sample))
+            _Task(prompt, ids, text, sample, self._draw(suite.name, cell.decoding, prompt.uid, sample))
             for prompt, ids, text in zip(suite.prompts, asked, texts, strict=True)
             for sample in range(cell.how.num_samples)
         ]
@@ -148,7 +151,8 @@ class Evaluator:
             GradeRequest(response.text, task.prompt.ground_truth, problem_of(task.prompt), cell.how.grader)
             for task, response in zip(tasks, responses, strict=True)
         ]
-        verdicts = opinions(self._grader, requests)
+        verdicts = opinions(self._grader, requests, second=self._second_opinion)
+        _refuse_silence(verdicts)
         return [
             verdict.entered(_record(cell, task, response))
             for task, response, verdict in zip(tasks, responses, verdicts, strict=True)
@@ -239,6 +243,16 @@ def check_suite(
             "lower evaluation.max_response_tokens, or leave them out of the suite's source"
         )
     return max(lengths)
+
+
+def _refuse_silence(verdicts: Sequence[Opinions]) -> None:
+    """Raise ClusterError where a judge could not be asked: that says nothing of the responses."""
+    lost = [verdict.grade for verdict in verdicts if is_unjudged(verdict.grade)]
+    if lost:
+        raise ClusterError(
+            f"{len(lost)} of {len(verdicts)} responses are without a verdict ({lost[0].reason}); what was graded "
+            "before is kept, and the same command goes on behind it"
+        )
 
 
 def _record(cell: _Cell, task: _Task, response: _Response) -> SampleRecord:

@@ -35,20 +35,20 @@ class SampleLog:
             records.append(record)
             ends.append(end)
         whole = len(records) if len(records) == len(order) else len(records) - len(records) % batch_size
+        is_new = not self._path.exists()
         with self._path.open("ab") as file:
             file.truncate(ends[whole])
+        if is_new:
+            sync_directory(self._path.parent)
         self._kept(whole)
         return records[:whole]
 
     def append(self, records: Sequence[SampleRecord]) -> None:
-        """Add a batch; it survives a power cut as soon as this returns."""
-        is_new = not self._path.exists()
+        """Add a batch, behind a `resume`; it survives a power cut as soon as this returns."""
         with self._path.open("ab") as file:
             file.write(b"".join(map(record_line, records)))
             file.flush()
             os.fsync(file.fileno())
-        if is_new:
-            sync_directory(self._path.parent)
 
     def remove(self) -> None:
         """Forget them: they are kept elsewhere now."""

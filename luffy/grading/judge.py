@@ -25,6 +25,7 @@ _VERDICT = re.compile(r"VERDICT\s*:\s*\W{0,3}(\w+)", re.IGNORECASE)
 _FIELD = re.compile(r"\{(question|reference|answer)\}")
 _REFUSED_FOR_GOOD = (400, 401, 403, 404, 405, 422)
 _PAUSE_S = 0.5
+_UNREACHED = "judge: "
 """Before the second attempt; doubled before each further one."""
 
 
@@ -58,7 +59,12 @@ def ask_judge(kind: JudgeGrader, question: Question, cache: Path | None) -> Grad
             return _grade(kind, word, question, "", time.monotonic() - started)
         if attempt < kind.retries:
             time.sleep(_PAUSE_S * 2**attempt)
-    return Grade(failure.outcome, question.answer, f"judge: {failure}", time.monotonic() - started)
+    return Grade(failure.outcome, question.answer, f"{_UNREACHED}{failure}", time.monotonic() - started)
+
+
+def is_unjudged(grade: Grade) -> bool:
+    """Whether a judge was asked and could not be reached: the grade says nothing of the answer."""
+    return grade.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT) and _UNREACHED in grade.reason
 
 
 def _request(kind: JudgeGrader, question: Question) -> Mapping[str, object]:

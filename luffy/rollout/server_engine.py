@@ -242,6 +242,8 @@ def _body(request: RolloutRequest, params: SamplingParams, salt: str) -> dict[st
             "logprobs": 0,
             # A server reads its tokens only to find a text among them.
             "detokenize": bool(params.stop),
+            # Among such texts there may be special tokens.
+            "skip_special_tokens": False,
             **at_text,
         },
     }

@@ -427,6 +427,8 @@ def _sampling(request: RolloutRequest, params: SamplingParams, reads_text: bool)
         stop=list(params.stop) if reads_text else [],
         include_stop_str_in_output=True,
         detokenize=reads_text and bool(params.stop),
+        # Among the texts that end a response there may be special tokens.
+        skip_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 

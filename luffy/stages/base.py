@@ -3,6 +3,11 @@
 Run: python -m luffy.stages.base --config DIR/config.yaml --out DIR
 """
 
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
 from luffy.config.objective import NegativeLogLikelihoodLoss, NormaliserConfig, TermConfig
 from luffy.config.settings import BaseSettings
 from luffy.data.parquet import read_prompts
@@ -13,6 +18,7 @@ from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.training.base_model import adapt_model_folder, copy_tokenizer, new_tiny_model
 from luffy.training.supervised import SupervisedPlan
 
+logger = logging.getLogger(__name__)
 LANGUAGE_MODELLING = TermConfig(
     name="nll",
     select="off_policy",
@@ -24,8 +30,9 @@ LANGUAGE_MODELLING = TermConfig(
 def run(settings: BaseSettings, context: StageContext) -> StageResult:
     """Make `model/` by training or by adapting."""
     if settings.model.path is not None:
-        adapt_model_folder(settings.model, context.out / "model")
+        turn_ends = adapt_model_folder(settings.model, context.out / "model")
         copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
+        _warn_of_other_ends(context.out / "model", turn_ends)
         context.events.progress(1, 1)
         return StageResult(outputs=("model",), metrics={})
     assert settings.base is not None and settings.model.architecture is not None
@@ -43,6 +50,20 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
     )
     model = new_tiny_model(settings.model.architecture, tokenizer, settings.seed)
     return run_supervised(settings, context, model, settings.model.dtype, examples, plan, tokenizer)
+
+
+def _warn_of_other_ends(model: Path, turn_ends: Sequence[int]) -> None:
+    """A chat model may end its turns by a token that is not the tokenizer's end of sequence."""
+    tokenizer = load_tokenizer(model)
+    others = [str(tokenizer.convert_ids_to_tokens(token)) for token in turn_ends if token != tokenizer.eos_token_id]
+    if others:
+        logger.warning(
+            "responses end at %s alone, the model's own settings also end them at %s: if it closes its turns so, "
+            "evaluate it with evaluation.stop=%s, or its responses run on",
+            tokenizer.eos_token,
+            " and ".join(others),
+            json.dumps(others),
+        )
 
 
 if __name__ == "__main__":

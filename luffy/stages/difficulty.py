@@ -43,6 +43,7 @@ from luffy.evaluation.results import SampleRecord
 from luffy.files import link_or_copy, write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.pipeline.identity import Identity, IdentityRecord, read_identity
+from luffy.pipeline.manifest import read_manifest
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.responses import ResponseProgress, open_generator
@@ -98,13 +99,21 @@ def _adopt_shards(context: StageContext) -> None:
     if own is None or any(shards.iterdir()):
         return
     others = [path for path in sorted(context.out.parent.iterdir()) if path != context.out]
-    alike = [path for path in others if _measurement(read_identity(path)) == _measurement(own)]
+    alike = [
+        path for path in others if _measurement(read_identity(path)) == _measurement(own) and not _by_edited_code(path)
+    ]
     found = max(([*_shards(path / _SHARDS)] for path in alike), key=len, default=[])
     # In their order: a kill in between leaves the beginning of the sequence.
     for path in found:
         link_or_copy(str(path), str(shards / path.name))
     if found:
         context.events.message(f"starts from what was drawn for other bounds in {found[0].parents[1].name}")
+
+
+def _by_edited_code(directory: Path) -> bool:
+    """Whether the result there was made by other code than its identity says."""
+    manifest = read_manifest(directory)
+    return manifest is not None and bool(manifest.code_changed)
 
 
 def _measurement(record: IdentityRecord | None) -> tuple[Identity, Mapping[str, str]] | None:
@@ -139,7 +148,13 @@ def _measure(
         cache = context.out / JUDGE_CACHE
         with GraderPool.configured(context.execution.grader_workers, settings.grading, cache) as grader:
             evaluator = Evaluator(
-                generator.engine, grader, tokenizer, _protocol(config), settings.seed, generator.batch_size
+                generator.engine,
+                grader,
+                tokenizer,
+                _protocol(config),
+                settings.seed,
+                generator.batch_size,
+                second_opinion=False,
             )
             at_once = max(generator.batch_size // config.num_samples, 1)
             number = _next_number(context.out / _SHARDS)

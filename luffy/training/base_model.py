@@ -42,11 +42,11 @@ def new_tiny_model(architecture: TinyArchitecture, tokenizer: PreTrainedTokenize
     return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
 
 
-def adapt_model_folder(model: ModelConfig, out: Path) -> None:
+def adapt_model_folder(model: ModelConfig, out: Path) -> tuple[int, ...]:
     """Copy the folder (or hub snapshot) at `model.path` to `out` with its configuration adapted, weights untouched.
 
     The tokenizer stays behind: `prepare_data` has adapted it. Sampling habits in `generation_config.json` are dropped:
-    only the settings of the experiment decide how text is drawn.
+    only the settings of the experiment decide how text is drawn. Returns the tokens that end a response by them.
     """
     assert model.path is not None
     source = Path(model.path)
@@ -63,6 +63,14 @@ def adapt_model_folder(model: ModelConfig, out: Path) -> None:
     )
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     (out / "config.json").write_text(json.dumps(_adapt(config, model), indent=2), encoding="utf-8")
+    return _turn_ends(source / "generation_config.json")
+
+
+def _turn_ends(generation_config: Path) -> tuple[int, ...]:
+    if not generation_config.is_file():
+        return ()
+    found = json.loads(generation_config.read_text(encoding="utf-8")).get("eos_token_id")
+    return tuple(found) if isinstance(found, list) else () if found is None else (found,)
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:

@@ -44,6 +44,8 @@ def write_evaluation(
     day: int = 1,
     code_changed: tuple[str, ...] = (),
     without: str = "",
+    reference: str = "2",
+    system_prompt: str | None = None,
 ) -> Path:
     """A finished stage `key` whose model (digest `model`) gets `verdicts` by suite and decoding on `problems`.
 
@@ -58,7 +60,7 @@ def write_evaluation(
         assert isinstance(decodings, dict)
         samples = decodings[decoding]["num_samples"]
         records = [
-            _record(suite, decoding, uid, sample, verdict(number, sample))
+            _record(suite, decoding, uid, sample, verdict(number, sample), reference)
             for number, uid in enumerate(problems)
             for sample in range(samples)
         ]
@@ -72,6 +74,8 @@ def write_evaluation(
     write_results(
         directory / "results.json", EvaluationResults(checkpoint=checkpoint, confidence=0.95, rows=tuple(rows))
     )
+    if system_prompt is not None:
+        _write_data(workspace, f"data_of_{key}", system_prompt)
     write_manifest(
         directory,
         Manifest(
@@ -80,7 +84,7 @@ def write_evaluation(
             key=key,
             series=None,
             settings={"seed": 0, "dtype": "float32", "evaluation": protocol, "grading": {"kind": "math"}},
-            upstream={},
+            upstream={} if system_prompt is None else {"data": f"data_of_{key}"},
             consumed={"data": "d", "model": model or key},
             outputs=collect_outputs(directory, ["samples.jsonl", "results.json"]),
             metrics={},
@@ -109,7 +113,23 @@ def write_run(workspace: Workspace, run: str, evaluations: Mapping[str, str], *o
     (directory / "run.json").write_text(json.dumps(record), encoding="utf-8")
 
 
-def _record(suite: str, decoding: str, uid: str, sample: int, correct: bool) -> SampleRecord:
+def _write_data(workspace: Workspace, key: str, system_prompt: str) -> None:
+    """The manifest of a `prepare_data` that puts `system_prompt` before every problem."""
+    directory = workspace.stage_directory("prepare_data", key)
+    directory.mkdir(parents=True, exist_ok=True)
+    moment = "2026-03-01T09:00:00+00:00"
+    settings = {"data": {"system_prompt": system_prompt}}
+    write_manifest(
+        directory,
+        Manifest(
+            stage="prepare_data", node="prepare_data", key=key, series=None, settings=settings, upstream={},
+            consumed={}, outputs=collect_outputs(directory, []), metrics={}, execution=ExecutionConfig(), versions={},
+            hardware={}, started=moment, ended=moment,
+        ),
+    )  # fmt: skip
+
+
+def _record(suite: str, decoding: str, uid: str, sample: int, correct: bool, reference: str) -> SampleRecord:
     return SampleRecord(
         suite=suite,
         decoding=decoding,
@@ -119,7 +139,7 @@ def _record(suite: str, decoding: str, uid: str, sample: int, correct: bool) -> 
         prompt="1 +1",
         response="\\boxed{2}",
         answer="2",
-        ground_truth="2",
+        ground_truth=reference,
         outcome="correct" if correct else "wrong",
         reason="",
         correct=correct,

@@ -31,6 +31,8 @@ _APART = (*_OF_SUITES, "decodings", "confidence", "engine")
 """What of `evaluation` is not shared by all suites and decodings, or does not belong to the protocol."""
 _WORDS = {"top_p": "top-p {}", "template": "{} prompt template"}
 _OTHER_VERSION = "written by another version"
+_OWN_TEMPLATE = "own"
+_SYSTEM_PROMPT = "system_prompt"
 _NOT_SET = ("null", "[]", "{}")
 
 
@@ -60,7 +62,8 @@ class Column:
     num_samples: int
     """Responses a problem."""
     problems: str
-    """Hash of the problems, and of what the experiment sets for this suite alone (its grader, its template)."""
+    """Hash of the problems with their reference answers, and of what the experiment sets for this suite alone (its
+    grader, its template)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ class LeftOut:
     reason: str
 
 
+_Asked = tuple[str, str]
+"""A suite under a decoding."""
 _Model = tuple[str, str, str]
 """What makes a row of its own: the weights' digest, and the engine and type that computed with them."""
 
@@ -134,7 +139,7 @@ def _read_stage(workspace: Workspace, directory: Path, left_out: list[LeftOut]) 
         if manifest is not None and not reason:
             if manifest.stage == "sweep":
                 return list(_read_sweep(workspace, directory, manifest))
-            return list(_read(directory, manifest, _settings(manifest), manifest.consumed["model"]))
+            return list(_read(directory, manifest, _settings(workspace, manifest), manifest.consumed["model"]))
     except (LuffyError, KeyError, TypeError, ValueError):  # what readers of another version's files raise
         reason = _OTHER_VERSION
     left_out.append(LeftOut(directory, reason))
@@ -155,39 +160,47 @@ def _read_sweep(workspace: Workspace, directory: Path, manifest: Manifest) -> It
     """Each of its steps; that of the run's end is the model that `evaluate` knows by its digest."""
     rl = read_manifest(workspace.stage_directory("rl", manifest.upstream["model"]))
     last = _mapping(rl.settings, "rl").get("steps") if rl is not None else None
+    settings = _settings(workspace, manifest)
     for folder in sorted(directory.glob("step_*")):
         step, model = int(folder.name.removeprefix("step_")), manifest.consumed["model"]
-        yield from _read(folder, manifest, _settings(manifest), model if step == last else f"{model}@{step}", step)
+        yield from _read(folder, manifest, settings, model if step == last else f"{model}@{step}", step)
 
 
-def _settings(manifest: Manifest) -> Mapping[str, object]:
-    """Those of `evaluate`, which a sweep has under its own."""
-    return _mapping(manifest.settings, "protocol") if manifest.stage == "sweep" else manifest.settings
+def _settings(workspace: Workspace, manifest: Manifest) -> Mapping[str, object]:
+    """Those of `evaluate`, which a sweep has under its own, and the system prompt that its data was given."""
+    own = _mapping(manifest.settings, "protocol") if manifest.stage == "sweep" else manifest.settings
+    data = read_manifest(workspace.stage_directory("prepare_data", manifest.upstream.get("data", "")))
+    prompt = None if data is None else _mapping(data.settings, "data").get(_SYSTEM_PROMPT)
+    return {**own, _SYSTEM_PROMPT: prompt}
 
 
 def _read(
     directory: Path, manifest: Manifest, settings: Mapping[str, object], model: str, step: int | None = None
 ) -> Iterator[_Found]:
     results = read_results(directory / RESULTS_FILE)
-    correct = _correct_counts(directory)
+    correct, references = _read_samples(directory)
     for row in results.rows:
-        counts = correct[row.suite, row.decoding]
+        counts, golds = correct[row.suite, row.decoding], references[row.suite, row.decoding]
         yield _Found(
             model=(model, str(_mapping(settings, "evaluation").get("engine")), str(settings.get("dtype"))),
             checkpoint=results.checkpoint if step is None else "rl",
             step=step,
             protocol=_protocol(settings, results, row.decoding),
-            column=Column(row.suite, row.num_problems, row.num_samples, _problems(settings, row.suite, counts)),
+            column=Column(row.suite, row.num_problems, row.num_samples, _problems(settings, row.suite, golds)),
             cell=Cell(row, counts, manifest.key, manifest.ended),
         )
 
 
-def _correct_counts(directory: Path) -> dict[tuple[str, str], dict[str, int]]:
-    correct: dict[tuple[str, str], dict[str, int]] = {}
+def _read_samples(directory: Path) -> tuple[dict[_Asked, dict[str, int]], dict[_Asked, dict[str, str]]]:
+    """Correct responses and the reference answer, by suite and decoding and then by problem."""
+    correct: dict[_Asked, dict[str, int]] = {}
+    references: dict[_Asked, dict[str, str]] = {}
     for record in read_sample_records(directory / SAMPLES_FILE):
-        counts = correct.setdefault((record.suite, record.decoding), {})
+        asked = record.suite, record.decoding
+        counts = correct.setdefault(asked, {})
         counts[record.uid] = counts.get(record.uid, 0) + record.correct
-    return correct
+        references.setdefault(asked, {})[record.uid] = record.ground_truth
+    return correct, references
 
 
 def _entries(found: Iterable[_Found], uses: Mapping[str, Sequence[Use]]) -> list[Entry]:
@@ -244,6 +257,8 @@ def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decodi
     shared = {name: value for name, value in evaluation.items() if name not in _APART}
     settings = flatten(drawn) | flatten(shared)
     grading = {f"grading.{name}": value for name, value in flatten(of_stage.get("grading")).items()}
+    if evaluation.get("template", _OWN_TEMPLATE) == _OWN_TEMPLATE:  # the others have a system message of their own
+        grading[f"data.{_SYSTEM_PROMPT}"] = json.dumps(of_stage.get(_SYSTEM_PROMPT))
     text = _in_words(settings)
     return Protocol(decoding, settings | grading | {"confidence": str(results.confidence)}, text)
 
@@ -261,10 +276,10 @@ def _in_words(settings: Mapping[str, str]) -> str:
     return ", ".join([*words, *(f"{name} {value}" for name, value in left.items())])
 
 
-def _problems(settings: Mapping[str, object], suite: str, correct: Mapping[str, int]) -> str:
+def _problems(settings: Mapping[str, object], suite: str, references: Mapping[str, str]) -> str:
     evaluation = _mapping(settings, "evaluation")
     own = [_mapping(evaluation, name).get(suite) for name in _OF_SUITES]
-    content = json.dumps([sorted(correct), [each for each in own if each is not None]], sort_keys=True)
+    content = json.dumps([sorted(references.items()), [each for each in own if each is not None]], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 

@@ -9,7 +9,7 @@ from luffy.cli import main as command
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig, MathGrader
-from luffy.config.settings import EvaluateSettings
+from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.data.parquet import write_prompts
 from luffy.evaluation.results import (
     EvaluationResults,
@@ -51,7 +51,9 @@ def evaluation(folder: Path, answers: str, suite: str = "arc", gold: str = "B") 
     return folder
 
 
-def with_data(folder: Path, data: Path, count: int, named: dict[str, MathGrader | ExactGrader]) -> None:
+def with_data(
+    folder: Path, data: Path, count: int, named: dict[str, MathGrader | ExactGrader], *, sweep: bool = False
+) -> None:
     (data / "suites").mkdir(parents=True)
     question = Message("user", "Which one?\nA. one\nB. two\nC. three")
     prompts = [Prompt(f"p{i}", "arc", (question,), "B", extra_info={"options": ["one", "two", "three"]})
@@ -61,7 +63,9 @@ def with_data(folder: Path, data: Path, count: int, named: dict[str, MathGrader 
         seed=0, dtype="float32", evaluation=EvaluationConfig(max_response_tokens=8), grading=GradingConfig(named=named)
     )
     job = StageJob(
-        node="evaluate_rl", stage="evaluate", key="k", settings=settings, inputs={"data": str(data)}, upstream={},
+        node="sweep" if sweep else "evaluate_rl", stage="sweep" if sweep else "evaluate", key="k",
+        settings=SweepSettings(protocol=settings, steps=(2,)) if sweep else settings,
+        inputs={"data": str(data)}, upstream={},
         execution=ExecutionConfig(), tracking=TrackingConfig(),
     )  # fmt: skip
     write_job(folder / "config.yaml", job)
@@ -93,6 +97,43 @@ def test_rescore_takes_graders_by_the_evaluations_own_names_and_with_settings(tm
         out = tmp_path / grader[:3]
         assert command.main(["rescore", str(stage), "--grader", grader, "--out", str(out)]) == 0
         assert read_results(out / "results.json").rows[0].accuracy == pytest.approx(2 / 3)
+
+
+def test_rescore_leaves_multiple_choice_beside_other_suites_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = evaluation(tmp_path / "it", "BCB")
+    records = list(read_sample_records(stage / "samples.jsonl"))
+    boxed = [replace(r, suite="sums", grader="math", response="\\boxed{3}", ground_truth="3") for r in records]
+    write_sample_records(stage / "samples.jsonl", [*records, *boxed])
+    rows = (result_row(records, 0.95), result_row(boxed, 0.95))
+    write_results(stage / "results.json", EvaluationResults(checkpoint="rl", confidence=0.95, rows=rows))
+    assert command.main(["rescore", str(stage), "--grader", "math_strict", "--out", str(tmp_path / "all")]) == 0
+    assert "arc: multiple choice, left as it is; --suite arc grades it, too" in capsys.readouterr().out
+    assert {r.suite for r in read_sample_records(tmp_path / "all" / "samples.jsonl")} == {"sums"}
+    asked = ["rescore", str(stage), "--grader", "math_strict", "--suite", "arc", "--out", str(tmp_path / "one")]
+    assert command.main(asked) == 0
+    assert {r.suite for r in read_sample_records(tmp_path / "one" / "samples.jsonl")} == {"arc"}
+
+
+def test_a_step_of_a_sweep_is_rescored_with_the_questions_of_its_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    step = evaluation(sweep / "step_000002", "BCB")
+    with_data(sweep, tmp_path / "data", 3, {}, sweep=True)
+    assert command.main(["rescore", str(step), "--grader", "choice"]) == 0
+    assert "graded without" not in capsys.readouterr().out
+
+
+def test_a_long_grader_and_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stage = evaluation(tmp_path / "it", "BCB")
+    longest = "{kind: any, of: [" + ", ".join(["{kind: math, boxed: preferred}"] * 20) + "]}"
+    assert command.main(["rescore", str(stage), "--grader", longest]) == 0
+    (tmp_path / "file").write_text("")
+    assert command.main(["rescore", str(stage), "--grader", "choice", "--out", str(tmp_path / "file")]) == 2
+    assert "cannot be made" in capsys.readouterr().err
 
 
 def test_rescore_without_the_order_of_the_stage_says_what_it_lacks(

@@ -27,12 +27,21 @@ def test_a_chain_without_rl_has_no_use_for_it():
     assert load_experiment(SMOKE, ["difficulty={}", "chain=sft"]).measured_difficulty is None
 
 
-def test_what_it_does_not_say_is_said_by_rl_and_evaluation():
-    inherited = load_experiment(SMOKE, ["difficulty={}", "rl.temperature=0.7", "evaluation.engine=vllm"])
+@pytest.mark.parametrize(("cluster", "engine"), [("local", "transformers"), ("ray", "vllm")])
+def test_what_it_does_not_say_is_said_by_rl(cluster, engine):
+    inherited = load_experiment(SMOKE, ["difficulty={}", "rl.temperature=0.7", f"cluster={cluster}"])
     found = inherited.measured_difficulty
-    assert (found.temperature, found.max_response_tokens, found.engine) == (0.7, 64, "vllm")
+    assert (found.temperature, found.max_response_tokens, found.engine) == (0.7, 64, engine)
+
+
+def test_how_checkpoints_are_evaluated_says_nothing_of_it():
+    inherited = load_experiment(SMOKE, ["difficulty={}", "evaluation.engine=vllm"])
+    assert inherited.measured_difficulty.engine == "transformers"
+
+
+def test_what_it_says_itself_holds():
     own = {"temperature": 1.2, "max_response_tokens": 32, "engine": "transformers"}
-    given = load_experiment(SMOKE, [f"difficulty={own}", "evaluation.engine=vllm"]).measured_difficulty
+    given = load_experiment(SMOKE, [f"difficulty={own}", "cluster=ray"]).measured_difficulty
     assert {name: getattr(given, name) for name in own} == own
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
+from luffy.config.model import ModelConfig
 from luffy.config.of_checkpoint import evaluation_of, sweep_of
 from luffy.errors import ConfigError
 from luffy.pipeline.graph import build_graph
@@ -83,3 +84,19 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_what_trains_needs_its_data(stages: str) -> None:
     with pytest.raises(ConfigError, match=r"data.train: missing; stage (sft|rl) learns from it"):
         load_experiment(SMOKE, ["data.train=null", f"stages={stages}"])
+
+
+def test_a_protocol_that_cannot_be_followed_is_one_line():
+    config = load_experiment(SMOKE)
+    servers = config.evaluation.model_copy(update={"engine": "openai"})
+    config = config.model_copy(update={"evaluation": servers})
+    with pytest.raises(ConfigError, match=r"execution\.server\.urls: missing") as caught:
+        evaluation_of(config, "some/model")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_experiments_own_model_keeps_the_context_that_it_gives_it(folder):
+    config = load_experiment(SMOKE)
+    own = ModelConfig(path=str(folder / "model"), rope_theta=40000, max_position_embeddings=99)
+    config = config.model_copy(update={"model": own})
+    assert evaluation_of(config, str(folder / "model")).model.max_position_embeddings == 99

@@ -106,6 +106,27 @@ def test_suites_of_one_name_with_other_problems_or_graders_are_other_columns(wor
     assert len(set(accuracy_table(table).header)) == 6
 
 
+def test_problems_with_other_reference_answers_are_another_column(workspace: Workspace) -> None:
+    write_evaluation(workspace, "a", {GREEDY: first(90)}, model="m", day=1)
+    write_evaluation(workspace, "b", {GREEDY: first(40)}, model="m", day=2, reference="3")
+    (table,) = board_of(workspace).tables
+    (row,) = table.rows
+    assert sorted(cell.row.accuracy for cell in row.cells.values()) == [0.4, 0.9]
+
+
+def test_models_asked_with_another_system_prompt_are_in_another_table(workspace: Workspace) -> None:
+    write_evaluation(workspace, "a", {GREEDY: first(90)}, system_prompt="Think.")
+    write_evaluation(workspace, "b", {GREEDY: first(40)}, system_prompt="Answer.")
+    write_evaluation(workspace, "c", {GREEDY: first(50)}, system_prompt="Answer.")
+    assert sorted(len(table.rows) for table in board_of(workspace).tables) == [1, 2]
+
+
+def test_a_fixed_template_knows_no_system_prompt(workspace: Workspace) -> None:
+    for key, prompt in {"a": "Think.", "b": "Answer."}.items():
+        write_evaluation(workspace, key, {GREEDY: first(90)}, system_prompt=prompt, evaluation={"template": "r1_zero"})
+    assert len(board_of(workspace).tables) == 1
+
+
 @pytest.mark.parametrize(("best", "following", "is_marked"), [(70, 40, True), (52, 50, False), (50, 50, False)])
 def test_the_best_is_marked_only_where_it_is_certainly_better(
     workspace: Workspace, best: int, following: int, is_marked: bool

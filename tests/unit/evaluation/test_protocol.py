@@ -10,7 +10,7 @@ import pytest
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
-from luffy.config.grading import FormatGrader, MathGrader
+from luffy.config.grading import FormatGrader, JudgeGrader, MathGrader
 from luffy.data.templates import render_prompt
 from luffy.errors import ClusterError, DataError
 from luffy.evaluation.protocol import Evaluator, Suite, check_suite
@@ -223,3 +223,14 @@ def test_a_suite_is_checked_under_its_template() -> None:
 def test_a_suite_that_cannot_be_evaluated_whole_is_refused(prompts: list[Prompt], complaint: str) -> None:
     with pytest.raises(DataError, match=complaint):
         check_suite(Suite("sums", prompts), TOKENIZER, 32, 32 + LONGEST - 1)
+
+
+def test_a_judge_that_cannot_be_reached_ends_the_evaluation_and_keeps_what_was_graded(tmp_path: Path) -> None:
+    judge = JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0)
+    config = CONFIG.model_copy(update={"suites": {"sums": SuiteConfig(grader=judge)}})
+    with pytest.raises(ClusterError, match=r"4 of 4 responses are without a verdict \(judge: http://127"):
+        evaluate(solve_openly, "greedy", config=config)
+
+
+def solve_openly(prompt: str, seed: int) -> str:
+    return "it is 3"
