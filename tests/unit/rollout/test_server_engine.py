@@ -188,7 +188,7 @@ def test_a_request_says_all_that_shapes_the_draw_and_no_more(
         "token_ids": [1, 2, 7, 8, 9],
         "sampling_params": {
             "temperature": 0.7, "top_p": 1.0, "seed": 5, "max_tokens": 5, "stop_token_ids": [4], "ignore_eos": True,
-            "logprobs": 0, "detokenize": False,
+            "logprobs": 0, "detokenize": False, "skip_special_tokens": False,
         },
     }  # fmt: skip
 
