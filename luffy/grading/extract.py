@@ -19,7 +19,7 @@ _BOX = r"\boxed"
 _TOKEN = re.compile(r"\\boxed\s*+\{|\\[{}]|\\\\(?!boxed)|[{}]")
 
 _ANSWER_OPEN, _ANSWER_CLOSE = "<answer>", "</answer>"
-_CUE = re.compile(r"(?:answer|solution)(?: is| *:|s are)[ \t:]*(?=\S)", re.IGNORECASE)
+_CUE = re.compile(r"(?:answer|solution)(?: is|\*{0,2} *:|s are)[ \t:]*(?=\S)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])[+-]?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+(?:/[0-9]++)?+%?")
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
 _MAX_BARE = 100
