@@ -36,7 +36,7 @@ def grade_choice(request: GradeRequest) -> Grade:
     gold = _label_in(request.ground_truth, labels, ())
     if gold is None:
         return Grade(Outcome.UNPARSABLE, None, "the reference is no option's label")
-    reply = own_reply(request.response, request.problem.question, boxed_only=False)
+    reply = own_reply(request.response, request.problem.question, False, request.problem.shown)
     if reply is None:
         return Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
     phrases = [(sign, text) for sign, text in _signs(reply, labels, request.problem.options) if text]

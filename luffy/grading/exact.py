@@ -15,7 +15,7 @@ _EDGES = " \t\n\"'`*$“”‘’"
 
 def grade_exact(kind: ExactGrader, request: GradeRequest) -> Grade:
     """Compare the normalised texts of the answer and the reference."""
-    reply = own_reply(request.response, request.problem.question, kind.boxed == "required")
+    reply = own_reply(request.response, request.problem.question, kind.boxed == "required", request.problem.shown)
     if reply is None:
         return Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
     found = _extracted(kind, reply)
