@@ -3,7 +3,8 @@ r"""Multiple choice: the letter that a final reply settles on.
 By priority: the last `\boxed{}`, the last `<answer>`, the last "answer: C" / "the answer is (C)", a reply (or last
 line) that is nothing but a label. In each of them a label, a label with its option's text, or that text alone; a
 capital that is a label is never the text of another option. The label is a digit where the reference is one. What only
-repeats the question is not looked at, and two labels are none.
+repeats the question is not looked at, two labels are none, and a last "the answer is" without a label takes back those
+before it.
 """
 
 import re
@@ -17,12 +18,13 @@ from luffy.types import Outcome
 MAX_OPTIONS = 26
 _CUE = re.compile(
     r"(?:answer|option|choice)(?:\s(?:option|choice))?"
-    r"(?:\W{0,4}\s(?:is|would be|must be|should be)\b|\s?\*{0,2}\s?:)[ \t]{0,4}"
+    r"(?:\W{0,4}\s(?:is|would be|must be|should be)\b(?:\s?\*{0,2}\s?:)?|\s?\*{0,2}\s?:)[ \t]{0,4}"
     r"|\bANSWER\s(?=\(?[A-Z]\b)",
     re.IGNORECASE,
 )
 _WRAPPING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathsf|mbox|boxed|operatorname)\s*|[{}$*_`\"']|\\[(),;:! \[\]]")
 _LEAD = re.compile(r"(?:(?:option|choice|answer|letter)\b\s*:?\s*)*", re.IGNORECASE)
+_COMMAND = re.compile(r"\s*\\[A-Za-z]+\s*")
 _WINDOW = 400
 _REASONS = frozenset(("because", "since", "as", "due", "given", "for", "by", "with", "which", "where", "based"))
 """Words that may follow a bare `A` or `I`, which are an article and a pronoun otherwise."""
@@ -34,10 +36,10 @@ def grade_choice(request: GradeRequest) -> Grade:
     gold = _label_in(request.ground_truth, labels, ())
     if gold is None:
         return Grade(Outcome.UNPARSABLE, None, "the reference is no option's label")
-    reply = own_reply(request.response, request.problem.question, boxed_only=False)
+    reply = own_reply(request.response, request.problem.question, False, request.problem.shown)
     if reply is None:
         return Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
-    phrases = [(sign, text) for sign, text in _signs(reply) if text]
+    phrases = [(sign, text) for sign, text in _signs(reply, labels, request.problem.options) if text]
     for sign, text in phrases:
         label = _label_in(text, labels, request.problem.options)
         if label is not None:
@@ -57,18 +59,31 @@ def _labels(request: GradeRequest) -> str:
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: count or 10]
 
 
-def _signs(reply: str) -> list[tuple[str, str]]:
+def _signs(reply: str, labels: str, options: Sequence[str]) -> list[tuple[str, str]]:
     """Where an answer may stand, the strongest sign first."""
-    cues = list(_CUE.finditer(reply))
     lines = [line for line in reply[-4 * _WINDOW :].splitlines() if line.strip()]
     last = lines[-1] if lines and len(lines[-1]) <= _WINDOW else ""
     bare = last if _is_bare(last) or (len(lines) == 1 and _LABELLED.match(_bare(last))) else ""
     return [
         ("the box", boxed_answer(reply) or ""),
         ("<answer>", answer_tag(reply) or ""),
-        *(("'the answer is'", reply[cue.end() : cue.end() + _WINDOW].strip()) for cue in reversed(cues[-3:])),
+        ("'the answer is'", _last_cue(reply, labels, options)),
         ("the last line", bare),
     ]
+
+
+def _last_cue(reply: str, labels: str, options: Sequence[str]) -> str:
+    """What follows the last cue; "this option is wrong" is none, though "the right option is not C" is."""
+    for cue in reversed(list(_CUE.finditer(reply))[-3:]):
+        text = reply[cue.end() : cue.end() + _WINDOW].strip()
+        if not text:
+            continue
+        sentence = re.split(r"\.\s|\n", text, maxsplit=1)[0]
+        if cue[0][:6].casefold() == "answer" or re.search(rf"(?<!\w)[{labels}](?!\w)", sentence):
+            return text
+        if _label_in(text, labels, options) is not None:
+            return text
+    return ""
 
 
 _LABELLED = re.compile(r"\(?[A-Z0-9](?:\)|[.:]\s)")
@@ -98,7 +113,7 @@ def _label_in(text: str, labels: str, options: Sequence[str]) -> str | None:
     found = re.match(rf"[(\[]?\s*([{labels}{labels.lower()}])\s*([)\].:,]|(?![\w\-'’]))", bare)
     if found is None:
         return None
-    label, behind = found.group(1), bare[found.end() :]
+    label, behind = found.group(1), _COMMAND.sub(" ", bare[found.end() :])
     if _is_a_word(found.group(), behind) or re.match(rf"\W{{0,3}}(?:(?:and|or|&)\b)?\W{{0,3}}[{labels}](?!\w)", behind):
         return None
     return label.upper()

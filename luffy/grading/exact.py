@@ -1,5 +1,6 @@
 """Equal texts."""
 
+import re
 import unicodedata
 
 from luffy.config.grading import ExactGrader
@@ -8,12 +9,13 @@ from luffy.grading.request import Grade, GradeRequest
 from luffy.types import Outcome
 
 _WRAPPERS = ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{")
+_ANNOUNCED = re.compile("answer|solution", re.IGNORECASE)
 _EDGES = " \t\n\"'`*$“”‘’"
 
 
 def grade_exact(kind: ExactGrader, request: GradeRequest) -> Grade:
     """Compare the normalised texts of the answer and the reference."""
-    reply = own_reply(request.response, request.problem.question, kind.boxed == "required")
+    reply = own_reply(request.response, request.problem.question, kind.boxed == "required", request.problem.shown)
     if reply is None:
         return Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
     found = _extracted(kind, reply)
@@ -32,9 +34,10 @@ def _extracted(kind: ExactGrader, reply: str) -> Extracted | None:
     if boxed is not None or kind.boxed == "required":
         return None if boxed is None else Extracted(boxed, "the box")
     lines = reply.strip().splitlines()
-    if len(lines) == 1 and "answer" not in reply:
-        return Extracted(lines[0].strip(), "a reply of one line")
-    return plain_answer(reply)
+    whole = Extracted(lines[0].strip(), "a reply of one line") if len(lines) == 1 else None
+    if whole is not None and not _ANNOUNCED.search(reply):
+        return whole
+    return plain_answer(reply) or whole
 
 
 def _normal(text: str, ignore_case: bool) -> str:

@@ -8,6 +8,7 @@ Everything here is linear in the length of the response, whatever it holds.
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 THINK_OPEN = "<think>"
@@ -19,12 +20,12 @@ _BOX = r"\boxed"
 _TOKEN = re.compile(r"\\boxed\s*+\{|\\[{}]|\\\\(?!boxed)|[{}]")
 
 _ANSWER_OPEN, _ANSWER_CLOSE = "<answer>", "</answer>"
-_CUE = re.compile(r"(?:answer|solution)(?: is| *:|s are)[ \t:]*(?=\S)", re.IGNORECASE)
+_CUE = re.compile(r"(?:answer|solution)(?: is|\*{0,2} *:|s are)[ \t:]*(?=\S)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])[+-]?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+(?:/[0-9]++)?+%?")
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
 _MAX_BARE = 100
 _MIN_ECHO = 8
-"""A question shorter than this may occur in any reply."""
+"""A shorter question or message may occur in any reply."""
 _MAX_PHRASE = 1000
 
 
@@ -45,15 +46,19 @@ def extract_answer(response: str) -> str | None:
     return None if reply is None else boxed_answer(reply)
 
 
-def own_reply(response: str, question: str, boxed_only: bool) -> str | None:
-    """Return the final reply without repetitions of `question`; None while reasoning is still open.
+def own_reply(response: str, question: str, boxed_only: bool, shown: Sequence[str] = ()) -> str | None:
+    """Return the final reply without repetitions of `question` and what else was shown; None in open reasoning.
 
-    Where only boxes count, a question without one is left in: its text may be part of an honest answer.
+    Where only boxes count, a text without one is left in: it may be part of an honest answer.
     """
-    reply, question = final_reply(response), question.strip()
-    if reply is None or len(question) < _MIN_ECHO or (boxed_only and last_box(question) is None):
-        return reply
-    return reply.replace(question, "\n")
+    reply = final_reply(response)
+    if reply is None:
+        return None
+    # The longest first: a text may stand within another.
+    for text in sorted({text.strip() for text in (question, *shown)}, key=lambda text: (-len(text), text)):
+        if len(text) >= _MIN_ECHO and text in reply and (not boxed_only or last_box(text) is not None):
+            reply = reply.replace(text, "\n")
+    return reply
 
 
 def boxed_answer(reply: str) -> str | None:

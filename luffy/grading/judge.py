@@ -1,7 +1,8 @@
 """A language model as judge, behind an OpenAI-compatible endpoint: bounded in time and attempts, cached on disk.
 
-What the judge reads of the response is its final reply alone. A verdict is remembered by the hash of everything that
-the judge was shown, so that a restarted stage asks nothing twice and gets the same verdicts; failures are not.
+What the judge reads of the response is its final reply alone. A verdict is remembered by the hash of the endpoint and
+everything that the judge was shown, so that a restarted stage asks nothing twice and gets the same verdicts; failures
+are not.
 """
 
 import hashlib
@@ -17,15 +18,20 @@ from urllib.parse import urlsplit
 from luffy.config.grading import JudgeGrader
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
+from luffy.grading.extract import final_reply
 from luffy.grading.request import Grade, Question
 from luffy.types import Outcome
 
 MAX_REPLY_BYTES = 1 << 20
 _VERDICT = re.compile(r"VERDICT\s*:\s*\W{0,3}(\w+)", re.IGNORECASE)
+_UNREACHED = "judge: "
+"""Opens the reason of a grade that no verdict of the judge stands behind."""
+_SAYS = "the judge says "
+# A combined grade names its parts' kinds in front of their reasons, which is how the prefix comes to stand twice.
+_FAILURE = re.compile(rf"^{_UNREACHED}(?!(?:remembered; )?{_SAYS})|(?:^|[ ;]){_UNREACHED}{_UNREACHED}")
 _FIELD = re.compile(r"\{(question|reference|answer)\}")
 _REFUSED_FOR_GOOD = (400, 401, 403, 404, 405, 422)
 _PAUSE_S = 0.5
-_UNREACHED = "judge: "
 """Before the second attempt; doubled before each further one."""
 
 
@@ -44,7 +50,7 @@ def ask_judge(kind: JudgeGrader, question: Question, cache: Path | None) -> Grad
     `unparsable`, with the last attempt's reason.
     """
     body = json.dumps(_request(kind, question))
-    file = None if cache is None else cache / f"{hashlib.sha256(body.encode()).hexdigest()}.json"
+    file = None if cache is None else cache / f"{_key(kind, body)}.json"
     known = _remembered(file)
     if known is not None:
         return _grade(kind, known, question, "remembered")
@@ -64,7 +70,7 @@ def ask_judge(kind: JudgeGrader, question: Question, cache: Path | None) -> Grad
 
 def is_unjudged(grade: Grade) -> bool:
     """Whether a judge was asked and could not be reached: the grade says nothing of the answer."""
-    return grade.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT) and _UNREACHED in grade.reason
+    return grade.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT) and _FAILURE.search(grade.reason) is not None
 
 
 def _request(kind: JudgeGrader, question: Question) -> Mapping[str, object]:
@@ -83,17 +89,24 @@ def _request(kind: JudgeGrader, question: Question) -> Mapping[str, object]:
     }
 
 
+def _key(kind: JudgeGrader, body: str) -> str:
+    return hashlib.sha256(f"{kind.url}\n{body}".encode()).hexdigest()
+
+
 def _grade(kind: JudgeGrader, word: str, question: Question, note: str, seconds: float = 0.0) -> Grade:
     outcome = Outcome.CORRECT if word == kind.correct.upper() else Outcome.WRONG
-    return Grade(outcome, question.answer, f"the judge says {word}", seconds).saying(note)
+    return Grade(outcome, question.answer, f"{_SAYS}{word}", seconds).saying(note)
 
 
 def _verdict(reply: bytes) -> str:
     try:
-        text = json.loads(reply)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
+        choice = json.loads(reply)["choices"][0]
+        text, finish = choice["message"]["content"], choice.get("finish_reason")
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise _Failed(Outcome.CRASHED, "the reply is no chat completion") from None
-    words = _VERDICT.findall(text) if isinstance(text, str) else []
+    if finish == "length":
+        raise _Failed(Outcome.UNPARSABLE, "the reply is cut at max_tokens")
+    words = _VERDICT.findall(final_reply(text) or "") if isinstance(text, str) else []
     if not words:
         raise _Failed(Outcome.UNPARSABLE, "the reply holds no verdict")
     return words[-1].upper()

@@ -67,7 +67,7 @@ def leaves(kind: GraderKind) -> list[GraderKind]:
 
 
 def _math(kind: MathGrader, request: GradeRequest) -> Step:
-    reply = own_reply(request.response, request.problem.question, kind.boxed == "required")
+    reply = own_reply(request.response, request.problem.question, kind.boxed == "required", request.problem.shown)
     if reply is None:
         return _OPEN
     answer, note = boxed_answer(reply), ""
@@ -96,7 +96,7 @@ def _refused(answer: str, gold: str) -> Grade | None:
 
 
 def _math_strict(kind: StrictMathGrader, request: GradeRequest) -> Step:
-    reply = own_reply(request.response, request.problem.question, boxed_only=True)
+    reply = own_reply(request.response, request.problem.question, True, request.problem.shown)
     if reply is None:
         return _OPEN
     answer = boxed_answer(reply)

@@ -1,10 +1,13 @@
 """One grading process seen from its parent: start it, ask it under a deadline, kill it."""
 
+import contextlib
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -32,6 +35,7 @@ class WorkerProcess:
     def __init__(self, functions: Sequence[str] = ()) -> None:
         self.is_gone = False
         """Whether it has been killed, or has died."""
+        self._ending = threading.Lock()
         self._connection, remote = Pipe(duplex=True)
         _bound_sending(self._connection)
         try:
@@ -69,15 +73,23 @@ class WorkerProcess:
         return Reply(Outcome.TIMED_OUT, f"no verdict in {timeout_s:g} s")
 
     def kill(self) -> None:
-        """End the process with SIGKILL and collect it; may be called again."""
+        """End the process, and what it started, with SIGKILL and collect it; may be called again."""
         self.is_gone = True
-        self._process.kill()
-        self._process.wait()
+        with self._ending:
+            self._kill_group()
+            self._process.wait()
         self._connection.close()
 
     def interrupt(self) -> None:
         """Send SIGKILL from another thread; whoever waits in `check` sees the worker die."""
-        self._process.kill()
+        with self._ending:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        # Until it has been waited for, the worker's number is its own and that of its group, though it be dead.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def _bound_sending(connection: Connection) -> None:
@@ -96,4 +108,5 @@ def _start(remote: Connection, functions: Sequence[str]) -> subprocess.Popen[byt
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path},
         pass_fds=(remote.fileno(),),
+        start_new_session=True,  # a group of its own: what a custom function starts is killed with it
     )

@@ -1,7 +1,7 @@
 r"""Answers as math-verify can read them: what people and models write beside LaTeX is put into LaTeX.
 
 Nothing here changes a value: full-width and Arabic digits, invisible characters, bold, emoji, `\sqrt(2)`, `√2π`,
-`pi/2`, `1.2e5`, `1\,234`, superscripts and vulgar fractions.
+`pi/2`, `1.2e5`, `2**3`, `1\,234`, superscripts and vulgar fractions.
 """
 
 import re
@@ -31,18 +31,23 @@ _ROOT_IN_BRACKETS = re.compile(r"(?:\\|(?<![A-Za-z\\]))sqrt\s*\(([^()]*)\)")
 _PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
 _SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]{1,3})(?![\w.])")
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\}|,\\!) ?(?=[0-9]{3}(?![0-9]))")
-_BOLD = re.compile(r"\\(?:boldsymbol|bm|pmb)\s*\{([^{}]*)\}|\*\*([^*]*)(?:\*\*|$)")
+_BOLD = re.compile(r"\\(?:boldsymbol|bm|pmb)\s*\{([^{}]*)\}")
+_EMPHASIS = re.compile(r"(?<![\w)\]}])\*\*(?=\S)([^*]+)(?<=\S)\*\*|^\s*\*\*([^*]*)$")
+"""Two asterisks behind an operand are no emphasis but a power."""
+_POWER = re.compile(r"(?<=[\w)\]}])\s?\*\*\s?(?:([+-]?(?:[0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])))|\(([^()]*)\))")
 
 
 def readable(text: str) -> str:
     """Return `text` in LaTeX that math-verify reads; linear in its length."""
+    text = _EMPHASIS.sub(lambda match: match[1] or match[2] or "", text)
+    text = _POWER.sub(lambda match: f"^{{{match[1] or match[2]}}}", text)
     text = _RAISED.sub(lambda match: f"^{{{match.group().translate(_SUPERSCRIPTS)}}}", text)
     text = _VULGAR.sub(lambda match: _fraction(match.group()), text)
     if not (text.isascii() and text.isprintable()):
         text = "".join(map(_plain, unicodedata.normalize("NFKC", text.replace("√", "\ue000")))).replace("\ue000", "√")
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", text.translate(_SYMBOLS))
     text = _ROOT_IN_BRACKETS.sub(r"\\sqrt{\1}", text)
-    text = _BOLD.sub(lambda match: match[1] or match[2] or "", text)
+    text = _BOLD.sub(r"\1", text)
     text = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", _THOUSANDS.sub("", text))
     return _PI.sub(r"\\pi", text).strip()
 

@@ -19,6 +19,8 @@ class Problem:
     data_source: str = ""
     extra_info: Mapping[str, object] = field(default_factory=dict)
     """`options` (or `choices`): the texts of a multiple-choice question's options, in order."""
+    shown: tuple[str, ...] = ()
+    """All that the prompt shows, message by message; an answer that stands in one is not the model's, either."""
 
     @property
     def options(self) -> Sequence[str]:
@@ -26,10 +28,19 @@ class Problem:
         return [text for text in found if isinstance(text, str)] if isinstance(found, list | tuple) else []
 
 
+_MIN_SHOWN = 80
+"""A turn of the model's own that is shorter is no text that is copied, but an answer that may be due again."""
+
+
 def problem_of(prompt: Prompt) -> Problem:
     """What `prompt` says of itself to a grader."""
     asked = [message.content for message in prompt.messages if message.role == "user"]
-    return Problem(asked[-1] if asked else "", prompt.grader, prompt.data_source, prompt.extra_info)
+    shown = tuple(
+        message.content
+        for message in prompt.messages
+        if message.role != "assistant" or len(message.content) >= _MIN_SHOWN
+    )
+    return Problem(asked[-1] if asked else "", prompt.grader, prompt.data_source, prompt.extra_info, shown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,19 +33,21 @@ def strictly_equal(answer: str, gold: str) -> Verdict:
         return Outcome.CORRECT, "equal texts"
     if ("=" in left) != ("=" in right):
         left, right = without_variable(left), without_variable(right)
-    if _bases(left) != _bases(right):
+    if bases(left) != bases(right):
         return Outcome.WRONG, "another number base"
     return _equal(*_same_units(left, right))
 
 
-def _bases(text: str) -> list[str]:
-    """The subscripts of numbers, which the parser would drop."""
+def bases(text: str) -> list[str]:
+    """The subscripts of numbers, which the parsers would drop."""
     return re.findall(r"[0-9]_\{?([0-9]+)", text)
 
 
 def _same_units(left: str, right: str) -> tuple[str, str]:
-    """Both without a unit that only one of them names; as they are where two units differ."""
+    """Both without a unit that only one of them names; as they are where two units differ, or in two lists."""
     (answer, unit), (reference, wanted) = without_unit(left), without_unit(right)
+    if "," in left and "," in right and number(answer) is None:
+        return left, right  # the last element's unit is not that of the others
     if bool(unit) != bool(wanted) or unit == wanted:
         return answer, reference
     return left, right
@@ -173,10 +175,12 @@ def _same_matrices(left: Basic, right: Basic) -> bool:
 
 
 def _same_constants(left: Basic, right: Basic) -> bool:
+    if left.is_rational and right.is_rational:
+        return bool(simplify(left - right) == 0)  # exactly: no digits tell two huge integers apart
     # Many digits first: `simplify` of two constants may be slow, and different ones are told apart at once.
     one, other = N(left, 30), N(right, 30)
     size = max(abs(one), abs(other))
-    return bool(abs(one - other) <= _RELATIVE * size)
+    return bool(size.is_finite and abs(one - other) <= _RELATIVE * size)
 
 
 def _same_relations(left: Basic, right: Basic) -> bool:

@@ -23,7 +23,6 @@ _REPLACED = (
     ("\\;", " "),
     ("\\:", " "),
     ("\\quad", " "),
-    ("\\ ", " "),
     ("~", " "),
     ("{,}", ","),
     ("^{\\circ}", "^\\circ"),
@@ -33,6 +32,9 @@ _REPLACED = (
     ("\\leq", "\\le"),
     ("\\geq", "\\ge"),
 )
+_SPACE = re.compile(r"(?<!\\)((?:\\\\)*)\\ ")
+"""A backslash and a space; the second backslash of a matrix's row break is none."""
+_STRAY_EMPHASIS = re.compile(r"(?<![\w)\]}])\*\*|\*\*$")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|textnormal|textrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _DOUBLED = re.compile(r"\\\\(?=(?:left|right|[dt]?frac|sqrt|pi|text|cdot|times|infty|le|ge)(?![a-z]))")
 _PERCENT_WORD = re.compile(r"(?<=[0-9])\s*(?:percentage|percent|pct)$")
@@ -54,7 +56,7 @@ def strict_text(text: str) -> str:
     text = readable(_DOUBLED.sub(r"\\", text))
     for found, replacement in _REPLACED:
         text = text.replace(found, replacement)
-    text = _TEXT.sub(r" \1 ", text).replace("**", " ")
+    text = _STRAY_EMPHASIS.sub(" ", _TEXT.sub(r" \1 ", _SPACE.sub(r"\1 ", text)))
     text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
     text = _SHORT_ROOT.sub(r"\\sqrt{\1}", text)
     return _PERCENT_WORD.sub(r"\\%", " ".join(text.split()).removesuffix(".").strip())

@@ -16,7 +16,7 @@ from sympy import Basic, Expr, MatrixBase, N, Rational
 
 from luffy.grading.readable import readable
 from luffy.grading.shortcuts import normalise
-from luffy.grading.strict import brackets, elements
+from luffy.grading.strict import bases, brackets, elements
 from luffy.grading.strict_text import compact, number, strict_text, without_unit
 from luffy.types import Outcome
 
@@ -25,8 +25,17 @@ _TINY = 1e-3
 _RELATIVE = 1e-6
 _FAR = Fraction(1, 10)
 """No rounding makes two numbers equal that differ by more."""
-_UNITS = frozenset(("mm", "cm", "dm", "m", "km", "mg", "g", "kg", "ms", "s", "min", "h", "ml", "l", "L", "W", "kW"))
-"""Those that are told apart: none of them is another's abbreviation."""
+_SPELLINGS = """
+mm millimeter millimeters millimetre millimetres; cm centimeter centimeters centimetre centimetres;
+dm decimeter decimeters decimetre decimetres; m meter meters metre metres; km kilometer kilometers kilometre kilometres;
+inch inches; ft foot feet; yd yard yards; mi mile miles; mg milligram milligrams; g gram grams; kg kilogram kilograms;
+oz ounce ounces; lb lbs pound pounds; ms millisecond milliseconds; s sec second seconds; min minute minutes;
+h hr hrs hour hours; day days; week weeks; month months; year years; W watt watts; kW kilowatt kilowatts;
+ml mL milliliter milliliters millilitre millilitres; l L liter liters litre litres; gallon gallons;
+dollar dollars; cent cents; degree degrees; radian radians
+"""
+_UNITS = {spelling: number for number, line in enumerate(_SPELLINGS.split(";")) for spelling in line.split()}
+"""Those that are told apart, each spelling with the number of its unit."""
 _ROUNDED = re.compile(r"-?[0-9]*\.([0-9]{2,6})")
 _PROSE = re.compile(r"\\text(?:bf|rm)?\s*\{[^{}]*[A-Za-z]{3,}[^{}]*\s[^{}]*[A-Za-z]{3,}[^{}]*\}")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -92,12 +101,19 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
     left, right = strict_text(answer), strict_text(ground_truth)
     if {_bracket(left), _bracket(right)} == {"\\{\\}", "()"}:
         return True
-    units = without_unit(left)[1], without_unit(right)[1]
-    if units[0] != units[1] and units[0] in _UNITS and units[1] in _UNITS:
+    if bases(left) and bases(right) and bases(left) != bases(right):
+        return True
+    units = _unit(left), _unit(right)
+    if None not in units and units[0] != units[1]:
         return True
     if _PROSE.search(answer) and _PROSE.search(ground_truth):
         return _NUMBER.findall(answer) != _NUMBER.findall(ground_truth)
     return _differ_relatively(_constant(gold), _constant(target))
+
+
+def _unit(text: str) -> int | None:
+    """The number of the unit behind a number, whatever its power; None for none that is known."""
+    return _UNITS.get(without_unit(text)[1].partition("^")[0].strip())
 
 
 def _bracket(text: str) -> str:

@@ -33,7 +33,7 @@ def die_with_parent(parent_pid: int) -> None:
 def main(connection_fd: int, parent_pid: int, functions: Sequence[str] = ()) -> None:
     """Serve until the pool closes the connection; `functions` are imported first."""
     die_with_parent(parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the pool decides when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool decides when to end
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)

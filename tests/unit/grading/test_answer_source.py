@@ -17,8 +17,8 @@ from luffy.config.grading import (
     WeightedGrader,
     WeightedPart,
 )
-from luffy.grading import Grade, GradeRequest, GraderPool, Problem
-from luffy.types import Outcome
+from luffy.grading import Grade, GradeRequest, GraderPool, Problem, problem_of
+from luffy.types import Message, Outcome, Prompt
 
 KINDS: list[GraderKind] = [
     MathGrader(),
@@ -40,6 +40,11 @@ _filler = st.text(alphabet="xyz ,.\n<>/{}\\$", max_size=30)
 def pool() -> Iterator[GraderPool]:
     with GraderPool(1, 20.0) as shared:
         yield shared
+
+
+def shown_problem(*messages: tuple[str, str]) -> Problem:
+    shown = tuple(Message(role, content) for role, content in messages)
+    return problem_of(Prompt("uid", "test", shown, "B", extra_info=dict(OPTIONS)))
 
 
 def grade(pool: GraderPool, kind: GraderKind, response: str, gold: str, question: str = "") -> Grade:
@@ -78,3 +83,28 @@ def test_an_answer_of_the_prompt_earns_nothing(
     question = f"Solve it. Example: {way % gold}. {filler} Now yours:"
     for response in (question, f"<think>hm</think>\n{question}\n", f"{question}{question}"):
         assert grade(pool, kind, response, gold, question).outcome is not Outcome.CORRECT
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+@pytest.mark.parametrize("way", WAYS)
+def test_an_answer_of_any_message_earns_nothing(pool: GraderPool, kind: GraderKind, way: str) -> None:
+    system = f"End with the answer, as in: {way % 'B'}"
+    earlier = f"An example. {way % 'B'}\nThat was it."
+    said = f"I go through all four of them one by one, rule out the others, and so in the end {way % 'B'} it must be."
+    problem = shown_problem(("system", system), ("user", earlier), ("assistant", said), ("user", "Which of the four?"))
+    for echo in (system, earlier, said, f"{earlier}\n{system}", f"<think>hm</think>{system}{said}"):
+        found = pool.grade([GradeRequest(echo, "B", problem, kind)])[0]
+        assert found.outcome is not Outcome.CORRECT
+        own = pool.grade([GradeRequest(f"{echo}\n\\boxed{{B}}", "B", problem, kind)])[0]
+        assert own.outcome is Outcome.CORRECT
+
+
+def test_a_message_within_another_goes_with_it(pool: GraderPool) -> None:
+    problem = shown_problem(("system", r"Write \boxed{B}"), ("user", r"Write \boxed{B}, or else \boxed{A}."))
+    response = problem.question
+    assert pool.grade([GradeRequest(response, "A", problem)])[0].outcome is Outcome.NO_ANSWER
+
+
+def test_a_short_answer_of_an_earlier_turn_may_be_given_again(pool: GraderPool) -> None:
+    problem = shown_problem(("user", "The first?"), ("assistant", "The answer is (B)."), ("user", "And the second?"))
+    assert pool.grade([GradeRequest("The answer is (B).", "B", problem, ChoiceGrader())])[0].reward == 1

@@ -1,19 +1,22 @@
 """Grading functions of the user's: both signatures, and everything that can go wrong in one."""
 
 import textwrap
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from luffy.config.grading import CustomGrader, GradingConfig
-from luffy.errors import ConfigError
+from luffy.errors import ConfigError, LuffyError
 from luffy.grading import Grade, GradeRequest, GraderPool, Problem
 from luffy.types import Outcome
 
 MODULE = textwrap.dedent(
     """
-    import os, sys, time
+    import os, subprocess, sys, time
 
     def verl(data_source, solution_str, ground_truth, extra_info=None):
         return float(solution_str.endswith(ground_truth) and data_source == "shop" and extra_info["level"] == 2)
@@ -38,6 +41,13 @@ MODULE = textwrap.dedent(
 
     def hangs(solution_str):
         time.sleep(600)
+
+    def breeds(solution_str):
+        child = subprocess.Popen(["sleep", "600"])
+        with open(solution_str, "w") as file:
+            file.write(str(child.pid))
+        time.sleep(600 if "hangs" in solution_str else 0)
+        os._exit(3)
 
     def exits(solution_str):
         os._exit(3)
@@ -118,6 +128,34 @@ def test_a_function_that_fails_is_named_and_the_pool_lives_on(
     grade = call(pool, name, "x")
     assert (grade.outcome, grade.reason, grade.reward) == (outcome, reason, 0.0)
     assert call(pool, "verl", "yes").outcome is Outcome.CORRECT
+
+
+def assert_it_ends(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the child lives on"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", ["hangs", "exits"])
+def test_what_a_function_started_ends_with_its_worker(pool: GraderPool, tmp_path: Path, name: str) -> None:
+    note = tmp_path / name
+    assert call(pool, "breeds", str(note)).outcome in (Outcome.TIMED_OUT, Outcome.CRASHED)
+    assert_it_ends(int(note.read_text()))
+
+
+def test_closing_the_pool_ends_what_a_function_started(folder: Path, tmp_path: Path) -> None:
+    note = tmp_path / "hangs"
+    kind = CustomGrader(function="shop_graders:breeds")
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as thread:
+        patch.chdir(folder)
+        with GraderPool(1, 600.0) as pool:
+            hanging = thread.submit(pool.grade, [GradeRequest(str(note), "", PROBLEM, kind)])
+            while not (note.exists() and note.read_text()):
+                time.sleep(0.01)
+        with pytest.raises(LuffyError, match="closed"):
+            hanging.result(10)
+    assert_it_ends(int(note.read_text()))
 
 
 def test_a_function_that_raises_keeps_its_worker(pool: GraderPool) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from luffy.config.grading import GradingConfig, JudgeGrader
+from luffy.config.grading import BothGrader, CustomGrader, GradingConfig, JudgeGrader, MathGrader
 from luffy.errors import ConfigError, LuffyError
-from luffy.grading import Grade, GradeRequest, GraderPool, Problem
+from luffy.grading import Grade, GradeRequest, GraderPool, Problem, is_unjudged
+from luffy.grading.kinds import conclude
 from luffy.types import Outcome
 
 Answer = Callable[["Endpoint", BaseHTTPRequestHandler, str], None]
@@ -63,6 +64,11 @@ def says(*texts: str) -> Answer:
     return answer
 
 
+def is_cut(endpoint: Endpoint, handler: BaseHTTPRequestHandler, prompt: str) -> None:
+    choice = {"message": {"content": "At first sight VERDICT: CORRECT, yet"}, "finish_reason": "length"}
+    send(handler, 200, json.dumps({"choices": [choice]}).encode())
+
+
 def fails(status: int) -> Answer:
     return lambda endpoint, handler, prompt: send(handler, status, b"out of order")
 
@@ -104,6 +110,9 @@ def judge(endpoint: Endpoint, response: str, cache: Path | None = None, **settin
         ("VERDICT: INCORRECT", Outcome.WRONG),
         ("VERDICT: CORRECT? No.\nVERDICT: **INCORRECT**", Outcome.WRONG),
         ("verdict: correct", Outcome.CORRECT),
+        ("<think>VERDICT: CORRECT?</think>VERDICT: INCORRECT", Outcome.WRONG),
+        ("<think>VERDICT: CORRECT?</think>I cannot say", Outcome.UNPARSABLE),
+        ("<think>VERDICT: CORRECT?", Outcome.UNPARSABLE),
     ],
 )
 def test_the_last_verdict_counts(endpoint: Endpoint, reply: str, outcome: Outcome) -> None:
@@ -140,6 +149,49 @@ def test_verdicts_are_kept_on_disk_and_failures_are_not(endpoint: Endpoint, tmp_
     assert len(endpoint.prompts) == 3
 
 
+def test_a_cut_reply_is_not_remembered(endpoint: Endpoint, tmp_path: Path) -> None:
+    endpoint.answer = is_cut
+    judge(endpoint, "4", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_endpoint_is_asked_anew(endpoint: Endpoint, tmp_path: Path) -> None:
+    assert judge(endpoint, "4", tmp_path).outcome is Outcome.CORRECT
+    other = Endpoint()
+    other.answer = says("VERDICT: INCORRECT")
+    assert judge(other, "4", tmp_path).outcome is Outcome.WRONG
+    other.server.shutdown()
+    other.server.server_close()
+
+
+@pytest.mark.parametrize("answer", [fails(503), drips, lambda endpoint, handler, prompt: send(handler, 200, b"[]")])
+def test_a_judge_out_of_reach_leaves_the_answer_unjudged(endpoint: Endpoint, answer: Answer) -> None:
+    endpoint.answer = answer
+    alone = JudgeGrader(url=endpoint.url, model="m", timeout_s=0.3, retries=0)
+    combined = BothGrader(of=(MathGrader(), alone))
+    with GraderPool(1, 5.0) as pool:
+        grades = [pool.grade_one(r"\boxed{4}", "4", kind=kind) for kind in (alone, combined)]
+        wrong = pool.grade_one(r"\boxed{5}", "4", kind=combined)
+    assert [is_unjudged(grade) for grade in grades] == [True, True]
+    assert wrong.outcome is Outcome.WRONG
+    assert not is_unjudged(wrong)
+
+
+def test_a_verdict_and_another_graders_crash_are_not_unjudged(endpoint: Endpoint) -> None:
+    def judged(reply: str) -> Grade:
+        endpoint.answer = says(reply)
+        return judge(endpoint, "4", retries=0)
+
+    found = [judged(reply) for reply in ("VERDICT: CORRECT", "VERDICT: INCORRECT", "hm")]
+    raises = CustomGrader(function="json:loads_of_this", version=1)
+    kind = BothGrader(of=(JudgeGrader(url=endpoint.url, model="m"), raises))
+    for note in ("", "remembered"):
+        parts = (found[0].saying(note), Grade(Outcome.CRASHED, None, "json:loads_of_this raised ValueError: judge: x"))
+        found.append(conclude(kind, iter(parts)))
+    assert [grade.outcome for grade in found[3:]] == [Outcome.CRASHED, Outcome.CRASHED]
+    assert not any(map(is_unjudged, found))
+
+
 def test_a_damaged_cache_entry_is_asked_again(endpoint: Endpoint, tmp_path: Path) -> None:
     judge(endpoint, "4", tmp_path)
     (file,) = tmp_path.iterdir()
@@ -152,6 +204,7 @@ def test_a_damaged_cache_entry_is_asked_again(endpoint: Endpoint, tmp_path: Path
     ("answer", "outcome", "reason"),
     [
         (says("I cannot say"), Outcome.UNPARSABLE, "judge: the reply holds no verdict"),
+        (is_cut, Outcome.UNPARSABLE, "judge: the reply is cut at max_tokens"),
         (fails(503), Outcome.CRASHED, "judge: the endpoint answers 503 Service Unavailable"),
         (
             lambda endpoint, handler, prompt: send(handler, 200, b"[]"),

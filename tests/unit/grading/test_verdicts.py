@@ -39,6 +39,21 @@ WRONG = [
     ("1.2", r"\frac{7}{6}"),  # two digits say too little of what was rounded
     (r"\frac{\pi}{2}", r"90^\circ"),  # a length of arc is no angle; problems that take both say so in the reference
     ("1010_2", "10"),  # a value for a numeral: the problem asked for one of them
+    ("101_2", "101_3"),
+    ("5", r"\infty"),
+    (r"\infty", "5"),
+    (r"-\infty", r"\infty"),
+    ("2^{100}", "2^{100}+1"),
+    ("10^{40}+1", "10^{40}"),
+    ("23", "2**3"),
+    ("24", "2**(3(4))"),
+    ("2 m, 3 cm", "3 m, 2 cm"),
+    (r"\text{2 m, 3 cm}", r"\text{3 m, 2 cm}"),
+    (r"\begin{pmatrix}1 \\ 2\end{pmatrix}", r"\begin{pmatrix}1 & 2\end{pmatrix}"),
+    ("5 hours", "5 minutes"),
+    ("3 feet", "3 inches"),
+    (r"3 \text{ feet}", r"3 \text{ inches}"),
+    ("5 cm^2", "5 km^2"),
 ]
 RIGHT = [
     ("6+9i", "6+9 i"),
@@ -66,6 +81,19 @@ RIGHT = [
     (r"\frac{1}{2}", "0.5"),
     ("1,2,3", "3,2,1"),  # without brackets it is a list of solutions, in any order
     ("12.25", r"\frac{49}{4}"),
+    ("2^{100}", "2^{99} \\cdot 2"),
+    (r"\infty", "∞"),
+    ("8", "2**3"),
+    ("x^2+y^3", "x ** 2 + y ** 3"),
+    ("x^{-1}", "x**-1"),
+    ("x^{n+1}", "x**(n+1)"),
+    ("5", "**5"),
+    ("5", "**5** cm"),
+    ("7", "x = **7**"),
+    ("1,000", "1,000 cm"),
+    ("2 m, 3 cm", "2 m,3 cm"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1 \\ 2\end{pmatrix}"),
+    (r"5\text{ cm}", r"5\ \text{cm}"),
 ]
 MATH_ACCEPTS = [
     ("50", r"50\%"),  # references to "what percentage" leave the sign out more often than not
@@ -76,6 +104,8 @@ MATH_ACCEPTS = [
     (r"(2,\infty)", "x>2"),
     ("(2,3)", "2<x<3"),
     ("16, 3", "w=16, d=3"),
+    ("5 hours", "5 hour"),
+    ("3 feet", "3 ft"),
 ]
 STRICT_ACCEPTS = [("-1", r"e^{i\pi}"), (r"e^{i\pi}", "-1")]
 
