@@ -20,7 +20,10 @@ _EXAMPLES = """\
 def choose(config: ExperimentConfig, model: str | None, steps: tuple[int, ...], chat_template: str | None) -> Work:
     """What to run for one of `model` and `steps`; raises ConfigError for both, neither, or what does not fit."""
     if (model is None) == (not steps):
-        raise ConfigError("give one of --model (a folder or hub id) and --steps (of the experiment's RL run)")
+        raise ConfigError(
+            "give one of --model (a folder or hub id) and --steps (of the experiment's RL run); as parameters of a "
+            "deployment: model with steps=[], or steps alone"
+        )
     if model is not None:
         parameters = {"model": model, "chat_template": chat_template}
         return Work(evaluation_of(config, model, chat_template), parameters=parameters)

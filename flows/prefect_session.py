@@ -5,6 +5,7 @@ server is not used: it survives a `kill -9` of the flow.
 """
 
 import atexit
+import http.client
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import sys
 import time
 import tomllib
 import urllib.error
+import urllib.parse
 import urllib.request
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -30,6 +32,8 @@ _DEFAULTS = {
     "PREFECT_CLI_PROMPT": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "luffy",
 }
+_LOOPBACK = ("127.0.0.1", "localhost")
+_MAX_HEALTH_BYTES = 64
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 3.0
 
@@ -42,6 +46,7 @@ def set_environment(home: Path, *, debug: bool) -> None:
         os.environ.setdefault(name, value)
     # Failures are shown by the flow's front, in one line; Prefect would print a traceback for each.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING" if debug else "CRITICAL")
+    _spare_the_proxy()
 
 
 def prefect_api() -> "ApiServer | None":
@@ -145,14 +150,26 @@ def free_port() -> int:
 
 
 def answers(url: str, timeout_s: float) -> bool:
-    """Whether a Prefect API is there."""
+    """Whether a Prefect API is there, and not just anybody who listens."""
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=timeout_s) as response:  # noqa: S310
-            return response.status == 200
-    except urllib.error.HTTPError:
-        return True  # it is there; what it says to a request with a key is Prefect's business
-    except (OSError, ValueError):
+        is_local = urllib.parse.urlsplit(url).hostname in _LOOPBACK
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({} if is_local else None))
+        with opener.open(f"{url.rstrip('/')}/health", timeout=timeout_s) as response:
+            return response.status == http.client.OK and response.read(_MAX_HEALTH_BYTES).strip() == b"true"
+    except urllib.error.HTTPError as error:
+        # It is there; what it says to a request with a key is Prefect's business.
+        return error.code in (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
+    except (OSError, ValueError, http.client.HTTPException):
         return False
+
+
+def _spare_the_proxy() -> None:
+    """Let Prefect's own client, too, go straight to this machine."""
+    # The lower-case name wins over the other wherever both are read.
+    spared = [host.strip() for host in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")]
+    if "*" not in spared:
+        known = dict.fromkeys([*filter(None, spared), *_LOOPBACK])
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(known)
 
 
 def _toml(path: Path) -> dict[str, Any]:

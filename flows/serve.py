@@ -11,6 +11,7 @@ checkout tells Prefect's own command line, and the flows, where the server is. C
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,8 +25,9 @@ import httpx
 from flows.pages import served_pages
 from flows.prefect_session import ApiServer, answers, set_environment
 from luffy.cli.console import show_error, terminal
-from luffy.errors import EXIT_OK, LuffyError, UserError
+from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
 from luffy.files import write_atomic
+from luffy.pipeline.lock import StageLock
 from luffy.pipeline.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace, find_workspace
 
@@ -62,6 +64,8 @@ _CRASH_SILENT_RUNS = {
     "actions": [{"type": "change-flow-run-state", "state": "CRASHED", "message": "no sign of life for ten minutes"}],
 }
 _ENDED = "the server that ran it was ended; start the run again, and its stages resume"
+_MAX_PORT = 65534
+"""The next one is for the reports."""
 _POOL_TIMEOUT_S = 60.0
 _GRACE_S = 15.0
 _POLL_S = 0.5
@@ -81,6 +85,10 @@ def main() -> int:
     except LuffyError as error:
         show_error(str(error))
         return error.exit_code
+    except httpx.HTTPError as error:
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        show_error(f"the Prefect server does not answer as it should ({said}); is the machine overloaded? Start again")
+        return EXIT_FAILURE
     return EXIT_OK
 
 
@@ -93,6 +101,7 @@ def _serve(workspace: Workspace, port: int, limit: int) -> None:
     os.environ["PREFECT_API_URL"] = url
     set_environment(home, debug=True)
     with ExitStack() as stack:
+        stack.enter_context(_the_only_one(workspace))
         server = ApiServer(home, port)
         stack.callback(server.stop)
         server.wait()
@@ -101,21 +110,43 @@ def _serve(workspace: Workspace, port: int, limit: int) -> None:
         stack.enter_context(served_pages(workspace, port + 1))
         stack.enter_context(_pointer(url))
         worker = stack.enter_context(_worker(url, limit, home / "worker.log"))
-        _deploy(url)
+        _wait_for_pool(url, worker, home / "worker.log")
+        _deploy()
         _say(url, workspace)
         while worker.poll() is None and not server.has_ended():
             time.sleep(_POLL_S)
-        name, log = ("server", server.log_path) if server.has_ended() else ("worker", home / "worker.log")
-        raise LuffyError(f"the Prefect {name} has ended by itself; see {log}")
+        raise _ended("server", server.log_path) if server.has_ended() else _ended("worker", home / "worker.log")
+
+
+def _ended(name: str, log: Path) -> LuffyError:
+    return LuffyError(f"the Prefect {name} has ended by itself; see {log}")
 
 
 def _refuse_if_taken(url: str, port: int) -> None:
     if answers(url, timeout_s=2.0):
         raise UserError(f"--port {port}: a Prefect server answers there already; end it, or give another --port")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As the server does: a port whose connections are just being closed is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UserError(f"--port {port}: {error.strerror}; give another --port") from None
     if _POINTER.exists() and not _POINTER.read_text(encoding="utf-8").startswith(_POINTER_HEAD):
         raise UserError(f"{_POINTER}: is your own, and would be overwritten; move its settings to a Prefect profile")
     if (other := _pointed_at()) and answers(other, timeout_s=2.0):
         raise UserError(f"this checkout is served already, at {other} ({_POINTER.name}); end that first")
+
+
+def _the_only_one(workspace: Workspace) -> StageLock:
+    """Held by whoever serves the workspace: a second server would end the first one's runs as dead."""
+
+    def refuse(holder: str) -> None:
+        raise UserError(f"{workspace.root}: is served already, by {holder}; end that, or give another --workspace")
+
+    directory = workspace.prefect_home / "serving"
+    directory.mkdir(parents=True, exist_ok=True)
+    return StageLock(directory, refuse)
 
 
 @contextmanager
@@ -160,12 +191,24 @@ def _worker(url: str, limit: int, log_path: Path) -> Iterator[subprocess.Popen[b
         close_dead_runs(url)
 
 
-def _deploy(url: str) -> None:
+def _wait_for_pool(url: str, worker: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _POOL_TIMEOUT_S
-    while httpx.get(f"{url}/work_pools/{POOL}", timeout=5.0).status_code != httpx.codes.OK:
+    while not _has_pool(url):
+        if worker.poll() is not None:
+            raise _ended("worker", log)
         if time.monotonic() > deadline:
-            raise LuffyError(f"the worker has not made its work pool {POOL} in {_POOL_TIMEOUT_S:.0f} s")
+            raise LuffyError(f"the worker has not made its work pool {POOL} in {_POOL_TIMEOUT_S:.0f} s; see {log}")
         time.sleep(_POLL_S)
+
+
+def _has_pool(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/work_pools/{POOL}", timeout=5.0).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False  # a slow server is asked again
+
+
+def _deploy() -> None:
     command = [*_prefect(), "--no-prompt", "deploy", "--all"]
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -197,8 +240,11 @@ def _watch_for_silent_runs(url: str) -> None:
 
 
 def _say(url: str, workspace: Workspace) -> None:
-    found = httpx.post(f"{url}/deployments/filter", json={}, timeout=10.0).json()
-    flows = {flow["id"]: flow["name"] for flow in httpx.post(f"{url}/flows/filter", json={}, timeout=10.0).json()}
+    found, known = (
+        httpx.post(f"{url}/{what}/filter", json={}, timeout=10.0).raise_for_status().json()
+        for what in ("deployments", "flows")
+    )
+    flows = {flow["id"]: flow["name"] for flow in known}
     names = sorted(f"{flows[deployment['flow_id']]}/{deployment['name']}" for deployment in found)
     out = terminal()
     out.print(f"Prefect UI:  {url.removesuffix('/api')}")
@@ -217,10 +263,16 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_MAX_PORT}; the next port is used, too")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--port", type=int, default=4200, help="of the server, on 127.0.0.1; the next one is for the reports"
+        "--port", type=_port, default=4200, help="of the server, on 127.0.0.1; the next one is for the reports"
     )
     parser.add_argument("--workspace", help="where results go (default: $LUFFY_WORKSPACE, else ./workspace)")
     parser.add_argument("--limit", type=int, default=1, help="runs at the same time; the others wait")

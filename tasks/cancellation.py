@@ -4,6 +4,7 @@ Whoever cancels expects what Ctrl-C does, so this process gets just that.
 """
 
 import contextvars
+import logging
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.states import Cancelled
 
+logger = logging.getLogger(__name__)
 _POLL_S = 3.0
 _REQUEST_TIMEOUT_S = 10.0
 _SETTLE_S = 30.0
@@ -38,15 +40,21 @@ def _watch(flow_run: UUID, ended: threading.Event) -> None:
         if _state(client, flow_run) in ("CANCELLING", "CANCELLED"):
             # This process must not be gone before it.
             threading.Thread(target=_settle, args=(client, flow_run), name="cancelled", daemon=False).start()
-            os.kill(os.getpid(), signal.SIGINT)
+            # A shell's script starts what it sends to the background with SIGINT ignored.
+            ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
             return
 
 
 def _settle(client: SyncPrefectClient, flow_run: UUID) -> None:
     """Prefect calls a run that was interrupted crashed, more than once; this one was cancelled."""
     threading.main_thread().join(_SETTLE_S)
-    if _state(client, flow_run) != "CANCELLED":
+    if _state(client, flow_run) == "CANCELLED":
+        return
+    try:
         client.set_flow_run_state(flow_run, Cancelled(message="cancelled; the same run again resumes"), force=True)
+    except Exception:
+        logger.debug("the run could not be called cancelled; is its server gone?", exc_info=True)
 
 
 def _state(client: SyncPrefectClient, flow_run: UUID) -> str:

@@ -105,10 +105,17 @@ class Publisher:
                 self.cost.failed += 1
                 self._resting_until = self._clock() + _PAUSE_AFTER_FAILURE_S
                 logger.debug("the artifact %s could not be written", slot.key, exc_info=True)
+                self._keep_for_later(place, make)
             spent, now = time.thread_time() - began, self._clock()
             self.cost.cpu_s += spent
             place.due = now + place.every_s
             self._resting_until = max(self._resting_until, now + spent / _MAX_SHARE)
+
+    def _keep_for_later(self, place: _Place, make: Callable[[], Artifact | None]) -> None:
+        """Unless there is something newer: the last artifact of a stage must survive a hiccup of the API."""
+        with self._changed:
+            if place.make is None and not self._closing:
+                place.make = make
 
     def _write(self, slot: Slot, place: _Place, make: Callable[[], Artifact | None]) -> None:
         artifact = make()

@@ -236,15 +236,16 @@ def _extra_info(value: object) -> dict[str, object]:
     if not isinstance(found, dict):
         raise RowError("extra_info", f"must be a mapping (or its JSON text), found {_short(found)}")
     if found is value:
-        _check_json(value)
+        check_json(value, "extra_info")
     return found
 
 
-def _check_json(value: object) -> None:
+def check_json(value: object, field: str) -> None:
+    """Raise RowError where `value` cannot be written as JSON (a date, bytes)."""
     try:
         _to_json(value)
     except (TypeError, ValueError) as error:
-        raise RowError("extra_info", f"cannot be written as JSON: {error}") from None
+        raise RowError(field, f"cannot be written as JSON: {error}") from None
 
 
 def _decoded(text: str) -> object:

@@ -40,6 +40,8 @@ class PassedRows:
     sketches: npt.NDArray[np.uint16]
     """Of sources without near duplicates, else empty."""
     all_verified: Mask
+    any_verified: Mask
+    """Rows with a trace that was graded correct."""
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -120,12 +122,15 @@ def merged(rows: PassedRows, selection: Selection) -> PassedRows:
     order = np.argsort(owners, kind="stable")
     verified = np.ones(len(rows), dtype=np.bool_)
     np.logical_and.at(verified, selection.owners, rows.all_verified)
+    some_verified = np.zeros(len(rows), dtype=np.bool_)
+    np.logical_or.at(some_verified, selection.owners, rows.any_verified)
     return replace(
         rows,
         num_traces=np.bincount(owners, minlength=len(rows)).astype(np.int32),
         trace_tokens=rows.trace_tokens[selection.taken][order],
         traces=rows.traces[selection.taken][order],
         all_verified=verified,
+        any_verified=some_verified,
     )
 
 
@@ -155,12 +160,15 @@ def choose_for_sft(rows: PassedRows, training: Mask, data: DataConfig, seed: int
     """Return the rows of the SFT view, chosen by seed and uid; DataError where there are not as many."""
     wanted = data.sft.unique_train_examples
     candidates = training & (rows.num_traces > 0)
+    if data.sft.correct_only:
+        candidates &= rows.any_verified
     if wanted == "all":
         return candidates
     available = int(candidates.sum())
     if wanted > available:
+        needed = "a correct trace" if data.sft.correct_only else "a trace"
         raise DataError(
-            f"data.sft.unique_train_examples: {wanted} asked for, {available} training prompts have a trace"
+            f"data.sft.unique_train_examples: {wanted} asked for, {available} training prompts have {needed}"
         )
     return _earliest(rows, candidates, wanted, seed, "sft-view")
 

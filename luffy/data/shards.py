@@ -9,6 +9,7 @@ A shard is some thousand short rows or a few MB of text, whatever the number of 
     00007.complement.parquet    prompts that keep all rules but lost their traces
     00007.npz                   lengths, keys of problems, answers and traces, and sketches of the rows that passed
     00007.json                  the account, written last: with it the shard is finished
+    inputs.txt                  what they were made from
 
 A stage that was killed continues behind the shards that are finished. The process that reads holds one shard more than
 there are workers; a worker holds one.
@@ -20,6 +21,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -46,7 +48,8 @@ from luffy.types import Prompt
 
 _SHOWN_CHARACTERS = 2000
 """Of a rejected trace's end in `quarantine.jsonl`: its answer and how it got there."""
-
+_INPUTS = "inputs.txt"
+"""Beside the shards: what they were made from."""
 
 Shard = tuple[int, list[Row]]
 """A number from 0, and the rows."""
@@ -67,6 +70,9 @@ class Task:
     """Folder of what a judge said, shared by all processes."""
     samples: int
     """Rejected rows and traces shown, a reason."""
+    inputs: str = ""
+    """What all sources of the stage are read from (`TraceSource.inputs`), as text: the benchmarks and a tokenizer that
+    is built from the texts decide, too."""
 
 
 @dataclass(slots=True)
@@ -99,9 +105,9 @@ def judge_source(source: TraceSource, task: Task, folder: Path, num_workers: int
     """Judge all rows of `source` into shards under `folder`; returns how many shards there are.
 
     Short generated sources, single shards and `num_workers` 1 are worked through in this process with `grader`.
-    LuffyError when a worker dies.
+    Shards of other inputs (`task.inputs`) are made anew. LuffyError when a worker dies.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    _drop_shards_of_other_inputs(folder, task.inputs)
     cut = _Cut(source, folder)
     waiting = cut.unfinished()
     head = list(itertools.islice(waiting, 2))
@@ -126,6 +132,11 @@ def read_account(path: Path) -> Account:
     for name, value in json.loads(path.read_text(encoding="utf-8")).items():
         setattr(account, name, Counter(value) if isinstance(value, dict) else value)
     return account
+
+
+def digest(text: str) -> int:
+    """Return the 64 bits by which texts are compared."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 class ShardWorker:
@@ -155,9 +166,9 @@ class ShardWorker:
     def _write_arrays(self, path: Path, passed: Sequence[Judged]) -> None:
         rules = self._task.rules
         compared = passed if rules.repeats != "allow" else []
-        problems = [_digest(problem_key(row.prompt.messages)) for row in compared]
-        answers = [_digest(f"{row.prompt.grader}:{row.prompt.ground_truth}") for row in compared]
-        traces = [_digest(trace.text) for row in compared for trace in row.prompt.traces]
+        problems = [digest(problem_key(row.prompt.messages)) for row in compared]
+        answers = [digest(f"{row.prompt.grader}:{row.prompt.ground_truth}") for row in compared]
+        traces = [digest(trace.text) for row in compared for trace in row.prompt.traces]
         sketched = rules.near_duplicates is not None
         sketches = [signature(problem_text(row.prompt.messages)) for row in passed] if sketched else []
         with replacing(path) as file:
@@ -174,7 +185,19 @@ class ShardWorker:
                 all_verified=np.array(
                     [all(trace.verified for trace in row.prompt.traces) for row in passed], dtype=np.bool_
                 ),
+                any_verified=np.array(
+                    [any(trace.verified for trace in row.prompt.traces) for row in passed], dtype=np.bool_
+                ),
             )
+
+
+def _drop_shards_of_other_inputs(folder: Path, inputs: str) -> None:
+    """A data set of the hub, or a source of one's own, may have changed since the stage was interrupted."""
+    record = folder / _INPUTS
+    if folder.is_dir() and not (record.is_file() and record.read_text(encoding="utf-8") == inputs):
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(record, inputs)
 
 
 def _check_graders(name: str, prompts: Sequence[Prompt], grading: GradingConfig) -> None:
@@ -257,10 +280,6 @@ def _start_worker(task_bytes: bytes, folder: str, parent: int) -> None:
 def _work(index: int, rows: list[Row]) -> None:
     worker, folder, grader = _worker
     worker.work(index, rows, folder, grader)
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def _account(rows: Sequence[Row], judged: Sequence[Judged], samples: int) -> Account:

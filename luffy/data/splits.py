@@ -11,10 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from luffy.data.identity import problem_key
 from luffy.data.merging import MERGED
 from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.schema import SCHEMA
-from luffy.data.shards import finished_shards
+from luffy.data.shards import digest, finished_shards
 from luffy.files import replacing
 from luffy.types import Prompt
 
@@ -43,12 +44,19 @@ def write_correct(path: Path, folder: Path, kept: Mask) -> int:
     return write_prompts(path, filter(lambda prompt: prompt.traces, map(_correct_only, _prompts(folder, kept))))
 
 
-def write_complement(path: Path, folder: Path, kept: Mask, taken: Collection[str]) -> int:
+def write_complement(path: Path, folder: Path, kept: Mask, taken: Collection[str], problems: Iterable[int]) -> int:
     """Write the prompts that `kept` names and those that lost their traces; returns how many.
 
-    None has a trace; a uid occurs once, and none that is `taken` by another split.
+    None has a trace; a uid occurs once, and none that is `taken` by another split. Of those that lost their traces a
+    problem (`luffy.data.shards.digest`) occurs once, and none of `problems`: those of the rows of all splits.
     """
-    seen = set(taken)
+    seen, known = set(taken), set(problems)
+
+    def other_problems(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
+        for prompt in prompts:
+            if (problem := digest(problem_key(prompt.messages))) not in known:
+                known.add(problem)
+                yield prompt
 
     def fresh(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
         for prompt in prompts:
@@ -56,7 +64,8 @@ def write_complement(path: Path, folder: Path, kept: Mask, taken: Collection[str
                 seen.add(prompt.uid)
                 yield dataclasses.replace(prompt, traces=())
 
-    return write_prompts(path, fresh(itertools.chain(_prompts(folder, kept), _lost_their_traces(folder))))
+    lost = other_problems(_lost_their_traces(folder))
+    return write_prompts(path, fresh(itertools.chain(_prompts(folder, kept), lost)))
 
 
 def write_luffy(path: Path, prepared: Path) -> int:

@@ -76,7 +76,9 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     tokenizer = _tokenizer(settings, sources)
     save_tokenizer(tokenizer, out / "tokenizer")
     steps.done()
-    benchmarks, checked = _benchmarks(settings, sources)
+    others = _other_benchmarks(settings)
+    benchmarks, checked = _benchmarks(data, sources, others)
+    inputs = json.dumps([{name: source.inputs() for name, source in each.items()} for each in (sources, others)])
     steps.done()
 
     prepared: list[_Prepared] = []
@@ -92,6 +94,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
                 grading=settings.grading,
                 judge_cache=judge_cache,
                 samples=data.rejected_samples,
+                inputs=inputs,
             )
             workers = context.execution.data_workers or len(os.sched_getaffinity(0))
             judge_source(source, task, out / _SHARDS / name, workers, grader)
@@ -183,19 +186,24 @@ def _tokenizer(settings: PrepareDataSettings, sources: Mapping[str, TraceSource]
     return build_tokenizer(itertools.chain(system, texts))
 
 
+def _other_benchmarks(settings: PrepareDataSettings) -> dict[str, TraceSource]:
+    """Benchmarks that are no suites of the experiment, by name."""
+    named = settings.data.decontamination.benchmarks.items()
+    return {name: open_source(other, f"decontamination.benchmarks.{name}", settings.seed) for name, other in named}
+
+
 def _benchmarks(
-    settings: PrepareDataSettings, sources: Mapping[str, TraceSource]
+    data: DataConfig, sources: Mapping[str, TraceSource], others: Mapping[str, TraceSource]
 ) -> tuple[BenchmarkIndex, dict[str, int]]:
     """What training data must not hold: the problems of the suites and of further benchmarks; and their rows."""
-    config = settings.data.decontamination
+    config = data.decontamination
     index = BenchmarkIndex(config.ngram, config.overlap)
     checked = {
         name.removeprefix(f"{_SUITES}."): index.add(name.removeprefix(f"{_SUITES}."), _prompts(source))
         for name, source in sources.items()
         if _is_suite(name)
     }
-    for name, other in config.benchmarks.items():
-        source = open_source(other, f"decontamination.benchmarks.{name}", settings.seed)
+    for name, source in others.items():
         checked[name] = index.add(name, _prompts(source))
     return index.finish(), checked
 
@@ -264,8 +272,8 @@ def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, setting
     write_rows(out / "train.parquet", folder, training)
     needs_care = data.sft.correct_only and not rows.all_verified[sft].all()
     (write_correct if needs_care else write_rows)(out / "sft.parquet", folder, sft)
-    taken = rows.uids[sft | held_out].tolist()
-    write_complement(out / "rl_complement.parquet", folder, training & ~sft, taken)
+    taken, problems = rows.uids[sft | held_out].tolist(), rows.problems[kept].tolist()
+    write_complement(out / "rl_complement.parquet", folder, training & ~sft, taken, problems)
     files = ["train.parquet", "sft.parquet", "rl_complement.parquet"]
     if data.validation_prompts:
         write_rows(out / "validation.parquet", folder, held_out)

@@ -1,15 +1,19 @@
 """The API that a flow uses: the configured one when it answers, else an embedded server that dies with its parent."""
 
+import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
 import pytest
 
-from flows.prefect_session import configured_api, prefect_api
+from flows.prefect_session import answers, configured_api, free_port, prefect_api
 
 START = """
 import sys, time
@@ -46,6 +50,95 @@ def test_the_environment_wins_over_the_project_over_the_profile(project, monkeyp
     assert configured_api() == "http://file/api"
     monkeypatch.setenv("PREFECT_API_URL", "http://environment/api")
     assert configured_api() == "http://environment/api"
+
+
+@pytest.fixture
+def listener():
+    """Begins to answer every request alike; returns the address of what would be the API."""
+    servers = []
+
+    def begin(status, body):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *arguments):
+                pass
+
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}/api"
+
+    yield begin
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "there"),
+    [
+        (200, b"true", True),
+        (200, b"true\n", True),
+        (401, b"", True),
+        (403, b"", True),
+        (404, b"", False),
+        (500, b"true", False),
+        (200, b"<html>another program</html>", False),
+        (200, b"", False),
+    ],
+)
+def test_only_a_prefect_api_is_taken_for_one(listener, status, body, there):
+    assert answers(listener(status, body), timeout_s=5.0) is there
+
+
+def test_a_listener_that_speaks_no_http_is_no_api():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet():
+            connection, _ = server.accept()
+            connection.recv(1000)
+            connection.sendall(b"220 mail.example ready\r\n")
+            connection.close()
+
+        threading.Thread(target=greet, daemon=True).start()
+        assert not answers(f"http://127.0.0.1:{server.getsockname()[1]}/api", timeout_s=5.0)
+
+
+@pytest.mark.parametrize("url", ["", "nothing", "http://[::1/api", "http://127.0.0.1:9/api"])
+def test_no_listener_is_no_api(url):
+    assert not answers(url, timeout_s=2.0)
+
+
+def test_no_proxy_is_asked_for_what_is_on_this_machine(listener, monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(urllib.request, "_opener", None)  # of an earlier request, which knows no proxy
+    assert answers(listener(200, b"true"), timeout_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, "127.0.0.1,localhost"),
+        ({"NO_PROXY": "intranet, localhost"}, "intranet,localhost,127.0.0.1"),
+        ({"NO_PROXY": "old", "no_proxy": "intranet"}, "intranet,127.0.0.1,localhost"),
+        ({"NO_PROXY": "*", "no_proxy": "*"}, "*"),
+    ],
+)
+def test_prefect_itself_goes_straight_to_this_machine(tmp_path, before, after):
+    script = (
+        "import json, os, sys; from pathlib import Path; from flows.prefect_session import set_environment;"
+        "set_environment(Path(sys.argv[1]), debug=False);"
+        "print(json.dumps([os.environ['NO_PROXY'], os.environ['no_proxy']]))"
+    )
+    inherited = {name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    found = subprocess.run(command, env={**inherited, **before}, capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout) == [after, after]
 
 
 @pytest.mark.slow

@@ -205,11 +205,19 @@ def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_
     assert re.search(r"^base +\w{16} +resume from step \d+", plan.stdout, re.MULTILINE), plan.stdout
 
 
-def test_a_flow_started_by_hand_can_be_cancelled_too(served):
-    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *LONG, "seed=3"]
+@pytest.mark.parametrize(("seed", "interrupt"), [(3, signal.SIG_DFL), (4, signal.SIG_IGN)])
+def test_a_flow_started_by_hand_can_be_cancelled_too(served, seed, interrupt):
+    """Also one that a script has started with `&`, where SIGINT is ignored."""
+    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *LONG, f"seed={seed}"]
     env = {**served.environment, "LUFFY_WORKSPACE": str(served.workspace)}
     process = subprocess.Popen(
-        command, cwd=served.root, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=served.root,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt),
     )
     try:
         run = served.newest_run(process)
@@ -236,13 +244,18 @@ def test_reports_are_served_and_nothing_else(served):
         assert served.get(path)[0] == 404
 
 
-def test_a_second_server_is_refused_in_one_line(served):
+def test_a_second_server_is_refused_in_one_line(served, tmp_path):
     result = served.run("flows/serve.py", "--port", str(served.port))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "a Prefect server answers there already" in result.stderr
     result = served.run("flows/serve.py", "--port", str(free_port()))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "served already" in result.stderr
+    elsewhere = Checkout(tmp_path)
+    command = ["flows/serve.py", "--port", str(elsewhere.port), "--workspace", str(served.workspace)]
+    result = elsewhere.run(*command)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "is served already, by pid" in result.stderr
 
 
 def test_kill_9_leaves_no_process_and_the_next_server_frees_what_ran(tmp_path):

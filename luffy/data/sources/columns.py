@@ -1,6 +1,7 @@
 """The values of a row, by the names of their columns."""
 
 import ast
+import math
 from collections.abc import Mapping
 
 
@@ -13,7 +14,9 @@ def value_at(row: Mapping[str, object], column: str) -> object:
 
 
 def as_text(value: object) -> object:
-    """Return a number as people write it (`27.0` is 27), anything else as it is."""
+    """Return a number as people write it (`27.0` is 27), None for a NaN (a missing cell), anything else as it is."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from luffy.config.data import AnswerField, ChoicesField, FieldsConfig, TraceField
 from luffy.data.choices import NUM_OPTIONS, OPTIONS, with_options
 from luffy.data.identity import problem_text, prompt_uid
-from luffy.data.schema import RowError, checked_logprobs, checked_messages, checked_text
+from luffy.data.schema import RowError, check_json, checked_logprobs, checked_messages, checked_text
 from luffy.data.sources.columns import as_list, as_text, value_at
 from luffy.data.sources.options import apart_options, listed_options, option_columns
 from luffy.grading.extract import THINK_OPEN, last_box
@@ -27,6 +27,8 @@ def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: 
     """Return the row as a `Prompt`; RowError names the column that is wrong."""
     messages = checked_messages(value_at(row, fields.problem), fields.problem)
     extra = {column: value_at(row, column) for column in fields.extra}
+    for column, value in extra.items():
+        check_json(value, column)
     if fields.choices is None:
         assert fields.answer is not None, "refused by the configuration"
         ground_truth = _answer(row, fields.answer)
@@ -111,7 +113,7 @@ def _traces(row: Mapping[str, object], field: TraceField, author: str) -> list[T
     found = []
     for index, text in enumerate(texts):
         name = f"{field.column}[{index}]" if several else field.column
-        if field.keep_column is not None and kept[index] is not True:
+        if field.keep_column is not None and not _is_true(kept[index], field.keep_column):
             continue
         written = _rewritten(checked_text(text, name), field)
         found.append(Trace(written, signed, None, checked_logprobs(logprobs[index], str(field.logprobs_column))))
@@ -128,6 +130,15 @@ def _parallel(row: Mapping[str, object], column: str | None, count: int, several
     if not isinstance(value, list) or len(value) != count:
         raise RowError(str(column), f"must be a list of {count}, one a trace, found {str(value)[:60]}")
     return value
+
+
+def _is_true(value: object, column: str) -> bool:
+    """Of a flag, also one written as text (CSV); no value is no."""
+    if isinstance(value, str):
+        value = {"true": True, "false": False}.get(value.strip().lower(), value)
+    if value is None or isinstance(value, bool):
+        return value is True
+    raise RowError(column, f"must be true or false, found {str(value)[:60]!r}")
 
 
 def _author(row: Mapping[str, object], field: TraceField, author: str) -> str:

@@ -1,6 +1,8 @@
 """From the columns of well-known data sets to prompts."""
 
 import csv
+import datetime
+import decimal
 import json
 import os
 from pathlib import Path
@@ -24,6 +26,7 @@ from luffy.types import Outcome, Prompt
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="the datasets are not beside this repository")
 QA = {"data_source": "qa", "problem": "q", "answer": {"column": "a"}, "traces": ({"column": "t", "author": "me"},)}
+KEPT = ({"column": "t", "keep_column": "ok"},)
 
 
 def recipe(name: str, **more: object) -> SourceConfig:
@@ -45,6 +48,14 @@ def test_several_traces_with_flags_authors_and_logprobs() -> None:
     trace = {"column": "t", "author_column": "w", "keep_column": "ok", "logprobs_column": "p"}
     found = mapped(row, traces=(trace,)).traces
     assert [(t.text, t.author, t.logprobs) for t in found] == [("x", "r1", (-1.0,)), ("z", "r1", (-2.0,))]
+
+
+@pytest.mark.parametrize(
+    ("flag", "kept"),
+    [("true", 1), ("True", 1), ("TRUE ", 1), ("false", 0), ("False", 0), (None, 0), (True, 1), (False, 0)],
+)
+def test_a_flag_may_be_written_as_text(flag: object, kept: int) -> None:
+    assert len(mapped({"q": "?", "a": "2", "t": "x", "ok": flag}, traces=KEPT).traces) == kept
 
 
 def test_a_gsm8k_solution_gets_its_answer_into_a_box() -> None:
@@ -80,6 +91,13 @@ def test_where_answers_stand(row: dict[str, object], answer: dict[str, object], 
         ({"q": "?", "a": "2"}, {"answer": {"column": "a", "after": "####"}}, "a", "holds no '####'"),
         ({"q": "?", "a": "2"}, {"answer": {"column": "a", "boxed": True}}, "a", "boxed"),
         ({"q": "?", "a": "2"}, {"answer": {"column": "a", "element": 1}}, "a", "with an element 1"),
+        ({"q": "?", "a": float("nan")}, {}, "a", "is missing"),
+        ({"q": "?", "a": [float("nan"), 2]}, {"answer": {"column": "a", "element": "all"}}, "a", "is missing"),
+        ({"q": "?", "a": "2", "d": datetime.date(2024, 1, 1)}, {"extra": ("d",)}, "d", "cannot be written as JSON"),
+        ({"q": "?", "a": "2", "d": [decimal.Decimal(1)]}, {"extra": ("d",)}, "d", "cannot be written as JSON"),
+        ({"q": "?", "a": "2", "d": {"e": b"x"}}, {"extra": ("d.e",)}, "d.e", "cannot be written as JSON"),
+        ({"q": "?", "a": "2", "t": "x", "ok": "yes"}, {"traces": KEPT}, "ok", "must be true or false, found 'yes'"),
+        ({"q": "?", "a": "2", "t": ["x"], "ok": [1]}, {"traces": KEPT}, "ok", "must be true or false, found '1'"),
     ],
 )
 def test_the_wrong_column_is_named(row: dict, fields: dict, column: str, reason: str) -> None:

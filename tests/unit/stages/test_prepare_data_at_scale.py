@@ -1,5 +1,6 @@
 """Shards, splits, resumption and the formats that leave the house."""
 
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from luffy.config.data import DataConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
+from luffy.data.identity import problem_key
 from luffy.data.parquet import read_prompts
 from luffy.data.shards import ShardWorker
 from luffy.data.splits import LUFFY_SCHEMA
@@ -254,3 +256,94 @@ def test_what_cannot_be_cut_out_is_refused(tmp_path: Path, changes: dict, reason
     source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(5)])
     with pytest.raises(DataError, match=reason):
         prepare(tmp_path / "out", settings(source, **changes))
+
+
+@pytest.mark.parametrize(("view", "in_sft"), [("all", 5), (3, 3)])
+def test_a_prompt_without_a_correct_trace_is_not_lost_between_sft_and_the_complement(
+    tmp_path: Path, view: object, in_sft: int
+) -> None:
+    rows = [luffy_row(n, answer=0 if n % 2 else None) for n in range(1, 11)]
+    sft_view = {"unique_train_examples": view}
+    asked = settings(write(tmp_path / "d.parquet", rows), require_verified_traces=False, sft=sft_view)
+    prepare(tmp_path, asked)
+    sft, complement = (read_prompts(tmp_path / f"{name}.parquet") for name in ("sft", "rl_complement"))
+    assert (len(sft), len({prompt.uid for prompt in [*sft, *complement]})) == (in_sft, 10)
+    assert all(trace.verified for prompt in sft for trace in prompt.traces)
+    with pytest.raises(DataError, match="6 asked for, 5 training prompts have a correct trace"):
+        prepare(
+            tmp_path / "more",
+            settings(
+                write(tmp_path / "d.parquet", rows), require_verified_traces=False, sft={"unique_train_examples": 6}
+            ),
+        )
+
+
+def test_a_correct_trace_that_comes_by_merging_counts(tmp_path: Path) -> None:
+    rows = [luffy_row(1, answer=0), luffy_row(1), luffy_row(2, answer=0)]
+    prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows), require_verified_traces=False))
+    (one,) = read_prompts(tmp_path / "sft.parquet")
+    assert (one.messages[-1].content, len(one.traces)) == ("1 + 1 = ?", 1)
+    assert [p.messages[-1].content for p in read_prompts(tmp_path / "rl_complement.parquet")] == ["2 + 1 = ?"]
+
+
+def test_no_problem_of_another_split_comes_back_by_a_row_that_lost_its_trace(tmp_path: Path) -> None:
+    rows = [luffy_row(n) for n in range(10)]
+    again = [luffy_row(n, answer=0) for n in [*range(10), 77, 77]]
+    for row, spaces in zip(again, itertools.cycle([" ", "  "])):
+        row["prompt"][1]["content"] = row["prompt"][1]["content"].replace("=", f"{spaces}=")  # type: ignore[index]
+    view = {"unique_train_examples": 4}
+    prepare(tmp_path, settings(write(tmp_path / "d.parquet", rows + again), sft=view, validation_prompts=3))
+    names = ("sft", "rl_complement", "validation")
+    problems = [[problem_key(p.messages) for p in read_prompts(tmp_path / f"{name}.parquet")] for name in names]
+    assert [len(found) for found in problems] == [4, 4, 3]  # three of train, and 77 + 1
+    assert len({problem for found in problems for problem in found}) == 11
+
+
+CHANGING = """
+from luffy.data.identity import prompt_uid
+from luffy.types import Message, Prompt, Trace
+
+class Riddles:
+    kind, is_light = "riddles", False
+    def __init__(self, first, count): self.first, self.count = first, count
+    def inputs(self): return {"riddles": f"{self.first}:{self.count}"}
+    def rows(self):
+        for n in range(self.first, self.first + self.count):
+            messages = (Message("user", f"riddle {n}"),)
+            yield Prompt(prompt_uid("r", messages), "r", messages, str(n), (Trace(f"\\\\boxed{{{n}}}", "me"),))
+
+def riddles(purpose, seed, options): return Riddles(*(int(n) for n in open(options["file"]).read().split()))
+"""
+
+
+@pytest.mark.usefixtures("small_shards")
+@pytest.mark.parametrize("which", ["train", "benchmark"])
+def test_what_was_interrupted_starts_over_when_its_inputs_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    (tmp_path / "my_changing.py").write_text(CHANGING)
+    monkeypatch.syspath_prepend(tmp_path)
+    sizes = {"train": tmp_path / "train.txt", "benchmark": tmp_path / "benchmark.txt"}
+    sources = {
+        name: {"kind": "custom", "factory": "my_changing:riddles", "options": {"file": str(path)}}
+        for name, path in sizes.items()
+    }
+    sizes["train"].write_text("0 45")
+    sizes["benchmark"].write_text("1000 1")
+    asked = settings(sources["train"], decontamination={"benchmarks": {"other": sources["benchmark"]}})
+    work, begun = ShardWorker.work, []
+
+    def interrupted(self, index, rows, folder, grader):
+        begun.append((folder.name, index))
+        if len(begun) == 4:
+            raise KeyboardInterrupt
+        work(self, index, rows, folder, grader)
+
+    monkeypatch.setattr(ShardWorker, "work", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "out", asked)
+    sizes[which].write_text("100 12" if which == "train" else "3 4")
+    prepare(tmp_path / "out", asked)
+    found = {prompt.ground_truth for prompt in read_prompts(tmp_path / "out" / "train.parquet")}
+    expected = range(100, 112) if which == "train" else [*range(3), *range(7, 45)]
+    assert found == {str(n) for n in expected}

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flows.checkpoint_choice import choose
 from luffy.config import load_experiment
+from luffy.errors import ConfigError
 
 DEPLOYMENTS = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
 
@@ -29,3 +31,12 @@ def test_every_flow_has_a_deployment():
     }
     assert flows
     assert flows == {deployment["entrypoint"] for deployment in DEPLOYMENTS}
+
+
+def test_a_deployment_with_steps_says_how_another_model_takes_their_place():
+    (deployment,) = [one for one in DEPLOYMENTS if "steps" in one["parameters"]]
+    assert "-p 'steps=[]'" in deployment["description"]
+    config = load_experiment(deployment["parameters"]["config_file"])
+    with pytest.raises(ConfigError, match=r"model with steps=\[\], or steps alone"):
+        choose(config, "some/model", tuple(deployment["parameters"]["steps"]), None)
+    assert choose(config, "some/model", (), None).parameters["model"] == "some/model"

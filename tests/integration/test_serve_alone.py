@@ -1,0 +1,124 @@
+"""`make serve` where it must not begin, or where its server is slow: one line each, and nothing left behind."""
+
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import pytest
+
+from flows import serve
+from flows.prefect_session import free_port
+from luffy.errors import EXIT_FAILURE, LuffyError, UserError
+from luffy.pipeline.lock import StageLock
+from luffy.pipeline.workspace import Workspace
+
+IDLE = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+@pytest.fixture
+def no_pointer(tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "_POINTER", tmp_path / "prefect.toml")
+
+
+@pytest.fixture
+def idle():
+    process = subprocess.Popen(IDLE)
+    yield process
+    process.kill()
+    process.wait()
+
+
+class SlowApi(BaseHTTPRequestHandler):
+    """Hangs up without an answer, then fails, then has the pool."""
+
+    requests = 0
+
+    def do_GET(self):
+        type(self).requests += 1
+        if self.requests == 1:
+            return
+        self.send_response({2: 503}.get(self.requests, 200))
+        self.end_headers()
+
+    def log_message(self, *arguments):
+        pass
+
+
+def test_a_port_where_another_program_listens_is_refused(no_pointer):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=f"--port {port}: Address already in use; give another --port"):
+            serve._refuse_if_taken(f"http://127.0.0.1:{port}/api", port)
+    serve._refuse_if_taken(f"http://127.0.0.1:{port}/api", port)
+
+
+def test_a_workspace_that_is_served_is_refused_with_the_name_of_the_holder(tmp_path):
+    workspace = Workspace(tmp_path)
+    with serve._the_only_one(workspace):
+        with pytest.raises(UserError, match=r"is served already, by pid \d+ on .*; end that") as caught:
+            serve._the_only_one(workspace).__enter__()
+        assert "\n" not in str(caught.value)
+    with serve._the_only_one(workspace):
+        pass
+
+
+def test_the_lock_is_taken_before_any_server_is_started(tmp_path, no_pointer, monkeypatch):
+    monkeypatch.setattr(serve, "ApiServer", lambda *arguments: pytest.fail("a server was started"))
+    monkeypatch.setattr(serve, "set_environment", lambda *arguments, **options: None)
+    monkeypatch.setattr(serve.os, "environ", {})
+    workspace = Workspace(tmp_path / "workspace")
+    workspace.prepare()
+    (workspace.prefect_home / "serving").mkdir(parents=True)
+    with StageLock(workspace.prefect_home / "serving"), pytest.raises(UserError, match="is served already"):
+        serve._serve(workspace, free_port(), limit=1)
+
+
+def test_a_slow_server_is_asked_again_for_its_pool(tmp_path, monkeypatch, idle):
+    monkeypatch.setattr(serve, "_POLL_S", 0.01)
+    monkeypatch.setattr(SlowApi, "requests", 0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), SlowApi) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        serve._wait_for_pool(f"http://127.0.0.1:{server.server_port}/api", idle, tmp_path / "worker.log")
+        server.shutdown()
+    assert SlowApi.requests == 3
+
+
+def test_a_worker_that_has_ended_is_not_waited_for(tmp_path, idle):
+    idle.kill()
+    idle.wait()
+    with pytest.raises(LuffyError, match=r"the Prefect worker has ended by itself; see .*worker\.log"):
+        serve._wait_for_pool(f"http://127.0.0.1:{free_port()}/api", idle, tmp_path / "worker.log")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        httpx.ReadTimeout("timed out"),
+        httpx.ReadTimeout(""),
+        httpx.HTTPStatusError("Server error '503'\nFor more", request=None, response=None),  # type: ignore[arg-type]
+    ],
+)
+def test_an_api_that_fails_ends_it_in_one_line(monkeypatch, capsys, error):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(serve, "_serve", fail)
+    monkeypatch.setattr(serve.signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(sys, "argv", ["serve.py"])
+    monkeypatch.setenv("COLUMNS", "300")
+    assert serve.main() == EXIT_FAILURE
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "does not answer as it should" in said
+
+
+@pytest.mark.parametrize("port", ["0", "65535", "-1", "x", "70000"])
+def test_a_port_without_a_next_one_is_refused(port, capsys):
+    with pytest.raises(SystemExit) as caught:
+        serve._parser().parse_args([f"--port={port}"])
+    assert caught.value.code == 2
+    assert "is not a number from 1 to 65534" in capsys.readouterr().err
+    assert serve._parser().parse_args(["--port=65534"]).port == 65534

@@ -1,0 +1,72 @@
+"""What a flow started by hand does when it is cancelled from the UI."""
+
+import signal
+import threading
+import uuid
+from types import SimpleNamespace
+
+import pytest
+
+from tasks import cancellation
+
+RUN = uuid.uuid4()
+
+
+class Api:
+    """A server that says CANCELLING, and then no more."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def read_flow_run(self, flow_run):
+        assert flow_run == RUN
+        self.asked += 1
+        if self.asked > 1:
+            raise ConnectionError("the server is gone")
+        return SimpleNamespace(state=SimpleNamespace(type=SimpleNamespace(value="CANCELLING")))
+
+    def set_flow_run_state(self, flow_run, state, force):
+        raise ConnectionError("the server is gone")
+
+
+@pytest.fixture
+def cancelled(monkeypatch):
+    """A run that is being cancelled, the signals that this process gets, and what threads leave unhandled."""
+    got, unhandled = [], []
+    monkeypatch.setattr(cancellation, "_POLL_S", 0.01)
+    monkeypatch.setattr(cancellation, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(cancellation, "get_client", lambda **options: Api())
+    monkeypatch.setattr(threading, "excepthook", lambda unhappy: unhandled.append(unhappy.exc_value))
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: got.append(number)) for number in numbers}
+    yield got, unhandled
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def wait_for_the_end():
+    for thread in threading.enumerate():
+        if thread.name in ("cancellation", "cancelled"):
+            thread.join(5)
+    for thread in threading.enumerate():  # the second is started by the first
+        if thread.name == "cancelled":
+            thread.join(5)
+
+
+@pytest.mark.parametrize(("ignored", "expected"), [(False, signal.SIGINT), (True, signal.SIGTERM)])
+def test_the_process_is_interrupted_by_a_signal_that_it_heeds(cancelled, ignored, expected):
+    got, _ = cancelled
+    if ignored:  # as in a script's background
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ended = threading.Event()
+    cancellation._watch(RUN, ended)
+    wait_for_the_end()
+    assert got == [expected]
+
+
+def test_a_server_that_is_gone_at_the_end_costs_no_traceback(cancelled):
+    got, unhandled = cancelled
+    cancellation._watch(RUN, threading.Event())
+    wait_for_the_end()
+    assert got == [signal.SIGINT]
+    assert unhandled == []
