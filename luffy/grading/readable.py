@@ -34,7 +34,10 @@ _THOUSANDS = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\}|,\\!) ?(?=[0-9]{3}(?![0-9]
 _BOLD = re.compile(r"\\(?:boldsymbol|bm|pmb)\s*\{([^{}]*)\}")
 _EMPHASIS = re.compile(r"(?<![\w)\]}])\*\*(?=\S)([^*]+)(?<=\S)\*\*|^\s*\*\*([^*]*)$")
 """Two asterisks behind an operand are no emphasis but a power."""
-_POWER = re.compile(r"(?<=[\w)\]}])\s?\*\*\s?(?:([+-]?(?:[0-9]+(?:\.[0-9]+)?|[A-Za-z](?![A-Za-z])))|\(([^()]*)\))")
+_POWER = re.compile(
+    r"(?<=[\w)\]}])\s?\*\*\s?(?:([+-]?(?:[0-9]++(?:\.[0-9]++)?+|[A-Za-z](?![A-Za-z])))|\(([^()]*)\))(?!\s?\*\*)"
+)
+"""A power of a power is left alone: LaTeX has no order for it."""
 
 
 def readable(text: str) -> str:

@@ -47,6 +47,7 @@ WRONG = [
     ("10^{40}+1", "10^{40}"),
     ("23", "2**3"),
     ("24", "2**(3(4))"),
+    ("64", "2**3**2"),
     ("2 m, 3 cm", "3 m, 2 cm"),
     (r"\text{2 m, 3 cm}", r"\text{3 m, 2 cm}"),
     (r"\begin{pmatrix}1 \\ 2\end{pmatrix}", r"\begin{pmatrix}1 & 2\end{pmatrix}"),
