@@ -30,6 +30,8 @@ from luffy.config.training import RLConfig
 from luffy.config.yaml_source import KeyPath
 from luffy.errors import ConfigError
 
+SHARED_NODES = ("prepare_data", "base", "evaluate_base")
+"""The stages that all runs have in common."""
 _BUDGETED = ("rl.steps", "sft.steps", "sft.epochs")
 _SEEDED = ("seed", "sft.seed", "rl.seed")
 _SHARED = ("data", "model", "base", "evaluation", "grading", "difficulty")
@@ -58,6 +60,13 @@ class BudgetConfig(StrictModel):
             raise ValueError("give exactly one of optimizer_steps and rollouts")
         return self
 
+    @property
+    def text(self) -> str:
+        """In words."""
+        if self.optimizer_steps is not None:
+            return f"{self.optimizer_steps} optimizer steps"
+        return f"{self.rollouts} rollouts"
+
 
 class ArmConfig(StrictModel):
     """One way to learn."""
@@ -85,6 +94,8 @@ class ComparisonConfig(StrictModel):
     reference: str
     """The arm that all others are tested against."""
     budget: BudgetConfig
+    workers: PositiveInt = 1
+    """Runs at the same time; what they come to does not depend on it, how long they take does."""
     arms: dict[_ArmName, ArmConfig] = Field(min_length=2)
 
     @model_validator(mode="after")
@@ -109,6 +120,14 @@ class ArmRun:
         return f"{self.arm} {self.seed}"
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        """The stages that the comparison needs of it, in order: no report, and no evaluation on the way."""
+        trained = [stage for stage in ("difficulty", "sft", "rl") if stage in self.config.stages]
+        if self.config.measured_policy == "sft":
+            trained = ["sft", "difficulty", "rl"]
+        return (*SHARED_NODES, *trained, f"evaluate_{self.last}")
+
+    @property
     def last(self) -> str:
         """The stage whose policy is the arm's result."""
         return "rl" if "rl" in self.config.stages else "sft"
@@ -121,6 +140,17 @@ class Comparison:
     config: ComparisonConfig
     runs: tuple[ArmRun, ...]
     """Seed by seed, so that an interrupted comparison has whole seeds."""
+
+    @property
+    def shared(self) -> ExperimentConfig:
+        """The experiment of what all runs have in common."""
+        common = {
+            "name": self.config.name,
+            "chain": None,
+            "method": None,
+            "stages": ("prepare_data", "base", "evaluate"),
+        }
+        return self.runs[0].config.model_copy(update=common)
 
     def runs_of(self, arm: str) -> tuple[ArmRun, ...]:
         """Those of one arm, seed by seed."""

@@ -166,10 +166,10 @@ def _difference(
     if not shared:
         return None
     k, uids = _num_samples(first[shared[0]].evaluation, cell), list(first[shared[0]].evaluation.correct[cell])
-    sides = [
+    before, after = (
         [[_correct(side[seed], cell, uids)[uid] / k for uid in uids] for seed in shared] for side in (first, second)
-    ]
-    return seeded_difference(*sides, num_samples=k, confidence=confidence), shared
+    )
+    return seeded_difference(before, after, k, confidence), shared
 
 
 def _correct(seed: FinishedSeed, cell: Cell, uids: Sequence[str]) -> Mapping[str, int]:

@@ -148,7 +148,10 @@ def _curves(findings: Findings, colors: Mapping[str, str]) -> list[Figure]:
     percent = all(0 <= point.reward <= 1 for arm in learned for point in arm.curve)
     return [
         Figure(
-            title, note, legend, curve_plot(f"reward-{over}", _lines(learned, colors, x), percent=percent, over=over)
+            title,
+            note,
+            legend,
+            curve_plot(f"reward-over-{over.replace(' ', '-')}", _lines(learned, colors, x), percent=percent, over=over),
         )
         for (over, (title, x)), note in zip(_AXES.items(), _NOTES, strict=True)
     ]

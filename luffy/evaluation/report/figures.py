@@ -59,7 +59,10 @@ class Share:
 def curve_plot(
     name: str, series: Sequence[Series], *, percent: bool = False, exact: bool = False, over: str = "step"
 ) -> str:
-    """Lines over steps, or whatever `over` says; long ones faint with a running mean on top, unless they are `exact`, which start at 0."""
+    """Lines over steps, or what `over` says.
+
+    Long ones are faint with a running mean on top, unless they are `exact`, which start at 0.
+    """
     with _figure(name, *_CURVE_SIZE) as (axes, svg):
         for line in series:
             _draw_line(axes, line, exact)

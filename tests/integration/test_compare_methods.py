@@ -1,0 +1,101 @@
+"""flows/compare_methods.py with real stages of smoke.yaml's size: arms that learn, one that fails, the same twice."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+COMPARISON = f"""\
+name: small
+experiment: {ROOT}/exp_configs/smoke.yaml
+overrides: ["evaluation.decodings={{greedy: {{temperature: 0.0}}}}"]
+seeds: [1, 2]
+reference: luffy
+budget: {{optimizer_steps: 6}}
+workers: 2
+arms:
+  luffy: {{chain: rl, method: luffy}}
+  sft_then_rl: {{chain: sft_then_rl, method: on_policy, sft_steps: 2}}
+  broken: {{chain: sft_then_luffy, method: luffy, sft_steps: 2, overrides: [sft.num_traces=9999]}}
+"""
+SHARED = {"prepare_data", "base", "evaluate_base"}
+
+
+def run(workspace, *arguments):
+    command = [sys.executable, "flows/compare_methods.py", *map(str, arguments), "--workspace", str(workspace)]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= {"PYTHONUNBUFFERED": "1"}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=550)
+
+
+def states(result):
+    return dict(re.findall(r"^\d\d:\d\d:\d\d ([\w ]+(?:: \w+)?): (\w+)", result.stdout, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("comparison")
+    (folder / "small.yaml").write_text(COMPARISON)
+    return folder, run(folder / "workspace", folder / "small.yaml")
+
+
+def test_arms_learn_side_by_side_and_a_failed_one_is_shown_as_failed(compared):
+    folder, result = compared
+    assert result.returncode == 1
+    found = states(result)
+    learned = {f"{arm} {seed}: rl" for arm in ("luffy", "sft_then_rl") for seed in (1, 2)}
+    assert {name for name, state in found.items() if state == "failed"} == {"broken 1: sft", "broken 2: sft"}
+    assert {name: found[name] for name in SHARED | learned} == dict.fromkeys(SHARED | learned, "finished")
+    assert "2 of 6 runs have failed" in result.stderr
+    assert re.search(r"^broken, seed 1: .*sft.num_traces is 9999", result.stderr, re.MULTILINE)
+    assert "Traceback" not in result.stderr
+    data = json.loads((folder / "workspace/runs/small-1/comparison.json").read_text())
+    luffy, then, broken = data["arms"]
+    assert (luffy["finished_seeds"], then["finished_seeds"], broken["finished_seeds"]) == ([1, 2], [1, 2], [])
+    assert luffy["cost_a_seed"]["optimizer_steps"] == then["cost_a_seed"]["optimizer_steps"] == 6
+    # 3 RL steps of 4 prompts x 7 rollouts; 2 of 4 x 8.
+    assert (luffy["cost_a_seed"]["rollouts"], then["cost_a_seed"]["rollouts"]) == (3 * 28, 2 * 32)
+    assert [point["steps"] for point in then["curve"]] == [4, 6]
+    assert luffy["cost_a_seed"]["peak_memory_gib"] > 0
+    assert len(then["minus_reference"]) == 4
+    page = (folder / "workspace/runs/small-1/comparison.html").read_text()
+    assert "Failed runs" in page and "Over optimizer steps" in page
+    assert {path.name for path in (folder / "workspace/runs/small-1/arms").iterdir()} == {
+        f"{arm}-{seed}" for arm in ("luffy", "sft_then_rl", "broken") for seed in (1, 2)
+    }
+
+
+def test_what_arms_share_is_made_once(compared):
+    stages = compared[0] / "workspace" / "stages"
+    made = {
+        stage: len(list((stages / stage).glob("*/manifest.json"))) for stage in ("prepare_data", "base", "sft", "rl")
+    }
+    assert made == {"prepare_data": 1, "base": 1, "sft": 2, "rl": 4}
+    assert len(list((stages / "evaluate").glob("*/manifest.json"))) == 1 + 4
+
+
+def test_the_same_command_reuses_everything_but_what_failed(compared):
+    folder, _ = compared
+    again = run(folder / "workspace", folder / "small.yaml")
+    assert again.returncode == 1
+    found = states(again)
+    assert {name for name, state in found.items() if state != "reused"} == {"broken 1: sft", "broken 2: sft"}
+    first, second = (json.loads((folder / f"workspace/runs/small-{n}/comparison.json").read_text()) for n in (1, 2))
+    assert first == second
+
+
+def test_without_the_failing_arm_it_ends_well_and_a_mistake_is_one_line(compared):
+    folder, _ = compared
+    (folder / "good.yaml").write_text(re.sub(r"  broken.*\n", "", COMPARISON))
+    good = run(folder / "workspace", folder / "good.yaml")
+    assert good.returncode == 0, good.stderr
+    assert set(states(good).values()) == {"reused"}
+    wrong = run(folder / "workspace", folder / "good.yaml", "arms.luffy.overrides=[rl.steps=9]")
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1 and "it would be another budget" in wrong.stderr
