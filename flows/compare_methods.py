@@ -41,15 +41,13 @@ def compare_methods(config_file: str, overrides: list[str] | None = None, verify
         check_resources(comparison.runs_of(name)[0].config)
     with open_comparison(comparison, find_workspace(), verify=verify) as arena:
         data, policy, evaluated_base = make_shared(arena)
-        outcomes = run_arms(arena, data, policy)
-        findings = conclude(arena, evaluated_base, outcomes)
+        run_arms(arena, data, policy)
+        findings = conclude(arena, evaluated_base)
         _show(findings)
         show_report_path(arena.session.run.directory / PAGE_FILE)
         if findings.failures:
-            raise LuffyError(
-                f"{len(findings.failures)} of {len(outcomes)} runs have failed; the same command tries them again:\n"
-                + "\n".join(findings.failures)
-            )
+            failed = f"{len(findings.failures)} of {len(arena.outcomes)} runs have failed"
+            raise LuffyError("\n".join([f"{failed}; the same command tries them again:", *findings.failures]))
 
 
 def _show(findings: Findings) -> None:

@@ -60,6 +60,8 @@ class Arena:
         """Of the stages that all runs have in common."""
         self.stopped = threading.Event()
         self.stages = SharedStages()
+        self.outcomes: dict[tuple[str, int], FinishedSeed | LuffyError] = {}
+        """By arm and seed."""
 
 
 class SharedStages:
@@ -103,16 +105,17 @@ def make_shared(arena: Arena) -> tuple[FinishedStage, FinishedStage, FinishedSta
     return data, policy, evaluate(arena.session, data, policy)
 
 
-def run_arms(arena: Arena, data: FinishedStage, policy: FinishedStage) -> dict[ArmRun, FinishedSeed | LuffyError]:
-    """All runs, `workers` at a time: what each came to, or why it failed.
+def run_arms(arena: Arena, data: FinishedStage, policy: FinishedStage) -> None:
+    """All runs, `workers` at a time; what each came to, or why it failed, is in `arena.outcomes`.
 
     An interrupt, and whatever is no LuffyError, ends all of them.
     """
     runs = arena.comparison.runs
     with ThreadPoolExecutor(arena.comparison.config.workers, thread_name_prefix="arm") as pool:
-        futures = {run: pool.submit(contextvars.copy_context().run, learn, arena, run, data, policy) for run in runs}
+        futures = [pool.submit(contextvars.copy_context().run, learn, arena, run, data, policy) for run in runs]
         try:
-            return {run: _outcome(future) for run, future in futures.items()}
+            for run, future in zip(runs, futures, strict=True):
+                arena.outcomes[run.arm, run.seed] = _outcome(future)
         except BaseException:  # Ctrl-C, cancellation: no stage may outlive it
             arena.stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)
@@ -134,9 +137,7 @@ def learn(arena: Arena, run: ArmRun, data: FinishedStage, policy: FinishedStage)
 
 
 @task(name="comparison", task_run_name="comparison", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def conclude(
-    arena: Arena, evaluated_base: FinishedStage, outcomes: dict[ArmRun, FinishedSeed | LuffyError]
-) -> Findings:
+def conclude(arena: Arena, evaluated_base: FinishedStage) -> Findings:
     """The page, the data and the artifacts; never cached, since it is made of what is there."""
     config = arena.comparison.config
     findings = find(
@@ -145,7 +146,7 @@ def conclude(
         config.reference,
         config.seeds,
         read_graded(evaluated_base.directory),
-        [_arm(arena.comparison, name, outcomes) for name in config.arms],
+        [_arm(arena, name) for name in config.arms],
     )
     folder = arena.session.run.directory
     write_atomic(folder / PAGE_FILE, render_comparison(findings))
@@ -184,9 +185,10 @@ def _directory(session: Session, node: str) -> Path:
     return experiment.workspace.stage_directory(identity.stage, identity.key)
 
 
-def _arm(comparison: Comparison, name: str, outcomes: dict[ArmRun, FinishedSeed | LuffyError]) -> Arm:
-    found = {run.seed: outcomes[run] for run in comparison.runs_of(name)}
-    recipe = comparison.config.arms[name]
+def _arm(arena: Arena, name: str) -> Arm:
+    config = arena.comparison.config
+    found = {seed: arena.outcomes[name, seed] for seed in config.seeds}
+    recipe = config.arms[name]
     return Arm(
         name,
         recipe.chain,

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 COMPARISON = f"""\
 name: small
 experiment: {ROOT}/exp_configs/smoke.yaml
-overrides: ["evaluation.decodings={{greedy: {{temperature: 0.0}}}}"]
+overrides: [evaluation.max_response_tokens=16]
 seeds: [1, 2]
 reference: luffy
 budget: {{optimizer_steps: 6}}
@@ -63,7 +63,7 @@ def test_arms_learn_side_by_side_and_a_failed_one_is_shown_as_failed(compared):
     assert (luffy["cost_a_seed"]["rollouts"], then["cost_a_seed"]["rollouts"]) == (3 * 28, 2 * 32)
     assert [point["steps"] for point in then["curve"]] == [4, 6]
     assert luffy["cost_a_seed"]["peak_memory_gib"] > 0
-    assert len(then["minus_reference"]) == 4
+    assert len(then["minus_reference"]) == 4 * 2  # suites, decodings
     page = (folder / "workspace/runs/small-1/comparison.html").read_text()
     assert "Failed runs" in page and "Over optimizer steps" in page
     assert {path.name for path in (folder / "workspace/runs/small-1/arms").iterdir()} == {
