@@ -1,12 +1,16 @@
 """flows/compare_methods.py with real stages of smoke.yaml's size: arms that learn, one that fails, the same twice."""
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -27,11 +31,37 @@ arms:
 SHARED = {"prepare_data", "base", "evaluate_base"}
 
 
-def run(workspace, *arguments):
-    command = [sys.executable, "flows/compare_methods.py", *map(str, arguments), "--workspace", str(workspace)]
+def start(workspace, *arguments):
+    command = [sys.executable, "flows/compare_methods.py", *map(str, arguments)]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"PYTHONUNBUFFERED": "1"}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=550)
+    env |= {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(workspace)}
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # As in a terminal: a shell that runs this in the background has its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def run(workspace, *arguments):
+    process = start(workspace, *arguments)
+    out, err = process.communicate(timeout=550)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def processes_of(workspace):
+    """Live ones whose environment names the workspace: the flow's own and those of its stages."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+            if environment.get("LUFFY_WORKSPACE") == str(workspace):
+                found.append(process)
+    return found
 
 
 def states(result):
@@ -99,3 +129,27 @@ def test_without_the_failing_arm_it_ends_well_and_a_mistake_is_one_line(compared
     wrong = run(folder / "workspace", folder / "good.yaml", "arms.luffy.overrides=[rl.steps=9]")
     assert wrong.returncode == 2
     assert wrong.stderr.count("\n") == 1 and "it would be another budget" in wrong.stderr
+
+
+def test_ctrl_c_ends_all_runs_at_once_and_the_same_command_goes_on(compared):
+    folder, _ = compared
+    workspace = folder / "workspace"
+    (folder / "good.yaml").write_text(re.sub(r"  broken.*\n", "", COMPARISON))
+    long = ("name=stopped", "budget.optimizer_steps=40000", "arms.sft_then_rl.sft_steps=20000")
+    process = start(workspace, folder / "good.yaml", *long)
+    for line in process.stdout:
+        if re.search(r" sft_then_rl 1: sft: step \d+", line):  # beside it, LUFFY learns
+            break
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; the same command resumes" in err
+    assert time.monotonic() - began < 20
+    assert processes_of(workspace) == []
+    records = [json.loads((path / "run.json").read_text()) for path in (workspace / "runs").glob("stopped*")]
+    assert len(records) == 3  # its own, and those of the two runs that had begun
+    assert {record["state"] for record in records} == {"interrupted"}
+    finished = run(workspace, folder / "good.yaml")
+    assert finished.returncode == 0
+    assert set(states(finished).values()) == {"reused"}

@@ -63,7 +63,7 @@ def render_comparison(findings: Findings) -> str:
         num_tests=len(findings.tests),
         several_seeds=len(findings.seeds) > 1,
         sections=[_section(findings, decoding, colors) for decoding in findings.decodings],
-        legend=[(_BASE_COLOR, "base"), *((colors[arm.name], arm.name) for arm in findings.arms)],
+        legend=[(_BASE_COLOR, "base"), *((colors[arm.name], arm.name) for arm in findings.arms if arm.seeds)],
         curves=_curves(findings, colors),
         costs=cost_table(findings),
     )
@@ -166,8 +166,10 @@ def _lines(arms: Sequence[Arm], colors: Mapping[str, str], x: Callable[[CurvePoi
 
 def _arm_cell(findings: Findings, arm: Arm) -> TableCell:
     recipe = arm.chain if arm.chain == arm.method else f"{arm.chain}, {arm.method}"
-    done = "" if not arm.failures else f"{len(arm.seeds)} of {len(findings.seeds)} seeds, the others failed"
-    return TableCell(arm.name, tuple(filter(None, (recipe, done))), "" if not arm.failures else "worse")
+    if not arm.failures:
+        return TableCell(arm.name, (recipe,))
+    done = f"{len(arm.seeds)} of {len(findings.seeds)} seeds" if arm.seeds else "all seeds"
+    return TableCell(arm.name, (f"{recipe};", f"{done}, the others failed" if arm.seeds else f"{done} failed"), "worse")
 
 
 def _score_cell(findings: Findings, arm: Arm, cell: Cell) -> TableCell:
