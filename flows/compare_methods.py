@@ -17,7 +17,7 @@ if __name__ == "__main__":
 from prefect import flow
 from prefect.runtime import flow_run
 
-from luffy.cli.console import show_report_path, terminal, text_table
+from luffy.cli.console import show_report_path, text_table, wide_terminal
 from luffy.config.comparison import load_comparison
 from luffy.errors import LuffyError
 from luffy.evaluation.method_comparison.findings import Findings
@@ -51,7 +51,7 @@ def compare_methods(config_file: str, overrides: list[str] | None = None, verify
 
 
 def _show(findings: Findings) -> None:
-    out = terminal()
+    out = wide_terminal()
     for decoding in findings.decodings:
         out.print(text_table(*as_text(accuracy_table(findings, decoding)), title=f"\nAccuracy in %, {decoding}"))
         if (differences := difference_table(findings, decoding)) is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flows.front import Question
-from luffy.cli.console import terminal, text_table
+from luffy.cli.console import text_table, wide_terminal
 from luffy.cli.main import show_resources
 from luffy.config.comparison import SHARED_NODES, Comparison, load_comparison
 from luffy.errors import EXIT_OK
@@ -35,7 +35,7 @@ class ComparisonWork:
             (title, plan.node.name, plan.identity.key, plan.headline, plan.reason)
             for title, plan in self._plans(workspace, verify)
         ]
-        console = terminal()
+        console = wide_terminal()
         console.print(f"workspace {workspace.root}", markup=False, soft_wrap=True)
         console.print(text_table(("run", "stage", "key", "plan", "why"), rows))
         return EXIT_OK
