@@ -1,9 +1,10 @@
 """What `flows/evaluate_checkpoint.py` is asked for: one model, or the checkpoints of an RL run."""
 
 import argparse
+from dataclasses import replace
 
 from flows.front import Question, Work
-from luffy.config import ExperimentConfig
+from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.of_checkpoint import evaluation_of, sweep_of
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.checkpoints import complete_checkpoints
@@ -75,9 +76,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat-template", help="of --model, in place of its own: a shipped name or a Jinja file")
 
 
-QUESTION = Question(
-    examples=_EXAMPLES,
-    add_options=_add_options,
-    work=lambda options, config: choose(config, options.model, options.steps, options.chat_template),
-    check=check_checkpoints,
-)
+def _work(options: argparse.Namespace) -> Work:
+    config = load_experiment(options.config, options.overrides)
+    work = choose(config, options.model, options.steps, options.chat_template)
+    return replace(work, also_check=check_checkpoints)
+
+
+QUESTION = Question(examples=_EXAMPLES, add_options=_add_options, work=_work)

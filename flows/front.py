@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
+from typing import Protocol
 
 from flows.prefect_session import ApiServer, prefect_api, set_environment
 from luffy.cli.console import show_error
@@ -15,6 +16,7 @@ from luffy.cli.main import parse_with_overrides, show_plan_of, show_resources
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError
 from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace, find_workspace
 
@@ -32,14 +34,52 @@ exit codes: 0 done, 1 failure, 2 mistake in the command, the configuration or th
 """
 
 
+class Asked(Protocol):
+    """What a command line asks for."""
+
+    @property
+    def parameters(self) -> Mapping[str, object]:
+        """What the flow is told beside the file and overrides."""
+        ...
+
+    def show_plan(self, workspace: Workspace, *, verify: bool) -> int:
+        """Answer --dry-run; returns the exit code."""
+        ...
+
+    def check(self, workspace: Workspace) -> None:
+        """Raise UserError where it cannot be begun."""
+        ...
+
+    def plans(self, workspace: Workspace, *, verify: bool) -> Sequence[StagePlan]:
+        """What would be done with each stage; raises LuffyError where that cannot be known yet."""
+        ...
+
+
 @dataclass(frozen=True)
 class Work:
-    """What a command line asks for."""
+    """An experiment, or a part of one."""
 
     config: ExperimentConfig
     sweep_steps: tuple[int, ...] = ()
     parameters: Mapping[str, object] = field(default_factory=dict)
-    """What the flow is told beside the experiment's file and overrides."""
+    also_check: "Callable[[Work, Workspace], None]" = lambda work, workspace: None
+
+    def show_plan(self, workspace: Workspace, *, verify: bool) -> int:
+        return show_plan_of(self.config, workspace, verify=verify, sweep_steps=self.sweep_steps)
+
+    def check(self, workspace: Workspace) -> None:
+        if not self.sweep_steps:  # whose RL is done, and asks for no machine
+            show_resources(self.config, estimate=False)
+        # Finds missing files; the flow computes the keys.
+        open_experiment(self.config, workspace, fingerprint=lambda stage: {}, sweep_steps=self.sweep_steps)
+        self.also_check(self, workspace)
+
+    def plans(self, workspace: Workspace, *, verify: bool) -> Sequence[StagePlan]:
+        return open_experiment(self.config, workspace, verify=verify, sweep_steps=self.sweep_steps).plan()
+
+
+def _whole_chain(options: argparse.Namespace) -> Work:
+    return Work(load_experiment(options.config, options.overrides))
 
 
 @dataclass(frozen=True)
@@ -48,10 +88,9 @@ class Question:
 
     examples: str = _PIPELINE_EXAMPLES
     add_options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
-    work: Callable[[argparse.Namespace, ExperimentConfig], Work] = lambda options, config: Work(config)
-    """From the parsed options and the loaded experiment; raises UserError."""
-    check: Callable[[Work, Workspace], None] = lambda work, workspace: None
-    """Raises UserError where the work cannot be begun."""
+    config_help: str = "an experiment's YAML, e.g. exp_configs/arithmetic.yaml"
+    work: Callable[[argparse.Namespace], Asked] = _whole_chain
+    """From the parsed options; raises UserError."""
 
 
 _WHOLE_CHAIN = Question()
@@ -99,7 +138,7 @@ def begin(description: str, question: Question = _WHOLE_CHAIN, arguments: Sequen
     code = _exit_code(lambda: _check(options, question), debug=options.debug)
     if code != EXIT_OK or options.dry_run:
         sys.exit(code)
-    work = _work(options, question)
+    work = question.work(options)
     return Front(
         options.config,
         options.overrides,
@@ -111,30 +150,22 @@ def begin(description: str, question: Question = _WHOLE_CHAIN, arguments: Sequen
     )
 
 
-def _work(options: argparse.Namespace, question: Question) -> Work:
-    return question.work(options, load_experiment(options.config, options.overrides))
-
-
 def _check(options: argparse.Namespace, question: Question) -> int:
-    workspace, work = find_workspace(options.workspace), _work(options, question)
+    workspace, work = find_workspace(options.workspace), question.work(options)
     if options.dry_run:
-        return show_plan_of(work.config, workspace, verify=options.verify, sweep_steps=work.sweep_steps)
-    if not work.sweep_steps:  # whose RL is done, and asks for no machine
-        show_resources(work.config, estimate=False)
-    # Finds missing files; the flow computes the keys.
-    open_experiment(work.config, workspace, fingerprint=lambda stage: {}, sweep_steps=work.sweep_steps)
-    question.check(work, workspace)
+        return work.show_plan(workspace, verify=options.verify)
+    work.check(workspace)
     workspace.prepare()
     os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
     set_environment(workspace.prefect_home, debug=options.debug)
     return EXIT_OK
 
 
-def _warm_server(options: argparse.Namespace, work: Work) -> WarmServer | None:
+def _warm_server(options: argparse.Namespace, work: Asked) -> WarmServer | None:
     """A warm server on its way up, unless too little is left to do for it to pay."""
     workspace = find_workspace(options.workspace)
     try:
-        plans = open_experiment(work.config, workspace, verify=options.verify, sweep_steps=work.sweep_steps).plan()
+        plans = work.plans(workspace, verify=options.verify)
     except LuffyError:
         return None  # the flow will meet it, and report it
     to_make = [plan for plan in plans if plan.action not in ("reuse", "depends")]
@@ -173,7 +204,7 @@ def _parser(description: str, question: Question) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     question.add_options(parser)
-    parser.add_argument("config", help="an experiment's YAML, e.g. exp_configs/arithmetic.yaml")
+    parser.add_argument("config", help=question.config_help)
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="override any field of the experiment")
     parser.add_argument("--dry-run", action="store_true", help="print the plan, its reasons and the GPUs' memory")
     parser.add_argument("--workspace", help="where results go (default: $LUFFY_WORKSPACE, else ./workspace)")

@@ -1,6 +1,6 @@
 """The HTML pages of finished stages (reports) over HTTP on the loopback address: a browser follows no link to a file.
 
-Only pages right inside a stage's directory are served, and nothing can be changed.
+Only pages right inside the directory of a stage or a run are served, and nothing can be changed.
 """
 
 import re
@@ -14,7 +14,7 @@ from luffy.errors import UserError
 from luffy.files import write_atomic
 from luffy.pipeline.workspace import Workspace
 
-_PAGE = re.compile(r"/stages/[a-z_]+/[0-9a-f]+/[A-Za-z0-9_-]+\.html")
+_PAGE = re.compile(r"/(stages/[a-z_]+/[0-9a-f]+|runs/[a-z0-9][a-z0-9_.-]*)/[A-Za-z0-9_-]+\.html")
 _HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")
 
 

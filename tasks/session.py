@@ -57,22 +57,34 @@ def open_session(
     config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
 ) -> Iterator[Session]:
     """Everything open for the stages of `config`; the run's record says how it ended."""
+    experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
+    names = [node.name for node in experiment.nodes]
+    with (
+        heeding_the_server() as flow_run,
+        start_run(experiment) as run,
+        publishing(flow_run, tags_of(config)) as publisher,
+        stage_display(names) as display,
+    ):
+        yield Session(run, display, publisher)
+
+
+@contextmanager
+def heeding_the_server() -> Iterator[UUID]:
+    """Within it, the flow run (whose identifier it yields) ends when it is cancelled or loses its worker."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None, "to be opened inside a flow"
     by_worker = context.flow_run.deployment_id is not None
     if by_worker:
         watch_parent(os.getppid(), _end_without_worker)
-    experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
-    names = [node.name for node in experiment.nodes]
-    labels = tags_of(config)
-    with (
-        nullcontext() if by_worker else heeding_cancellation(context.flow_run.id),
-        start_run(experiment) as run,
-        Publisher(PrefectWriter(context.flow_run.id, labels)) as publisher,
-        stage_display(names) as display,
-        tags(*labels),
-    ):
-        yield Session(run, display, publisher)
+    with nullcontext() if by_worker else heeding_cancellation(context.flow_run.id):
+        yield context.flow_run.id
+
+
+@contextmanager
+def publishing(flow_run: UUID, labels: list[str]) -> Iterator[Publisher]:
+    """The way to the Prefect UI for the tasks of `flow_run`, all of which get `labels` as tags."""
+    with Publisher(PrefectWriter(flow_run, labels)) as publisher, tags(*labels):
+        yield publisher
 
 
 def _end_without_worker() -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -49,6 +50,11 @@ def show_error(message: str) -> None:
     terminal(errors=True).print(Text.assemble(("error: ", "bold red"), message))
 
 
+def stage_title(title: str, node: str) -> str:
+    """What a stage of the run `title` is called beside those of other runs."""
+    return f"{title}: {node}"
+
+
 @contextmanager
 def stage_display(names: list[str], console: Console | None = None) -> Iterator[StageObserver]:
     """Shows a running chain: one live line a stage on a terminal, plain lines elsewhere."""
@@ -59,6 +65,32 @@ def stage_display(names: list[str], console: Console | None = None) -> Iterator[
         return
     with Live(console=console, get_renderable=lambda: live_table(progress), refresh_per_second=4):
         yield progress
+
+
+class TitledDisplay:
+    """One of several runs that are shown together: its stages are called `<title>: <stage>`."""
+
+    def __init__(self, title: str, display: StageObserver) -> None:
+        self._title = title
+        self._display = display
+
+    def planned(self, plan: StagePlan) -> None:
+        self._display.planned(self._titled(plan))
+
+    def event(self, plan: StagePlan, event: Event) -> None:
+        self._display.event(self._titled(plan), event)
+
+    def line(self, plan: StagePlan, text: str) -> None:
+        self._display.line(self._titled(plan), text)
+
+    def finished(self, plan: StagePlan, manifest: Manifest) -> None:
+        self._display.finished(self._titled(plan), manifest)
+
+    def failed(self, plan: StagePlan, error: BaseException) -> None:
+        self._display.failed(self._titled(plan), error)
+
+    def _titled(self, plan: StagePlan) -> StagePlan:
+        return replace(plan, node=replace(plan.node, name=stage_title(self._title, plan.node.name)))
 
 
 class PlainDisplay:

@@ -42,14 +42,17 @@ class _Layer:
         return name
 
 
-def load_experiment(path: Path | str, overrides: Sequence[str] = ()) -> ExperimentConfig:
+def load_experiment(
+    path: Path | str, overrides: Sequence[str] = (), *, given_at: str = _COMMAND_LINE
+) -> ExperimentConfig:
     """The experiment in `path` with `overrides` (`key.path=value`, the value in YAML) applied.
 
-    Raises ConfigError with one line for each mistake: where it stands, what was found, what is allowed.
+    Raises ConfigError with one line for each mistake: where it stands (`given_at` for what is overridden), what was
+    found, what is allowed.
     """
     path = Path(path)
     own = _read_with_extends(path, ())
-    command_line = _overrides_layer(overrides)
+    command_line = _overrides_layer(overrides, given_at)
     top = command_line.over(own)
     method = _preset("methods", top.preset_name("method"), path)
     # A method may name its chain (sft) and a chain its method (sft_then_luffy); what is named nearer to the user wins.
@@ -63,6 +66,19 @@ def load_experiment(path: Path | str, overrides: Sequence[str] = ()) -> Experime
         return ExperimentConfig.model_validate_json(json.dumps(merged.values))
     except ValidationError as error:
         raise ConfigError(explain(error, ExperimentConfig, merged.origins, default_where=str(path))) from None
+
+
+def read_overridden(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Value], dict[KeyPath, str]]:
+    """The mapping in `path`, and in what it extends, under `overrides`; and where each of its keys stands."""
+    layer = _overrides_layer(overrides, _COMMAND_LINE).over(_read_with_extends(path, ()))
+    return layer.values, layer.origins
+
+
+def chain_stages(chain: str, experiment: Path) -> tuple[str, ...]:
+    """The stages that a chain's preset names (a path stands beside `experiment`); ConfigError where there is none."""
+    layer = _preset("chains", chain, experiment)
+    stages = layer.values.get("stages")
+    return tuple(map(str, stages)) if isinstance(stages, list) else ()
 
 
 def available_presets(kind: PresetKind) -> list[str]:
@@ -97,18 +113,18 @@ def _preset(kind: PresetKind, name: str | None, experiment: Path) -> _Layer:
     return _read_with_extends(file, ())
 
 
-def _overrides_layer(overrides: Sequence[str]) -> _Layer:
+def _overrides_layer(overrides: Sequence[str], given_at: str) -> _Layer:
     layer = _Layer()
     for text in overrides:
         key, separator, value = text.partition("=")
         path = tuple(key.split("."))
         if not separator or not all(path):
-            raise ConfigError(f"{_COMMAND_LINE}: {text!r} is not of the form key.path=value (e.g. rl.steps=50)")
+            raise ConfigError(f"{given_at}: {text!r} is not of the form key.path=value (e.g. rl.steps=50)")
         nested: Value = parse_scalar(value)
         for part in reversed(path):
             nested = {part: nested}
         assert isinstance(nested, dict)
-        origins = {path[: depth + 1]: _COMMAND_LINE for depth in range(len(path))}
+        origins = {path[: depth + 1]: given_at for depth in range(len(path))}
         layer = _Layer(nested, origins).over(layer)
     return layer
 

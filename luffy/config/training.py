@@ -1,5 +1,6 @@
 """Optimisation settings of the stages that train: `base`, `sft` and `rl`."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -65,7 +66,10 @@ class SFTConfig(StrictModel):
     """Of this stage alone (which traces, their order); None: the experiment's. Lets seeds share data and base."""
     num_traces: PositiveInt | None = None
     """Learn from the traces of this many training prompts (chosen by seed); None: all."""
-    epochs: PositiveInt
+    epochs: PositiveInt | None = None
+    """Passes over the traces."""
+    steps: PositiveInt | None = None
+    """Optimizer steps, in place of `epochs`."""
     batch_size: PositiveInt
     """Traces an optimizer step."""
     optimizer: OptimizerConfig
@@ -79,6 +83,19 @@ class SFTConfig(StrictModel):
             ),
         )
     )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "SFTConfig":
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give exactly one of epochs and steps; the other one is null")
+        return self
+
+    def num_steps(self, num_traces: int) -> int:
+        """Optimizer steps on that many traces."""
+        if self.epochs is not None:
+            return math.ceil(self.epochs * num_traces / self.batch_size)
+        assert self.steps is not None
+        return self.steps
 
 
 class CriticConfig(StrictModel):

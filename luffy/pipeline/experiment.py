@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from luffy.config import ExperimentConfig, StageName
-from luffy.errors import EXIT_USER_ERROR, StageFailed, WorkspaceError
+from luffy.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, StageFailed, WorkspaceError
 from luffy.pipeline.events import Event
 from luffy.pipeline.fingerprint import code_fingerprint
 from luffy.pipeline.graph import StageNode, build_graph
@@ -49,6 +49,16 @@ class StageObserver(Protocol):
     def failed(self, plan: StagePlan, error: BaseException) -> None:
         """The stage has failed or was interrupted."""
         ...
+
+
+class Unwatched:
+    """An observer that shows nothing."""
+
+    def planned(self, plan: StagePlan) -> None: ...
+    def event(self, plan: StagePlan, event: Event) -> None: ...
+    def line(self, plan: StagePlan, text: str) -> None: ...
+    def finished(self, plan: StagePlan, manifest: Manifest) -> None: ...
+    def failed(self, plan: StagePlan, error: BaseException) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +126,16 @@ class ExperimentRun:
     """A started run; every stage that is done is entered into its `run.json`."""
 
     def __init__(
-        self, experiment: Experiment, directory: Path, command: Callable[[str, Path], list[str]] = stage_command
+        self,
+        experiment: Experiment,
+        directory: Path,
+        command: Callable[[str, Path], list[str]] = stage_command,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.experiment = experiment
         self.directory = directory
         self._command = command
+        self._stopped = stopped
         self._stages: dict[str, dict[str, str]] = {}
         self._started = _now()
 
@@ -157,6 +172,7 @@ class ExperimentRun:
                 plan.directory,
                 on_event=lambda event: observer.event(plan, event),
                 on_line=lambda text: observer.line(plan, text),
+                stopped=self._stopped,
             )
         except StageFailed as failure:
             if failure.exit_code == EXIT_USER_ERROR:
@@ -187,17 +203,20 @@ class ExperimentRun:
 
 
 @contextmanager
-def start_run(experiment: Experiment) -> Iterator[ExperimentRun]:
-    """A new `runs/<experiment>-<n>/` whose record says how the run ended."""
+def start_run(experiment: Experiment, stopped: Callable[[], bool] = lambda: False) -> Iterator[ExperimentRun]:
+    """A new `runs/<experiment>-<n>/` whose record says how the run ended.
+
+    `stopped` ends its stages as a Ctrl-C would: for runs in other threads than the main one.
+    """
     experiment.workspace.prepare()
     with usable(experiment.workspace.root):
         directory = experiment.workspace.new_run(experiment.config.name, {"state": "running"})
-    run = ExperimentRun(experiment, directory)
+    run = ExperimentRun(experiment, directory, stopped=stopped)
     run.close("running")
     try:
         yield run
-    except Exception:
-        run.close("failed")
+    except Exception as error:
+        run.close("interrupted" if isinstance(error, StageFailed) and error.exit_code == EXIT_INTERRUPTED else "failed")
         raise
     except BaseException:  # Ctrl-C, cancellation
         run.close("interrupted")

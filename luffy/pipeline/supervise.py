@@ -26,6 +26,7 @@ from luffy.pipeline.warm_start import WarmServer, current_warm_server
 
 _POLL_S = 0.1
 _TAIL_LINES = 25
+_INTERRUPTED = "interrupted; the same command resumes it"
 
 
 class StageProcess(Protocol):
@@ -60,11 +61,14 @@ def supervise(
     on_line: Callable[[str], None] = lambda line: None,
     environment: Mapping[str, str] | None = None,
     grace_s: float = 10.0,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run `command` to its end, passing on its events and log lines as they come.
 
     Whatever ends this call (success, failure, an exception of a callback, Ctrl-C), no process of the stage is left:
     SIGTERM first, SIGKILL after `grace_s`, at once on a second Ctrl-C.
+
+    `stopped` is asked all the time, and ends the stage as a Ctrl-C would, which reaches the main thread alone.
 
     Raises StageFailed: for exit code 2 with the stage's own line, else with the end of its log.
     """
@@ -91,6 +95,8 @@ def supervise(
         try:
             while process.poll() is None:
                 forward(log)
+                if stopped():
+                    raise StageFailed(f"{_INTERRUPTED} (log: {log_path})", exit_code=EXIT_INTERRUPTED)
                 time.sleep(_POLL_S)
             forward(log)
         finally:
@@ -135,7 +141,7 @@ def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> Sta
     if code == EXIT_USER_ERROR:
         return StageFailed(failure or (tail[-1] if tail else f"see {log_path}"), exit_code=EXIT_USER_ERROR)
     if code == EXIT_INTERRUPTED:
-        return StageFailed(f"interrupted; the same command resumes it (log: {log_path})", exit_code=EXIT_INTERRUPTED)
+        return StageFailed(f"{_INTERRUPTED} (log: {log_path})", exit_code=EXIT_INTERRUPTED)
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     summary = f"{how}: {failure}" if failure else how
     return StageFailed("\n".join([f"{summary}; the end of {log_path}:", *tail]))

@@ -12,6 +12,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ class WarmServer:
         self._surroundings = _surroundings(os.environ)
         self._connection, far_end = Pipe()
         self._ready = False
+        self._ordering = threading.Lock()
         self._stage: WarmStage | None = None
         parent = os.getpid()
         with log.open("ab") as out, far_end:
@@ -84,9 +86,18 @@ class WarmServer:
             self.stop()
 
     def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
-        """Start `python -m MODULE ...` with its output appended to `log`; None where it must be started cold."""
-        if not self._fits(command, environment):
+        """Start `python -m MODULE ...` with its output appended to `log`; None where it must be started cold.
+
+        It runs one stage at a time: others that are started meanwhile, from other threads, are started cold.
+        """
+        if not self._ordering.acquire(blocking=False):
             return None
+        try:
+            return self._order(command, log, environment) if self._fits(command, environment) else None
+        finally:
+            self._ordering.release()
+
+    def _order(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
         order = Order(
             module=command[2],
             arguments=list(command[3:]),

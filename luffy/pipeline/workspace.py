@@ -9,6 +9,7 @@
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,6 @@ def link(target: Path, name: Path) -> None:
     """Make `name` a relative symbolic link to `target`, in place of an older one."""
     name.parent.mkdir(parents=True, exist_ok=True)
     relative = os.path.relpath(target, name.parent)
-    temporary = name.with_name(f".{name.name}.{os.getpid()}")
+    temporary = name.with_name(f".{name.name}.{os.getpid()}-{threading.get_ident()}")
     temporary.symlink_to(relative)
     temporary.replace(name)

@@ -31,10 +31,11 @@ from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.rollout_samples import sample_rollouts
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
-from luffy.tracking.rollout_metrics import rollout_metrics, staleness_metrics
+from luffy.tracking.rollout_metrics import learned_metrics, rollout_metrics, staleness_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout
 from luffy.tracking.tracker import Tracker
 from luffy.training.base_model import copy_tokenizer
+from luffy.training.memory_use import peak_memory
 from luffy.training.trainer import Trainer, TrainerSpec
 from luffy.types import Group, Prompt
 
@@ -97,13 +98,14 @@ def _step(parts: Components, step: int, settings: RLSettings) -> StepOutcome:
     groups, metrics = parts.generation.take(step)
     kept = parts.experience.kept(step, groups)
     metrics |= rollout_metrics(groups, replays=parts.experience.replays) | {"batch/kept_share": len(kept) / len(groups)}
-    metrics |= staleness_metrics(groups, step, settings.rl.max_staleness)
+    metrics |= staleness_metrics(groups, step, settings.rl.max_staleness) | learned_metrics(kept)
     metrics |= parts.trainer.learn(kept, step)
     parts.experience.observe(step, groups)
     hard = parts.experience.hard_demonstrations(step)
     if hard is not None:
         metrics |= parts.trainer.imitate(hard, step)
-    return StepOutcome(kept or groups, metrics | _speed(groups, metrics, time.perf_counter() - began))
+    speed = _speed(groups, metrics, time.perf_counter() - began, settings.cluster)
+    return StepOutcome(kept or groups, metrics | speed)
 
 
 def _tell_of_staleness(settings: RLSettings, context: StageContext) -> None:
@@ -199,7 +201,7 @@ def tokenize_tasks(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
     ]
 
 
-def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float) -> dict[str, float]:
+def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float, cluster: str) -> dict[str, float]:
     """Tokens a second of the whole step and of its training part, and the share of it that the trainer waited."""
     rows = [row for group in groups for row in group.trajectories]
     tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
@@ -208,6 +210,7 @@ def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float
         "perf/tokens_per_s": tokens / seconds,
         "perf/trainer_idle_share": metrics["perf/trainer_idle_s"] / seconds,
         "perf/train_tokens_per_s": tokens / (seconds - metrics["perf/trainer_idle_s"]),
+        **(peak_memory() if cluster == "local" else {}),  # else trainer and engines have processes of their own
     }
 
 

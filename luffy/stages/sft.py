@@ -4,8 +4,6 @@ Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
 Ask: python -m luffy.stages.sft --explain exp_configs/arithmetic.yaml
 """
 
-import math
-
 from luffy.config.settings import SFTSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
@@ -38,7 +36,7 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     if not examples:
         raise DataError("data.train: no row has a trace; SFT needs demonstrations")
     plan = SupervisedPlan(
-        steps=math.ceil(sft.epochs * len(examples) / sft.batch_size),
+        steps=sft.num_steps(len(examples)),
         batch_size=sft.batch_size,
         optimizer=sft.optimizer,
         terms=sft.objective.terms,

@@ -10,6 +10,8 @@ from luffy.types import Group, Outcome, Source, Trajectory
 def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[str, float]:
     """Metrics of one RL step in the namespaces `batch/`, `rollout/` and `reward/`.
 
+    What was drawn counts all of it: displaced rollouts, what policies wrote behind prefixes, and groups that are
+    dropped afterwards.
     The policy is judged by its rollouts: by the rows that it sampled from the prompt alone. In a step without any,
     where traces guide every row, the rows that it finished stand in for them. Figures of traces, of hybrid rows and
     (without `replays`) of replayed rows are left out when there are none, rather than reported as 0; all others are 0
@@ -24,9 +26,20 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
         "batch/zero_variance_share": _mean(len(set(group.rewards)) <= 1 for group in groups),
         "batch/off_policy_token_share": _mean(source is not Source.ON_POLICY for row in rows for source in row.source),
     }
+    drawn = [row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.displaced)]
+    metrics |= {"rollout/num_drawn": float(sum(map(bool, drawn))), "rollout/tokens_drawn": float(sum(drawn))}
     if replays:
         metrics["batch/replayed_share"] = _mean(group.is_replayed for group in groups)
     return metrics | _guidance_metrics([row for row in rows if Source.OFF_POLICY in row.source])
+
+
+def learned_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """How many rows and response tokens the step learns from, traces included; `groups` are those it keeps."""
+    rows = [row for group in groups for row in group.trajectories]
+    return {
+        "batch/num_rows": float(len(rows)),
+        "batch/response_tokens": float(sum(len(row.response_ids) for row in rows)),
+    }
 
 
 def staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) -> dict[str, float]:

@@ -13,6 +13,7 @@ from luffy.objectives.step import objective_at
 from luffy.seeds import derive_seed
 from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
+from luffy.training.memory_use import peak_memory
 from luffy.training.policy import Policy
 from luffy.training.sampler import batch_indices
 from luffy.types import FinishReason, Outcome, Source, Trajectory
@@ -66,8 +67,11 @@ def train_supervised(
         lr = plan.optimizer.lr * schedule_multiplier(plan.optimizer.schedule, step - 1, plan.steps)
         metrics = policy.update(batch, objective_at(plan.terms, step, plan.steps, batch.input_ids_BT.shape[1]), lr)
         seconds = time.perf_counter() - began
+        metrics["batch/num_rows"] = float(len(rows))
+        metrics["batch/response_tokens"] = float(sum(len(row.response_ids) for row in rows))
         metrics["perf/tokens_per_s"] = float(batch.attention_mask_BT.sum()) / seconds
         metrics["perf/step_s"] = seconds
+        metrics |= peak_memory()
         # What is told first is known after a kill; a checkpoint that came first would skip this step's metrics.
         on_step(step, metrics)
         if step % plan.checkpoint_every == 0 and step < plan.steps:

@@ -5,7 +5,8 @@ Run: python tests/campaigns/arithmetic_methods.py --workspace workspace/study [-
 Every arm starts from the same base, learns from the same 512 prompts for the same number of optimizer steps, and is
 evaluated greedily on the same held-out problems. Each method's learning rate is the best of the same three, chosen on
 a seed that is not reported; with `--rates` of one, it is that one. `--methods` takes any presets, or `all`. Stages are
-cached: a killed campaign goes on where it was. Prints Markdown; `--json FILE` keeps every arm.
+cached: a killed campaign goes on where it was. Prints Markdown; `--json FILE` keeps every arm. The comparison itself,
+at rates that are chosen already, is flows/compare_methods.py with exp_configs/compare_arithmetic.yaml.
 """
 
 import argparse
@@ -18,11 +19,9 @@ from pathlib import Path
 
 from luffy.config import available_presets, load_experiment
 from luffy.errors import LuffyError
+from luffy.evaluation.over_seeds import student_quantile
 from luffy.evaluation.results import read_results
-from luffy.pipeline.events import Event
-from luffy.pipeline.experiment import open_experiment, start_run
-from luffy.pipeline.manifest import Manifest
-from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.experiment import Unwatched, open_experiment, start_run
 from luffy.pipeline.workspace import find_workspace
 
 CONFIG = Path(__file__).resolve().parents[2] / "exp_configs/arithmetic.yaml"
@@ -34,19 +33,18 @@ REFERENCE = "luffy"
 # How often the base's text on chains of 4 to 6 operations reasons in steps: its rollouts succeed sometimes, or never.
 BASES = {"sometimes": 0.1, "never": 0.0}
 _SUPERVISED = ("sft", "dft")
+_ALL_TRACES = ["sft.num_traces=null", "sft.batch_size=64", "sft.epochs=null", f"sft.steps={STEPS}"]
 METHODS: dict[str, list[str]] = {
     name: ["chain=rl", f"method={name}", f"rl.steps={STEPS}"]
     if name not in _SUPERVISED
-    else ["chain=sft", f"method={name}", "sft.num_traces=null", "sft.batch_size=64", f"sft.epochs={STEPS * 64 // 512}"]
+    else ["chain=sft", f"method={name}", *_ALL_TRACES]
     for name in available_presets("methods")
 } | {
-    "sft": ["chain=sft", "sft.num_traces=null", "sft.batch_size=64", f"sft.epochs={STEPS * 64 // 512}"],
+    "sft": ["chain=sft", *_ALL_TRACES],
     "sft_then_rl": ["chain=sft_then_rl", f"rl.steps={STEPS - COLD_START_STEPS}"],
     "sft_then_luffy": ["chain=sft_then_luffy", f"rl.steps={STEPS - COLD_START_STEPS}"],
 }
 STUDY = ("on_policy", "luffy", "sft", "sft_then_rl", "sft_then_luffy")
-_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""97.5 % quantile of Student's t by number of seeds."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +76,6 @@ class Outcome:
     base_accuracy: dict[str, float]
 
 
-class Silent:
-    """An observer that shows nothing."""
-
-    def planned(self, plan: StagePlan) -> None: ...
-    def event(self, plan: StagePlan, event: Event) -> None: ...
-    def line(self, plan: StagePlan, text: str) -> None: ...
-    def finished(self, plan: StagePlan, manifest: Manifest) -> None: ...
-    def failed(self, plan: StagePlan, error: BaseException) -> None: ...
-
-
 def run_arm(arm: Arm, workspace: Path) -> Outcome | None:
     """Train and evaluate one arm; None (and a line) when it failed."""
     config = load_experiment(CONFIG, arm.overrides())
@@ -100,7 +88,7 @@ def run_arm(arm: Arm, workspace: Path) -> Outcome | None:
             for plan in experiment.plan():
                 if plan.node.stage in ("evaluate", "report") and plan.node.name not in wanted:
                     continue
-                run.execute(plan.node.name, Silent())
+                run.execute(plan.node.name, Unwatched())
                 folders[plan.node.name] = plan.directory
     except LuffyError as error:
         print(f"FAILED {arm}: {error}", flush=True)
@@ -165,7 +153,7 @@ def _interval(values: Sequence[float]) -> str:
     if len(values) < 2:
         return "-"
     mean = statistics.fmean(values)
-    half = _T_975[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    half = student_quantile(0.95, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
     return f"{mean:+.1f} [{mean - half:+.1f}, {mean + half:+.1f}]"
 
 

@@ -56,12 +56,17 @@ class Share:
     value: float
 
 
-def curve_plot(name: str, series: Sequence[Series], *, percent: bool = False, exact: bool = False) -> str:
-    """Lines over steps; long ones faint with a running mean on top, unless they are `exact`, which start at 0."""
+def curve_plot(
+    name: str, series: Sequence[Series], *, percent: bool = False, exact: bool = False, over: str = "step"
+) -> str:
+    """Lines over steps, or what `over` says.
+
+    Long ones are faint with a running mean on top, unless they are `exact`, which start at 0.
+    """
     with _figure(name, *_CURVE_SIZE) as (axes, svg):
         for line in series:
             _draw_line(axes, line, exact)
-        _curve_axes(axes, percent)
+        _curve_axes(axes, percent, over)
         if exact:
             axes.set_ylim(bottom=0)
     return svg.getvalue()
@@ -149,8 +154,8 @@ def _smooth(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float
     return list(steps), [sum(window) / len(window) for window in windows]
 
 
-def _curve_axes(axes: Axes, percent: bool) -> None:
-    axes.set_xlabel("step", color=_STAND_INS["muted"], fontsize=9, labelpad=1)
+def _curve_axes(axes: Axes, percent: bool, over: str = "step") -> None:
+    axes.set_xlabel(over, color=_STAND_INS["muted"], fontsize=9, labelpad=1)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.margins(x=0.01)

@@ -99,7 +99,7 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         manifests={manifest.node: manifest for manifest in manifests},
         metrics={name: rows for name, rows in curves.items() if rows},
         samples=tuple(read_samples(inputs["rl"] / SAMPLES_FILE)) if "rl" in inputs else (),
-        evaluations=tuple(_read_evaluation(inputs[name]) for name in evaluations),
+        evaluations=tuple(read_graded(inputs[name]) for name in evaluations),
         data_card=_read_data_card(inputs["data"]) if "data" in inputs else {},
         difficulty=read_card(inputs["difficulty"] / "card.json") if "difficulty" in inputs else None,
     )
@@ -115,7 +115,8 @@ def _paired(first: Evaluation, second: Evaluation, cell: Cell) -> PairedAccuraci
     return PairedAccuracies([before[uid] / k for uid in before], [after[uid] / k for uid in before], k)
 
 
-def _read_evaluation(directory: Path) -> Evaluation:
+def read_graded(directory: Path) -> Evaluation:
+    """The finished evaluation in `directory`."""
     correct: dict[Cell, dict[str, int]] = {}
     for record in read_sample_records(directory / SAMPLES_FILE):
         counts = correct.setdefault((record.suite, record.decoding), {})

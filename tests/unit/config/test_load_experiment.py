@@ -99,3 +99,10 @@ def test_numbers_may_be_written_with_an_exponent():
 
 def test_an_unknown_preset_names_those_that_exist():
     assert "no preset 'lufy' in exp_configs/methods/; there are aipo, chord" in complaint(SMOKE, ["method=lufy"])
+
+
+def test_sft_is_as_long_as_epochs_or_steps_say_and_not_both():
+    by_steps = load_experiment(SMOKE, ["sft.epochs=null", "sft.steps=9"]).sft
+    assert (by_steps.num_steps(8), load_experiment(SMOKE).sft.num_steps(9)) == (9, 5)  # 2 x 9 / 4, up
+    for overrides in (["sft.steps=9"], ["sft.epochs=null"]):
+        assert "give exactly one of epochs and steps" in complaint(SMOKE, overrides)

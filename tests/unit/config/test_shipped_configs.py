@@ -5,17 +5,26 @@ from pathlib import Path
 import pytest
 
 from luffy.config import available_presets, load_experiment
+from luffy.config.comparison import load_comparison
 from luffy.config.shipped import template_file
 from luffy.data.templates import prompt_opener
 from luffy.data.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[3] / "exp_configs"
-EXPERIMENTS = sorted(ROOT.glob("*.yaml"))
+COMPARISONS = sorted(ROOT.glob("compare_*.yaml"))
+EXPERIMENTS = sorted(set(ROOT.glob("*.yaml")) - set(COMPARISONS))
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_every_experiment_loads(path):
     assert load_experiment(path).name
+
+
+@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
+def test_every_comparison_loads_with_all_its_runs(path):
+    comparison = load_comparison(path)
+    assert len(comparison.runs) == len(comparison.config.seeds) * len(comparison.config.arms)
+    assert comparison.config.name == path.stem
 
 
 @pytest.mark.parametrize("path", ROOT.glob("luffy_qwen2.5_math_*.yaml"), ids=lambda path: path.stem)

@@ -9,6 +9,7 @@ import yaml
 
 from flows.checkpoint_choice import choose
 from luffy.config import load_experiment
+from luffy.config.comparison import load_comparison
 from luffy.errors import ConfigError
 
 DEPLOYMENTS = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
@@ -19,7 +20,8 @@ def test_a_deployment_can_be_run_as_it_is(deployment):
     path, name = deployment["entrypoint"].split(":")
     flow = getattr(import_module(path.removesuffix(".py").replace("/", ".")), name)
     parameters = flow.validate_parameters(deployment["parameters"])
-    assert load_experiment(parameters["config_file"], parameters["overrides"])
+    load = load_comparison if name == "compare_methods" else load_experiment
+    assert load(parameters["config_file"], parameters["overrides"])
     assert deployment["work_pool"]["name"] == "luffy"
 
 

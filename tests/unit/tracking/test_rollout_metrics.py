@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from luffy.tracking.rollout_metrics import rollout_metrics, staleness_metrics
+from luffy.tracking.rollout_metrics import learned_metrics, rollout_metrics, staleness_metrics
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 
@@ -121,3 +121,15 @@ def test_staleness_is_counted_over_the_tokens_sampled_for_the_step() -> None:
         "rollout/staleness_2_share": 0.2,
     }
     assert staleness_metrics(groups, step=10, max_staleness=0) == {}
+
+
+def test_what_was_drawn_counts_displaced_and_guided_rows_and_no_traces() -> None:
+    group = Group("a", (_row(0.0, length=4), _hybrid(1.0, 3, 2), _row(1.0, 5, off=True)), (_row(0.0, length=3),))
+    metrics = rollout_metrics([group])
+    assert (metrics["rollout/num_drawn"], metrics["rollout/tokens_drawn"]) == (3.0, 4.0 + 2.0 + 3.0)
+
+
+def test_what_is_learned_from_counts_traces_and_no_displaced_rows() -> None:
+    group = Group("a", (_row(0.0, length=4), _row(1.0, 5, off=True)), (_row(0.0, length=3),))
+    assert learned_metrics([group]) == {"batch/num_rows": 2.0, "batch/response_tokens": 9.0}
+    assert learned_metrics([]) == {"batch/num_rows": 0.0, "batch/response_tokens": 0.0}

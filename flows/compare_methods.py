@@ -1,0 +1,63 @@
+"""Methods compared under one budget, with several seeds: one page with intervals, tests, learning curves and costs.
+
+What all arms share (data, base policy, its evaluation, a seed's SFT start) is made once. A failed run is shown as
+failed and the others go on; the same command again tries it once more and reuses the rest.
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    from flows.comparison_choice import QUESTION
+    from flows.front import begin
+
+    # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
+    front = begin(__doc__, QUESTION)
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from luffy.cli.console import show_report_path, text_table, wide_terminal
+from luffy.config.comparison import load_comparison
+from luffy.errors import LuffyError
+from luffy.evaluation.method_comparison.findings import Findings
+from luffy.evaluation.method_comparison.page import accuracy_table, as_text, cost_table, difference_table
+from luffy.pipeline.resources import check_resources
+from luffy.pipeline.workspace import find_workspace
+from tasks.comparison import PAGE_FILE, conclude, make_shared, open_comparison, run_arms
+
+
+def _run_name() -> str:
+    """What the run is called in the UI: the comparison, and what was changed for it."""
+    parameters = flow_run.get_parameters()
+    return " ".join([Path(parameters["config_file"]).stem, *(parameters["overrides"] or [])])
+
+
+@flow(name="compare-methods", flow_run_name=_run_name, retries=0, persist_result=False)
+def compare_methods(config_file: str, overrides: list[str] | None = None, verify: bool = False) -> None:
+    """Run the comparison in `config_file` with `overrides` (`key.path=value`), in the workspace of LUFFY_WORKSPACE."""
+    comparison = load_comparison(config_file, overrides or [])
+    for name in comparison.config.arms:
+        check_resources(comparison.runs_of(name)[0].config)
+    with open_comparison(comparison, find_workspace(), verify=verify) as arena:
+        data, policy, evaluated_base = make_shared(arena)
+        run_arms(arena, data, policy)
+        findings = conclude(arena, evaluated_base)
+        _show(findings)
+        show_report_path(arena.session.run.directory / PAGE_FILE)
+        if findings.failures:
+            failed = f"{len(findings.failures)} of {len(arena.outcomes)} runs have failed"
+            raise LuffyError("\n".join([f"{failed}; the same command tries them again:", *findings.failures]))
+
+
+def _show(findings: Findings) -> None:
+    out = wide_terminal()
+    for decoding in findings.decodings:
+        out.print(text_table(*as_text(accuracy_table(findings, decoding)), title=f"\nAccuracy in %, {decoding}"))
+        if (differences := difference_table(findings, decoding)) is not None:
+            out.print(text_table(*as_text(differences), title="\nPercentage points, p-values after Holm's correction"))
+    out.print(text_table(*as_text(cost_table(findings)), title="\nCosts of a seed, mean over seeds"))
+
+
+if __name__ == "__main__":
+    sys.exit(front.run(compare_methods))

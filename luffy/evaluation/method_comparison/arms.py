@@ -1,0 +1,132 @@
+"""The arms of a comparison as they lie on disk: evaluations, learning curves, costs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+
+from luffy.config.comparison import ArmRun
+from luffy.evaluation.report.inputs import Evaluation, read_graded
+from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
+
+TRAINING = ("sft", "rl")
+_REWARD = "reward/mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What one run has spent behind the base policy, a cold start by SFT included; None: its metrics do not say."""
+
+    optimizer_steps: float | None
+    rollouts: float | None
+    """Responses that the policy drew."""
+    generated_tokens: float | None
+    """Of those responses."""
+    trained_tokens: float | None
+    """Response tokens in the batches of updates, traces included."""
+    seconds: float | None
+    """Of training steps, rollouts included; not of evaluation, nor of starting programs."""
+    peak_memory_gib: float | None
+    """Of the training program; with `cluster: ray` not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The reward at one RL step, and what had been spent by then, a cold start included."""
+
+    reward: float
+    steps: float
+    """Optimizer steps."""
+    samples: float
+    """Rows that were learned from: rollouts and traces."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSeed:
+    """One arm with one seed."""
+
+    seed: int
+    evaluation: Evaluation
+    costs: Costs
+    curve: tuple[CurvePoint, ...]
+    """Empty without RL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One arm, with the seeds that it finished and those that it failed."""
+
+    name: str
+    chain: str
+    method: str
+    seeds: tuple[FinishedSeed, ...]
+    failures: Mapping[int, str]
+    """Seed to one line."""
+
+    @property
+    def costs(self) -> Costs | None:
+        """Means over its seeds; None where none is finished."""
+        if not self.seeds:
+            return None
+        return Costs(
+            **{field.name: _mean_cost([seed.costs for seed in self.seeds], field.name) for field in fields(Costs)}
+        )
+
+    @property
+    def curve(self) -> tuple[CurvePoint, ...]:
+        """Means over its seeds, step by step."""
+        points = zip(*(seed.curve for seed in self.seeds), strict=False)
+        return tuple(
+            CurvePoint(*(fmean(getattr(point, field.name) for point in at_step) for field in fields(CurvePoint)))
+            for at_step in points
+        )
+
+
+def read_seed(run: ArmRun, stages: Mapping[str, Path]) -> FinishedSeed:
+    """A finished run, whose stages lie in the directories `stages`; raises LuffyError where a file is missing."""
+    metrics = {name: read_metrics(stages[name] / METRICS_FILE) for name in TRAINING if name in stages}
+    updates = run.config.rl.updates_per_step if run.config.rl is not None else 1
+    evaluation = read_graded(stages[f"evaluate_{run.last}"])
+    return FinishedSeed(run.seed, evaluation, _costs(metrics, updates), tuple(_curve(metrics, updates)))
+
+
+def _costs(metrics: Mapping[str, Sequence[MetricRow]], updates: int) -> Costs:
+    rows = [row for name in TRAINING for row in metrics.get(name, ())]
+    rl = metrics.get("rl", ())
+    return Costs(
+        optimizer_steps=float(len(rows) + len(rl) * (updates - 1)),
+        rollouts=_sum(rl, "rollout/num_drawn"),
+        generated_tokens=_sum(rl, "rollout/tokens_drawn"),
+        trained_tokens=_sum(rows, "batch/response_tokens"),
+        seconds=_sum(rows, "perf/step_s"),
+        peak_memory_gib=max(
+            (row["perf/peak_memory_gib"] for row in rows if "perf/peak_memory_gib" in row), default=None
+        ),
+    )
+
+
+def _sum(rows: Sequence[MetricRow], name: str) -> float | None:
+    """None where a row does not have it: half a sum would be a wrong one."""
+    return sum(row[name] for row in rows) if all(name in row for row in rows) else None
+
+
+def _curve(metrics: Mapping[str, Sequence[MetricRow]], updates: int) -> Iterator[CurvePoint]:
+    sft, rl = metrics.get("sft", ()), metrics.get("rl", ())
+    spent = {name: _spent(sft, rl, name) for name in ("batch/num_rows", "perf/step_s")}
+    for index, row in enumerate(rl):
+        if _REWARD in row:
+            steps = len(sft) + (index + 1) * updates
+            yield CurvePoint(row[_REWARD], steps, spent["batch/num_rows"][index], spent["perf/step_s"][index])
+
+
+def _spent(sft: Sequence[MetricRow], rl: Sequence[MetricRow], name: str) -> list[float]:
+    """After each RL step."""
+    before = sum(row.get(name, 0.0) for row in sft)
+    return [before + total for total in accumulate(row.get(name, 0.0) for row in rl)]
+
+
+def _mean_cost(costs: Sequence[Costs], name: str) -> float | None:
+    values = [value for cost in costs if (value := getattr(cost, name)) is not None]
+    return fmean(values) if len(values) == len(costs) else None

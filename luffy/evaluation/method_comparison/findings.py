@@ -1,0 +1,185 @@
+"""The numbers of a comparison: accuracy of each arm, its difference to the reference, tests; also as JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from luffy.errors import LuffyError
+from luffy.evaluation.comparison import holm
+from luffy.evaluation.method_comparison.arms import Arm, FinishedSeed
+from luffy.evaluation.over_seeds import SeededDifference, seeded_accuracy, seeded_difference
+from luffy.evaluation.report.inputs import Cell, Evaluation
+from luffy.evaluation.statistics import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """An arm on one suite under one decoding."""
+
+    estimate: Estimate
+    by_seed: Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """An arm against the reference on one suite under one decoding."""
+
+    result: SeededDifference
+    seeds: tuple[int, ...]
+    """Those that both have finished."""
+    adjusted_p: float
+    """After Holm's correction over all tests of the comparison."""
+    is_significant: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All numbers of a comparison."""
+
+    name: str
+    budget: str
+    reference: str
+    seeds: tuple[int, ...]
+    confidence: float
+    cells: tuple[Cell, ...]
+    """Suites by decoding, as they were evaluated."""
+    arms: tuple[Arm, ...]
+    base: Mapping[Cell, Estimate]
+    """Of the policy that all arms start from; over problems."""
+    scores: Mapping[tuple[str, Cell], Score]
+    """By arm; those without a finished seed are missing."""
+    tests: Mapping[tuple[str, Cell], Test]
+
+    @property
+    def decodings(self) -> list[str]:
+        return list(dict.fromkeys(decoding for _, decoding in self.cells))
+
+    def suites(self, decoding: str) -> list[str]:
+        return [suite for suite, how in self.cells if how == decoding]
+
+    @property
+    def failures(self) -> list[str]:
+        """One line a failed run."""
+        return [f"{arm.name}, seed {seed}: {reason}" for arm in self.arms for seed, reason in arm.failures.items()]
+
+
+def find(
+    name: str, budget: str, reference: str, seeds: Sequence[int], base: Evaluation, arms: Sequence[Arm]
+) -> Findings:
+    """The findings on `arms`, in their order. Raises LuffyError where arms were asked different problems."""
+    confidence = base.results.confidence
+    cells = tuple((row.suite, row.decoding) for row in base.results.rows)
+    scores = {(arm.name, cell): _score(arm.seeds, cell, confidence) for arm in arms if arm.seeds for cell in cells}
+    reference_arm = next(arm for arm in arms if arm.name == reference)
+    tests = {
+        (arm.name, cell): found
+        for arm in arms
+        if arm.name != reference
+        for cell in cells
+        if (found := _difference(reference_arm, arm, cell, confidence)) is not None
+    }
+    adjusted = holm([result.p_value for result, _ in tests.values()])
+    return Findings(
+        name=name,
+        budget=budget,
+        reference=reference,
+        seeds=tuple(seeds),
+        confidence=confidence,
+        cells=cells,
+        arms=tuple(arms),
+        base={cell: _base(base, cell) for cell in cells},
+        scores=scores,
+        tests={
+            key: Test(result, used, p, p < 1 - confidence)
+            for (key, (result, used)), p in zip(tests.items(), adjusted, strict=True)
+        },
+    )
+
+
+def as_json(findings: Findings) -> str:
+    """Everything, for other programs."""
+    content = {
+        "name": findings.name,
+        "budget": findings.budget,
+        "reference": findings.reference,
+        "seeds": findings.seeds,
+        "confidence": findings.confidence,
+        "base": [{**_cell(cell), **asdict(estimate)} for cell, estimate in findings.base.items()],
+        "arms": [_arm(findings, arm) for arm in findings.arms],
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _arm(findings: Findings, arm: Arm) -> dict[str, Any]:
+    scores = {cell: findings.scores[arm.name, cell] for cell in findings.cells if (arm.name, cell) in findings.scores}
+    tests = {cell: findings.tests[arm.name, cell] for cell in findings.cells if (arm.name, cell) in findings.tests}
+    return {
+        "arm": arm.name,
+        "chain": arm.chain,
+        "method": arm.method,
+        "finished_seeds": [seed.seed for seed in arm.seeds],
+        "failures": dict(arm.failures),
+        "accuracy": [
+            {**_cell(cell), **asdict(score.estimate), "by_seed": score.by_seed} for cell, score in scores.items()
+        ],
+        "minus_reference": [
+            {
+                **_cell(cell),
+                **asdict(test.result.difference),
+                "p": test.result.p_value,
+                "p_holm": test.adjusted_p,
+                "significant": test.is_significant,
+                "by_seed": dict(zip(test.seeds, test.result.by_seed, strict=True)),
+            }
+            for cell, test in tests.items()
+        ],
+        "cost_a_seed": asdict(arm.costs) if arm.costs is not None else None,
+        "curve": [asdict(point) for point in arm.curve],
+    }
+
+
+def _cell(cell: Cell) -> dict[str, str]:
+    return {"suite": cell[0], "decoding": cell[1]}
+
+
+def _base(base: Evaluation, cell: Cell) -> Estimate:
+    row = base.row(cell)
+    assert row is not None
+    return Estimate(row.accuracy, *row.interval, row.method, row.num_problems)
+
+
+def _score(seeds: Sequence[FinishedSeed], cell: Cell, confidence: float) -> Score:
+    k = _num_samples(seeds[0].evaluation, cell)
+    uids = list(seeds[0].evaluation.correct[cell])
+    counts = [[_correct(seed, cell, uids)[uid] for uid in uids] for seed in seeds]
+    by_seed = {seed.seed: sum(row) / (k * len(uids)) for seed, row in zip(seeds, counts, strict=True)}
+    return Score(seeded_accuracy(counts, k, confidence), by_seed)
+
+
+def _difference(
+    reference: Arm, arm: Arm, cell: Cell, confidence: float
+) -> tuple[SeededDifference, tuple[int, ...]] | None:
+    """By the seeds that both have finished; None without any."""
+    first, second = ({seed.seed: seed for seed in one.seeds} for one in (reference, arm))
+    shared = tuple(seed for seed in first if seed in second)
+    if not shared:
+        return None
+    k, uids = _num_samples(first[shared[0]].evaluation, cell), list(first[shared[0]].evaluation.correct[cell])
+    before, after = (
+        [[_correct(side[seed], cell, uids)[uid] / k for uid in uids] for seed in shared] for side in (first, second)
+    )
+    return seeded_difference(before, after, k, confidence), shared
+
+
+def _correct(seed: FinishedSeed, cell: Cell, uids: Sequence[str]) -> Mapping[str, int]:
+    found = seed.evaluation.correct[cell]
+    if found.keys() != set(uids):
+        raise LuffyError(f"arms were evaluated on different problems of {cell[0]}; run the comparison again")
+    return found
+
+
+def _num_samples(evaluation: Evaluation, cell: Cell) -> int:
+    row = evaluation.row(cell)
+    assert row is not None
+    return row.num_samples

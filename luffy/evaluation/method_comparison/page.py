@@ -1,0 +1,208 @@
+"""The page of a comparison as one HTML file, in the report's style, and its tables as text."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import cycle
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from luffy.evaluation.method_comparison.arms import Arm, Costs, CurvePoint
+from luffy.evaluation.method_comparison.findings import Findings, Score, Test
+from luffy.evaluation.report import page as report
+from luffy.evaluation.report import wording
+from luffy.evaluation.report.curves import Figure
+from luffy.evaluation.report.figures import Dot, Series, curve_plot, dot_plot
+from luffy.evaluation.report.inputs import Cell
+from luffy.evaluation.report.tables import Table, TableCell, Tone
+from luffy.evaluation.statistics import Estimate
+
+_FOLDERS = (Path(__file__).parent, Path(report.__file__).parent)
+"""Of this page, and of the report, whose style it has."""
+_COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
+_BASE_COLOR = "c6"
+_NONE = "–"
+_AXES: Mapping[str, tuple[str, Callable[[CurvePoint], float]]] = {
+    "optimizer steps": ("Over optimizer steps", lambda point: point.steps),
+    "rows learned from": ("Over samples", lambda point: point.samples),
+    "seconds": ("Over time", lambda point: point.seconds),
+}
+_NOTES = (
+    "Mean reward of rollouts at each RL step, mean over seeds. A cold start by SFT stands before the first point; an "
+    "arm of SFT alone has no rewards.",
+    "Rollouts and traces in the batches of updates.",
+    "Of training steps with their rollouts, on the machine and beside the other runs of this comparison.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One decoding."""
+
+    name: str
+    accuracies: Table
+    differences: Table | None
+    dots: str
+
+
+def render_comparison(findings: Findings) -> str:
+    """The page, which needs no other file; the same findings give the same bytes."""
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDERS),
+        autoescape=select_autoescape(enabled_extensions=("html.jinja",), default=False),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["svg"] = Markup  # drawn by this package, which escapes what it writes into it
+    colors = _colors(findings)
+    return environment.get_template("comparison.html.jinja").render(
+        findings=findings,
+        confidence=f"{100 * findings.confidence:g} %",
+        num_tests=len(findings.tests),
+        several_seeds=len(findings.seeds) > 1,
+        sections=[_section(findings, decoding, colors) for decoding in findings.decodings],
+        legend=[(_BASE_COLOR, "base"), *((colors[arm.name], arm.name) for arm in findings.arms if arm.seeds)],
+        curves=_curves(findings, colors),
+        costs=cost_table(findings),
+    )
+
+
+def accuracy_table(findings: Findings, decoding: str) -> Table:
+    """Accuracy in percent: a row an arm, a column a suite; the base first."""
+    cells = [(suite, decoding) for suite in findings.suites(decoding)]
+    base = (TableCell("base"), *(_estimate_cell(findings.base[cell]) for cell in cells))
+    rows = [(_arm_cell(findings, arm), *(_score_cell(findings, arm, cell) for cell in cells)) for arm in findings.arms]
+    return Table(("arm", *findings.suites(decoding)), (base, *rows))
+
+
+def difference_table(findings: Findings, decoding: str) -> Table | None:
+    """Percentage points to the reference; None where nothing could be tested."""
+    cells = [(suite, decoding) for suite in findings.suites(decoding)]
+    rows = [
+        (TableCell(arm.name), *(_test_cell(findings.tests.get((arm.name, cell))) for cell in cells))
+        for arm in findings.arms
+        if any((arm.name, cell) in findings.tests for cell in cells)
+    ]
+    return Table((f"minus {findings.reference}", *findings.suites(decoding)), tuple(rows)) if rows else None
+
+
+def cost_table(findings: Findings) -> Table:
+    """What a seed of each arm has spent, on average; costs that no arm knows have no column."""
+    formats: Mapping[str, tuple[str, Callable[[float], str]]] = {
+        "optimizer_steps": ("optimizer steps", _whole),
+        "rollouts": ("rollouts", _whole),
+        "generated_tokens": ("generated tokens", _whole),
+        "trained_tokens": ("trained tokens", _whole),
+        "seconds": ("training time", wording.duration),
+        "peak_memory_gib": ("peak memory, GiB", lambda value: f"{value:.2f}"),
+    }
+    known = [
+        field.name
+        for field in fields(Costs)
+        if any(arm.costs is not None and getattr(arm.costs, field.name) is not None for arm in findings.arms)
+    ]
+    rows = tuple(
+        (TableCell(arm.name), *(_cost_cell(arm.costs, name, formats[name][1]) for name in known))
+        for arm in findings.arms
+    )
+    return Table(("arm", *(formats[name][0] for name in known)), rows)
+
+
+def as_text(table: Table) -> tuple[list[str], list[list[str]]]:
+    """Header and rows without markup, for a terminal."""
+    rows = [[" ".join((cell.text, *cell.details)).replace(wording.NBSP, " ") for cell in row] for row in table.rows]
+    return list(table.header), rows
+
+
+def _colors(findings: Findings) -> dict[str, str]:
+    return {arm.name: color for arm, color in zip(findings.arms, cycle(_COLORS), strict=False)}
+
+
+def _section(findings: Findings, decoding: str, colors: Mapping[str, str]) -> Section:
+    rows = [(suite, _dots(findings, (suite, decoding), colors)) for suite in findings.suites(decoding)]
+    return Section(
+        decoding,
+        accuracy_table(findings, decoding),
+        difference_table(findings, decoding),
+        dot_plot(f"arms-{decoding}", rows),
+    )
+
+
+def _dots(findings: Findings, cell: Cell, colors: Mapping[str, str]) -> list[Dot]:
+    estimates = [(_BASE_COLOR, findings.base[cell])]
+    estimates += [
+        (colors[arm.name], findings.scores[arm.name, cell].estimate)
+        for arm in findings.arms
+        if (arm.name, cell) in findings.scores
+    ]
+    return [Dot(color, estimate.value, estimate.low, estimate.high) for color, estimate in estimates]
+
+
+def _curves(findings: Findings, colors: Mapping[str, str]) -> list[Figure]:
+    learned = [arm for arm in findings.arms if arm.curve]
+    if not learned:
+        return []
+    legend = tuple((colors[arm.name], arm.name) for arm in learned)
+    percent = all(0 <= point.reward <= 1 for arm in learned for point in arm.curve)
+    return [
+        Figure(
+            title,
+            note,
+            legend,
+            curve_plot(f"reward-over-{over.replace(' ', '-')}", _lines(learned, colors, x), percent=percent, over=over),
+        )
+        for (over, (title, x)), note in zip(_AXES.items(), _NOTES, strict=True)
+    ]
+
+
+def _lines(arms: Sequence[Arm], colors: Mapping[str, str], x: Callable[[CurvePoint], float]) -> list[Series]:
+    return [
+        Series(arm.name, colors[arm.name], [x(point) for point in arm.curve], [point.reward for point in arm.curve])
+        for arm in arms
+    ]
+
+
+def _arm_cell(findings: Findings, arm: Arm) -> TableCell:
+    recipe = arm.chain if arm.chain == arm.method else f"{arm.chain}, {arm.method}"
+    if not arm.failures:
+        return TableCell(arm.name, (recipe,))
+    done = f"{len(arm.seeds)} of {len(findings.seeds)} seeds" if arm.seeds else "all seeds"
+    return TableCell(arm.name, (f"{recipe};", f"{done}, the others failed" if arm.seeds else f"{done} failed"), "worse")
+
+
+def _score_cell(findings: Findings, arm: Arm, cell: Cell) -> TableCell:
+    score = findings.scores.get((arm.name, cell))
+    return TableCell("failed", (), "worse") if score is None else _with_seeds(score)
+
+
+def _with_seeds(score: Score) -> TableCell:
+    cell = _estimate_cell(score.estimate)
+    if len(score.by_seed) == 1:
+        return cell
+    seeds = ", ".join(wording.percent(value) for value in score.by_seed.values())
+    return TableCell(cell.text, (*cell.details, f"({seeds})"))
+
+
+def _estimate_cell(estimate: Estimate) -> TableCell:
+    return TableCell(wording.percent(estimate.value), (wording.interval(*estimate.interval),))
+
+
+def _test_cell(test: Test | None) -> TableCell:
+    if test is None:
+        return TableCell(_NONE)
+    estimate = test.result.difference
+    tone: Tone = "" if not test.is_significant else "better" if estimate.value > 0 else "worse"
+    bounds = f"[{wording.signed(estimate.low)},{wording.NBSP}{wording.signed(estimate.high)}]"
+    p = "p < 0.001" if test.adjusted_p < 0.001 else f"p = {test.adjusted_p:.3f}"
+    return TableCell(wording.signed(estimate.value), (bounds, p), tone)
+
+
+def _cost_cell(costs: Costs | None, name: str, words: Callable[[float], str]) -> TableCell:
+    value = getattr(costs, name) if costs is not None else None
+    return TableCell(_NONE if value is None else words(value))
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"

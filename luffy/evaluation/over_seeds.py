@@ -1,0 +1,142 @@
+"""Accuracies and differences over several seeds and the problems that all of them share.
+
+Seeds and problems are crossed: each seed's policy answers every problem, and both another seed and another set of
+problems would give another number. Their variances add up. With the three or five seeds that a comparison has, a
+bootstrap that draws seeds again is too narrow (it takes 2/3 of the variance of three), so seeds get Student's t.
+
+Legend: `S` seeds, `P` problems.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from luffy.evaluation.statistics import Estimate, accuracy
+
+Array = NDArray[np.float64]
+_IMAGINED = 2.0
+"""Problems that Bonett and Price add, one won and one lost."""
+_STEPS = 300
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, slots=True)
+class SeededDifference:
+    """How an arm compares with the reference, on the same problems with the same seeds."""
+
+    difference: Estimate
+    """Mean accuracy of the arm minus that of the reference."""
+    p_value: float
+    """Two-sided, of no difference; it is below 1 - confidence just where the interval excludes 0."""
+    num_seeds: int
+    by_seed: tuple[float, ...]
+    """The difference with each seed."""
+
+
+def seeded_accuracy(correct: Sequence[Sequence[int]], num_samples: int, confidence: float) -> Estimate:
+    """Accuracy over S seeds and P problems: `correct[s][p]` of `num_samples` responses are right.
+
+    Two intervals, one over problems for the mean over seeds (`accuracy`, all responses to a problem being its cluster),
+    one over seeds by Student's t with S - 1 degrees of freedom, and their distances from the mean added in squares: G.
+    Y. Zou and A. Donner, "Construction of confidence limits about effect measures", Stat. Med. 27 (2008). So it
+    collapses neither at 0 nor at 1. With one seed it speaks of problems alone. Raises ValueError for no seed, or seeds
+    with different numbers of problems.
+    """
+    correct_SP = _matrix(correct)
+    num_seeds = len(correct_SP)
+    problems = accuracy([int(count) for count in correct_SP.sum(axis=0)], num_samples * num_seeds, confidence)
+    if num_seeds == 1:
+        return problems
+    mean_S = correct_SP.mean(axis=1) / num_samples
+    reach = student_quantile(confidence, num_seeds - 1) * math.sqrt(float(mean_S.var(ddof=1)) / num_seeds)
+    low = problems.value - math.hypot(problems.value - problems.low, reach)
+    high = problems.value + math.hypot(problems.high - problems.value, reach)
+    method = f"{problems.method} over problems, t over {num_seeds} seeds"
+    return Estimate(problems.value, max(low, 0.0), min(high, 1.0), method, problems.num_problems)
+
+
+def seeded_difference(
+    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], num_samples: int, confidence: float
+) -> SeededDifference:
+    """How `second` does against `first`: accuracies in [0, 1] by seed and problem, same seeds, same problems, in order.
+
+    The mean of all S x P differences, with the variance of its means by seed over S plus that of its means by problem
+    over P (which counts their interaction twice, to the safe side), and Student's t with the degrees of freedom of F.
+    E. Satterthwaite, Biometrics Bull. 2 (1946). The variance over problems is that of D. G. Bonett and R. M. Price (as
+    in `paired_difference`), which is not 0 where nothing changed. With one seed it is over problems alone, and says
+    nothing of another seed. Raises ValueError where shapes differ.
+    """
+    first_SP, second_SP = _matrix(first), _matrix(second)
+    if first_SP.shape != second_SP.shape:
+        raise ValueError(f"need the same seeds and problems on both sides, got {first_SP.shape} and {second_SP.shape}")
+    difference_SP = second_SP - first_SP
+    num_seeds, num_problems = difference_SP.shape
+    mean_S, mean_P = difference_SP.mean(axis=1), difference_SP.mean(axis=0)
+    value = float(difference_SP.mean())
+    of_problems = _variance_over_problems(mean_P, num_samples * num_seeds)
+    of_seeds = float(mean_S.var(ddof=1)) / num_seeds if num_seeds > 1 else 0.0
+    error = math.sqrt(of_problems + of_seeds)
+    freedom = _freedom({num_problems + _IMAGINED - 1: of_problems, float(num_seeds - 1): of_seeds})
+    half = student_quantile(confidence, freedom) * error
+    method = f"t over problems and {num_seeds} seeds" if num_seeds > 1 else "t over problems"
+    estimate = Estimate(value, max(value - half, -1.0), min(value + half, 1.0), method, num_problems)
+    by_seed = tuple(float(mean) for mean in mean_S)
+    return SeededDifference(estimate, student_p(value / error, freedom), num_seeds, by_seed)
+
+
+def student_p(t: float, freedom: float) -> float:
+    """Two-sided p-value of Student's t: P(|T| >= |t|)."""
+    return _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
+
+
+def student_quantile(confidence: float, freedom: float) -> float:
+    """Half-width of a two-sided interval in standard errors, to 1e-9 of itself."""
+    low, high = 0.0, 1.0
+    while student_p(high, freedom) > 1 - confidence:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_p(middle, freedom) > 1 - confidence else (low, middle)
+    return high
+
+
+def _matrix(rows: Sequence[Sequence[float]]) -> Array:
+    if not rows or len({len(row) for row in rows}) != 1 or not len(rows[0]):
+        raise ValueError(f"need the same problems with each seed, got {[len(row) for row in rows]}")
+    return np.asarray(rows, dtype=np.float64)
+
+
+def _variance_over_problems(mean_P: Array, num_responses: int) -> float:
+    """Of the mean of `mean_P`, each of which rests on `num_responses` responses a side."""
+    n = len(mean_P) + _IMAGINED
+    centre = float(mean_P.sum()) / n
+    return ((float((mean_P**2).sum()) + _IMAGINED / num_responses) / n - centre**2) / n
+
+
+def _freedom(variances: dict[float, float]) -> float:
+    """Satterthwaite's, of a sum of variances by their own degrees of freedom."""
+    used = {freedom: variance for freedom, variance in variances.items() if variance > 0}
+    return sum(used.values()) ** 2 / sum(variance**2 / freedom for freedom, variance in used.items())
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function by its continued fraction (M. Abramowitz and I. Stegun, 26.5.8)."""
+    if x <= 0.0 or x >= 1.0:
+        return float(x >= 1.0)
+    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly, the mirrored one does not
+        return 1.0 - _incomplete_beta(b, a, 1 - x)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    return front / _fraction(a, b, x)
+
+
+def _fraction(a: float, b: float, x: float) -> float:
+    """The fraction 1 + d1 / (1 + d2 / (1 + ...)), from its far end."""
+    value = 1.0
+    for m in range(_STEPS, 0, -1):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m - 1) * (a + b + m - 1) * x / ((a + 2 * m - 2) * (a + 2 * m - 1))
+        value = 1.0 + odd / (1.0 + even / (value or _TINY))
+    return value

@@ -1,0 +1,16 @@
+"""How much memory this process has used at most."""
+
+import resource
+
+import torch
+
+_KIB_A_GIB = 2**20
+_BYTES_A_GIB = 2**30
+
+
+def peak_memory() -> dict[str, float]:
+    """Metrics in GiB: the process's largest resident set until now, and of each GPU that it uses the most allocated."""
+    peak = {"perf/peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _KIB_A_GIB}
+    if torch.cuda.is_available():
+        peak["perf/peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / _BYTES_A_GIB
+    return peak

@@ -1,0 +1,242 @@
+"""A comparison of methods under Prefect: what all runs share once, then a task a run, some of them at a time.
+
+Runs are threads of the flow's process, and their stages its child processes. A task is called in its thread, never
+submitted: so cancelling ends the stages at once, as it does for a single experiment.
+"""
+
+import contextvars
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.context import TaskRunContext
+
+from luffy.cli.console import PlainDisplay, TitledDisplay, stage_title, terminal
+from luffy.cli.progress import ChainProgress
+from luffy.config.comparison import SHARED_NODES, ArmRun, Comparison
+from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed
+from luffy.evaluation.method_comparison.arms import Arm, FinishedSeed, read_seed
+from luffy.evaluation.method_comparison.findings import Findings, as_json, find
+from luffy.evaluation.method_comparison.page import (
+    accuracy_table,
+    as_text,
+    cost_table,
+    difference_table,
+    render_comparison,
+)
+from luffy.evaluation.report.inputs import read_graded
+from luffy.evaluation.report.tables import Table
+from luffy.files import write_atomic
+from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
+from luffy.pipeline.workspace import Workspace, link
+from tasks.artifacts import Artifact
+from tasks.curves import Line, Panel, picture_url
+from tasks.publisher import Publisher, Slot
+from tasks.session import Session, artifact_key, heeding_the_server, publishing
+from tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, train_rl, train_sft
+
+PAGE_FILE = "comparison.html"
+DATA_FILE = "comparison.json"
+
+
+class Arena:
+    """What the tasks of a running comparison share; to be used from several threads."""
+
+    def __init__(
+        self, comparison: Comparison, workspace: Workspace, verify: bool, display: StageObserver, session: Session
+    ) -> None:
+        self.comparison = comparison
+        self.workspace = workspace
+        self.verify = verify
+        self.display = display
+        self.session = session
+        """Of the stages that all runs have in common."""
+        self.stopped = threading.Event()
+        self.stages = SharedStages()
+        self.outcomes: dict[tuple[str, int], FinishedSeed | LuffyError] = {}
+        """By arm and seed."""
+
+
+class SharedStages:
+    """Makes what several runs need once: the others wait for it, and fail where it has failed."""
+
+    def __init__(self) -> None:
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._failures: dict[str, LuffyError] = {}
+
+    def make(self, key: str, make: Callable[[], FinishedStage]) -> FinishedStage:
+        """What `make` returns; raises LuffyError when it does, or has done so in another run."""
+        with self._locks[key]:
+            if key in self._failures:
+                raise self._failures[key]
+            try:
+                return make()
+            except LuffyError as error:
+                self._failures[key] = error
+                raise
+
+
+@contextmanager
+def open_comparison(comparison: Comparison, workspace: Workspace, *, verify: bool) -> Iterator[Arena]:
+    """Everything open for the runs of `comparison`; the record of its own run says how it ended."""
+    name = comparison.config.name
+    titles = [stage_title(run.title, node) for run in comparison.runs for node in run.nodes]
+    display = PlainDisplay(ChainProgress([*SHARED_NODES, *titles]), terminal())
+    experiment = open_experiment(comparison.shared, workspace, verify=verify)
+    with (
+        heeding_the_server() as flow_run,
+        start_run(experiment) as run,
+        publishing(flow_run, [f"comparison:{name}"]) as publisher,
+    ):
+        yield Arena(comparison, workspace, verify, display, Session(run, display, publisher))
+
+
+def make_shared(arena: Arena) -> tuple[FinishedStage, FinishedStage, FinishedStage]:
+    """Data, base policy and its evaluation."""
+    data = prepare_data(arena.session)
+    policy = base(arena.session, data)
+    return data, policy, evaluate(arena.session, data, policy)
+
+
+def run_arms(arena: Arena, data: FinishedStage, policy: FinishedStage) -> None:
+    """All runs, `workers` at a time; what each came to, or why it failed, is in `arena.outcomes`.
+
+    An interrupt, and whatever is no LuffyError, ends all of them.
+    """
+    runs = arena.comparison.runs
+    with ThreadPoolExecutor(arena.comparison.config.workers, thread_name_prefix="arm") as pool:
+        futures = [pool.submit(contextvars.copy_context().run, learn, arena, run, data, policy) for run in runs]
+        try:
+            for run, future in zip(runs, futures, strict=True):
+                arena.outcomes[run.arm, run.seed] = _outcome(future)
+        except BaseException:  # Ctrl-C, cancellation: no stage may outlive it
+            arena.stopped.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+@task(name="learn", task_run_name="{run.title}", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def learn(arena: Arena, run: ArmRun, data: FinishedStage, policy: FinishedStage) -> FinishedSeed:
+    """One arm with one seed, from the base policy to the evaluation of the last checkpoint."""
+    experiment = open_experiment(run.config, arena.workspace, verify=arena.verify)
+    with start_run(experiment, arena.stopped.is_set) as started:
+        link(started.directory, arena.session.run.directory / "arms" / f"{run.arm}-{run.seed}")
+        for node in SHARED_NODES:
+            started.execute(node, Unwatched())  # enters what is there into the run's record
+        session = Session(started, TitledDisplay(run.title, arena.display), arena.session.publisher)
+        _learn(arena, run, session, data, policy)
+        nodes = {node.name: node for node in experiment.nodes}
+        return read_seed(run, {name: _directory(session, nodes[name].name) for name in run.nodes})
+
+
+@task(name="comparison", task_run_name="comparison", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def conclude(arena: Arena, evaluated_base: FinishedStage) -> Findings:
+    """The page, the data and the artifacts; never cached, since it is made of what is there."""
+    config = arena.comparison.config
+    findings = find(
+        config.name,
+        config.budget.text,
+        config.reference,
+        config.seeds,
+        read_graded(evaluated_base.directory),
+        [_arm(arena, name) for name in config.arms],
+    )
+    folder = arena.session.run.directory
+    write_atomic(folder / PAGE_FILE, render_comparison(findings))
+    write_atomic(folder / DATA_FILE, as_json(findings))
+    _show(findings, arena.workspace, folder, arena.session.publisher)
+    return findings
+
+
+def _outcome(future: "Future[FinishedSeed]") -> FinishedSeed | LuffyError:
+    try:
+        return future.result()
+    except LuffyError as error:
+        return error
+
+
+def _learn(arena: Arena, run: ArmRun, session: Session, data: FinishedStage, policy: FinishedStage) -> None:
+    def once(node: str, make: Callable[[], FinishedStage]) -> FinishedStage:
+        if arena.stopped.is_set():
+            raise StageFailed("interrupted; the same command resumes it", exit_code=EXIT_INTERRUPTED)
+        return arena.stages.make(session.run.experiment.identities[node].key, make)
+
+    prompts, trained = data, policy
+    for node in run.nodes[len(SHARED_NODES) : -1]:
+        if node == "difficulty":
+            prompts = once(node, partial(difficulty, session, data, trained))
+        elif node == "sft":
+            trained = once(node, partial(train_sft, session, data, trained))
+        else:
+            trained = once(node, partial(train_rl, session, prompts, trained))
+    once(run.nodes[-1], partial(evaluate, session, data, trained))
+
+
+def _directory(session: Session, node: str) -> Path:
+    experiment = session.run.experiment
+    identity = experiment.identities[node]
+    return experiment.workspace.stage_directory(identity.stage, identity.key)
+
+
+def _arm(arena: Arena, name: str) -> Arm:
+    config = arena.comparison.config
+    found = {seed: arena.outcomes[name, seed] for seed in config.seeds}
+    recipe = config.arms[name]
+    return Arm(
+        name,
+        recipe.chain,
+        recipe.method,
+        tuple(outcome for outcome in found.values() if isinstance(outcome, FinishedSeed)),
+        {seed: first_line(outcome) for seed, outcome in found.items() if isinstance(outcome, LuffyError)},
+    )
+
+
+def first_line(error: LuffyError) -> str:
+    """What an error says, without the end of a log."""
+    return str(error).partition("\n")[0]
+
+
+def _show(findings: Findings, workspace: Workspace, folder: Path, publisher: Publisher) -> None:
+    context = TaskRunContext.get()
+    assert context is not None
+    for name, artifact in _artifacts(findings, workspace, folder).items():
+        slot = Slot(context.task_run.id, artifact_key(findings.name, "comparison", name))
+        publisher.offer(slot, lambda shown=artifact: shown)  # type: ignore[misc]
+
+
+def _artifacts(findings: Findings, workspace: Workspace, folder: Path) -> dict[str, Artifact]:
+    decoding = findings.decodings[0]
+    differences = difference_table(findings, decoding)
+    found = {
+        "accuracy": _table(accuracy_table(findings, decoding), f"Accuracy in %, {decoding}, with its interval"),
+        "costs": _table(cost_table(findings), "Costs of a seed, mean over seeds"),
+        "page": _page(workspace, folder),
+    }
+    if differences is not None:
+        words = f"Percentage points minus {findings.reference}, {decoding}; p-values after Holm's correction"
+        found["differences"] = _table(differences, words)
+    lines = [Line(arm.name, [(point.steps, point.reward) for point in arm.curve]) for arm in findings.arms if arm.curve]
+    if lines:
+        picture = picture_url([Panel("reward over optimizer steps", lines)])
+        found["curves"] = Artifact("markdown", f"![reward]({picture})", "Reward over optimizer steps, mean over seeds")
+    return found
+
+
+def _table(table: Table, description: str) -> Artifact:
+    header, rows = as_text(table)
+    return Artifact("table", json.dumps([dict(zip(header, row, strict=True)) for row in rows]), description)
+
+
+def _page(workspace: Workspace, folder: Path) -> Artifact:
+    page = folder / PAGE_FILE
+    if workspace.pages_address.is_file():
+        url = f"{workspace.pages_address.read_text(encoding='utf-8').strip()}/runs/{folder.name}/{PAGE_FILE}"
+        return Artifact("markdown", f"[The comparison with all plots]({url}) (`{page}`)", "Comparison")
+    return Artifact("markdown", f"With all plots, to open in a browser: `{page}`", "Comparison")

@@ -1,0 +1,155 @@
+"""flows/compare_methods.py with real stages of smoke.yaml's size: arms that learn, one that fails, the same twice."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+COMPARISON = f"""\
+name: small
+experiment: {ROOT}/exp_configs/smoke.yaml
+overrides: [evaluation.max_response_tokens=16]
+seeds: [1, 2]
+reference: luffy
+budget: {{optimizer_steps: 6}}
+workers: 2
+arms:
+  luffy: {{chain: rl, method: luffy}}
+  sft_then_rl: {{chain: sft_then_rl, method: on_policy, sft_steps: 2}}
+  broken: {{chain: sft_then_luffy, method: luffy, sft_steps: 2, overrides: [sft.num_traces=9999]}}
+"""
+SHARED = {"prepare_data", "base", "evaluate_base"}
+
+
+def start(workspace, *arguments):
+    command = [sys.executable, "flows/compare_methods.py", *map(str, arguments)]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(workspace)}
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # As in a terminal: a shell that runs this in the background has its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def run(workspace, *arguments):
+    process = start(workspace, *arguments)
+    out, err = process.communicate(timeout=550)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def processes_of(workspace):
+    """Live ones whose environment names the workspace: the flow's own and those of its stages."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+            if environment.get("LUFFY_WORKSPACE") == str(workspace):
+                found.append(process)
+    return found
+
+
+def states(result):
+    return dict(re.findall(r"^\d\d:\d\d:\d\d ([\w ]+(?:: \w+)?): (\w+)", result.stdout, re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("comparison")
+    (folder / "small.yaml").write_text(COMPARISON)
+    return folder, run(folder / "workspace", folder / "small.yaml")
+
+
+def test_arms_learn_side_by_side_and_a_failed_one_is_shown_as_failed(compared):
+    folder, result = compared
+    assert result.returncode == 1
+    found = states(result)
+    learned = {f"{arm} {seed}: rl" for arm in ("luffy", "sft_then_rl") for seed in (1, 2)}
+    assert {name for name, state in found.items() if state == "failed"} == {"broken 1: sft", "broken 2: sft"}
+    assert {name: found[name] for name in SHARED | learned} == dict.fromkeys(SHARED | learned, "finished")
+    assert "2 of 6 runs have failed" in result.stderr
+    assert re.search(r"^broken, seed 1: .*sft.num_traces is 9999", result.stderr, re.MULTILINE)
+    assert "Traceback" not in result.stderr
+    data = json.loads((folder / "workspace/runs/small-1/comparison.json").read_text())
+    luffy, then, broken = data["arms"]
+    assert (luffy["finished_seeds"], then["finished_seeds"], broken["finished_seeds"]) == ([1, 2], [1, 2], [])
+    assert luffy["cost_a_seed"]["optimizer_steps"] == then["cost_a_seed"]["optimizer_steps"] == 6
+    # 3 RL steps of 4 prompts x 7 rollouts; 2 of 4 x 8.
+    assert (luffy["cost_a_seed"]["rollouts"], then["cost_a_seed"]["rollouts"]) == (3 * 28, 2 * 32)
+    assert [point["steps"] for point in then["curve"]] == [4, 6]
+    assert luffy["cost_a_seed"]["peak_memory_gib"] > 0
+    assert len(then["minus_reference"]) == 4 * 2  # suites, decodings
+    page = (folder / "workspace/runs/small-1/comparison.html").read_text()
+    assert "Failed runs" in page and "Over optimizer steps" in page
+    assert {path.name for path in (folder / "workspace/runs/small-1/arms").iterdir()} == {
+        f"{arm}-{seed}" for arm in ("luffy", "sft_then_rl", "broken") for seed in (1, 2)
+    }
+
+
+def test_what_arms_share_is_made_once(compared):
+    stages = compared[0] / "workspace" / "stages"
+    made = {
+        stage: len(list((stages / stage).glob("*/manifest.json"))) for stage in ("prepare_data", "base", "sft", "rl")
+    }
+    assert made == {"prepare_data": 1, "base": 1, "sft": 2, "rl": 4}
+    assert len(list((stages / "evaluate").glob("*/manifest.json"))) == 1 + 4
+
+
+def test_the_same_command_reuses_everything_but_what_failed(compared):
+    folder, _ = compared
+    again = run(folder / "workspace", folder / "small.yaml")
+    assert again.returncode == 1
+    found = states(again)
+    assert {name for name, state in found.items() if state != "reused"} == {"broken 1: sft", "broken 2: sft"}
+    first, second = (json.loads((folder / f"workspace/runs/small-{n}/comparison.json").read_text()) for n in (1, 2))
+    assert first == second
+
+
+def test_without_the_failing_arm_it_ends_well_and_a_mistake_is_one_line(compared):
+    folder, _ = compared
+    (folder / "good.yaml").write_text(re.sub(r"  broken.*\n", "", COMPARISON))
+    good = run(folder / "workspace", folder / "good.yaml")
+    assert good.returncode == 0, good.stderr
+    assert set(states(good).values()) == {"reused"}
+    wrong = run(folder / "workspace", folder / "good.yaml", "arms.luffy.overrides=[rl.steps=9]")
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1 and "it would be another budget" in wrong.stderr
+
+
+def test_ctrl_c_ends_all_runs_at_once_and_the_same_command_goes_on(compared):
+    folder, _ = compared
+    workspace = folder / "workspace"
+    (folder / "good.yaml").write_text(re.sub(r"  broken.*\n", "", COMPARISON))
+    long = ("name=stopped", "budget.optimizer_steps=40000", "arms.sft_then_rl.sft_steps=20000")
+    process = start(workspace, folder / "good.yaml", *long)
+    for line in process.stdout:
+        if re.search(r" sft_then_rl 1: sft: step \d+", line):  # beside it, LUFFY learns
+            break
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted; the same command resumes" in err
+    assert time.monotonic() - began < 20
+    assert processes_of(workspace) == []
+    records = [json.loads((path / "run.json").read_text()) for path in (workspace / "runs").glob("stopped*")]
+    assert len(records) == 3  # its own, and those of the two runs that had begun
+    assert {record["state"] for record in records} == {"interrupted"}
+    finished = run(workspace, folder / "good.yaml")
+    assert finished.returncode == 0
+    assert set(states(finished).values()) == {"reused"}

@@ -1,0 +1,155 @@
+"""A comparison: what every arm gets is equal, and whatever would make it unequal is refused in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from luffy.config.comparison import load_comparison
+from luffy.errors import ConfigError
+
+SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+HEAD = f"""\
+name: small
+experiment: {SMOKE}
+seeds: [1, 2]
+reference: luffy
+"""
+ARMS = """\
+arms:
+  sft: {chain: sft, method: sft}
+  luffy: {chain: rl, method: luffy}
+  sft_then_rl: {chain: sft_then_rl, method: on_policy, sft_steps: 4}
+"""
+STEPS = "budget: {optimizer_steps: 12}\n"
+
+
+@pytest.fixture
+def load(tmp_path):
+    def loaded(text, *overrides):
+        file = tmp_path / "compare.yaml"
+        file.write_text(text)
+        return load_comparison(file, overrides)
+
+    return loaded
+
+
+def complaint(load, *arguments):
+    with pytest.raises(ConfigError) as caught:
+        load(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def updates(run):
+    """Optimizer steps behind the base."""
+    config = run.config
+    sft = config.sft.num_steps(10**9) if "sft" in config.stages else 0
+    return sft + (config.rl.steps * config.rl.updates_per_step if "rl" in config.stages else 0)
+
+
+def test_every_run_makes_the_optimizer_steps_of_the_budget(load):
+    comparison = load(HEAD + STEPS + ARMS)
+    assert [run.title for run in comparison.runs] == [
+        "sft 1", "luffy 1", "sft_then_rl 1", "sft 2", "luffy 2", "sft_then_rl 2",
+    ]  # fmt: skip
+    assert [updates(run) for run in comparison.runs] == [12] * 6
+    # smoke.yaml makes two updates an RL step.
+    assert [run.config.rl.steps for run in comparison.runs[1:3]] == [6, 4]
+
+
+def test_seeds_are_those_of_the_stages_that_learn(load):
+    first, *_, last = load(HEAD + STEPS + ARMS).runs
+    assert (first.config.sft.seed, last.config.sft.seed, last.config.rl.seed) == (1, 2, 2)
+    assert first.config.seed == last.config.seed == 7
+    assert (first.config.name, last.config.name) == ("small.sft.1", "small.sft_then_rl.2")
+
+
+def test_runs_need_no_report_and_no_evaluation_on_the_way(load):
+    comparison = load(HEAD + STEPS + ARMS)
+    assert comparison.runs[2].nodes == ("prepare_data", "base", "evaluate_base", "sft", "rl", "evaluate_rl")
+    assert comparison.shared.stages == ("prepare_data", "base", "evaluate")
+
+
+def test_a_budget_of_rollouts_counts_what_the_policy_draws(load):
+    arms = "arms:\n  luffy: {chain: rl, method: luffy}\n  on_policy: {chain: rl, method: on_policy}\n"
+    luffy, on_policy = load(HEAD.replace("[1, 2]", "[1]") + "budget: {rollouts: 448}\n" + arms).runs
+    # 4 prompts a step; LUFFY draws 7 of 8 rows, on-policy RL all 8.
+    assert (luffy.config.rl.steps, on_policy.config.rl.steps) == (448 // 28, 448 // 32)
+    message = complaint(load, HEAD + "budget: {rollouts: 100}\n" + arms)
+    assert "draws 28 rollouts a step (4 prompts x 7), of which budget.rollouts 100 is no multiple" in message
+
+
+@pytest.mark.parametrize(
+    ("arm", "says"),
+    [
+        ("{chain: sft, method: sft}", "draws no rollouts"),
+        ("{chain: rl, method: dapo}", "how many rollouts dapo draws in a step depends on what they come to"),
+        ("{chain: rl, method: luffy_prefix}", "depends on what they come to"),
+    ],
+)
+def test_a_budget_of_rollouts_refuses_arms_that_it_does_not_bound(load, arm, says):
+    arms = f"arms:\n  luffy: {{chain: rl, method: luffy}}\n  other: {arm}\n"
+    assert says in complaint(load, HEAD + "budget: {rollouts: 448}\n" + arms)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("rl.steps=9", "rl.steps is not to be overridden here: it would be another budget"),
+        ("sft.epochs=9", "sft.epochs is not to be overridden here: it would be another budget"),
+        ("rl.seed=3", "the comparison's seeds say it"),
+        ("data.train.num_prompts=9", "all arms share it"),
+        ("data={}", "all arms share it"),
+        ("method=dapo", "chain and method"),
+        ("rl={steps: 9}", "give the fields of rl one by one"),
+        ("rl.prompts_per_step=8", "rl.prompts_per_step is 8, and that of arm luffy 4"),
+        ("rl.prompts_per_update=4", "rl.prompts_per_update is 4, and that of arm luffy 2"),
+        ("objective.group.size=4", "objective.group.size is 4, and that of arm luffy 8"),
+        ("rl.temperature=0.5", "rl.temperature is 0.5, and that of arm luffy 1.0"),
+        ("cluster=ray", "cluster is not that of arm luffy"),
+        ("rl.stepz=9", "rl.stepz: unknown key"),
+        ("rl.optimizer.lr", "is not of the form key.path=value"),
+    ],
+)
+def test_an_arm_cannot_be_unequal(load, override, says):
+    other = f'{{chain: rl, method: on_policy, overrides: ["{override}"]}}'
+    arms = f"arms:\n  luffy: {{chain: rl, method: luffy}}\n  other: {other}\n"
+    message = complaint(load, HEAD + STEPS + arms)
+    assert says in message
+    assert "compare.yaml:8: arms.other" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (HEAD + "budget: {}\n" + ARMS, "give exactly one of optimizer_steps and rollouts"),
+        (HEAD + "budget: {optimizer_steps: 4, rollouts: 4}\n" + ARMS, "give exactly one of"),
+        (HEAD + STEPS + ARMS.replace(", sft_steps: 4", ""), "arms.sft_then_rl: sft_steps: missing"),
+        (HEAD + STEPS + ARMS.replace("sft_steps: 4", "sft_steps: 5"), "leaves 7 to RL, which makes 2 an RL step"),
+        (HEAD + STEPS + ARMS.replace("sft_steps: 4", "sft_steps: 12"), "leaves 0 to RL"),
+        (HEAD + STEPS + ARMS.replace("method: sft}", "method: sft, sft_steps: 2}"), "sft_steps has no effect"),
+        (HEAD.replace("luffy\n", "lufy\n") + STEPS + ARMS, "reference: no arm is called 'lufy'"),
+        (HEAD.replace("[1, 2]", "[1, 1]") + STEPS + ARMS, "seeds: give each seed once"),
+        (HEAD + STEPS + ARMS.replace("chain: rl", "chain: rll"), "no preset 'rll' in exp_configs/chains/"),
+        (HEAD + STEPS + ARMS.replace("method: luffy", "metod: luffy"), "did you mean 'method'?"),
+        (HEAD + STEPS + "arms: {luffy: {chain: rl, method: luffy}}\n", "arms"),
+        (HEAD + 'overrides: ["rl.steps=9"]\n' + STEPS + ARMS, "compare.yaml:5: overrides: rl.steps is not to be"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_where(load, text, says):
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    messages = str(caught.value).splitlines()
+    assert any(says in message for message in messages)
+    assert "compare.yaml" in str(caught.value) or "smoke.yaml" in str(caught.value)
+
+
+def test_the_command_line_overrides_the_comparison(load):
+    comparison = load(HEAD + STEPS + ARMS, "seeds=[5]", "arms.luffy.overrides=[rl.optimizer.lr=3e-4]")
+    assert [run.seed for run in comparison.runs] == [5, 5, 5]
+    assert [run.config.rl.optimizer.lr for run in comparison.runs_of("luffy")] == [3e-4]
+
+
+def test_what_is_overridden_for_all_is_every_arms(load):
+    comparison = load(HEAD + 'overrides: ["evaluation.max_response_tokens=16"]\n' + STEPS + ARMS)
+    assert {run.config.evaluation.max_response_tokens for run in comparison.runs} == {16}

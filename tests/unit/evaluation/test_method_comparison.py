@@ -1,0 +1,157 @@
+"""What a comparison finds on arms whose verdicts are chosen, and how its page and data say it."""
+
+import json
+
+import pytest
+from synthetic.finished_chain import HOSTILE
+
+from luffy.errors import LuffyError
+from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed, _costs, _curve
+from luffy.evaluation.method_comparison.findings import as_json, find
+from luffy.evaluation.method_comparison.page import (
+    accuracy_table,
+    as_text,
+    cost_table,
+    difference_table,
+    render_comparison,
+)
+from luffy.evaluation.report.inputs import Evaluation
+from luffy.evaluation.results import EvaluationResults, SampleRecord, result_row
+
+PROBLEMS = 40
+COSTS = Costs(12.0, 96.0, 1000.0, 1500.0, 61.0, None)
+RL_ROWS = [
+    {"step": 1, "reward/mean": 0.25, "batch/num_rows": 8.0, "batch/response_tokens": 80.0, "rollout/num_drawn": 7.0,
+     "rollout/tokens_drawn": 70.0, "perf/step_s": 2.0, "perf/peak_memory_gib": 1.5},
+    {"step": 2, "reward/mean": 0.75, "batch/num_rows": 8.0, "batch/response_tokens": 96.0, "rollout/num_drawn": 7.0,
+     "rollout/tokens_drawn": 84.0, "perf/step_s": 3.0, "perf/peak_memory_gib": 1.75},
+]  # fmt: skip
+SFT_ROWS = [{"step": 1, "batch/num_rows": 4.0, "batch/response_tokens": 44.0, "perf/step_s": 1.0}]
+
+
+def evaluation(problems=PROBLEMS, **right):
+    """Greedy, with the first `right[suite]` problems of each suite solved."""
+    rows, correct = [], {}
+    for suite, count in right.items():
+        records = [record(suite, uid, uid < count) for uid in range(problems)]
+        rows.append(result_row(records, 0.95))
+        correct[suite, "greedy"] = {row.uid: int(row.correct) for row in records}
+    return Evaluation(EvaluationResults(checkpoint="rl", confidence=0.95, rows=tuple(rows)), correct)
+
+
+def record(suite, uid, correct):
+    outcome = "correct" if correct else "wrong"
+    return SampleRecord(
+        suite=suite, decoding="greedy", uid=f"p{uid}", sample=0, seed=1, prompt="", response="", answer="1",
+        ground_truth="1", outcome=outcome, reason="", correct=correct, finish_reason="stop", num_tokens=3,
+    )  # fmt: skip
+
+
+def arm(name, *counts, failures=(), curve=()):
+    seeds = tuple(
+        FinishedSeed(seed, evaluation(easy=easy, hard=hard), COSTS, tuple(curve))
+        for seed, (easy, hard) in enumerate(counts, start=1)
+    )
+    return Arm(name, "rl", name, seeds, dict(failures))
+
+
+def compared(*arms, reference="luffy"):
+    return find("small", "12 optimizer steps", reference, (1, 2), evaluation(easy=4, hard=0), arms)
+
+
+LUFFY = arm("luffy", (20, 10), (24, 10), curve=tuple(_curve({"rl": RL_ROWS}, 2)))
+OTHER = arm("other", (36, 10), (40, 12))
+
+
+def test_accuracies_are_means_over_seeds_and_differences_are_paired():
+    findings = compared(LUFFY, OTHER)
+    score = findings.scores["luffy", ("easy", "greedy")]
+    assert score.estimate.value == pytest.approx(0.55)
+    assert score.by_seed == {1: 0.5, 2: 0.6}
+    test = findings.tests["other", ("easy", "greedy")]
+    assert test.result.difference.value == pytest.approx(0.4)
+    assert test.result.by_seed == pytest.approx((0.4, 0.4))
+    assert test.is_significant
+    assert not findings.tests["other", ("hard", "greedy")].is_significant
+
+
+def test_p_values_are_corrected_over_all_tests_of_the_comparison():
+    findings = compared(LUFFY, OTHER, arm("third", (22, 11), (22, 9)))
+    plain = {key: test.result.p_value for key, test in findings.tests.items()}
+    assert len(plain) == 4
+    smallest = min(plain, key=plain.get)
+    assert findings.tests[smallest].adjusted_p == pytest.approx(min(1.0, 4 * plain[smallest]))
+    assert max(test.adjusted_p for test in findings.tests.values()) >= max(plain.values())
+
+
+def test_a_failed_seed_leaves_the_seeds_that_both_have():
+    findings = compared(LUFFY, arm("other", (36, 10), failures={2: "was ended by SIGKILL"}.items()))
+    test = findings.tests["other", ("easy", "greedy")]
+    assert (test.seeds, test.result.num_seeds) == ((1,), 1)
+    assert findings.failures == ["other, seed 2: was ended by SIGKILL"]
+    _, rows = as_text(accuracy_table(findings, "greedy"))
+    assert "1 of 2 seeds, the others failed" in rows[2][0]
+
+
+def test_an_arm_without_a_seed_is_shown_as_failed_and_the_rest_is_compared():
+    broken = arm("broken", failures={1: HOSTILE, 2: "no"}.items())
+    findings = compared(LUFFY, OTHER, broken)
+    _, rows = as_text(accuracy_table(findings, "greedy"))
+    assert rows[-1][1:] == ["failed", "failed"]
+    assert {name for name, _ in findings.tests} == {"other"}
+    page = render_comparison(findings)
+    assert "Failed runs" in page
+    assert "<script>" not in page and "&lt;script&gt;" in page
+    assert as_text(cost_table(findings))[1][-1][1:] == ["–"] * 5
+
+
+def test_a_failed_reference_leaves_accuracies_without_tests():
+    findings = compared(arm("luffy", failures={1: "no", 2: "no"}.items()), OTHER)
+    assert findings.tests == {}
+    assert difference_table(findings, "greedy") is None
+    assert render_comparison(findings).count("minus luffy") == 0
+
+
+def test_the_page_stands_alone_and_is_the_same_twice():
+    page = render_comparison(compared(LUFFY, OTHER))
+    assert page == render_comparison(compared(LUFFY, OTHER))
+    assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
+    for words in ("Over optimizer steps", "Over samples", "Over time", "rows learned from", "Student", "Holm"):
+        assert words in page
+    assert page.count("<figure>") == 4
+
+
+def test_with_one_seed_the_page_says_that_nothing_is_known_of_another():
+    findings = find("small", "12 optimizer steps", "luffy", (1,), evaluation(easy=4, hard=0), [arm("luffy", (20, 10))])
+    page = render_comparison(findings)
+    assert "say nothing of what another seed would give" in page
+
+
+def test_the_data_hold_what_the_page_says():
+    data = json.loads(as_json(compared(LUFFY, OTHER)))
+    luffy, other = data["arms"]
+    assert luffy["accuracy"][0]["value"] == pytest.approx(0.55)
+    assert luffy["accuracy"][0]["by_seed"] == {"1": 0.5, "2": 0.6}
+    assert luffy["minus_reference"] == []
+    assert other["minus_reference"][0]["significant"] is True
+    assert luffy["curve"][-1] == {"reward": 0.75, "steps": 4, "samples": 16.0, "seconds": 5.0}
+    assert other["cost_a_seed"]["peak_memory_gib"] is None
+
+
+def test_arms_that_were_asked_other_problems_are_not_compared():
+    seed = FinishedSeed(1, evaluation(problems=41, easy=20, hard=10), COSTS, ())
+    with pytest.raises(LuffyError, match="different problems"):
+        compared(LUFFY, Arm("other", "rl", "other", (seed,), {}))
+
+
+def test_costs_and_curves_count_the_cold_start():
+    metrics = {"sft": SFT_ROWS, "rl": RL_ROWS}
+    costs = _costs(metrics, 2)
+    assert costs == Costs(1 + 2 * 2, 14.0, 154.0, 44.0 + 176.0, 6.0, 1.75)
+    first, last = _curve(metrics, 2)
+    assert (first.steps, first.samples, first.seconds) == (1 + 2, 12.0, 3.0)
+    assert (last.steps, last.samples, last.seconds) == (1 + 4, 20.0, 6.0)
+
+
+def test_a_cost_that_a_step_does_not_know_is_not_guessed():
+    assert _costs({"rl": [RL_ROWS[0], {"step": 2, "reward/mean": 1.0}]}, 1).generated_tokens is None
