@@ -3,7 +3,8 @@
     with GraderPool(num_workers=2, timeout_s=5.0) as pool:
         grades = pool.grade([GradeRequest(response=r"... \boxed{52}", ground_truth="52")])
 
-A verification that hangs costs its time-out and its worker, never the caller; a worker that dies is `crashed`.
+A verification that hangs costs its time-out and its worker, never the caller. One whose worker dies gets a second
+worker, since something else may have killed the first; it is `crashed` when that dies too.
 A judge is asked from threads of the parent, which do no more than wait for a socket.
 """
 
@@ -23,6 +24,7 @@ from luffy.errors import ConfigError, DataError, LuffyError
 from luffy.grading.judge import ask_judge
 from luffy.grading.kinds import conclude, functions_of, steps
 from luffy.grading.process import WorkerProcess
+from luffy.grading.protocol import Reply
 from luffy.grading.request import Consultation, Grade, GradeRequest, Work
 from luffy.types import Outcome
 
@@ -196,7 +198,7 @@ class GraderPool:
             return grade
 
     def _remember(self, step: _Open, grade: Grade) -> None:
-        # A crash may have come from outside (out of memory, a signal): the next time it gets a fresh chance. A custom
+        # A crash may have come from outside (out of memory, signals): the next time it gets a fresh chance. A custom
         # function may be of any mind the next time, and a judge has a memory of its own.
         if grade.outcome is Outcome.CRASHED or not isinstance(step, Work) or step.check == "custom":
             return
@@ -247,16 +249,23 @@ class _Slot:
         self._discard_worker()
 
     def _decide(self, work: Work) -> Grade:
-        worker = self.worker or self._start_worker()
         started = time.monotonic()
-        reply = worker.check(work, self._timeout_s)
-        if worker.is_gone:
-            self._discard_worker()
-        self._refuse_if_stopped()
+        reply, has_died = self._ask(work)
+        if has_died:
+            reply, _ = self._ask(work)
         if reply.misconfigured:
             raise ConfigError(f"grading: {reply.reason}")
         answer = None if work.check == "custom" else work.answer
         return Grade(reply.outcome, answer, reply.reason, time.monotonic() - started, reply.reward).saying(work.note)
+
+    def _ask(self, work: Work) -> tuple[Reply, bool]:
+        """The worker's reply, and whether the worker has died of itself in place of one."""
+        worker = self.worker or self._start_worker()
+        reply = worker.check(work, self._timeout_s)
+        if worker.is_gone:
+            self._discard_worker()
+        self._refuse_if_stopped()
+        return reply, worker.is_gone and reply.outcome is Outcome.CRASHED
 
     def _start_worker(self) -> WorkerProcess:
         with self._lock:

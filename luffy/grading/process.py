@@ -106,7 +106,8 @@ def _start(remote: Connection, functions: Sequence[str]) -> subprocess.Popen[byt
         [sys.executable, "-P", "-m", "luffy.grading.worker", str(remote.fileno()), str(os.getpid()), *functions],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
+        # sympy walks sets: with a hash seed of its own, each worker would walk them in another order.
+        env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
         pass_fds=(remote.fileno(),),
         start_new_session=True,  # a group of its own: what a custom function starts is killed with it
     )

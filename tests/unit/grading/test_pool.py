@@ -19,6 +19,8 @@ from luffy.types import Outcome
 
 HANGS = r"\boxed{(1+\sqrt{2}+\sqrt{3}+\sqrt{5}+\sqrt{7}+\sqrt{11})^{60}}"
 """An honest formula, which nothing refuses and nobody waits for."""
+LOADING_CPU_S = 1.5
+"""A worker that has used twice as much has loaded, and works."""
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +106,38 @@ def test_a_stopped_worker_times_out() -> None:
         assert grade_one(pool, r"\boxed{x+2}", "1+x").outcome is Outcome.TIMED_OUT
 
 
-def test_a_worker_killed_in_mid_grade_is_a_crash_and_is_replaced() -> None:
+def kill_the_grading_worker(pool: GraderPool, killed: set[int]) -> None:
+    """Kill the worker of a pool of one, once it is at work; `killed` are those that were killed before."""
+
+    def is_at_work() -> bool:
+        times = [psutil.Process(pid).cpu_times() for pid in set(pool.worker_pids()) - killed]
+        return any(time.user > 2 * LOADING_CPU_S for time in times)
+
+    wait_for(is_at_work)
+    (pid,) = pool.worker_pids()
+    killed.add(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_an_answer_whose_two_workers_are_killed_is_a_crash_and_they_are_replaced() -> None:
     with GraderPool(num_workers=1, timeout_s=60.0) as pool, ThreadPoolExecutor(1) as thread:
-        grade_one(pool, r"\boxed{x+1}", "1+x")
-        (pid,) = pool.worker_pids()
         crashing = thread.submit(grade_one, pool, HANGS, "3")
-        wait_for(lambda: psutil.Process(pid).cpu_percent(0.1) > 20)
-        os.kill(pid, signal.SIGKILL)
+        killed: set[int] = set()
+        kill_the_grading_worker(pool, killed)
+        kill_the_grading_worker(pool, killed)
         assert crashing.result(30).outcome is Outcome.CRASHED
         assert grade_one(pool, r"\boxed{x+2}", "2+x").outcome is Outcome.CORRECT
-        assert pool.worker_pids() != [pid]
+        assert len(killed) == 2
+        assert not killed & set(pool.worker_pids())
+
+
+def test_a_worker_killed_from_outside_changes_no_verdict() -> None:
+    with GraderPool(num_workers=1, timeout_s=20.0, memo_size=0) as pool:
+        assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
+        os.kill(pool.worker_pids()[0], signal.SIGKILL)
+        assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
+        os.kill(pool.worker_pids()[0], signal.SIGKILL)
+        assert grade_one(pool, r"\boxed{x+3}", "1+x").outcome is Outcome.WRONG
 
 
 def test_a_timeout_is_remembered_and_a_crash_is_not() -> None:
