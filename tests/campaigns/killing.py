@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -123,9 +122,7 @@ def draws(generator: Random, mean_s: float) -> Iterator[Draw]:
         yield Draw(generator.expovariate(1.0 / mean_s), generator.choice(VICTIMS))
 
 
-def disturb(
-    pipeline: Pipeline, planned: Iterator[Draw], most_kills: int = sys.maxsize, patience_s: float = 3600.0
-) -> Attempt:
+def disturb(pipeline: Pipeline, planned: Iterator[Draw], patience_s: float = 3600.0) -> Attempt:
     """Run the command once, kill as `planned` while it runs, and see what it leaves behind.
 
     A kill falls at its moment, or as soon as its victim is there; one that the run does not live to see does not count.
@@ -135,7 +132,7 @@ def disturb(
     said = pipeline.log.stat().st_size if pipeline.log.exists() else 0
     flow, began = pipeline.start(), time.monotonic()
     kills: list[Kill] = []
-    for draw in islice(planned, most_kills):
+    for draw in planned:
         kill = _kill(flow, draw, workspace, began, is_served=not kills)
         if kill is None:
             break

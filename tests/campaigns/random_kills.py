@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 from killing import VICTIMS, Attempt, Kill, Pipeline, differences, disturb, draws, promised
@@ -121,7 +122,7 @@ def run_chain(number: int, pipeline: Pipeline, record: Record, options: argparse
         index = len(record.attempts_of(number))
         generator = random.Random(f"{options.seed} {number} {index}")
         left = options.kills - record.num_kills
-        attempt = disturb(pipeline, draws(generator, options.mean_s), left, options.patience_s)
+        attempt = disturb(pipeline, islice(draws(generator, options.mean_s), left), options.patience_s)
         record.add_attempt(number, attempt)
         show(number, attempt, record)
         write_csv(pipeline.workspace.parent / CSV, record)

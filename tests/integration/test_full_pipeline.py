@@ -99,11 +99,9 @@ def learned(directory):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(undisturbed):
     """A workspace after one undisturbed run with an embedded server."""
-    workspace = tmp_path_factory.mktemp("finished")
-    result = run(workspace)
-    assert result.returncode == 0, result.stderr
+    workspace, result = undisturbed
     assert states(result) == only(*NODES)
     report = Path(result.stdout.splitlines()[-1].removeprefix("report: "))
     assert report.name == "report.html"
