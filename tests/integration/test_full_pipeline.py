@@ -23,6 +23,7 @@ from luffy.pipeline.lock import holder_of
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMOKE = "exp_configs/smoke.yaml"
+HEAVY = "torch|transformers|tokenizers|deepspeed|vllm|ray|numpy|pyarrow|sympy|math_verify"
 NODES = ["prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "evaluate_rl", "report"]
 
 
@@ -126,10 +127,12 @@ def server(tmp_path_factory):
     started.stop()
 
 
-def test_a_second_run_reuses_every_stage_and_starts_nothing_heavy(workspace):
-    result = run(workspace)
+def test_a_second_run_reuses_every_stage_and_loads_and_starts_nothing_heavy(workspace):
+    result = run(workspace, PYTHONPROFILEIMPORTTIME="1")
     assert states(result) == only()
     assert "Accuracy in %" in result.stdout
+    assert re.search(r"\| +prefect$", result.stderr, re.MULTILINE)
+    assert not re.search(rf"\| +({HEAVY})$", result.stderr, re.MULTILINE)
     assert not (workspace / "warm_server.log").exists()
 
 
