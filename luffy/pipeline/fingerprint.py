@@ -11,9 +11,11 @@ import ast
 import functools
 import hashlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from luffy.config import StageName
+from luffy.pipeline.module_facts import FactsFile, ModuleFacts
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _FRAME = (
@@ -27,16 +29,25 @@ _FRAME = (
 
 def code_fingerprint(stage: StageName, package: Path = _PACKAGE) -> dict[str, str]:
     """Module name (or path of a packaged file) to the hash of its code, for all that `stage` reaches."""
-    waiting, reached = [f"{package.name}.stages.{stage}"], set[str]()
+    waiting, asked, reached = [f"{package.name}.stages.{stage}"], set[str](), dict[str, str]()
+    facts = _facts_file(package)
     while waiting:
         module = waiting.pop()
         if module not in reached and not _is_frame(module):
-            reached.add(module)
-            waiting.extend(_imports(package, module))
-    hashes = {module: _hash(_code(package, module)) for module in reached}
+            found = facts.of(module, _file(package, module), partial(_find_facts, package, module))
+            reached[module] = found.code
+            modules = {name for name in {*found.names} - asked if _file(package, name).is_file()}
+            asked.update(found.names)
+            waiting.extend(modules | {parent for name in modules for parent in _parents(name)})
+    facts.save()
     folders = {_file(package, module).parent for module in reached}
-    hashes |= {file.relative_to(package.parent).as_posix(): _hash(file.read_bytes()) for file in _packaged(folders)}
-    return dict(sorted(hashes.items()))
+    packaged = {file.relative_to(package.parent).as_posix(): _hash(file.read_bytes()) for file in _packaged(folders)}
+    return dict(sorted({**reached, **packaged}.items()))
+
+
+@functools.cache
+def _facts_file(package: Path) -> FactsFile:
+    return FactsFile(package, made_by=_hash(Path(__file__).read_bytes()))
 
 
 def _is_frame(module: str) -> bool:
@@ -48,16 +59,12 @@ def _file(package: Path, module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def _is_module(package: Path, name: str) -> bool:
-    return (name == package.name or name.startswith(f"{package.name}.")) and _file(package, name).is_file()
-
-
-def _imports(package: Path, module: str) -> set[str]:
-    """Modules of the package that `module` names, and the packages they lie in."""
+def _find_facts(package: Path, module: str, content: bytes) -> ModuleFacts:
+    tree = _WithoutDocstrings().visit(ast.parse(content, filename=module))
     is_package = _file(package, module).name == "__init__.py"
-    named = _named(_tree(_file(package, module)), module if is_package else module.rpartition(".")[0])
-    modules = {name for name in named if _is_module(package, name)}
-    return modules | {parent for name in modules for parent in _parents(name)}
+    named = set(_named(tree, module if is_package else module.rpartition(".")[0]))
+    own = sorted(name for name in named if name == package.name or name.startswith(f"{package.name}."))
+    return ModuleFacts(_hash(ast.dump(tree, annotate_fields=False).encode()), tuple(own))
 
 
 def _named(tree: ast.Module, inside: str) -> Iterator[str]:
@@ -92,19 +99,6 @@ def _packaged(folders: set[Path]) -> list[Path]:
         for file in folder.iterdir()
         if file.is_file() and file.suffix not in (".py", ".pyc", ".md") and not file.name.startswith(".")
     ]
-
-
-def _code(package: Path, module: str) -> bytes:
-    return ast.dump(_tree(_file(package, module)), annotate_fields=False).encode()
-
-
-@functools.cache
-def _parse(file: Path, mtime_ns: int) -> ast.Module:
-    return _WithoutDocstrings().visit(ast.parse(file.read_bytes(), filename=str(file)))
-
-
-def _tree(file: Path) -> ast.Module:
-    return _parse(file, file.stat().st_mtime_ns)
 
 
 class _WithoutDocstrings(ast.NodeTransformer):

@@ -23,6 +23,7 @@ from luffy.pipeline.lock import holder_of
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMOKE = "exp_configs/smoke.yaml"
+HEAVY = "torch|transformers|tokenizers|deepspeed|vllm|ray|numpy|pyarrow|sympy|math_verify"
 NODES = ["prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "evaluate_rl", "report"]
 
 
@@ -99,11 +100,9 @@ def learned(directory):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(undisturbed):
     """A workspace after one undisturbed run with an embedded server."""
-    workspace = tmp_path_factory.mktemp("finished")
-    result = run(workspace)
-    assert result.returncode == 0, result.stderr
+    workspace, result = undisturbed
     assert states(result) == only(*NODES)
     report = Path(result.stdout.splitlines()[-1].removeprefix("report: "))
     assert report.name == "report.html"
@@ -128,10 +127,12 @@ def server(tmp_path_factory):
     started.stop()
 
 
-def test_a_second_run_reuses_every_stage_and_starts_nothing_heavy(workspace):
-    result = run(workspace)
+def test_a_second_run_reuses_every_stage_and_loads_and_starts_nothing_heavy(workspace):
+    result = run(workspace, PYTHONPROFILEIMPORTTIME="1")
     assert states(result) == only()
     assert "Accuracy in %" in result.stdout
+    assert re.search(r"\| +prefect$", result.stderr, re.MULTILINE)
+    assert not re.search(rf"\| +({HEAVY})$", result.stderr, re.MULTILINE)
     assert not (workspace / "warm_server.log").exists()
 
 

@@ -1,7 +1,10 @@
+import json
+import os
+
 import pytest
 
 from luffy.config import STAGE_ORDER
-from luffy.pipeline.fingerprint import code_fingerprint
+from luffy.pipeline.fingerprint import _facts_file, code_fingerprint
 
 FILES = {
     "__init__.py": "",
@@ -76,3 +79,52 @@ def test_every_stage_of_the_package_has_one(stage):
     fingerprint = code_fingerprint(stage)
     assert f"luffy.stages.{stage}" in fingerprint
     assert not any(name.startswith("luffy.pipeline") for name in fingerprint)
+
+
+def in_a_new_process(package):
+    """The fingerprint as a process would find it that has none in memory."""
+    _facts_file.cache_clear()
+    return code_fingerprint("rl", package)
+
+
+def kept(package):
+    (file,) = (package / "__pycache__").glob("facts.*.json")
+    return file
+
+
+def test_what_was_parsed_is_not_parsed_again(package, monkeypatch):
+    before = in_a_new_process(package)
+    monkeypatch.setattr("ast.parse", lambda *args, **options: pytest.fail("parsed"))
+    assert in_a_new_process(package) == before
+
+
+def test_a_changed_file_is_parsed_again_though_its_time_and_size_be_the_same(package):
+    before, file = in_a_new_process(package), package / "late.py"
+    stat = file.stat()
+    file.write_text("late = 2")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert in_a_new_process(package) != before
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"made_by": 1}', '{"made_by": 1, "modules": {"a": []}}'])
+def test_damaged_facts_are_found_again(package, damage):
+    before = in_a_new_process(package)
+    kept(package).write_text(damage)
+    assert in_a_new_process(package) == before
+    assert len(json.loads(kept(package).read_text())["modules"]) == len(before)
+
+
+def test_facts_found_in_another_way_are_not_read(package):
+    before = in_a_new_process(package)
+    record = json.loads(kept(package).read_text())
+    record["modules"] = {key: ["other", *names] for key, (_, *names) in record["modules"].items()}
+    kept(package).write_text(json.dumps(record))
+    assert set(in_a_new_process(package).values()) == {"other"}
+    kept(package).write_text(json.dumps({**record, "made_by": "another version"}))
+    assert in_a_new_process(package) == before
+
+
+def test_a_package_that_cannot_be_written_to_has_a_fingerprint_too(package):
+    (package / "__pycache__").write_text("in the way")
+    before = in_a_new_process(package)
+    assert in_a_new_process(package) == before

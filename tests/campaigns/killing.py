@@ -1,0 +1,279 @@
+"""Kills of a running pipeline at random moments, and what must hold afterwards.
+
+    attempt = disturb(pipeline, draws(Random(7), mean_s=10.0))   # the command once, killed or run to its end
+    differences(promised(pipeline.workspace), promised(reference))
+
+Whatever was killed, the same command again goes on: no process is left, no finished stage runs again, and in the end
+everything but times equals an undisturbed run.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+import psutil
+
+from luffy.pipeline.events import EVENTS_FILE
+from luffy.pipeline.job import JOB_FILE, read_job
+from luffy.pipeline.lock import LOCK_FILE, holder_of
+from luffy.pipeline.manifest import MANIFEST_FILE, OutputFile, finished_manifest
+from luffy.pipeline.processes import die_with
+from luffy.pipeline.workspace import WORKSPACE_VARIABLE
+from luffy.tracking.metrics import METRICS_FILE, without_times
+
+ROOT = Path(__file__).resolve().parents[2]
+Victim = Literal["flow", "stage", "server"]
+VICTIMS: tuple[Victim, ...] = ("flow", "stage", "server")
+_WARM_SERVER = "luffy.pipeline.warm_server"
+_API_SERVER = "prefect.server.api.server:create_app"
+_POLL_S = 0.02
+_END_S = 120.0
+"""A flow whose stage was killed has ended by then."""
+_ORPHAN_S = 20.0
+"""Whatever a killed process had started has ended by then: a stage ends in order, which may take its grace of 5 s."""
+_TAIL_LINES = 15
+# What a report says of times: when it was finished, how long stages took, and which were resumed.
+_REPORTED_TIMES = re.compile(
+    r" · finished [^·]+|The \d+ stages? took .+? in all\.|^## Provenance.*?(?=<details>)", re.S | re.M
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The command that is started again and again, and the workspace that is all it keeps."""
+
+    workspace: Path
+    config: str
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def log(self) -> Path:
+        """What all its runs have printed."""
+        return self.workspace / "printed.log"
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """The flow as a process, with a Prefect server of its own; it dies with this one."""
+        self.workspace.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "flows/full_pipeline.py", self.config, *self.overrides]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        parent = os.getpid()
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [*command, "--workspace", str(self.workspace)],
+                cwd=ROOT,
+                # In the environment, too, where every process that it starts is known by it.
+                env={**env, WORKSPACE_VARIABLE: str(self.workspace), "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=lambda: die_with(parent, signal.SIGKILL),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """When the next kill falls, and on whom."""
+
+    wait_s: float
+    """After the start of the run, or after the kill before."""
+    victim: Victim
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One `kill -9`."""
+
+    victim: Victim
+    at_s: float
+    """After the start of the run."""
+    stage: str
+    """What was being made then: a node of the chain; empty between two."""
+    exit_code: int | None = None
+    """How the flow ended; None: it went on, and was killed by the next one."""
+    to_end_s: float | None = None
+    """From the kill to the end of the flow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of the command."""
+
+    exit_code: int | None
+    """None: it had to be ended, for it did not end by itself."""
+    seconds: float
+    kills: tuple[Kill, ...]
+    problems: tuple[str, ...]
+    """What ought not to be: orphans, finished stages that ran again, a flow that hangs or fails undisturbed."""
+
+
+def draws(generator: Random, mean_s: float) -> Iterator[Draw]:
+    """Kills as rare events that do not know of one another: exponential waiting times, victims in equal shares."""
+    while True:
+        yield Draw(generator.expovariate(1.0 / mean_s), generator.choice(VICTIMS))
+
+
+def disturb(pipeline: Pipeline, planned: Iterator[Draw], patience_s: float = 3600.0) -> Attempt:
+    """Run the command once, kill as `planned` while it runs, and see what it leaves behind.
+
+    A kill falls at its moment, or as soon as its victim is there; one that the run does not live to see does not count.
+    A run without a kill has `patience_s` to end, and so has one that goes on without its server.
+    """
+    workspace, finished = pipeline.workspace, _finished_stages(pipeline.workspace)
+    said = pipeline.log.stat().st_size if pipeline.log.exists() else 0
+    flow, began = pipeline.start(), time.monotonic()
+    kills: list[Kill] = []
+    for draw in planned:
+        kill = _kill(flow, draw, workspace, began, is_served=not kills)
+        if kill is None:
+            break
+        kills.append(kill)
+        if kill.victim != "server":
+            break
+    doomed = bool(kills) and kills[-1].victim != "server"
+    code, problems = _end(flow, _END_S if doomed else patience_s)
+    seconds = time.monotonic() - began
+    if kills:
+        kills[-1] = replace(kills[-1], exit_code=code, to_end_s=round(seconds - kills[-1].at_s, 2))
+    elif code:
+        problems.append(f"exit code {code}, although nothing was killed: {_tail(pipeline.log, said)}")
+    problems += _orphans(workspace) + _run_again(finished, _finished_stages(workspace), workspace)
+    return Attempt(code, round(seconds, 2), tuple(kills), tuple(problems))
+
+
+def promised(workspace: Path) -> dict[str, object]:
+    """What runs of one experiment have in common, however often they were killed: all their stages' results but times.
+
+    Names are `<node>/<file>`; values are hashes where the file must be the same bit for bit, as weights must.
+    """
+    found: dict[str, object] = {}
+    for path in sorted(workspace.glob(f"stages/*/*/{MANIFEST_FILE}")):
+        directory, manifest = path.parent, finished_manifest(path.parent)
+        found[f"{manifest.node}: key"] = manifest.key
+        found[f"{manifest.node}: metrics"] = without_times(manifest.metrics)
+        found[f"{manifest.node}: damaged"] = manifest.damaged(directory, verify=True)
+        for output in manifest.outputs:
+            if output.path != "report.html":  # the same as report.md, with plots, one of which shows speed
+                found[f"{manifest.node}/{output.path}"] = _content(directory, output)
+    return found
+
+
+def differences(found: Mapping[str, object], expected: Mapping[str, object]) -> list[str]:
+    """A line for everything that is not as expected; empty when all is."""
+    names = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
+    return [f"{name}: {_shortened(found.get(name))} instead of {_shortened(expected.get(name))}" for name in names]
+
+
+def processes_of(workspace: Path) -> list[psutil.Process]:
+    """Live ones whose environment or command line names the workspace."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(WORKSPACE_VARIABLE) == str(workspace) or str(workspace) in process.cmdline():
+                found.append(process)
+    return found
+
+
+def _kill(flow: subprocess.Popen[bytes], draw: Draw, workspace: Path, began: float, *, is_served: bool) -> Kill | None:
+    """None when the flow has ended before."""
+    with suppress(subprocess.TimeoutExpired):
+        flow.wait(draw.wait_s)
+    name: Victim = draw.victim if is_served or draw.victim != "server" else "flow"
+    while flow.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            victim = _find(name, psutil.Process(flow.pid))
+            if victim is not None:
+                stage = _being_made(workspace)
+                victim.kill()
+                return Kill(name, round(time.monotonic() - began, 2), stage)
+        time.sleep(_POLL_S)
+    return None
+
+
+def _find(victim: Victim, flow: psutil.Process) -> psutil.Process | None:
+    if victim == "flow":
+        return flow
+    children = [child for child in flow.children() if child.status() != psutil.STATUS_ZOMBIE]
+    if victim == "server":
+        return next((child for child in children if _API_SERVER in child.cmdline()), None)
+    for child in children:
+        command = child.cmdline()
+        if any(word.startswith("luffy.stages.") for word in command):
+            return child
+        if _WARM_SERVER in command:
+            forked = [stage for stage in child.children() if stage.status() != psutil.STATUS_ZOMBIE]
+            if forked:
+                return forked[0]
+    return None
+
+
+def _being_made(workspace: Path) -> str:
+    held = (path.parent for path in workspace.glob(f"stages/*/*/{LOCK_FILE}") if holder_of(path.parent))
+    return next((read_job(directory / JOB_FILE).node for directory in held), "")
+
+
+def _end(flow: subprocess.Popen[bytes], patience_s: float) -> tuple[int | None, list[str]]:
+    try:
+        return flow.wait(patience_s), []
+    except subprocess.TimeoutExpired:
+        flow.kill()
+        flow.wait()
+        return None, [f"the flow had not ended after {patience_s:.0f} s"]
+
+
+def _orphans(workspace: Path) -> list[str]:
+    deadline = time.monotonic() + _ORPHAN_S
+    while (left := processes_of(workspace)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    problems = []
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            problems.append(f"orphan {process.pid}: {' '.join(process.cmdline())}")
+            process.kill()
+    return problems
+
+
+def _finished_stages(workspace: Path) -> dict[Path, tuple[int, int, int]]:
+    """By directory: which manifest it is, and how often the stage has begun."""
+    return {path.parent: _trace(path) for path in workspace.glob(f"stages/*/*/{MANIFEST_FILE}")}
+
+
+def _trace(manifest: Path) -> tuple[int, int, int]:
+    stat, events = manifest.stat(), (manifest.parent / EVENTS_FILE).read_text(encoding="utf-8")
+    return stat.st_ino, stat.st_mtime_ns, events.count('"kind": "started"')
+
+
+def _run_again(
+    before: Mapping[Path, tuple[int, int, int]], after: Mapping[Path, tuple[int, int, int]], workspace: Path
+) -> list[str]:
+    again = [directory for directory, trace in before.items() if after.get(directory) != trace]
+    return [f"{directory.relative_to(workspace)}, which was finished, ran again" for directory in again]
+
+
+def _content(directory: Path, output: OutputFile) -> object:
+    path = directory / output.path
+    if output.path == METRICS_FILE:
+        return [without_times(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    if output.path == "report.md":
+        return _REPORTED_TIMES.sub("", path.read_text(encoding="utf-8"))
+    return output.sha256
+
+
+def _shortened(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:100]} … {text[-100:]}"
+
+
+def _tail(log: Path, offset: int) -> str:
+    return "\n".join(log.read_bytes()[offset:].decode(errors="replace").splitlines()[-_TAIL_LINES:])

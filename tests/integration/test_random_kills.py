@@ -1,0 +1,35 @@
+"""`kill -9` of the flow, of a stage and of the Prefect server at random moments of exp_configs/smoke.yaml.
+
+tests/campaigns/random_kills.py does the same a hundred times over a pipeline that learns.
+"""
+
+from itertools import islice
+from random import Random
+
+import pytest
+from campaigns.killing import VICTIMS, Kill, Pipeline, differences, disturb, draws, promised
+
+pytestmark = pytest.mark.slow
+PLANNED = list(islice(draws(Random(10), mean_s=7.0), 5))
+
+
+def run_to_its_end(pipeline: Pipeline, before: int) -> list[Kill]:
+    """Start it again and again, killed as planned for those after the first `before` kills."""
+    kills: list[Kill] = []
+    while True:
+        attempt = disturb(pipeline, iter(PLANNED[before + len(kills) :]), patience_s=200.0)
+        print(attempt)
+        assert attempt.problems == ()
+        kills += attempt.kills
+        if attempt.exit_code == 0:
+            return kills
+
+
+def test_five_kills_at_random_moments_leave_the_result_of_an_undisturbed_run(undisturbed, tmp_path):
+    kills, chains = [], 0
+    while len(kills) < len(PLANNED):  # a second chain only where the first was too fast for all of them
+        pipeline, chains = Pipeline(tmp_path / str(chains), "exp_configs/smoke.yaml"), chains + 1
+        kills += run_to_its_end(pipeline, len(kills))
+        assert differences(promised(pipeline.workspace), promised(undisturbed[0])) == []
+    assert [kill.victim for kill in kills] == [draw.victim for draw in PLANNED]
+    assert {kill.victim for kill in kills} == set(VICTIMS)
