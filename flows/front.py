@@ -21,6 +21,8 @@ from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace, find_workspace
 
 _MIN_WARM_STAGES = 2
+_EMBEDDED_RETRIES = 2
+"""Of a request: after 2 s and 4 s."""
 _PIPELINE_EXAMPLES = """\
   python flows/full_pipeline.py exp_configs/arithmetic.yaml
   python flows/full_pipeline.py exp_configs/arithmetic.yaml rl.steps=400 seed=1
@@ -114,16 +116,29 @@ class Front:
 
     def _run(self, flow: Callable[..., object]) -> int:
         # Imported here, after its environment is set.
-        from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+        from httpx import TransportError
+        from prefect.settings import (
+            PREFECT_CLIENT_MAX_RETRIES,
+            PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+            temporary_settings,
+        )
 
+        # Nobody listens to an embedded server's heartbeats, and stopping them takes a second. One that has died does
+        # not come back: Prefect would wait a minute for it at every request.
+        embedded = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, PREFECT_CLIENT_MAX_RETRIES: _EMBEDDED_RETRIES}
         if self.server is not None:
             self.server.wait()
-        # Nobody listens to an embedded server's heartbeats, and stopping them takes a second.
         with (
-            temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if self.server else {}),
+            temporary_settings(embedded if self.server else {}),
             self.warm.use() if self.warm else nullcontext(),
         ):
-            flow(self.config_file, self.overrides, self.verify, **self.parameters)
+            try:
+                flow(self.config_file, self.overrides, self.verify, **self.parameters)
+            except TransportError as error:
+                raise LuffyError(
+                    f"the Prefect server does not answer any more ({type(error).__name__}), and was not told how the "
+                    "run ended; what is finished is kept, the same command goes on"
+                ) from error
         return EXIT_OK
 
 

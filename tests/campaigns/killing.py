@@ -24,11 +24,9 @@ from typing import Literal
 import psutil
 
 from luffy.pipeline.events import EVENTS_FILE
-from luffy.pipeline.job import JOB_FILE, read_job
-from luffy.pipeline.lock import LOCK_FILE, holder_of
 from luffy.pipeline.manifest import MANIFEST_FILE, OutputFile, finished_manifest
 from luffy.pipeline.processes import die_with
-from luffy.pipeline.workspace import WORKSPACE_VARIABLE
+from luffy.pipeline.workspace import RUN_FILE, WORKSPACE_VARIABLE
 from luffy.tracking.metrics import METRICS_FILE, without_times
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -194,7 +192,7 @@ def _kill(flow: subprocess.Popen[bytes], draw: Draw, workspace: Path, began: flo
         with suppress(psutil.NoSuchProcess):
             victim = _find(name, psutil.Process(flow.pid))
             if victim is not None:
-                stage = _being_made(workspace)
+                stage = _being_made(workspace, flow.pid)
                 victim.kill()
                 return Kill(name, round(time.monotonic() - began, 2), stage)
         time.sleep(_POLL_S)
@@ -218,9 +216,16 @@ def _find(victim: Victim, flow: psutil.Process) -> psutil.Process | None:
     return None
 
 
-def _being_made(workspace: Path) -> str:
-    held = (path.parent for path in workspace.glob(f"stages/*/*/{LOCK_FILE}") if holder_of(path.parent))
-    return next((read_job(directory / JOB_FILE).node for directory in held), "")
+def _being_made(workspace: Path, flow: int) -> str:
+    """By the record of the run of the process `flow`."""
+    for path in workspace.glob(f"runs/*/{RUN_FILE}"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record.get("pid") == flow:
+            unfinished = [
+                name for name, made in record["stages"].items() if not Path(made["directory"], MANIFEST_FILE).exists()
+            ]
+            return unfinished[-1] if unfinished else ""
+    return ""
 
 
 def _end(flow: subprocess.Popen[bytes], patience_s: float) -> tuple[int | None, list[str]]:
