@@ -39,7 +39,7 @@ class Asked(Protocol):
 
     @property
     def parameters(self) -> Mapping[str, object]:
-        """What the flow is told beside the file and overrides."""
+        """What the flow is told beside what `Question.told` says."""
         ...
 
     def show_plan(self, workspace: Workspace, *, verify: bool) -> int:
@@ -82,6 +82,10 @@ def _whole_chain(options: argparse.Namespace) -> Work:
     return Work(load_experiment(options.config, options.overrides))
 
 
+def _file_and_overrides(options: argparse.Namespace) -> dict[str, object]:
+    return {"config_file": options.config, "overrides": options.overrides}
+
+
 @dataclass(frozen=True)
 class Question:
     """What a flow's command line has beside the experiment and the options of all flows."""
@@ -91,6 +95,8 @@ class Question:
     config_help: str = "an experiment's YAML, e.g. exp_configs/arithmetic.yaml"
     work: Callable[[argparse.Namespace], Asked] = _whole_chain
     """From the parsed options; raises UserError."""
+    told: Callable[[argparse.Namespace], Mapping[str, object]] = _file_and_overrides
+    """How the flow is told of the experiment: its parameters, `verify` excepted."""
 
 
 _WHOLE_CHAIN = Question()
@@ -100,11 +106,8 @@ _WHOLE_CHAIN = Question()
 class Front:
     """A checked command line, with a Prefect API on its way up."""
 
-    config_file: str
-    overrides: list[str]
-    verify: bool
-    debug: bool
     parameters: Mapping[str, object]
+    debug: bool
     server: ApiServer | None
     warm: WarmServer | None
 
@@ -123,7 +126,7 @@ class Front:
             temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if self.server else {}),
             self.warm.use() if self.warm else nullcontext(),
         ):
-            flow(self.config_file, self.overrides, self.verify, **self.parameters)
+            flow(**self.parameters)
         return EXIT_OK
 
 
@@ -139,15 +142,8 @@ def begin(description: str, question: Question = _WHOLE_CHAIN, arguments: Sequen
     if code != EXIT_OK or options.dry_run:
         sys.exit(code)
     work = question.work(options)
-    return Front(
-        options.config,
-        options.overrides,
-        options.verify,
-        options.debug,
-        work.parameters,
-        prefect_api(),
-        _warm_server(options, work),
-    )
+    parameters = {**question.told(options), "verify": options.verify, **work.parameters}
+    return Front(parameters, options.debug, prefect_api(), _warm_server(options, work))
 
 
 def _check(options: argparse.Namespace, question: Question) -> int:

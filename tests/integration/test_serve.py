@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from flows.prefect_session import free_port
+from luffy.config.form import form_of_file
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -78,8 +79,12 @@ class Checkout:
 
     def submit(self, overrides, *options):
         """Start the deployment; returns the finished command and the run's identifier."""
-        parameters = ["-p", f"overrides={json.dumps(overrides)}"]
-        result = self.run("-m", "prefect", "deployment", "run", "full-pipeline/smoke", *parameters, *options)
+        return self.deploy("full-pipeline/smoke", {"overrides": overrides}, *options)
+
+    def deploy(self, name, parameters, *options):
+        """The same for any deployment."""
+        given = [word for key, value in parameters.items() for word in ("-p", f"{key}={json.dumps(value)}")]
+        result = self.run("-m", "prefect", "deployment", "run", name, *given, *options)
         found = re.search(r"UUID: (\S+)", result.stdout)
         return result, found and found[1]
 
@@ -95,6 +100,16 @@ class Checkout:
     def artifacts(self, run):
         found = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
         return {artifact["key"]: artifact for artifact in found}
+
+    def failed_in_one_line(self, run, line):
+        """Assert that `run` ended with `line` in its first seconds, once, and without a traceback."""
+        found = self.ask(f"flow_runs/{run}")
+        assert (found["state_type"], found["run_count"]) == ("FAILED", 1)
+        assert line in found["state"]["message"]
+        assert found["total_run_time"] < 10
+        logs = [log["message"] for log in self.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
+        assert not any("Traceback" in message for message in logs)
+        assert sum(line in message and "\n" not in message for message in logs) >= 1
 
     def processes(self, *words):
         """The commands of all live processes of this checkout's workspace."""
@@ -163,6 +178,36 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served):
     assert {"smoke-base-metrics", "smoke-base-curves", "smoke-prepare-data-card"} <= set(shown)
 
 
+def test_the_form_and_the_data_alone_reuse_what_the_file_has_made(served):
+    assert served.submit(SHORT, "--watch")[0].returncode == 0
+    form = form_of_file(ROOT / "exp_configs" / "smoke.yaml", SHORT)
+    result, run = served.deploy("pipeline-form/arithmetic", {"experiment": form}, "--watch")
+    assert result.returncode == 0, result.stdout + result.stderr
+    shown = served.artifacts(run)
+    assert shown["smoke-prepare-data-progress"]["description"] == "prepare_data: reused"
+    assert shown["smoke-base-progress"]["description"] == "base: reused"
+    assert served.ask(f"flow_runs/{run}")["name"].startswith("smoke sft_then_luffy")
+
+    where = {"LUFFY_WORKSPACE": str(served.workspace)}
+    alone = served.run("flows/prepare_data.py", "exp_configs/smoke.yaml", **where)
+    assert alone.returncode == 0, alone.stderr
+    assert "prepare_data: reused" in alone.stdout
+    assert re.search(r"^train +arithmetic +24 +24 +0", alone.stdout, re.MULTILINE), alone.stdout
+    again = served.run("flows/pipeline_form.py", "exp_configs/smoke.yaml", *SHORT, "--dry-run", **where)
+    assert re.search(r"^base +\w{16} +reused", again.stdout, re.MULTILINE), again.stdout
+
+
+def test_a_form_is_refused_by_its_schema_or_ends_in_one_line(served):
+    form = form_of_file(ROOT / "exp_configs" / "smoke.yaml", SHORT)
+    result, run = served.deploy("pipeline-form/arithmetic", {"experiment": {**form, "seed": -1}})
+    assert (result.returncode, run) == (1, None)
+    assert "-1 is less than the minimum of 0" in result.stdout + result.stderr
+    parameters = {"experiment": {**form, "stages": ["prepare_data", "base", "report"]}}
+    result, run = served.deploy("pipeline-form/arithmetic", parameters, "--watch")
+    assert result.returncode == 1
+    served.failed_in_one_line(run, "form: stages: report needs evaluate before it")
+
+
 def test_a_flow_started_by_hand_reports_to_the_server_too(served):
     result = served.run(
         "flows/full_pipeline.py", "exp_configs/smoke.yaml", *SHORT, LUFFY_WORKSPACE=str(served.workspace)
@@ -182,13 +227,7 @@ def test_parameters_of_the_wrong_kind_are_refused_at_submission(served):
 def test_a_mistake_in_the_experiment_is_one_line_within_seconds_and_not_retried(served):
     result, run = served.submit(["rl.stepz=3"], "--watch")
     assert result.returncode == 1
-    found = served.ask(f"flow_runs/{run}")
-    assert (found["state_type"], found["run_count"]) == ("FAILED", 1)
-    assert "rl.stepz: unknown key; did you mean 'steps'?" in found["state"]["message"]
-    assert found["total_run_time"] < 10
-    logs = [log["message"] for log in served.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
-    assert not any("Traceback" in message for message in logs)
-    assert sum("rl.stepz: unknown key" in message and "\n" not in message for message in logs) >= 1
+    served.failed_in_one_line(run, "rl.stepz: unknown key; did you mean 'steps'?")
 
 
 def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_it(served):
