@@ -120,6 +120,9 @@ class ExecutionConfig(StrictModel):
     vllm: VLLMConfig = VLLMConfig()
     ray: RayConfig = RayConfig()
     server: ServerConfig = ServerConfig()
+    gpus: NonNegativeInt | None = None
+    """GPUs of this machine that a stage takes for itself where it trains or generates, waiting while others have them;
+    None: as many as it can use. 0: it takes what it finds, and may share it."""
     gpu_memory_gb: PositiveFloat | None = None
     """Memory of each GPU in GiB, which `cluster: ray` is checked against; None: that of the GPUs of this machine."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -1,0 +1,28 @@
+"""Prefect's global concurrency limit `gpu`: as many slots as the machine that is served has GPUs."""
+
+import httpx
+
+from luffy.pipeline.gpus import detected_gpus
+
+LIMIT = "gpu"
+_TIMEOUT_S = 10.0
+
+
+def limit_gpus(url: str) -> int:
+    """Make the limit, or bring that of an earlier server up to date; returns its slots, 0: there is none.
+
+    To be called while nothing runs: slots that are taken belong to runs whose server was killed.
+    """
+    slots, address = len(detected_gpus() or ()), f"{url}/v2/concurrency_limits"
+    found = httpx.get(f"{address}/{LIMIT}", timeout=_TIMEOUT_S)
+    if found.status_code == httpx.codes.NOT_FOUND:
+        if slots:
+            httpx.post(f"{address}/", json={"name": LIMIT, "limit": slots}, timeout=_TIMEOUT_S).raise_for_status()
+        return slots
+    found.raise_for_status()
+    if not slots:
+        httpx.delete(f"{address}/{LIMIT}", timeout=_TIMEOUT_S).raise_for_status()
+        return 0
+    change = {"limit": slots, "active_slots": 0, "active": True}
+    httpx.patch(f"{address}/{LIMIT}", json=change, timeout=_TIMEOUT_S).raise_for_status()
+    return slots
