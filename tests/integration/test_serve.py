@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows.gpu_limit import limit_gpus
 from flows.prefect_session import free_port
 from luffy.config.form import form_of_file
 
@@ -269,6 +270,73 @@ def test_a_flow_started_by_hand_can_be_cancelled_too(served, seed, interrupt):
     assert process.returncode == 130
     assert "interrupted; the same command resumes" in said
     assert served.state(run) == "CANCELLED"
+
+
+@pytest.fixture
+def one_gpu(served, tmp_path, monkeypatch):
+    """A driver that knows of one GPU, for this process and the flows that it starts; yields a way to start them."""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '0, GPU-{tmp_path.name}-{served.port}, 81920'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    started = []
+
+    def start(*overrides):
+        command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *overrides]
+        env = {**served.environment, "LUFFY_WORKSPACE": str(served.workspace), "PATH": os.environ["PATH"]}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(command, cwd=served.root, env=env, **streams))
+        return started[-1]
+
+    assert limit_gpus(served.api) == 1
+    yield start
+    for process in started:
+        process.kill()
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert limit_gpus(served.api) == 0
+    assert served.ask("v2/concurrency_limits/filter", limit=10) == []
+
+
+def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, one_gpu):
+    def taken():
+        return served.ask("v2/concurrency_limits/gpu")["active_slots"]
+
+    def waiting():
+        shown = served.ask("artifacts/filter", artifacts={"key": {"any_": ["smoke-base-progress"]}})
+        return [one for one in shown if one["description"] == "base: waiting for a slot of Prefect's limit 'gpu'"]
+
+    served.submit(SHORT, "--watch")
+    holder = one_gpu(*LONG, "seed=5")
+    wait_until(lambda: taken() == 1)
+    cached, _ = one_gpu(*SHORT).communicate(timeout=60)
+    assert "base: reused" in cached
+    sharing, _ = one_gpu(*SHORT, "seed=6", "execution.gpus=0").communicate(timeout=120)
+    assert "base: finished" in sharing
+    waiter = one_gpu(*SHORT, "seed=7")
+    wait_until(waiting)
+    assert not [one for one in served.processes("luffy.stages.base") if "seed=7" in one]
+    assert (taken(), waiter.poll()) == (1, None)
+    holder.send_signal(signal.SIGINT)
+    assert holder.wait(60) == 130
+    said, _ = waiter.communicate(timeout=120)
+    assert waiter.returncode == 0, said
+    assert "waiting for a slot" in said
+    assert taken() == 0
+
+
+@pytest.mark.parametrize("lease_s", [4])
+def test_the_slots_of_a_killed_process_are_free_again_when_its_lease_ends(served, one_gpu, lease_s):
+    code = f"from tasks import gpu_slots as here; here._LEASE_S = {lease_s}; import time\n"
+    code += "with here.gpu_slots(1, print, bool): print('mine', flush=True); time.sleep({})"
+    command = [sys.executable, "-c", code.format(60)]
+    api = {**served.environment, "PREFECT_API_URL": served.api, "PREFECT_HOME": str(served.workspace / "prefect")}
+    holder = subprocess.Popen(command, cwd=served.root, env=api, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "mine\n"
+    holder.kill()
+    holder.wait()
+    command[-1] = code.format(0)
+    after = subprocess.run(command, cwd=served.root, env=api, capture_output=True, text=True, timeout=60)
+    assert after.stdout == "a slot of Prefect's limit 'gpu'\nmine\n", after.stderr
 
 
 def test_reports_are_served_and_nothing_else(served):
