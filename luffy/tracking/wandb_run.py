@@ -6,8 +6,9 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from luffy.config.execution import TrackingConfig
@@ -57,10 +58,11 @@ class WandbRun:
         """Send what is left, and where the stage's directory is unless it has `failed`; gives up after a minute."""
         run = self._run
         if run is not None and not failed:
-            self._guarded("log_artifact", lambda: run.log_artifact(_reference(self._out, self._key, self._name)))
+            send = run.log_artifact
+            self._guarded("log_artifact", lambda: send(_reference(self._out, self._key, self._name)))
         run, self._run = self._run, None
         if run is not None:
-            self._guarded("finish", lambda: run.finish(exit_code=int(failed)))
+            self._guarded("finish", partial(run.finish, exit_code=int(failed)))
 
     def _start(self, tracking: TrackingConfig, config: Mapping[str, object]) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb's own crash reports; read at import
@@ -89,7 +91,7 @@ class WandbRun:
         for namespace in NAMESPACES:
             self._run.define_metric(f"{namespace}/*", step_metric="step")
 
-    def _guarded(self, action: str, act: Callable[[], None]) -> None:
+    def _guarded(self, action: str, act: Callable[[], object]) -> None:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - a network, a key, a full disk: none may end hours of training
@@ -130,7 +132,8 @@ def _table(step: int, rows: Sequence[SampleRollout]) -> "wandb.Table":
     import wandb
 
     columns = ["step", *(field.name for field in fields(SampleRollout))]
-    return wandb.Table(columns=columns, data=[[step, *astuple(row)] for row in rows])
+    data: list[Any] = [[step, *astuple(row)] for row in rows]
+    return wandb.Table(columns=list(columns), data=data)
 
 
 def _reference(out: Path, key: str, name: str) -> "wandb.Artifact":
