@@ -123,11 +123,14 @@ def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, s
         pause(stopped)
 
 
-def pause(stopped: Stopped) -> None:
-    """Wait a moment; raises StageFailed when it is `stopped`."""
-    if stopped():
-        raise StageFailed("interrupted while it waited for a GPU; the same command resumes it", EXIT_INTERRUPTED)
-    time.sleep(_POLL_S)
+def pause(stopped: Stopped, seconds: float | None = None) -> None:
+    """Wait, a moment if nothing else is said; raises StageFailed when it is `stopped`."""
+    deadline = time.monotonic() + (_POLL_S if seconds is None else seconds)
+    while not stopped():
+        if (left := deadline - time.monotonic()) <= 0:
+            return
+        time.sleep(min(left, _POLL_S))
+    raise StageFailed("interrupted while it waited; the same command resumes it", EXIT_INTERRUPTED)
 
 
 def _try_lock(gpu: Gpu, held: ExitStack) -> bool:
