@@ -9,7 +9,7 @@ _TIMEOUT_S = 10.0
 
 
 def limit_gpus(url: str) -> int:
-    """Make the limit, or bring that of an earlier server up to date; returns its slots, 0: there is none.
+    """Make the limit, or bring that of an earlier server up to date; returns the machine's GPUs, 0: none is made.
 
     To be called while nothing runs: slots that are taken belong to runs whose server was killed.
     """
@@ -20,9 +20,7 @@ def limit_gpus(url: str) -> int:
             httpx.post(f"{address}/", json={"name": LIMIT, "limit": slots}, timeout=_TIMEOUT_S).raise_for_status()
         return slots
     found.raise_for_status()
-    if not slots:
-        httpx.delete(f"{address}/{LIMIT}", timeout=_TIMEOUT_S).raise_for_status()
-        return 0
-    change = {"limit": slots, "active_slots": 0, "active": True}
+    # One that somebody has made for GPUs elsewhere keeps its size.
+    change = {"limit": slots, "active_slots": 0, "active": True} if slots else {"active_slots": 0}
     httpx.patch(f"{address}/{LIMIT}", json=change, timeout=_TIMEOUT_S).raise_for_status()
     return slots

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -294,7 +295,8 @@ def one_gpu(served, tmp_path, monkeypatch):
         process.kill()
     monkeypatch.setenv("PATH", "/nowhere")
     assert limit_gpus(served.api) == 0
-    assert served.ask("v2/concurrency_limits/filter", limit=10) == []
+    assert served.ask("v2/concurrency_limits/gpu")["limit"] == 1
+    httpx.delete(f"{served.api}/v2/concurrency_limits/gpu", timeout=30).raise_for_status()
 
 
 def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, one_gpu):
