@@ -15,10 +15,9 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound
 
 from luffy.errors import ConfigError
-from luffy.pipeline.gpus import Stopped, Waiting, pause
+from luffy.pipeline.gpus import QUEUE, Stopped, Waiting, pause
 
 logger = logging.getLogger(__name__)
-LIMIT = "gpu"
 _LEASE_S = 60.0
 """Renewed while the stage runs; of a killed one the slots are taken for so long at most."""
 _REQUEST_TIMEOUT_S = 10.0
@@ -33,24 +32,24 @@ def gpu_slots(wanted: int, waiting: Waiting, stopped: Stopped) -> Iterator[None]
         return
     if wanted > there:
         raise ConfigError(
-            f"the stage takes {wanted} GPUs, and Prefect's limit {LIMIT!r} has {there} slots; lower what it asks for "
+            f"the stage takes {wanted} GPUs, and Prefect's limit {QUEUE!r} has {there} slots; lower what it asks for "
             "(execution.vllm.tensor_parallel_size, execution.ray, execution.gpus) or raise the limit"
         )
     told = False
     while True:
         held = concurrency(
-            LIMIT, occupy=wanted, max_retries=0, lease_duration=_LEASE_S, raise_on_lease_renewal_failure=False
+            QUEUE, occupy=wanted, max_retries=0, lease_duration=_LEASE_S, raise_on_lease_renewal_failure=False
         )
         try:
             held.__enter__()
             break
         except Exception as error:  # noqa: BLE001 - as said above: no fault of Prefect's may keep a stage from its GPU
             if not _is_taken(error):
-                logger.warning("the stage goes on without a slot of the limit %r: %s", LIMIT, error)
+                logger.warning("the stage goes on without a slot of the limit %r: %s", QUEUE, error)
                 yield
                 return
         if not told:
-            waiting(f"a slot of Prefect's limit {LIMIT!r}" if wanted == 1 else f"{wanted} slots of Prefect's {LIMIT!r}")
+            waiting(f"a slot of Prefect's limit {QUEUE!r}" if wanted == 1 else f"{wanted} slots of Prefect's {QUEUE!r}")
             told = True
         pause(stopped)
     try:
@@ -59,18 +58,18 @@ def gpu_slots(wanted: int, waiting: Waiting, stopped: Stopped) -> Iterator[None]
         try:
             held.__exit__(None, None, None)
         except Exception:  # the server is gone, and forgets the lease by itself: no reason to lose a finished stage
-            logger.debug("the slot of the limit %r could not be given back", LIMIT, exc_info=True)
+            logger.debug("the slot of the limit %r could not be given back", QUEUE, exc_info=True)
 
 
 def _slots() -> int | None:
     """How many the limit has; None without one, or without a server that says so."""
     try:
         with get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S}) as client:
-            found = client.read_global_concurrency_limit_by_name(LIMIT)
+            found = client.read_global_concurrency_limit_by_name(QUEUE)
     except ObjectNotFound:
         return None
-    except Exception:
-        logger.warning("the limit %r could not be read; the stage goes on without it", LIMIT, exc_info=True)
+    except Exception as error:  # noqa: BLE001 - as above
+        logger.warning("the limit %r could not be read, and the stage goes on without it: %s", QUEUE, error)
         return None
     return found.limit if found.active else None
 

@@ -19,6 +19,8 @@ from luffy.config.difficulty import DifficultyConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.errors import EXIT_INTERRUPTED, ConfigError, StageFailed
 
+QUEUE = "gpu"
+"""What a scheduler calls the limit that stages wait for before they take GPUs."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
 _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
