@@ -41,7 +41,7 @@ class Asked(Protocol):
 
     @property
     def parameters(self) -> Mapping[str, object]:
-        """What the flow is told beside the file and overrides."""
+        """What the flow is told beside what `Question.told` says."""
         ...
 
     def show_plan(self, workspace: Workspace, *, verify: bool) -> int:
@@ -84,6 +84,10 @@ def _whole_chain(options: argparse.Namespace) -> Work:
     return Work(load_experiment(options.config, options.overrides))
 
 
+def _file_and_overrides(options: argparse.Namespace) -> dict[str, object]:
+    return {"config_file": options.config, "overrides": options.overrides}
+
+
 @dataclass(frozen=True)
 class Question:
     """What a flow's command line has beside the experiment and the options of all flows."""
@@ -93,6 +97,8 @@ class Question:
     config_help: str = "an experiment's YAML, e.g. exp_configs/arithmetic.yaml"
     work: Callable[[argparse.Namespace], Asked] = _whole_chain
     """From the parsed options; raises UserError."""
+    told: Callable[[argparse.Namespace], Mapping[str, object]] = _file_and_overrides
+    """How the flow is told of the experiment: its parameters, `verify` excepted."""
 
 
 _WHOLE_CHAIN = Question()
@@ -102,11 +108,8 @@ _WHOLE_CHAIN = Question()
 class Front:
     """A checked command line, with a Prefect API on its way up."""
 
-    config_file: str
-    overrides: list[str]
-    verify: bool
-    debug: bool
     parameters: Mapping[str, object]
+    debug: bool
     server: ApiServer | None
     warm: WarmServer | None
 
@@ -133,7 +136,7 @@ class Front:
             self.warm.use() if self.warm else nullcontext(),
         ):
             try:
-                flow(self.config_file, self.overrides, self.verify, **self.parameters)
+                flow(**self.parameters)
             except TransportError as error:
                 raise LuffyError(
                     f"the Prefect server does not answer any more ({type(error).__name__}), and was not told how the "
@@ -154,15 +157,8 @@ def begin(description: str, question: Question = _WHOLE_CHAIN, arguments: Sequen
     if code != EXIT_OK or options.dry_run:
         sys.exit(code)
     work = question.work(options)
-    return Front(
-        options.config,
-        options.overrides,
-        options.verify,
-        options.debug,
-        work.parameters,
-        prefect_api(),
-        _warm_server(options, work),
-    )
+    parameters = {**question.told(options), "verify": options.verify, **work.parameters}
+    return Front(parameters, options.debug, prefect_api(), _warm_server(options, work))
 
 
 def _check(options: argparse.Namespace, question: Question) -> int:

@@ -16,7 +16,7 @@ from prefect.runtime import flow_run
 
 from luffy.cli.console import show_report_path, terminal, text_table
 from luffy.cli.results import by_suite, read_accuracies
-from luffy.config import load_experiment
+from luffy.config import ExperimentConfig, load_experiment
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from tasks.session import open_session, run_name
@@ -32,7 +32,11 @@ def _run_name() -> str:
 @flow(name="full-pipeline", flow_run_name=_run_name, retries=0, persist_result=False)
 def full_pipeline(config_file: str, overrides: list[str] | None = None, verify: bool = False) -> None:
     """Run the experiment in `config_file` with `overrides` (`key.path=value`), in the workspace of LUFFY_WORKSPACE."""
-    config = load_experiment(config_file, overrides or [])
+    run_chain(load_experiment(config_file, overrides or []), verify=verify)
+
+
+def run_chain(config: ExperimentConfig, *, verify: bool) -> None:
+    """Make the stages of `config`, or reuse them, and show what came of it; to be called inside a flow."""
     check_resources(config)
     with open_session(config, find_workspace(), verify=verify) as session:
         data = prompts = prepare_data(session)

@@ -22,6 +22,7 @@ from types import FrameType
 
 import httpx
 
+from flows.gpu_limit import limit_gpus
 from flows.pages import served_pages
 from flows.prefect_session import ApiServer, answers, set_environment
 from luffy.cli.console import show_error, terminal
@@ -107,12 +108,13 @@ def _serve(workspace: Workspace, port: int, limit: int) -> None:
         server.wait()
         close_dead_runs(url)
         _watch_for_silent_runs(url)
+        num_gpus = limit_gpus(url)
         stack.enter_context(served_pages(workspace, port + 1))
         stack.enter_context(_pointer(url))
         worker = stack.enter_context(_worker(url, limit, home / "worker.log"))
         _wait_for_pool(url, worker, home / "worker.log")
         _deploy()
-        _say(url, workspace)
+        _say(url, workspace, num_gpus)
         while worker.poll() is None and not server.has_ended():
             time.sleep(_POLL_S)
         raise _ended("server", server.log_path) if server.has_ended() else _ended("worker", home / "worker.log")
@@ -239,7 +241,7 @@ def _watch_for_silent_runs(url: str) -> None:
         httpx.post(f"{url}/automations/", json=_CRASH_SILENT_RUNS, timeout=10.0).raise_for_status()
 
 
-def _say(url: str, workspace: Workspace) -> None:
+def _say(url: str, workspace: Workspace, num_gpus: int) -> None:
     found, known = (
         httpx.post(f"{url}/{what}/filter", json={}, timeout=10.0).raise_for_status().json()
         for what in ("deployments", "flows")
@@ -249,6 +251,7 @@ def _say(url: str, workspace: Workspace) -> None:
     out = terminal()
     out.print(f"Prefect UI:  {url.removesuffix('/api')}")
     out.print(f"workspace:   {workspace.root}")
+    out.print(f"GPUs:        {num_gpus or 'none'}")
     out.print("deployments, to run in another terminal of this checkout:")
     for name in names:
         out.print(f"    prefect deployment run {name} --watch")

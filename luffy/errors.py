@@ -7,6 +7,8 @@ message that says what was found, where, what is allowed and what to do.
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
+EXIT_TEMPORARY = 75
+"""Of a stage program alone: what has ended it may be gone already (`EX_TEMPFAIL` of sysexits)."""
 EXIT_INTERRUPTED = 130
 
 
@@ -37,9 +39,11 @@ class WorkspaceError(UserError):
 class StageFailed(LuffyError):
     """A stage program ended with a failure; carries its exit code, so that a user's mistake stays one."""
 
-    def __init__(self, message: str, exit_code: int = EXIT_FAILURE) -> None:
+    def __init__(self, message: str, exit_code: int = EXIT_FAILURE, *, temporary: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.temporary = temporary
+        """Whether resuming it at once may mend it: it was killed, or lost what it depends on."""
 
 
 class CheckpointError(LuffyError):
@@ -48,6 +52,12 @@ class CheckpointError(LuffyError):
 
 class ClusterError(LuffyError):
     """A process of the cluster died or did not answer; the same command resumes the stage."""
+
+
+class LostError(ClusterError):
+    """A process, a machine or an endpoint is gone or silent, and may be back the next time it is asked."""
+
+    exit_code = EXIT_TEMPORARY
 
 
 class NumericalError(LuffyError):

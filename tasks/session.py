@@ -181,6 +181,8 @@ class PrefectObserver:
             self._progressed(plan)
         elif event.text:
             self._logger.log(_LEVELS.get(event.kind, logging.INFO), "%s: %s", event.kind, event.text)
+        if event.kind == "waiting":
+            self._show_progress(plan, self._line.percent, self._line.note)
 
     def line(self, plan: StagePlan, text: str) -> None:
         self._display.line(plan, text)

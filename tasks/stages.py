@@ -10,6 +10,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from tasks.gpu_slots import gpu_slots
 from tasks.session import PrefectObserver, Session
 
 
@@ -78,6 +79,6 @@ def report(session: Session, stages: list[FinishedStage]) -> FinishedStage:
 
 
 def _make(session: Session, node: str) -> FinishedStage:
-    manifest = session.run.execute(node, PrefectObserver(session))
+    manifest = session.run.execute(node, PrefectObserver(session), gpu_slots)
     directory = session.run.experiment.workspace.stage_directory(manifest.stage, manifest.key)
     return FinishedStage(node, directory, manifest.digest)

@@ -14,7 +14,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from luffy.errors import ClusterError, LuffyError
+from luffy.errors import ClusterError, LostError, LuffyError
 
 _TAIL_LINES = 15
 _CLOSED = "the cluster was closed"
@@ -44,7 +44,7 @@ class Member:
             return "".join(deque(lines, maxlen=_TAIL_LINES)).rstrip() or "(it is empty)"
 
 
-class MemberDied(ClusterError):
+class MemberDied(LostError):
     """A process of the cluster is gone."""
 
     def __init__(self, member: Member, why: str) -> None:
@@ -149,17 +149,17 @@ class Supervisor:
 
 
 def check_ray() -> None:
-    """Raise ClusterError when Ray's head, or its daemon on this machine, is gone."""
+    """Raise LostError when Ray's head, or its daemon on this machine, is gone."""
     context = ray.get_runtime_context()
     host, _, port = context.gcs_address.rpartition(":")
     deadline = time.monotonic() + _HEAD_GRACE_S
     while not _listens(host, int(port)):
         if time.monotonic() > deadline:
-            raise ClusterError(f"Ray's head at {context.gcs_address} is gone; the same command resumes the stage")
+            raise LostError(f"Ray's head at {context.gcs_address} is gone; the same command resumes the stage")
         time.sleep(_LOOK_S)
     here = context.get_node_id()
     if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here):
-        raise ClusterError("Ray's daemon on this machine (raylet) is gone; the same command resumes the stage")
+        raise LostError("Ray's daemon on this machine (raylet) is gone; the same command resumes the stage")
 
 
 def _listens(host: str, port: int) -> bool:

@@ -3,8 +3,17 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
+from luffy.config.stage_names import StageName
 from luffy.config.strict import StrictModel
 
 LOWEST_VLLM_TEMPERATURE = 0.01
@@ -120,8 +129,18 @@ class ExecutionConfig(StrictModel):
     vllm: VLLMConfig = VLLMConfig()
     ray: RayConfig = RayConfig()
     server: ServerConfig = ServerConfig()
+    gpus: NonNegativeInt | None = None
+    """GPUs of this machine that a stage takes for itself where it trains or generates, waiting while others have them;
+    None: as many as it can use. 0: it takes what it finds, and may share it."""
     gpu_memory_gb: PositiveFloat | None = None
     """Memory of each GPU in GiB, which `cluster: ray` is checked against; None: that of the GPUs of this machine."""
+    retries: NonNegativeInt = 1
+    """Times that a stage is resumed within the run when it was killed (for want of memory, say) or has lost a process,
+    a machine or an endpoint. A mistake, or a program that fails, is never retried."""
+    retry_delay_s: NonNegativeFloat = 10.0
+    """Wait before that."""
+    time_limits_s: dict[StageName, PositiveFloat] = Field(default_factory=dict)
+    """Longest time of a stage in one run, by its name; then all of it is ended, and the next run resumes it."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

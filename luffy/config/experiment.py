@@ -12,20 +12,10 @@ from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, Tra
 from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
 from luffy.config.objective import ObjectiveConfig, RefillGroups
+from luffy.config.stage_names import STAGE_ORDER, StageName
 from luffy.config.strict import StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
-StageName = Literal["prepare_data", "base", "difficulty", "sft", "rl", "evaluate", "report", "sweep"]
-"""The stage programs. `sweep` belongs to no chain: it is asked for, over an RL run that is there."""
-STAGE_ORDER: tuple[StageName, ...] = (
-    "prepare_data",
-    "base",
-    "difficulty",
-    "sft",
-    "rl",
-    "evaluate",
-    "report",
-)
 _ALWAYS: tuple[StageName, ...] = ("prepare_data", "base")
 
 

@@ -5,7 +5,7 @@ replace, and a mapping whose `kind` changes replaces the old one.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -51,8 +51,27 @@ def load_experiment(
     found, what is allowed.
     """
     path = Path(path)
-    own = _read_with_extends(path, ())
-    command_line = _overrides_layer(overrides, given_at)
+    return _experiment(_read_with_extends(path, ()), _overrides_layer(overrides, given_at), path)
+
+
+def experiment_of_values(values: dict[str, Value], *, given_at: str) -> ExperimentConfig:
+    """The experiment that a file with these `values` and without `extends` would describe.
+
+    Paths of presets are relative to the working directory. Raises ConfigError with one line for each mistake; where it
+    stands is `given_at`.
+    """
+    layer = _Layer(values, dict.fromkeys(_key_paths(values), given_at))
+    return _experiment(layer, _Layer(), Path(given_at))
+
+
+def _key_paths(value: Value, above: KeyPath = ()) -> Iterator[KeyPath]:
+    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in below:
+        yield (*above, str(key))
+        yield from _key_paths(part, (*above, str(key)))
+
+
+def _experiment(own: _Layer, command_line: _Layer, path: Path) -> ExperimentConfig:
     top = command_line.over(own)
     method = _preset("methods", top.preset_name("method"), path)
     # A method may name its chain (sft) and a chain its method (sft_then_luffy); what is named nearer to the user wins.

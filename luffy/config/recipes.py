@@ -13,7 +13,7 @@ from luffy.errors import ConfigError
 
 _KEPT = ("author", "max_rows", "only")
 """What the experiment says in place of the recipe."""
-_KEYS = ("kind", "name", "path", "file", *_KEPT)
+RECIPE_KEYS = ("kind", "name", "path", "file", *_KEPT)
 _HUB_ONLY = ("path", "name", "split", "revision")
 Mapping = dict[str, Value]
 Origins = dict[KeyPath, str]
@@ -48,9 +48,11 @@ def _at(values: Mapping, path: KeyPath) -> Mapping:
 
 def _resolved(asked: Mapping, path: KeyPath, origins: Origins, default_where: str) -> Mapping:
     where, field = origins.get(path, default_where), ".".join(path)
-    unknown = sorted(set(asked) - set(_KEYS))
+    unknown = sorted(set(asked) - set(RECIPE_KEYS))
     if unknown:
-        raise ConfigError(f"{where}: {field}: unknown key {unknown[0]!r} of a recipe; allowed: {', '.join(_KEYS)}")
+        raise ConfigError(
+            f"{where}: {field}: unknown key {unknown[0]!r} of a recipe; allowed: {', '.join(RECIPE_KEYS)}"
+        )
     recipe, lines = read_yaml(_file(asked, where, field))
     origins.update({(*path, *key): line for key, line in lines.items()})
     if "file" in asked:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.evaluation import EvaluationConfig, SuiteProtocol
 from luffy.data.prompt_templates import OWN, ask, opener_behind, stops_of
 from luffy.data.templates import decode, stop_token_ids
-from luffy.errors import ClusterError, DataError
+from luffy.errors import DataError, LostError
 from luffy.evaluation.opinions import Opinions, opinions
 from luffy.evaluation.results import Protocol, SampleRecord
 from luffy.evaluation.sample_log import Key, SampleLog
@@ -246,10 +246,10 @@ def check_suite(
 
 
 def _refuse_silence(verdicts: Sequence[Opinions]) -> None:
-    """Raise ClusterError where a judge could not be asked: that says nothing of the responses."""
+    """Raise LostError where a judge could not be asked: that says nothing of the responses."""
     lost = [verdict.grade for verdict in verdicts if is_unjudged(verdict.grade)]
     if lost:
-        raise ClusterError(
+        raise LostError(
             f"{len(lost)} of {len(verdicts)} responses are without a verdict ({lost[0].reason}); what was graded "
             "before is kept, and the same command goes on behind it"
         )

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from luffy.config import ExperimentConfig, StageName
 from luffy.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, StageFailed, WorkspaceError
 from luffy.pipeline.events import Event
 from luffy.pipeline.fingerprint import code_fingerprint
+from luffy.pipeline.gpus import Turn, gpus_of_stage, no_turn, own_gpus, pause
 from luffy.pipeline.graph import StageNode, build_graph
 from luffy.pipeline.identity import Identity, identity_of
 from luffy.pipeline.job import JOB_FILE, StageJob, write_job
@@ -139,14 +141,17 @@ class ExperimentRun:
         self._stages: dict[str, dict[str, str]] = {}
         self._started = _now()
 
-    def execute(self, name: str, observer: StageObserver) -> Manifest:
-        """Make the stage `name`, or reuse it; returns its manifest. Raises StageFailed or WorkspaceError."""
+    def execute(self, name: str, observer: StageObserver, turn: Turn = no_turn) -> Manifest:
+        """Make the stage `name`, or reuse it; returns its manifest. Raises StageFailed or WorkspaceError.
+
+        `turn` says when a stage that is not reused may take GPUs.
+        """
         plan = self.experiment.plan_node(name)
         observer.planned(plan)
         try:
             with usable(plan.directory):
                 if plan.action != "reuse":
-                    self._start(plan, observer)
+                    self._start(plan, observer, turn)
                 manifest = finished_manifest(plan.directory)
                 self._enter(plan)
                 if plan.node.stage == "report":
@@ -162,22 +167,47 @@ class ExperimentRun:
         """Write how the run ended."""
         write_run(self.directory, self._record(state))
 
-    def _start(self, plan: StagePlan, observer: StageObserver) -> None:
+    def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn) -> None:
         plan.directory.mkdir(parents=True, exist_ok=True)
         write_job(plan.directory / JOB_FILE, self.experiment.job(plan))
         self._enter(plan)
+
+        def waiting(what: str) -> None:
+            observer.event(plan, Event("waiting", time.time(), os.getpid(), text=what))
+
+        wanted = gpus_of_stage(self.experiment.config, plan.node.stage)
         try:
-            supervise(
-                self._command(plan.node.stage, plan.directory),
-                plan.directory,
-                on_event=lambda event: observer.event(plan, event),
-                on_line=lambda text: observer.line(plan, text),
-                stopped=self._stopped,
-            )
+            with own_gpus(wanted, turn, waiting, self._stopped) as environment:
+                self._with_retries(plan, observer, environment)
         except StageFailed as failure:
             if failure.exit_code == EXIT_USER_ERROR:
                 raise
             raise StageFailed(f"{plan.node.name} {failure}", failure.exit_code) from None
+
+    def _with_retries(self, plan: StagePlan, observer: StageObserver, environment: Mapping[str, str]) -> None:
+        """Run the stage program, again where that can mend what has ended it: it resumes by itself."""
+        execution = self.experiment.config.execution
+        limit_s = execution.time_limits_s.get(plan.node.stage)
+        began = time.monotonic()
+        for attempt in range(execution.retries + 1):
+            try:
+                supervise(
+                    self._command(plan.node.stage, plan.directory),
+                    plan.directory,
+                    on_event=lambda event: observer.event(plan, event),
+                    on_line=lambda text: observer.line(plan, text),
+                    environment=environment,
+                    time_limit_s=None if limit_s is None else max(limit_s - (time.monotonic() - began), 0.0),
+                    stopped=self._stopped,
+                )
+                return
+            except StageFailed as failure:
+                if not failure.temporary or attempt == execution.retries:
+                    raise
+                why = str(failure).partition("\n")[0].partition("; the end of ")[0]
+                text = f"{why}; resumed in {execution.retry_delay_s:.0f} s ({attempt + 1} of {execution.retries})"
+                observer.event(plan, Event("message", time.time(), os.getpid(), text=text))
+                pause(self._stopped, execution.retry_delay_s)
 
     def _enter(self, plan: StagePlan) -> None:
         self._stages[plan.node.name] = {

@@ -35,10 +35,10 @@ class StageNode:
 
 def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> tuple[StageNode, ...]:
     """The stages of `config`, each after the ones it reads from; with `sweep_steps` the sweep over them comes last."""
-    nodes = [
-        StageNode("prepare_data", "prepare_data", {}, _prepare_data(config)),
-        StageNode("base", "base", {"data": "prepare_data"}, _base(config)),
-    ]
+    nodes = [StageNode("prepare_data", "prepare_data", {}, _prepare_data(config))]
+    if "base" not in config.stages:  # flows/prepare_data.py
+        return tuple(nodes)
+    nodes.append(StageNode("base", "base", {"data": "prepare_data"}, _base(config)))
     checkpoints = ["base"]
     nodes += _difficulty_behind("base", config)
     if "sft" in config.stages:

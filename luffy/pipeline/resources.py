@@ -1,17 +1,13 @@
 """What a run under `cluster: ray` asks of its machines, held against what is there, before anything heavy starts."""
 
-import os
-import subprocess
 from dataclasses import dataclass
 
 from luffy.config import ExperimentConfig
 from luffy.errors import ConfigError
 from luffy.pipeline.architecture import ModelArchitecture, architecture_of
+from luffy.pipeline.gpus import detected_gpus, gpus_of_cluster
 from luffy.pipeline.memory import GpuMemory, engine_share, estimate_memory
 
-_QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
-_QUERY_TIMEOUT_S = 10.0
-_MIB_PER_GIB = 1024
 _ROUNDING = 1.03
 """A card sold as 80 GB reports 79.2 to 79.6 GiB: that much more may be written down than is there."""
 
@@ -53,41 +49,18 @@ def find_resources(config: ExperimentConfig) -> Resources:
 
 
 def detected_gpus_gib() -> tuple[float, ...] | None:
-    """Memory of each GPU of this machine that CUDA_VISIBLE_DEVICES lets through; None where the driver does not answer.
-
-    Asks `nvidia-smi`, since torch is not to be loaded for a question. No driver, no GPU.
-    """
-    try:
-        answer = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
-        rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
-        memory = {(index, uuid): float(mib) / _MIB_PER_GIB for index, uuid, mib in rows}
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        return tuple(memory.values())
-    names = [name.strip() for name in listed.split(",") if name.strip()]
-    return tuple(
-        gib for (index, uuid), gib in memory.items() if any(name == index or uuid.startswith(name) for name in names)
-    )
-
-
-def num_gpus(config: ExperimentConfig) -> int:
-    """GPUs that the trainer's ranks and the engines take together."""
-    ray, vllm = config.execution.ray, config.execution.vllm
-    engines = config.num_engines * vllm.tensor_parallel_size
-    return ray.trainer_ranks + engines if ray.placement == "disaggregated" else max(ray.trainer_ranks, engines)
+    """Memory of each GPU that this process may use; None where the driver does not answer."""
+    gpus = detected_gpus()
+    return None if gpus is None else tuple(gpu.memory_gib for gpu in gpus)
 
 
 def _too_few_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> list[str]:
-    if not here or num_gpus(config) <= len(here):
+    if not here or gpus_of_cluster(config) <= len(here):
         return []
     ray, ways = config.execution.ray, config.execution.vllm.tensor_parallel_size
     return [
         f"execution.ray: {ray.trainer_ranks} trainer ranks and {config.num_engines} engines x {ways} GPUs "
-        f"({ray.placement}) take {num_gpus(config)} GPUs, this machine has {len(here)}; lower "
+        f"({ray.placement}) take {gpus_of_cluster(config)} GPUs, this machine has {len(here)}; lower "
         "execution.ray.trainer_ranks or execution.ray.engines, or give the execution.ray.address of a larger cluster"
     ]
 
@@ -175,7 +148,7 @@ def _notes(
     gpu_gib: float | None,
     architecture: ModelArchitecture | None,
 ) -> list[str]:
-    address, wanted = config.execution.ray.address, num_gpus(config)
+    address, wanted = config.execution.ray.address, gpus_of_cluster(config)
     notes = []
     if address is not None:
         notes.append(f"{wanted} GPUs wanted of a cluster (address: {address}), which was not asked what it has")

@@ -6,6 +6,7 @@ the supervisor is gone. It gets SIGTERM when the supervisor dies, by whatever si
 With a warm server in use the child is forked from that server, which the kernel kills with the supervisor.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from luffy.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, StageFailed
+from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, EXIT_USER_ERROR, StageFailed
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
 from luffy.pipeline.reuse import LOG_FILE
@@ -26,7 +27,8 @@ from luffy.pipeline.warm_start import WarmServer, current_warm_server
 
 _POLL_S = 0.1
 _TAIL_LINES = 25
-_INTERRUPTED = "interrupted; the same command resumes it"
+_RESUMES = "the same command resumes it"
+_INTERRUPTED = f"interrupted; {_RESUMES}"
 
 
 class StageProcess(Protocol):
@@ -61,6 +63,7 @@ def supervise(
     on_line: Callable[[str], None] = lambda line: None,
     environment: Mapping[str, str] | None = None,
     grace_s: float = 10.0,
+    time_limit_s: float | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run `command` to its end, passing on its events and log lines as they come.
@@ -68,14 +71,15 @@ def supervise(
     Whatever ends this call (success, failure, an exception of a callback, Ctrl-C), no process of the stage is left:
     SIGTERM first, SIGKILL after `grace_s`, at once on a second Ctrl-C.
 
-    `stopped` is asked all the time, and ends the stage as a Ctrl-C would, which reaches the main thread alone.
+    `stopped` is asked all the time, and ends the stage as a Ctrl-C would, which reaches the main thread alone. After
+    `time_limit_s` it is ended, too.
 
     Raises StageFailed: for exit code 2 with the stage's own line, else with the end of its log.
     """
     log_path = directory / LOG_FILE
     events = EventReader(directory / EVENTS_FILE, from_end=True)
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
-    failure = ""
+    failure, deadline = "", math.inf if time_limit_s is None else time.monotonic() + time_limit_s
 
     def forward(log: IO[str]) -> None:
         nonlocal failure
@@ -97,6 +101,8 @@ def supervise(
                 forward(log)
                 if stopped():
                     raise StageFailed(f"{_INTERRUPTED} (log: {log_path})", exit_code=EXIT_INTERRUPTED)
+                if time.monotonic() > deadline:
+                    raise StageFailed(f"has reached its time limit; {_RESUMES} (log: {log_path})")
                 time.sleep(_POLL_S)
             forward(log)
         finally:
@@ -144,4 +150,6 @@ def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> Sta
         return StageFailed(f"{_INTERRUPTED} (log: {log_path})", exit_code=EXIT_INTERRUPTED)
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     summary = f"{how}: {failure}" if failure else how
-    return StageFailed("\n".join([f"{summary}; the end of {log_path}:", *tail]))
+    # SIGKILL comes from outside: of a kernel without memory, or of a person.
+    temporary = code in (EXIT_TEMPORARY, -signal.SIGKILL)
+    return StageFailed("\n".join([f"{summary}; the end of {log_path}:", *tail]), temporary=temporary)

@@ -160,6 +160,7 @@ class WarmStage:
                     "was interrupted, because the warm server that had started it has died; "
                     f"the same command resumes it (log: {self._log})",
                     exit_code=EXIT_INTERRUPTED,
+                    temporary=True,
                 ) from None
         return self.returncode
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import httpx
 
 from luffy.config.execution import ServerConfig
-from luffy.errors import ClusterError
+from luffy.errors import ClusterError, LostError
 
 # It reports every request.
 logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -25,7 +25,7 @@ _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
 
 
-class NoAnswer(ClusterError):
+class NoAnswer(LostError):
     """The server cannot be reached, or was silent for longer than the time-out."""
 
 
@@ -113,7 +113,8 @@ class HTTPClient:
 
     def _given(self, path: str, answer: Answer) -> Mapping[str, Any]:
         if not answer.ok:
-            raise ClusterError(f"{self.url}{path}: {answer.complaint}")
+            kind = LostError if answer.may_pass else ClusterError
+            raise kind(f"{self.url}{path}: {answer.complaint}")
         return answer.body
 
 

@@ -5,7 +5,7 @@ A stage module ends with `main("rl", run)` and is started as
     python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 
 The same program runs under the pipeline, under a job scheduler or by hand. Exit codes: 0, 1 failure, 2 the user's
-mistake (one line on stderr), 130 interrupted.
+mistake (one line on stderr), 75 a failure that the same command may mend (something was lost), 130 interrupted.
 """
 
 import argparse

@@ -53,7 +53,7 @@ def run_supervised(
             )
 
         train_supervised(policy, examples, plan, checkpoints, tokenizer.pad_token_id, start, on_step)
-    policy.export(context.out / "model")
+        policy.export(context.out / "model")
     copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
     last = read_metrics(context.out / METRICS_FILE)[-1]
     return StageResult(("model", METRICS_FILE), {"actor/loss": last["actor/loss"]}, resumed_from=start)

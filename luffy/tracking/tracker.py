@@ -49,13 +49,14 @@ class Tracker:
     def samples(self, step: int, rows: Sequence[SampleRollout]) -> None:
         """Record rollouts of `step`."""
         self._open_samples().write(step, rows)
+        self._wandb.samples(step, rows)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Make the files durable and end the wandb run."""
         self._metrics.close()
         if self._samples is not None:
             self._samples.close()
-        self._wandb.close()
+        self._wandb.close(failed=failed)
 
     def __enter__(self) -> "Tracker":
         return self
@@ -63,7 +64,7 @@ class Tracker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(failed=error is not None)
 
     def _open_samples(self) -> SamplesWriter:
         if self._samples is None:

@@ -1,14 +1,19 @@
 """Weights & Biases, where configured. It may fail in any way it likes: the run goes on, with one warning in the log."""
 
 import logging
+import netrc
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
 
 from luffy.config.execution import TrackingConfig
 from luffy.tracking.metrics import NAMESPACES
+from luffy.tracking.samples import SampleRollout
 
 if TYPE_CHECKING:
     import wandb
@@ -17,15 +22,24 @@ logger = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30
 _FINISH_TIMEOUT_S = 60
 _MAX_ID_LENGTH = 64
+_KEY_VARIABLES = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
+_SAMPLES = "samples"
+_OWN_FOLDER = "wandb"
 
 
 class WandbRun:
-    """One wandb run a stage; a restart continues it, since its id comes from the stage's key."""
+    """One wandb run a stage; a restart continues it, since its id comes from the stage's key.
+
+    It has the stage's settings as config, its metrics over `step` by namespace, a table of rollouts for each step that
+    writes some, and in the end an artifact that refers to the files of the stage (none of them is uploaded). Without a
+    key it is kept offline in that directory, for `wandb sync`.
+    """
 
     def __init__(self, out: Path, key: str, name: str, tracking: TrackingConfig, config: Mapping[str, object]) -> None:
+        self._out, self._key, self._name = out, key, name
         self._run: wandb.Run | None = None
         if tracking.wandb != "disabled":
-            self._guarded("start", lambda: self._start(out, key, name, tracking, config))
+            self._guarded("start", lambda: self._start(tracking, config))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics of `step`."""
@@ -34,13 +48,23 @@ class WandbRun:
             # `step` as a value: wandb's own counter refuses to go back after a resume.
             self._guarded("log", lambda: run.log({"step": step, **metrics}))
 
-    def close(self) -> None:
-        """Send what is left; gives up after a minute."""
+    def samples(self, step: int, rows: Sequence[SampleRollout]) -> None:
+        """Send the rollouts of `step` as a table."""
+        run = self._run
+        if run is not None and rows:
+            self._guarded("log", lambda: run.log({"step": step, _SAMPLES: _table(step, rows)}))
+
+    def close(self, *, failed: bool = False) -> None:
+        """Send what is left, and where the stage's directory is unless it has `failed`; gives up after a minute."""
+        run = self._run
+        if run is not None and not failed:
+            send = run.log_artifact
+            self._guarded("log_artifact", lambda: send(_reference(self._out, self._key, self._name)))
         run, self._run = self._run, None
         if run is not None:
-            self._guarded("finish", lambda: run.finish(exit_code=0))
+            self._guarded("finish", partial(run.finish, exit_code=int(failed)))
 
-    def _start(self, out: Path, key: str, name: str, tracking: TrackingConfig, config: Mapping[str, object]) -> None:
+    def _start(self, tracking: TrackingConfig, config: Mapping[str, object]) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb's own crash reports; read at import
         import wandb
 
@@ -55,11 +79,11 @@ class WandbRun:
         )
         self._run = wandb.init(
             project=tracking.wandb_project,
-            id=run_id(key),
-            name=name,
+            id=run_id(self._key),
+            name=self._name,
             resume="allow",
-            mode="offline" if tracking.wandb == "offline" else "online",
-            dir=str(out),
+            mode=_mode(tracking),
+            dir=str(self._out),
             config=dict(config),
             settings=settings,
         )
@@ -67,7 +91,7 @@ class WandbRun:
         for namespace in NAMESPACES:
             self._run.define_metric(f"{namespace}/*", step_metric="step")
 
-    def _guarded(self, action: str, act: Callable[[], None]) -> None:
+    def _guarded(self, action: str, act: Callable[[], object]) -> None:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - a network, a key, a full disk: none may end hours of training
@@ -78,6 +102,49 @@ class WandbRun:
 def run_id(key: str) -> str:
     """The id of the wandb run of the stage `key`: the same after every restart."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", key)[:_MAX_ID_LENGTH]
+
+
+def _mode(tracking: TrackingConfig) -> Literal["offline", "online"]:
+    if tracking.wandb == "offline":
+        return "offline"
+    if not _has_key():
+        logger.warning("wandb: no API key here (WANDB_API_KEY or `wandb login`), so the run is kept offline")
+        return "offline"
+    return "online"
+
+
+def _has_key() -> bool:
+    """Whether wandb would find one; it asks for one on the terminal where it does not."""
+    if any(os.environ.get(name) for name in _KEY_VARIABLES):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    files = [Path(os.environ["NETRC"])] if "NETRC" in os.environ else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    for file in files:
+        try:
+            if netrc.netrc(file).authenticators(host) is not None:
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False
+
+
+def _table(step: int, rows: Sequence[SampleRollout]) -> "wandb.Table":
+    import wandb
+
+    columns = ["step", *(field.name for field in fields(SampleRollout))]
+    data: list[Any] = [[step, *astuple(row)] for row in rows]
+    return wandb.Table(columns=list(columns), data=data)
+
+
+def _reference(out: Path, key: str, name: str) -> "wandb.Artifact":
+    import wandb
+
+    artifact = wandb.Artifact(f"{name}-{run_id(key)}", type="stage", metadata={"key": key, "directory": str(out)})
+    for path in sorted(out.resolve().iterdir()):
+        if path.name != _OWN_FOLDER and not path.name.startswith("."):
+            # By their names alone: the stage's manifest has the hashes, and weights are not to be read again for one.
+            artifact.add_reference(path.as_uri(), name=path.name, checksum=False)
+    return artifact
 
 
 def _one_line(error: Exception) -> str:

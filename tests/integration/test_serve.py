@@ -15,10 +15,13 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
+from flows.gpu_limit import limit_gpus
 from flows.prefect_session import free_port
+from luffy.config.form import form_of_file
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -78,8 +81,12 @@ class Checkout:
 
     def submit(self, overrides, *options):
         """Start the deployment; returns the finished command and the run's identifier."""
-        parameters = ["-p", f"overrides={json.dumps(overrides)}"]
-        result = self.run("-m", "prefect", "deployment", "run", "full-pipeline/smoke", *parameters, *options)
+        return self.deploy("full-pipeline/smoke", {"overrides": overrides}, *options)
+
+    def deploy(self, name, parameters, *options):
+        """The same for any deployment."""
+        given = [word for key, value in parameters.items() for word in ("-p", f"{key}={json.dumps(value)}")]
+        result = self.run("-m", "prefect", "deployment", "run", name, *given, *options)
         found = re.search(r"UUID: (\S+)", result.stdout)
         return result, found and found[1]
 
@@ -95,6 +102,16 @@ class Checkout:
     def artifacts(self, run):
         found = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
         return {artifact["key"]: artifact for artifact in found}
+
+    def failed_in_one_line(self, run, line):
+        """Assert that `run` ended with `line` in its first seconds, once, and without a traceback."""
+        found = self.ask(f"flow_runs/{run}")
+        assert (found["state_type"], found["run_count"]) == ("FAILED", 1)
+        assert line in found["state"]["message"]
+        assert found["total_run_time"] < 10
+        logs = [log["message"] for log in self.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
+        assert not any("Traceback" in message for message in logs)
+        assert sum(line in message and "\n" not in message for message in logs) >= 1
 
     def processes(self, *words):
         """The commands of all live processes of this checkout's workspace."""
@@ -163,6 +180,36 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served):
     assert {"smoke-base-metrics", "smoke-base-curves", "smoke-prepare-data-card"} <= set(shown)
 
 
+def test_the_form_and_the_data_alone_reuse_what_the_file_has_made(served):
+    assert served.submit(SHORT, "--watch")[0].returncode == 0
+    form = form_of_file(ROOT / "exp_configs" / "smoke.yaml", SHORT)
+    result, run = served.deploy("pipeline-form/arithmetic", {"experiment": form}, "--watch")
+    assert result.returncode == 0, result.stdout + result.stderr
+    shown = served.artifacts(run)
+    assert shown["smoke-prepare-data-progress"]["description"] == "prepare_data: reused"
+    assert shown["smoke-base-progress"]["description"] == "base: reused"
+    assert served.ask(f"flow_runs/{run}")["name"].startswith("smoke sft_then_luffy")
+
+    where = {"LUFFY_WORKSPACE": str(served.workspace)}
+    alone = served.run("flows/prepare_data.py", "exp_configs/smoke.yaml", **where)
+    assert alone.returncode == 0, alone.stderr
+    assert "prepare_data: reused" in alone.stdout
+    assert re.search(r"^train +arithmetic +24 +24 +0", alone.stdout, re.MULTILINE), alone.stdout
+    again = served.run("flows/pipeline_form.py", "exp_configs/smoke.yaml", *SHORT, "--dry-run", **where)
+    assert re.search(r"^base +\w{16} +reused", again.stdout, re.MULTILINE), again.stdout
+
+
+def test_a_form_is_refused_by_its_schema_or_ends_in_one_line(served):
+    form = form_of_file(ROOT / "exp_configs" / "smoke.yaml", SHORT)
+    result, run = served.deploy("pipeline-form/arithmetic", {"experiment": {**form, "seed": -1}})
+    assert (result.returncode, run) == (1, None)
+    assert "-1 is less than the minimum of 0" in result.stdout + result.stderr
+    parameters = {"experiment": {**form, "stages": ["prepare_data", "base", "report"]}}
+    result, run = served.deploy("pipeline-form/arithmetic", parameters, "--watch")
+    assert result.returncode == 1
+    served.failed_in_one_line(run, "form: stages: report needs evaluate before it")
+
+
 def test_a_flow_started_by_hand_reports_to_the_server_too(served):
     result = served.run(
         "flows/full_pipeline.py", "exp_configs/smoke.yaml", *SHORT, LUFFY_WORKSPACE=str(served.workspace)
@@ -182,13 +229,7 @@ def test_parameters_of_the_wrong_kind_are_refused_at_submission(served):
 def test_a_mistake_in_the_experiment_is_one_line_within_seconds_and_not_retried(served):
     result, run = served.submit(["rl.stepz=3"], "--watch")
     assert result.returncode == 1
-    found = served.ask(f"flow_runs/{run}")
-    assert (found["state_type"], found["run_count"]) == ("FAILED", 1)
-    assert "rl.stepz: unknown key; did you mean 'steps'?" in found["state"]["message"]
-    assert found["total_run_time"] < 10
-    logs = [log["message"] for log in served.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
-    assert not any("Traceback" in message for message in logs)
-    assert sum("rl.stepz: unknown key" in message and "\n" not in message for message in logs) >= 1
+    served.failed_in_one_line(run, "rl.stepz: unknown key; did you mean 'steps'?")
 
 
 def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_it(served):
@@ -230,6 +271,74 @@ def test_a_flow_started_by_hand_can_be_cancelled_too(served, seed, interrupt):
     assert process.returncode == 130
     assert "interrupted; the same command resumes" in said
     assert served.state(run) == "CANCELLED"
+
+
+@pytest.fixture
+def one_gpu(served, tmp_path, monkeypatch):
+    """A driver that knows of one GPU, for this process and the flows that it starts; yields a way to start them."""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '0, GPU-{tmp_path.name}-{served.port}, 81920'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    started = []
+
+    def start(*overrides):
+        command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *overrides]
+        env = {**served.environment, "LUFFY_WORKSPACE": str(served.workspace), "PATH": os.environ["PATH"]}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen(command, cwd=served.root, env=env, **streams))
+        return started[-1]
+
+    assert limit_gpus(served.api) == 1
+    yield start
+    for process in started:
+        process.kill()
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert limit_gpus(served.api) == 0
+    assert served.ask("v2/concurrency_limits/gpu")["limit"] == 1
+    httpx.delete(f"{served.api}/v2/concurrency_limits/gpu", timeout=30).raise_for_status()
+
+
+def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, one_gpu):
+    def taken():
+        return served.ask("v2/concurrency_limits/gpu")["active_slots"]
+
+    def waiting():
+        shown = served.ask("artifacts/filter", artifacts={"key": {"any_": ["smoke-base-progress"]}})
+        return [one for one in shown if one["description"] == "base: waiting for a slot of Prefect's limit 'gpu'"]
+
+    served.submit(SHORT, "--watch")
+    holder = one_gpu(*LONG, "seed=5")
+    wait_until(lambda: taken() == 1)
+    cached, _ = one_gpu(*SHORT).communicate(timeout=60)
+    assert "base: reused" in cached
+    sharing, _ = one_gpu(*SHORT, "seed=6", "execution.gpus=0").communicate(timeout=120)
+    assert "base: finished" in sharing
+    waiter = one_gpu(*SHORT, "seed=7")
+    wait_until(waiting)
+    assert not [one for one in served.processes("luffy.stages.base") if "seed=7" in one]
+    assert (taken(), waiter.poll()) == (1, None)
+    holder.send_signal(signal.SIGINT)
+    assert holder.wait(60) == 130
+    said, _ = waiter.communicate(timeout=120)
+    assert waiter.returncode == 0, said
+    assert "waiting for a slot" in said
+    assert taken() == 0
+
+
+@pytest.mark.parametrize("lease_s", [4])
+def test_the_slots_of_a_killed_process_are_free_again_when_its_lease_ends(served, one_gpu, lease_s):
+    code = f"from tasks import gpu_slots as here; here._LEASE_S = {lease_s}; import time\n"
+    code += "with here.gpu_slots(1, print, bool): print('mine', flush=True); time.sleep({})"
+    command = [sys.executable, "-c", code.format(60)]
+    api = {**served.environment, "PREFECT_API_URL": served.api, "PREFECT_HOME": str(served.workspace / "prefect")}
+    holder = subprocess.Popen(command, cwd=served.root, env=api, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "mine\n"
+    holder.kill()
+    holder.wait()
+    command[-1] = code.format(0)
+    after = subprocess.run(command, cwd=served.root, env=api, capture_output=True, text=True, timeout=60)
+    assert after.stdout == "a slot of Prefect's limit 'gpu'\nmine\n", after.stderr
 
 
 def test_reports_are_served_and_nothing_else(served):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from luffy.errors import DataError
+from luffy.errors import DataError, LostError
 from luffy.stages.program import StageContext, StageResult, run_program
 
 CHILD = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(120)"
@@ -14,6 +14,7 @@ CHILD = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 def run(settings: object, context: StageContext) -> StageResult:
     behave(os.environ.get("TOY_MODE", ""))
+    fault = os.environ.get("TOY_FAULT", "")
     first = max((int(path.name[5:]) for path in (context.out / "checkpoints").glob("step_*")), default=0)
     total = int(os.environ.get("TOY_STEPS", "3"))
     for step in range(first + 1, total + 1):
@@ -22,6 +23,8 @@ def run(settings: object, context: StageContext) -> StageResult:
         checkpoint = context.out / "checkpoints" / f"step_{step:06d}"
         checkpoint.mkdir(parents=True)
         (checkpoint / "COMPLETE").touch()
+        if fault and (step == 2 or fault == "lost for good"):
+            strike(fault)
     (context.out / "model").mkdir(exist_ok=True)
     (context.out / "model" / "weights").write_text(os.environ.get("TOY_WEIGHTS", "same"))
     (context.out / "metrics.jsonl").write_text(f'{{"pid": {os.getpid()}}}\n')
@@ -38,6 +41,14 @@ def behave(mode: str) -> None:
         sys.stderr.write(f"child {child.pid}\n")
     if mode == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def strike(fault: str) -> None:
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "crash":
+        raise RuntimeError("the matrix is not finite")
+    raise LostError("http://host:8000: no answer")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from luffy.config import load_experiment
 from luffy.errors import ConfigError, DataError
-from luffy.pipeline import resources
+from luffy.pipeline import gpus
 from luffy.pipeline.resources import check_resources, detected_gpus_gib, find_resources
 
 CONFIGS = Path(__file__).parents[3] / "exp_configs"
@@ -56,7 +56,7 @@ def test_only_visible_gpus_count(driver, monkeypatch, visible, expected):
 
 @pytest.mark.parametrize("script", ["sleep 60", "echo 'No devices were found'", "exit 9"])
 def test_a_driver_that_does_not_answer_is_no_verdict(driver, monkeypatch, script):
-    monkeypatch.setattr(resources, "_QUERY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(gpus, "_QUERY_TIMEOUT_S", 0.5)
     driver(script)
     assert detected_gpus_gib() is None
     found = find_resources(load_experiment(SEVEN_B, [DETECTED]))

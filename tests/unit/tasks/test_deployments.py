@@ -1,25 +1,49 @@
 """`prefect.yaml`: every deployment names a flow that is there, and parameters that it takes."""
 
+import json
 import re
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import validate
 
 from flows.checkpoint_choice import choose
-from luffy.config import load_experiment
+from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.comparison import load_comparison
+from luffy.config.form import experiment_of_form, form_of_file
+from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
 
 DEPLOYMENTS = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
 
 
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
-def test_a_deployment_can_be_run_as_it_is(deployment):
+THIN = [one for one in DEPLOYMENTS if "config_file" in one["parameters"]]
+(FORM,) = [one for one in DEPLOYMENTS if "experiment" in one["parameters"]]
+ARITHMETIC = Path("exp_configs/arithmetic.yaml")
+
+
+def flow_of(deployment):
     path, name = deployment["entrypoint"].split(":")
-    flow = getattr(import_module(path.removesuffix(".py").replace("/", ".")), name)
-    parameters = flow.validate_parameters(deployment["parameters"])
+    return getattr(import_module(path.removesuffix(".py").replace("/", ".")), name)
+
+
+@pytest.fixture(scope="module")
+def form_schema():
+    return parameter_schema(flow_of(FORM)).model_dump_for_openapi()
+
+
+def refusals(schema, values):
+    """What Prefect's server says when the form is handed in."""
+    return [error.message for error in validate({"experiment": values, "verify": False}, schema)]
+
+
+@pytest.mark.parametrize("deployment", THIN, ids=lambda deployment: deployment["entrypoint"])
+def test_a_deployment_can_be_run_as_it_is(deployment):
+    name = deployment["entrypoint"].split(":")[1]
+    parameters = flow_of(deployment).validate_parameters(deployment["parameters"])
     load = load_comparison if name == "compare_methods" else load_experiment
     assert load(parameters["config_file"], parameters["overrides"])
     assert deployment["work_pool"]["name"] == "luffy"
@@ -42,3 +66,48 @@ def test_a_deployment_with_steps_says_how_another_model_takes_their_place():
     with pytest.raises(ConfigError, match=r"model with steps=\[\], or steps alone"):
         choose(config, "some/model", tuple(deployment["parameters"]["steps"]), None)
     assert choose(config, "some/model", (), None).parameters["model"] == "some/model"
+
+
+def test_the_form_starts_with_the_values_of_the_file():
+    """Where this fails: `form_of_file(ARITHMETIC)` is what belongs under `experiment`."""
+    assert FORM["parameters"] == {"verify": False, "experiment": form_of_file(ARITHMETIC)}
+    parameters = flow_of(FORM).validate_parameters(FORM["parameters"])
+    assert experiment_of_form(parameters["experiment"]) == load_experiment(ARITHMETIC)
+
+
+def test_the_form_shows_every_field_with_its_name_description_and_default(form_schema):
+    shown = form_schema["properties"]["experiment"]["properties"]
+    assert set(shown) == set(ExperimentConfig.model_fields)
+    assert shown["rl"]["title"] == "Rl"
+    assert "luffy" in shown["method"]["anyOf"][0]["enum"]
+    rl, vllm = form_schema["definitions"]["RLConfig"]["properties"], form_schema["definitions"]["VLLMConfig"]
+    assert set(rl) == set(RLConfig.model_fields)
+    assert rl["temperature"]["default"] == 1.0
+    assert vllm["properties"]["max_num_seqs"]["description"] == "Sequences decoded at the same time."
+    assert "discriminator" not in json.dumps(form_schema)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stepz": 1}, "'stepz' was unexpected"),
+        ({"seed": -1}, "-1 is less than the minimum of 0"),
+        ({"cluster": "slurm"}, "'slurm' is not one of ['local', 'ray']"),
+        ({"method": "luffi"}, "'luffi' is not valid"),
+        ({"rl": {"steps": "many"}}, "is not valid"),
+    ],
+)
+def test_wrong_values_are_refused_when_the_form_is_handed_in(form_schema, change, message):
+    values = FORM["parameters"]["experiment"]
+    assert refusals(form_schema, values) == []
+    (found,) = refusals(form_schema, {**values, **change})
+    assert message in found
+
+
+@pytest.mark.parametrize("path", sorted(set(Path("exp_configs").glob("*.yaml")) - set(Path("exp_configs").glob("c*"))))
+def test_every_experiment_fits_the_form_and_is_the_same_experiment(form_schema, path):
+    values = form_of_file(path)
+    assert refusals(form_schema, values) == []
+    assert experiment_of_form(values) == load_experiment(path)
+    spelled_out = json.loads(load_experiment(path).model_dump_json())
+    assert refusals(form_schema, spelled_out) == []

@@ -1,0 +1,47 @@
+"""The data of an experiment alone: sources read, graded, filtered and split, with the tokenizer that counts them.
+
+The result is the one that flows/full_pipeline.py with the same experiment would make, and reuses.
+"""
+
+import sys
+
+if __name__ == "__main__":
+    from flows.data_choice import QUESTION
+    from flows.front import begin
+
+    # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
+    front = begin(__doc__, QUESTION)
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from flows.data_choice import data_alone
+from luffy.cli.card_summary import summarise_card
+from luffy.cli.console import terminal, text_table, wide_terminal
+from luffy.config import load_experiment
+from luffy.pipeline.workspace import find_workspace
+from tasks.session import open_session, run_name
+from tasks.stages import prepare_data
+
+
+def _run_name() -> str:
+    """What the run is called in the UI: the experiment, and what was changed for it."""
+    parameters = flow_run.get_parameters()
+    return f"data of {run_name(parameters['config_file'], parameters['overrides'] or [])}"
+
+
+# Not named as the task that it calls.
+@flow(name="prepare-data", flow_run_name=_run_name, retries=0, persist_result=False)
+def prepare_data_alone(config_file: str, overrides: list[str] | None = None, verify: bool = False) -> None:
+    """Prepare the data of the experiment in `config_file` with `overrides`, in the workspace of LUFFY_WORKSPACE."""
+    config = data_alone(load_experiment(config_file, overrides or []))
+    with open_session(config, find_workspace(), verify=verify) as session:
+        data = prepare_data(session)
+    summary = summarise_card(data.directory)
+    wide_terminal().print(text_table(summary.header, summary.rows, title="\nRows by source"))
+    for note in summary.notes:
+        terminal().print(note, markup=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(front.run(prepare_data_alone))

@@ -1,0 +1,175 @@
+"""The GPUs of this machine: which there are, how many a stage takes, and never two stages on one.
+
+Each GPU has a lock file (`flock`, one directory a user and machine), which the supervisor of a stage holds and its
+death frees. The stage is shown the GPUs that are locked for it, and no others.
+"""
+
+import fcntl
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from luffy.config import ExperimentConfig, StageName
+from luffy.config.difficulty import DifficultyConfig
+from luffy.config.evaluation import EvaluationConfig
+from luffy.errors import EXIT_INTERRUPTED, ConfigError, StageFailed
+
+QUEUE = "gpu"
+"""What a scheduler calls the limit that stages wait for before they take GPUs."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ORDER = "CUDA_DEVICE_ORDER"
+_QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+_QUERY_TIMEOUT_S = 10.0
+_MIB_PER_GIB = 1024
+_POLL_S = 1.0
+Waiting = Callable[[str], None]
+"""Told once what is waited for."""
+Stopped = Callable[[], bool]
+"""Whether to give up waiting."""
+Turn = Callable[[int, Waiting, Stopped], AbstractContextManager[object]]
+"""Waits until a stage may take that many GPUs, and gives them back when it is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that this process may use."""
+
+    name: str
+    """As CUDA_VISIBLE_DEVICES calls it."""
+    uuid: str
+    memory_gib: float
+
+
+def detected_gpus() -> tuple[Gpu, ...] | None:
+    """The GPUs of this machine that CUDA_VISIBLE_DEVICES lets through; None where the driver does not answer.
+
+    Asks `nvidia-smi`, since torch is not to be loaded for a question. No driver, no GPU.
+    """
+    try:
+        answer = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
+        rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
+        gpus = [Gpu(index, uuid, float(mib) / _MIB_PER_GIB) for index, uuid, mib in rows]
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    listed = os.environ.get(_VISIBLE)
+    if listed is None:
+        return tuple(gpus)
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    return tuple(
+        Gpu(name, gpu.uuid, gpu.memory_gib)
+        for gpu in gpus
+        for name in names[:]
+        if name == gpu.name or gpu.uuid.startswith(name)
+    )
+
+
+def gpus_of_cluster(config: ExperimentConfig) -> int:
+    """GPUs that the trainer's ranks and the engines of `cluster: ray` take together."""
+    ray, vllm = config.execution.ray, config.execution.vllm
+    engines = config.num_engines * vllm.tensor_parallel_size
+    return ray.trainer_ranks + engines if ray.placement == "disaggregated" else max(ray.trainer_ranks, engines)
+
+
+def gpus_of_stage(config: ExperimentConfig, stage: StageName) -> int:
+    """GPUs of this machine that `stage` takes where there are any (`execution.gpus`)."""
+    found = _GPUS_OF[stage](config) if stage in _GPUS_OF else 0
+    return found if found == 0 or config.execution.gpus is None else config.execution.gpus
+
+
+def no_turn(wanted: int, waiting: Waiting, stopped: Stopped) -> AbstractContextManager[object]:
+    """Whoever finds a free GPU may take it."""
+    return nullcontext()
+
+
+@contextmanager
+def own_gpus(wanted: int, turn: Turn, waiting: Waiting, stopped: Stopped) -> Iterator[Mapping[str, str]]:
+    """Hold `wanted` GPUs, waiting for them where others have them; yields the environment that shows just these.
+
+    Does nothing without a GPU. Raises ConfigError where the machine has fewer, StageFailed when it is `stopped`.
+    """
+    gpus = detected_gpus() if wanted else ()
+    if not gpus:
+        yield {}
+        return
+    if wanted > len(gpus):
+        raise ConfigError(
+            f"the stage takes {wanted} GPUs, this machine has {len(gpus)}; lower what it asks for "
+            "(execution.vllm.tensor_parallel_size, execution.ray, execution.gpus)"
+        )
+    with turn(wanted, waiting, stopped), ExitStack() as held:
+        yield _environment(_lock(gpus, wanted, held, waiting, stopped))
+
+
+def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, stopped: Stopped) -> list[Gpu]:
+    """Lock that many; fewer are never kept, so that two who wait cannot hold what the other one needs."""
+    told = False
+    while True:
+        with ExitStack() as attempt:
+            locked: list[Gpu] = []
+            for gpu in gpus:
+                if len(locked) < wanted and _try_lock(gpu, attempt):
+                    locked.append(gpu)
+            if len(locked) == wanted:
+                held.push(attempt.pop_all())
+                return locked
+        if not told:
+            waiting(f"{wanted} of {len(gpus)} GPUs")
+            told = True
+        pause(stopped)
+
+
+def pause(stopped: Stopped, seconds: float | None = None) -> None:
+    """Wait, a moment if nothing else is said; raises StageFailed when it is `stopped`."""
+    deadline = time.monotonic() + (_POLL_S if seconds is None else seconds)
+    while not stopped():
+        if (left := deadline - time.monotonic()) <= 0:
+            return
+        time.sleep(min(left, _POLL_S))
+    raise StageFailed("interrupted while it waited; the same command resumes it", EXIT_INTERRUPTED)
+
+
+def _try_lock(gpu: Gpu, held: ExitStack) -> bool:
+    folder = Path(tempfile.gettempdir()) / f"luffy-gpus-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(folder / f"{gpu.uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    held.callback(os.close, descriptor)
+    return True
+
+
+def _environment(gpus: Sequence[Gpu]) -> dict[str, str]:
+    names = {_VISIBLE: ",".join(gpu.name for gpu in gpus)}
+    # CUDA counts by speed unless it is told to count as nvidia-smi does.
+    return names if _VISIBLE in os.environ else {**names, _ORDER: "PCI_BUS_ID"}
+
+
+def _of_rl(config: ExperimentConfig) -> int:
+    if config.cluster == "local":
+        return 1
+    return gpus_of_cluster(config) if config.execution.ray.address is None else 0  # else the cluster deals them out
+
+
+def _of_generation(section: EvaluationConfig | DifficultyConfig | None, config: ExperimentConfig) -> int:
+    engine = section.engine if section is not None else None
+    return {"openai": 0, "vllm": config.execution.vllm.tensor_parallel_size}.get(engine or "", 1)
+
+
+_GPUS_OF: Mapping[StageName, Callable[[ExperimentConfig], int]] = {
+    "base": lambda config: 1 if config.model.path is None else 0,  # a folder is only copied
+    "sft": lambda config: 1,
+    "rl": _of_rl,
+    "difficulty": lambda config: _of_generation(config.measured_difficulty, config),
+    "evaluate": lambda config: _of_generation(config.evaluation, config),
+    "sweep": lambda config: _of_generation(config.evaluation, config),
+}
