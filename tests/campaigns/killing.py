@@ -36,7 +36,7 @@ _WARM_SERVER = "luffy.pipeline.warm_server"
 _API_SERVER = "prefect.server.api.server:create_app"
 _POLL_S = 0.02
 _END_S = 120.0
-"""A flow whose stage was killed has ended by then."""
+"""A flow that was killed has ended by then."""
 _ORPHAN_S = 20.0
 """Whatever a killed process had started has ended by then: a stage ends in order, which may take its grace of 5 s."""
 _TAIL_LINES = 15
@@ -124,20 +124,20 @@ def disturb(pipeline: Pipeline, planned: Iterator[Draw], patience_s: float = 360
     """Run the command once, kill as `planned` while it runs, and see what it leaves behind.
 
     A kill falls at its moment, or as soon as its victim is there; one that the run does not live to see does not count.
-    A run without a kill has `patience_s` to end, and so has one that goes on without its server.
+    A run without a kill has `patience_s` to end, and so has one that goes on without its server, or resumes its stage.
     """
     workspace, finished = pipeline.workspace, _finished_stages(pipeline.workspace)
     said = pipeline.log.stat().st_size if pipeline.log.exists() else 0
     flow, began = pipeline.start(), time.monotonic()
     kills: list[Kill] = []
     for draw in planned:
-        kill = _kill(flow, draw, workspace, began, is_served=not kills)
+        kill = _kill(flow, draw, workspace, began, is_served=all(kill.victim != "server" for kill in kills))
         if kill is None:
             break
         kills.append(kill)
-        if kill.victim != "server":
+        if kill.victim == "flow":
             break
-    doomed = bool(kills) and kills[-1].victim != "server"
+    doomed = bool(kills) and kills[-1].victim == "flow"
     code, problems = _end(flow, _END_S if doomed else patience_s)
     seconds = time.monotonic() - began
     if kills:
