@@ -45,6 +45,11 @@ def wide_terminal() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
 
 
+def say(text: str) -> None:
+    """A line (or more) on stdout as it is, however long."""
+    terminal().print(text, markup=False, soft_wrap=True)
+
+
 def show_error(message: str) -> None:
     """One line (or what the message holds) on stderr."""
     terminal(errors=True).print(Text.assemble(("error: ", "bold red"), message))
@@ -189,6 +194,11 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str 
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
+
+
+def shown_of(count: int, limit: int) -> str:
+    """How many there are, or how many of them are shown: `7`, `20 of 31`."""
+    return str(count) if count <= limit else f"{limit} of {count}"
 
 
 def show_report_path(path: Path, console: Console | None = None) -> None:
