@@ -196,6 +196,17 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str 
     return table
 
 
+def size_words(num_bytes: float) -> str:
+    """`17 B`, `3.4 MiB`."""
+    if num_bytes < 1024:
+        return f"{num_bytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        num_bytes /= 1024
+        if num_bytes < 1024:
+            break
+    return f"{num_bytes:.1f} {unit}"
+
+
 def shown_of(count: int, limit: int) -> str:
     """How many there are, or how many of them are shown: `7`, `20 of 31`."""
     return str(count) if count <= limit else f"{limit} of {count}"

@@ -20,6 +20,8 @@ from luffy.files import write_atomic
 
 WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
 RUN_FILE = "run.json"
+TRASH_PREFIX = ".trash-"
+"""Begins the name of what is being deleted: nobody reads it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ class Workspace:
     def siblings(self, stage: StageName) -> Iterator[Path]:
         """The directories of all results of `stage`, finished or not, in the order of their keys."""
         folder = self.stages / stage
-        return iter(sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else [])
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        return (path for path in found if path.is_dir() and not is_discarded(path))
 
     def prepare(self) -> None:
         """Make the root and see that it can be written; raises WorkspaceError."""
@@ -75,7 +78,7 @@ class Workspace:
 
     def new_run(self, experiment: str, record: dict[str, object]) -> Path:
         """A new directory `runs/<experiment>-<n>/` with `record` in its run.json; `n` is the first that was free."""
-        number = 1 + max((number for number in self._numbers(experiment)), default=0)
+        number = 1 + max(self.run_numbers(experiment), default=0)
         while True:
             directory = self.runs / f"{experiment}-{number}"
             try:
@@ -86,7 +89,8 @@ class Workspace:
         write_run(directory, record)
         return directory
 
-    def _numbers(self, experiment: str) -> Iterator[int]:
+    def run_numbers(self, experiment: str) -> Iterator[int]:
+        """The numbers of the runs of `experiment`, in no order."""
         prefix = f"{experiment}-"
         for directory in self.runs.glob(f"{prefix}*"):
             number = directory.name.removeprefix(prefix)
@@ -98,6 +102,11 @@ def find_workspace(chosen: Path | str | None = None) -> Workspace:
     """The workspace: `chosen`, else the environment's LUFFY_WORKSPACE, else ./workspace."""
     root = Path(chosen or os.environ.get(WORKSPACE_VARIABLE) or "workspace")
     return Workspace(root.expanduser().resolve())
+
+
+def is_discarded(path: Path) -> bool:
+    """Whether `path` is what an interrupted deletion has left."""
+    return path.name.startswith(TRASH_PREFIX)
 
 
 def write_run(directory: Path, record: dict[str, object]) -> None:

@@ -2,12 +2,12 @@
 
 import argparse
 
-from luffy.cli.console import say, terminal, text_table
-from luffy.cli.inventory import list_runs, list_stages
+from luffy.cli.console import say, text_table, wide_terminal
+from luffy.cli.inventory import RUN_HEADER, STAGE_HEADER, take_stock
 from luffy.errors import EXIT_OK
 from luffy.pipeline.workspace import find_workspace
 
-HELP = "experiments and stage results in the workspace"
+HELP = "experiments and stage results in the workspace, with state, age and size"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -16,10 +16,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     workspace = find_workspace(options.workspace)
-    console = terminal()
+    console = wide_terminal()
     say(f"workspace {workspace.root}")
-    console.print(text_table(["run", "state", "age", "stages"], list_runs(workspace), title="Runs"))
+    runs, stages = take_stock(workspace)
+    console.print(text_table(RUN_HEADER, runs, title="Runs"))
     console.print()
-    header = ["stage", "key", "state", "age", "size", "used by"]
-    console.print(text_table(header, list_stages(workspace), title="Stage results"))
+    console.print(text_table(STAGE_HEADER, stages, title="Stage results"))
     return EXIT_OK
