@@ -1,5 +1,6 @@
 """Everything that luffy shows on a terminal, and the only place that knows `rich`."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ _STYLES: dict[StageState, str] = {
 _BAR_CELLS = 16
 _FILE_WIDTH = 240
 _PLAIN_INTERVAL_S = 10.0
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
 _ACTIVE = ("starting", "waiting", "running")
 
 
@@ -200,11 +202,8 @@ def size_words(num_bytes: float) -> str:
     """`17 B`, `3.4 MiB`."""
     if num_bytes < 1024:
         return f"{num_bytes:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        num_bytes /= 1024
-        if num_bytes < 1024:
-            break
-    return f"{num_bytes:.1f} {unit}"
+    power = min(int(math.log(num_bytes, 1024)), len(_UNITS))
+    return f"{num_bytes / 1024**power:.1f} {_UNITS[power - 1]}"
 
 
 def shown_of(count: int, limit: int) -> str:

@@ -3,6 +3,7 @@
 
 python -m luffy plan exp_configs/arithmetic.yaml [key.path=value ...]
 python -m luffy runs
+python -m luffy gc [--keep-runs 3] [--delete]
 python -m luffy export workspace/runs/arithmetic-1/stages/rl FOLDER [--step 40]
 python -m luffy leaderboard [workspace]
 python -m luffy rescore workspace/runs/arithmetic-1/stages/evaluate_rl --grader math_strict
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from luffy.cli.commands import diff, export, leaderboard, plan, rescore, runs
+from luffy.cli.commands import diff, export, gc, leaderboard, plan, rescore, runs
 from luffy.cli.console import show_error
 from luffy.errors import EXIT_INTERRUPTED, LuffyError
 
@@ -43,6 +44,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "leaderboard": leaderboard,
         "rescore": rescore,
         "export": export,
+        "gc": gc,
     }
 )
 

@@ -52,13 +52,13 @@ def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             for folder, _, names in os.walk(path):
-                yield from filter(None, (_stat(os.path.join(folder, name)) for name in names))
+                yield from filter(None, (_stat(Path(folder, name)) for name in names))
         else:
             yield from filter(None, [_stat(path)])
 
 
-def _stat(path: str | Path) -> os.stat_result | None:
+def _stat(path: Path) -> os.stat_result | None:
     try:
-        return os.lstat(path)
+        return path.lstat()
     except FileNotFoundError:
         return None

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from luffy.config import ExperimentConfig, StageName
 from luffy.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, StageFailed, WorkspaceError
+from luffy.pipeline.claims import claiming
 from luffy.pipeline.events import Event
 from luffy.pipeline.fingerprint import code_fingerprint
 from luffy.pipeline.graph import StageNode, build_graph
@@ -141,20 +142,18 @@ class ExperimentRun:
 
     def execute(self, name: str, observer: StageObserver) -> Manifest:
         """Make the stage `name`, or reuse it; returns its manifest. Raises StageFailed or WorkspaceError."""
-        plan = self.experiment.plan_node(name)
-        observer.planned(plan)
-        try:
-            with usable(plan.directory):
-                if plan.action != "reuse":
-                    self._start(plan, observer)
-                manifest = finished_manifest(plan.directory)
+        with claiming(self.experiment.workspace):
+            plan = self.experiment.plan_node(name)
+            observer.planned(plan)
+            with _telling(observer, plan):
                 self._enter(plan)
-                if plan.node.stage == "report":
-                    for page in manifest.outputs:
-                        link(plan.directory / page.path, self.directory / page.path)
-        except BaseException as error:  # whatever ends the stage, the display must know; it goes on upwards
-            observer.failed(plan, error)
-            raise
+        with _telling(observer, plan):
+            if plan.action != "reuse":
+                self._start(plan, observer)
+            manifest = finished_manifest(plan.directory)
+            if plan.node.stage == "report":
+                for page in manifest.outputs:
+                    link(plan.directory / page.path, self.directory / page.path)
         observer.finished(plan, manifest)
         return manifest
 
@@ -165,7 +164,6 @@ class ExperimentRun:
     def _start(self, plan: StagePlan, observer: StageObserver) -> None:
         plan.directory.mkdir(parents=True, exist_ok=True)
         write_job(plan.directory / JOB_FILE, self.experiment.job(plan))
-        self._enter(plan)
         try:
             supervise(
                 self._command(plan.node.stage, plan.directory),
@@ -235,6 +233,17 @@ def usable(path: Path) -> Iterator[None]:
         raise WorkspaceError(
             f"workspace: {error.filename or path}: {error.strerror}; free space or give another with --workspace"
         ) from None
+
+
+@contextmanager
+def _telling(observer: StageObserver, plan: StagePlan) -> Iterator[None]:
+    """Whatever ends the stage, the display must know; it goes on upwards."""
+    try:
+        with usable(plan.directory):
+            yield
+    except BaseException as error:
+        observer.failed(plan, error)
+        raise
 
 
 def _now() -> str:
