@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from luffy.pipeline.space import usable
 from luffy.pipeline.workspace import Workspace
 
 _FILE = ".claims.lock"
@@ -25,7 +26,8 @@ def disposing(workspace: Workspace) -> AbstractContextManager[None]:
 
 @contextmanager
 def _held(workspace: Workspace, mode: int) -> Iterator[None]:
-    descriptor = os.open(workspace.root / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with usable(workspace.root):
+        descriptor = os.open(workspace.root / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, mode)
         yield

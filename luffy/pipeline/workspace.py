@@ -17,9 +17,12 @@ from pathlib import Path
 from luffy.config import StageName
 from luffy.errors import WorkspaceError
 from luffy.files import write_atomic
+from luffy.pipeline.disk import free_bytes
 
 WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
 RUN_FILE = "run.json"
+MIN_FREE_BYTES = 32 << 20
+"""What records, logs and Prefect's database of a run need in any case."""
 TRASH_PREFIX = ".trash-"
 """Begins the name of what is being deleted: nobody reads it any more."""
 
@@ -63,7 +66,7 @@ class Workspace:
         return (path for path in found if path.is_dir() and not is_discarded(path))
 
     def prepare(self) -> None:
-        """Make the root and see that it can be written; raises WorkspaceError."""
+        """Make the root and see that it can be written, and that there is room; raises WorkspaceError."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-") as probe:
@@ -75,6 +78,12 @@ class Workspace:
                 f"workspace {self.root}: cannot be written ({error.strerror}); "
                 f"give another with --workspace or {WORKSPACE_VARIABLE}"
             ) from None
+        free = free_bytes(self.root)
+        if free < MIN_FREE_BYTES:
+            raise WorkspaceError(
+                f"workspace {self.root}: its disk is full ({free >> 20} MiB left, a run needs {MIN_FREE_BYTES >> 20}); "
+                f"free space (python -m luffy gc says what can go), or give another with --workspace"
+            )
 
     def new_run(self, experiment: str, record: dict[str, object]) -> Path:
         """A new directory `runs/<experiment>-<n>/` with `record` in its run.json; `n` is the first that was free."""
