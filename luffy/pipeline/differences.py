@@ -6,6 +6,7 @@ from pathlib import Path
 from luffy.pipeline.identity import IDENTITY_FILE, Identity, Json, read_identity
 
 _SHOWN = 3
+_HASH_DIGITS = 8
 
 
 def why_not_reused(siblings: Iterable[Path], node: str, identity: Identity) -> str:
@@ -34,9 +35,9 @@ def differences(before: Identity, after: Identity) -> Iterator[str]:
         if old.get(path, "none") != new.get(path, "none"):
             yield f"{path} {_short(old.get(path, 'none'))} -> {_short(new.get(path, 'none'))}"
     for name in _changed(before.files, after.files):
-        yield f"{name} has new content"
+        yield f"content of {name} {_hash(before.files.get(name))} -> {_hash(after.files.get(name))}"
     for name in _changed(before.upstream, after.upstream):
-        yield f"upstream {name} changed"
+        yield f"upstream {name} {before.upstream.get(name, 'none')} -> {after.upstream.get(name, 'none')}"
     modules = list(_changed(before.code, after.code))
     if modules:
         yield f"code changed ({', '.join(modules[:_SHOWN])}{', ...' if len(modules) > _SHOWN else ''})"
@@ -52,6 +53,10 @@ def _flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, Json]]:
             yield from _flatten(below, f"{prefix}.{name}" if prefix else name)
     else:
         yield prefix, value
+
+
+def _hash(content: str | None) -> str:
+    return "none" if content is None else content[:_HASH_DIGITS]
 
 
 def _short(value: Json) -> str:
