@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from luffy.cli.commands import diff, export, gc, leaderboard, plan, rescore, runs
+from luffy.cli.commands import diff, export, gc, leaderboard, plan, rescore, runs, show
 from luffy.cli.console import show_error
 from luffy.errors import EXIT_INTERRUPTED, LuffyError
 
@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "plan": plan,
         "runs": runs,
+        "show": show,
         "diff": diff,
         "leaderboard": leaderboard,
         "rescore": rescore,

@@ -30,7 +30,7 @@ def why_not_reused(siblings: Iterable[Path], node: str, identity: Identity) -> s
 
 def differences(before: Identity, after: Identity) -> Iterator[str]:
     """Each difference in words, settings first."""
-    old, new = dict(_flatten(before.settings)), dict(_flatten(after.settings))
+    old, new = dict(flatten(before.settings)), dict(flatten(after.settings))
     for path in [*new, *(path for path in old if path not in new)]:
         if old.get(path, "none") != new.get(path, "none"):
             yield f"{path} {_short(old.get(path, 'none'))} -> {_short(new.get(path, 'none'))}"
@@ -47,10 +47,11 @@ def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[st
     return (name for name in sorted({*before, *after}) if before.get(name) != after.get(name))
 
 
-def _flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, Json]]:
+def flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """The leaves of nested mappings with their dotted paths."""
     if isinstance(value, dict) and value:
         for name, below in value.items():
-            yield from _flatten(below, f"{prefix}.{name}" if prefix else name)
+            yield from flatten(below, f"{prefix}.{name}" if prefix else name)
     else:
         yield prefix, value
 

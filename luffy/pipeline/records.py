@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+from pydantic import ValidationError
 
+from luffy.config import ExperimentConfig
 from luffy.errors import DataError
 from luffy.pipeline.identity import Json
 from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
@@ -72,6 +74,14 @@ class RunRecord:
     def is_live(self) -> bool:
         """Whether a process works on it, or may do so on another machine."""
         return self.condition == "running"
+
+    @property
+    def configuration(self) -> ExperimentConfig | None:
+        """Its configuration; None where this version cannot read it."""
+        try:
+            return ExperimentConfig.model_validate_json(json.dumps(self.config))
+        except ValidationError:
+            return None
 
     @property
     def arms(self) -> dict[str, Path]:
