@@ -3,6 +3,9 @@
 
 python -m luffy plan exp_configs/arithmetic.yaml [key.path=value ...]
 python -m luffy runs
+python -m luffy show arithmetic [--plots] [--samples 5 --reward 0..0.5]
+python -m luffy watch [arithmetic-1]
+python -m luffy diff arithmetic-1 arithmetic-2
 python -m luffy gc [--keep-runs 3] [--delete]
 python -m luffy export workspace/runs/arithmetic-1/stages/rl FOLDER [--step 40]
 python -m luffy leaderboard [workspace]
@@ -16,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from luffy.cli.commands import diff, export, gc, leaderboard, plan, rescore, runs, show
+from luffy.cli.commands import diff, export, gc, leaderboard, plan, rescore, runs, show, watch
 from luffy.cli.console import show_error
 from luffy.errors import EXIT_INTERRUPTED, LuffyError
 
@@ -41,6 +44,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "plan": plan,
         "runs": runs,
         "show": show,
+        "watch": watch,
         "diff": diff,
         "leaderboard": leaderboard,
         "rescore": rescore,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pydantic_core import PydanticUndefined
 
 from luffy.config.strict import StrictModel
+from luffy.pipeline.differences import flatten
 from luffy.pipeline.identity import Json
 
 _SECTION = "(section)"
@@ -36,7 +37,7 @@ def settings_of(model: StrictModel) -> list[Setting]:
 
 def changed_settings(first: Mapping[str, Json], second: Mapping[str, Json]) -> list[tuple[str, str, str]]:
     """Dotted path, old and new value of each field that differs between two configurations."""
-    old, new = dict(_leaves(first, "")), dict(_leaves(second, ""))
+    old, new = ({path: _text(value) for path, value in flatten(dict(config))} for config in (first, second))
     paths = [*old, *(path for path in new if path not in old)]
     return [(path, old.get(path, _ABSENT), new.get(path, _ABSENT)) for path in paths if old.get(path) != new.get(path)]
 
@@ -59,25 +60,9 @@ def _setting(path: str, value: object, default: object) -> Iterator[Setting]:
             yield from _setting(f"{path}.{key}", below, PydanticUndefined)
     elif isinstance(value, tuple) and any(isinstance(below, StrictModel) for below in value):
         for index, below in enumerate(value):
-            yield from _setting(f"{path}.{_label(getattr(below, 'name', None), index)}", below, PydanticUndefined)
+            yield from _setting(f"{path}.{getattr(below, 'name', index)}", below, PydanticUndefined)
     else:
         yield Setting(path, _text(value), _default_text(default))
-
-
-def _leaves(value: Json | Mapping[str, Json], path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for key, below in value.items():
-            yield from _leaves(below, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list) and any(isinstance(below, Mapping) for below in value):
-        for index, below in enumerate(value):
-            name = below.get("name") if isinstance(below, Mapping) else None
-            yield from _leaves(below, f"{path}.{_label(name, index)}")
-    else:
-        yield path, _text(value)
-
-
-def _label(name: object, index: int) -> str:
-    return name if isinstance(name, str) else str(index)
 
 
 def _default_text(default: object) -> str | None:

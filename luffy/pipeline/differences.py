@@ -48,10 +48,14 @@ def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[st
 
 
 def flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """The leaves of nested mappings with their dotted paths."""
+    """The leaves with their dotted paths; an entry of a list of mappings goes by its name, else by its number."""
     if isinstance(value, dict) and value:
         for name, below in value.items():
             yield from flatten(below, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(value, list) and any(isinstance(below, dict) for below in value):
+        for index, below in enumerate(value):
+            label = below.get("name", index) if isinstance(below, dict) else index
+            yield from flatten(below, f"{prefix}.{label}")
     else:
         yield prefix, value
 

@@ -59,6 +59,11 @@ class RunRecord:
         return self.directory.name
 
     @property
+    def started_s(self) -> float:
+        """Seconds since the epoch, to the second below; 0 where it is not known."""
+        return datetime.fromisoformat(self.started).timestamp() if self.started else 0.0
+
+    @property
     def is_elsewhere(self) -> bool:
         """Whether it was started on another machine, where nobody here can look after its process."""
         return bool(self.host) and self.host != socket.gethostname()
@@ -101,7 +106,7 @@ class RunRecord:
         except psutil.AccessDenied:
             return True
         # A process that is younger than the run has got its number from the dead one.
-        return not self.started or began <= datetime.fromisoformat(self.started).timestamp() + _CLOCK_SLACK_S
+        return not self.started or began <= self.started_s + _CLOCK_SLACK_S
 
 
 def list_records(workspace: Workspace) -> list[RunRecord]:
