@@ -142,7 +142,7 @@ def find_run(workspace: Workspace, text: str) -> RunRecord:
     for directory in (Path(text).expanduser(), workspace.runs / text):
         if (directory / RUN_FILE).is_file():
             return read_run(directory.resolve())
-    newest = max(workspace.run_numbers(text), default=None)
+    newest = max(workspace.run_numbers(text), default=None) if Path(text).name == text else None
     if newest is not None:
         return read_run(workspace.runs / f"{text}-{newest}")
     names = [record.name for record in list_records(workspace)]

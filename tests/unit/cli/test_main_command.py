@@ -54,7 +54,8 @@ def test_runs_lists_runs_and_results(capsys, tmp_path):
     (tmp_path / "stages" / "base" / "abc" / "checkpoints" / "step_000040" / "COMPLETE").touch()
     assert command.main(["runs"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["exp-1", "finished", "0s", "base"] in lines
+    size = str((tmp_path / "runs" / "exp-1" / "run.json").stat().st_size)
+    assert ["exp-1", "finished", "0s", size, "B", "base"] in lines
     assert ["base", "abc", "interrupted", "(step", "40)", "0s", "0", "B", "exp-1"] in lines
 
 

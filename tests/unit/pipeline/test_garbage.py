@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from synthetic.finished_stages import run_of
 
 from luffy.cli.main import main
 from luffy.errors import DataError
@@ -40,15 +41,6 @@ def delete(path):
 disposal._delete = delete
 main(["gc", "--delete", *sys.argv[1:]])
 """
-
-
-def run_of(experiment, state="finished"):
-    """A run that has used every stage of `experiment`, all of which are finished."""
-    run = ExperimentRun(experiment, experiment.workspace.new_run(experiment.config.name, {"state": "running"}))
-    for node in experiment.nodes:
-        run.execute(node.name, Unwatched())
-    run.close(state)
-    return run.directory
 
 
 def directories(experiment, *nodes):
