@@ -32,7 +32,14 @@ class Retention:
         Raises DataError when a name is that of no run, or of one that is under way.
         """
         named = self._named(records)
-        candidates = [record for record in records if record.condition not in ("running", "unreadable")]
+        open_ended = ("running", "unreadable")
+        comparing = tuple(f"{record.experiment}." for record in records if record.is_live and record.experiment)
+        candidates = [
+            record
+            for record in records
+            # A comparison that is under way may reuse what its arms made before.
+            if record.condition not in open_ended and not record.experiment.startswith(comparing)
+        ]
         going = {record.directory for record in candidates if self._is_over(record, records)} | named
         kept = [record for record in records if record.directory not in going]
         going -= {arm for record in kept for arm in record.arms.values()} - named
@@ -44,7 +51,9 @@ class Retention:
             if name not in by_name:
                 raise DataError(f"--runs {name}: no such run; python -m luffy runs lists them")
             if by_name[name].is_live:
-                raise DataError(f"--runs {name}: is under way (pid {by_name[name].pid}); end it first")
+                raise DataError(
+                    f"--runs {name}: is under way (pid {by_name[name].pid} on {by_name[name].host}); end it first"
+                )
         directories = {by_name[name].directory for name in self.names}
         arms = {arm for name in self.names for arm in by_name[name].arms.values()}
         return directories | {record.directory for record in records if record.directory in arms and not record.is_live}

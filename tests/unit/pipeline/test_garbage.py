@@ -162,7 +162,7 @@ def test_a_run_under_way_keeps_what_it_will_reuse_and_cannot_be_given_up(workspa
     run = ExperimentRun(experiment, workspace.new_run("smoke", {"state": "running"}))
     run.execute("prepare_data", Unwatched())
     assert found(workspace, Retention(keep_runs=0)) == {}
-    with pytest.raises(DataError, match=f"smoke-1: is under way \\(pid {os.getpid()}\\)"):
+    with pytest.raises(DataError, match=f"smoke-1: is under way \\(pid {os.getpid()} on "):
         survey(workspace, Retention(names=("smoke-1",)))
 
 
@@ -266,6 +266,9 @@ def test_arms_stay_with_their_comparison_and_go_with_it(workspace):
     assert set(found(workspace, Retention(keep_runs=1))) == set()
     assert set(found(workspace, Retention(names=("compare-1",)))) == {comparison, arm}
     assert set(found(workspace, Retention(keep_runs=0))) == {comparison, arm, newer}
+    again = {"state": "running", "experiment": "compare", "pid": os.getpid(), "host": os.uname().nodename}
+    workspace.new_run("compare", again)
+    assert set(found(workspace, Retention(keep_runs=0))) == {comparison}, "it may reuse what its arms made before"
 
 
 def test_both_limits_must_agree(workspace, two):
