@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flows.front import Question
+from luffy.cli.commands.plan import show_resources
 from luffy.cli.console import text_table, wide_terminal
-from luffy.cli.main import show_resources
 from luffy.config.comparison import SHARED_NODES, Comparison, load_comparison
 from luffy.errors import EXIT_OK
 from luffy.pipeline.experiment import open_experiment

@@ -11,8 +11,9 @@ from types import FrameType, TracebackType
 from typing import Protocol
 
 from flows.prefect_session import ApiServer, prefect_api, set_environment
+from luffy.cli.commands.plan import show_plan_of, show_resources
 from luffy.cli.console import show_error
-from luffy.cli.main import parse_with_overrides, show_plan_of, show_resources
+from luffy.cli.main import parse_with_overrides
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError
 from luffy.pipeline.experiment import open_experiment

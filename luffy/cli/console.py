@@ -1,7 +1,8 @@
 """Everything that luffy shows on a terminal, and the only place that knows `rich`."""
 
+import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,8 @@ _STYLES: dict[StageState, str] = {
 }
 _BAR_CELLS = 16
 _FILE_WIDTH = 240
-_PLAIN_INTERVAL_S = 10.0
+PLAIN_INTERVAL_S = 10.0
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
 _ACTIVE = ("starting", "waiting", "running")
 
 
@@ -43,6 +45,11 @@ def wide_terminal() -> Console:
     """The same for wide tables: where nobody looks on, in a file or a pipe, lines are as long as it takes."""
     console = terminal()
     return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
+
+
+def say(text: str) -> None:
+    """A line (or more) on stdout as it is, however long."""
+    terminal().print(text, markup=False, soft_wrap=True)
 
 
 def show_error(message: str) -> None:
@@ -111,7 +118,7 @@ class PlainDisplay:
         line = self._line(plan)
         if event.kind in ("waiting", "message"):
             self._say(plan, line.note)
-        elif event.kind == "progress" and event.time - self._last_time[plan.node.name] >= _PLAIN_INTERVAL_S:
+        elif event.kind == "progress" and event.time - self._last_time[plan.node.name] >= PLAIN_INTERVAL_S:
             self._say(plan, progress_words(line))
 
     def line(self, plan: StagePlan, text: str) -> None:
@@ -135,10 +142,22 @@ class PlainDisplay:
         self._console.print(Text(f"{time.strftime('%H:%M:%S')} {plan.node.name}: {text}"), soft_wrap=True)
 
 
+@contextmanager
+def live_lines(lines: Callable[[], Iterable[StageLine]]) -> Iterator[Callable[[], None]]:
+    """One live line a stage on a terminal; the function it gives draws what `lines` returns by then."""
+    with Live(console=terminal(), get_renderable=lambda: lines_table(lines()), auto_refresh=False) as live:
+        yield live.refresh
+
+
 def live_table(progress: ChainProgress) -> Table:
     """The lines of all stages as they are now."""
+    return lines_table(progress.lines.values())
+
+
+def lines_table(lines: Iterable[StageLine]) -> Table:
+    """A row a stage."""
     table = Table.grid(padding=(0, 2))
-    for line in progress.lines.values():
+    for line in lines:
         style = _STYLES[line.state]
         elapsed = line.seconds(time.time())
         left = line.seconds_left if line.state == "running" else None
@@ -191,6 +210,19 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str 
     return table
 
 
+def size_words(num_bytes: float) -> str:
+    """`17 B`, `3.4 MiB`."""
+    if num_bytes < 1024:
+        return f"{num_bytes:.0f} B"
+    power = min(int(math.log(num_bytes, 1024)), len(_UNITS))
+    return f"{num_bytes / 1024**power:.1f} {_UNITS[power - 1]}"
+
+
+def shown_of(count: int, limit: int) -> str:
+    """How many there are, or how many of them are shown: `7`, `20 of 31`."""
+    return str(count) if count <= limit else f"{limit} of {count}"
+
+
 def show_report_path(path: Path, console: Console | None = None) -> None:
     """The last line of a run."""
     (console or terminal()).print(Text(f"report: {path}"), soft_wrap=True)
@@ -223,6 +255,15 @@ def progress_words(line: StageLine) -> str:
         f"{duration(left)} left" if left is not None else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def state_words(line: StageLine) -> str:
+    """`running`, `running, step 40/100, ...`, `finished in 3m20s ...`, `starting (run: first run)`."""
+    seconds = line.seconds(time.time())
+    took = f" in {duration(seconds)}" if line.ended is not None and seconds is not None else ""
+    steps = f", {progress_words(line)}" if line.state == "running" and line.total else ""
+    figures = f" {_metric_words(line)}" if took and line.metrics else ""
+    return f"{line.state}{took}{steps}{figures}" + (f" ({line.note})" if line.note else "")
 
 
 def _metric_words(line: StageLine) -> str:

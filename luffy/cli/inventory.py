@@ -1,61 +1,50 @@
 """What a workspace holds, as rows of text."""
 
-import json
-import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
-from luffy.cli.console import duration
+from luffy.cli.console import duration, size_words
 from luffy.config import STAGE_ORDER
 from luffy.pipeline.checkpoints import newest_checkpoint
+from luffy.pipeline.disk import measure
 from luffy.pipeline.lock import holder_of
 from luffy.pipeline.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.records import RunRecord, list_records
 from luffy.pipeline.workspace import RUN_FILE, Workspace
 
-
-def list_runs(workspace: Workspace) -> list[list[str]]:
-    """A row a run, newest first: name, state, age, stages it has reached."""
-    files = sorted(workspace.runs.glob(f"*/{RUN_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
-    rows = []
-    for file in files:
-        record = _read(file)
-        rows.append([file.parent.name, _run_state(record), _age(file), ", ".join(record.get("stages", {}))])
-    return rows
+RUN_HEADER = ("run", "state", "age", "size", "stages")
+STAGE_HEADER = ("stage", "key", "state", "age", "size", "used by")
+Rows = list[list[str]]
 
 
-def list_stages(workspace: Workspace) -> list[list[str]]:
-    """A row a stage result, in the order of the chain: stage, key, state, age, size, runs that use it."""
-    users = _users(workspace)
-    rows = []
-    for stage in (*STAGE_ORDER, "sweep"):
-        for directory in workspace.siblings(stage):
-            used_by = ", ".join(users.get(directory.name, [])) or "-"
-            rows.append(
-                [stage, directory.name, _stage_state(directory), _age(_newest(directory)), _size(directory), used_by]
-            )
-    return rows
+def take_stock(workspace: Workspace) -> tuple[Rows, Rows]:
+    """Rows under `RUN_HEADER`, newest first, and under `STAGE_HEADER`, in the order of the chain.
+
+    The size of a run is that of its directory and of its stages, which other runs may share.
+    """
+    records = list_records(workspace)
+    directories = [(stage, directory) for stage in (*STAGE_ORDER, "sweep") for directory in workspace.siblings(stage)]
+    sizes = {directory.name: measure(directory).num_bytes for _, directory in directories}
+    users = _users(records)
+    stages = [
+        [
+            stage,
+            directory.name,
+            stage_state(directory),
+            _age(_newest(directory)),
+            size_words(sizes[directory.name]),
+            ", ".join(users.get(directory.name, [])) or "-",
+        ]
+        for stage, directory in directories
+    ]
+    return [_run_row(record, sizes) for record in records], stages
 
 
-def _read(file: Path) -> dict[str, dict[str, dict[str, str]]]:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _run_state(record: Mapping[str, object]) -> str:
-    """The state as recorded, except that a run whose process is gone does not run."""
-    state, pid = record.get("state"), record.get("pid")
-    here = record.get("host") == socket.gethostname()
-    if state == "running" and here and isinstance(pid, int) and not psutil.pid_exists(pid):
-        return "killed"
-    return str(state or "unreadable")
-
-
-def _stage_state(directory: Path) -> str:
+def stage_state(directory: Path) -> str:
+    """`finished`, `running (pid 17 on host)`, `damaged (FILE)`, `interrupted (step 40)`, `gone`."""
+    if not directory.is_dir():
+        return "gone"
     holder = holder_of(directory)
     if holder:
         return f"running ({holder})"
@@ -67,13 +56,24 @@ def _stage_state(directory: Path) -> str:
     return f"interrupted (step {newest[0]})" if newest else "interrupted"
 
 
-def _users(workspace: Workspace) -> dict[str, list[str]]:
+def _run_row(record: RunRecord, sizes: Mapping[str, int]) -> list[str]:
+    keys = {entry.key for entry in record.stages.values()}
+    size = measure(record.directory).num_bytes + sum(sizes.get(key, 0) for key in keys)
+    age = _age(record.directory / RUN_FILE)
+    return [record.name, record.condition, age, size_words(size), ", ".join(record.stages)]
+
+
+def _users(records: Sequence[RunRecord]) -> dict[str, list[str]]:
     """Key to the names of the runs that used it."""
     users: dict[str, list[str]] = {}
-    for file in sorted(workspace.runs.glob(f"*/{RUN_FILE}")):
-        for stage in _read(file).get("stages", {}).values():
-            users.setdefault(stage["key"], []).append(file.parent.name)
+    for record in sorted(records, key=lambda record: record.name):
+        for key in _distinct(entry.key for entry in record.stages.values()):
+            users.setdefault(key, []).append(record.name)
     return users
+
+
+def _distinct(keys: Iterable[str]) -> Iterable[str]:
+    return dict.fromkeys(keys)
 
 
 def _newest(directory: Path) -> Path:
@@ -83,12 +83,3 @@ def _newest(directory: Path) -> Path:
 
 def _age(path: Path) -> str:
     return duration(max(0.0, time.time() - path.stat().st_mtime))
-
-
-def _size(directory: Path) -> str:
-    size = float(sum(file.stat().st_size for file in directory.rglob("*") if file.is_file() and not file.is_symlink()))
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

@@ -39,6 +39,11 @@ class StageLine:
         return (self._last_time - self._first_time) / done * (self.total - self.step)
 
     @property
+    def last_time(self) -> float | None:
+        """Of the last progress; None before any."""
+        return self._last_time or None
+
+    @property
     def percent(self) -> float:
         """Of its steps."""
         return 100.0 * self.step / self.total if self.total else 0.0

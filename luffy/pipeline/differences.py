@@ -6,6 +6,7 @@ from pathlib import Path
 from luffy.pipeline.identity import IDENTITY_FILE, Identity, Json, read_identity
 
 _SHOWN = 3
+_HASH_DIGITS = 8
 
 
 def why_not_reused(siblings: Iterable[Path], node: str, identity: Identity) -> str:
@@ -29,14 +30,14 @@ def why_not_reused(siblings: Iterable[Path], node: str, identity: Identity) -> s
 
 def differences(before: Identity, after: Identity) -> Iterator[str]:
     """Each difference in words, settings first."""
-    old, new = dict(_flatten(before.settings)), dict(_flatten(after.settings))
+    old, new = dict(flatten(before.settings)), dict(flatten(after.settings))
     for path in [*new, *(path for path in old if path not in new)]:
         if old.get(path, "none") != new.get(path, "none"):
             yield f"{path} {_short(old.get(path, 'none'))} -> {_short(new.get(path, 'none'))}"
     for name in _changed(before.files, after.files):
-        yield f"{name} has new content"
+        yield f"content of {name} {_hash(before.files.get(name))} -> {_hash(after.files.get(name))}"
     for name in _changed(before.upstream, after.upstream):
-        yield f"upstream {name} changed"
+        yield f"upstream {name} {before.upstream.get(name, 'none')} -> {after.upstream.get(name, 'none')}"
     modules = list(_changed(before.code, after.code))
     if modules:
         yield f"code changed ({', '.join(modules[:_SHOWN])}{', ...' if len(modules) > _SHOWN else ''})"
@@ -46,12 +47,21 @@ def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[st
     return (name for name in sorted({*before, *after}) if before.get(name) != after.get(name))
 
 
-def _flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, Json]]:
+def flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """The leaves with their dotted paths; an entry of a list of mappings goes by its name, else by its number."""
     if isinstance(value, dict) and value:
         for name, below in value.items():
-            yield from _flatten(below, f"{prefix}.{name}" if prefix else name)
+            yield from flatten(below, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(value, list) and any(isinstance(below, dict) for below in value):
+        for index, below in enumerate(value):
+            label = below.get("name", index) if isinstance(below, dict) else index
+            yield from flatten(below, f"{prefix}.{label}")
     else:
         yield prefix, value
+
+
+def _hash(content: str | None) -> str:
+    return "none" if content is None else content[:_HASH_DIGITS]
 
 
 def _short(value: Json) -> str:

@@ -1,6 +1,6 @@
 """One run of an experiment: decides stage by stage, starts what is needed, and keeps the run's record."""
 
-import errno
+import contextlib
 import os
 import socket
 import time
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from luffy.config import ExperimentConfig, StageName
-from luffy.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, StageFailed, WorkspaceError
+from luffy.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, StageFailed
+from luffy.pipeline.claims import claiming
 from luffy.pipeline.events import Event
 from luffy.pipeline.fingerprint import code_fingerprint
 from luffy.pipeline.gpus import Turn, gpus_of_stage, no_turn, own_gpus, pause
@@ -22,11 +23,11 @@ from luffy.pipeline.job import JOB_FILE, StageJob, write_job
 from luffy.pipeline.manifest import Manifest, finished_manifest
 from luffy.pipeline.outside import outside_files
 from luffy.pipeline.plan import StagePlan, plan_graph, plan_stage
+from luffy.pipeline.space import check_space, usable
 from luffy.pipeline.supervise import stage_command, supervise
 from luffy.pipeline.workspace import Workspace, link, write_run
 
 RunState = Literal["running", "finished", "failed", "interrupted"]
-_UNUSABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class StageObserver(Protocol):
@@ -146,20 +147,18 @@ class ExperimentRun:
 
         `turn` says when a stage that is not reused may take GPUs.
         """
-        plan = self.experiment.plan_node(name)
-        observer.planned(plan)
-        try:
-            with usable(plan.directory):
-                if plan.action != "reuse":
-                    self._start(plan, observer, turn)
-                manifest = finished_manifest(plan.directory)
+        with claiming(self.experiment.workspace):
+            plan = self.experiment.plan_node(name)
+            observer.planned(plan)
+            with _telling(observer, plan):
                 self._enter(plan)
-                if plan.node.stage == "report":
-                    for page in manifest.outputs:
-                        link(plan.directory / page.path, self.directory / page.path)
-        except BaseException as error:  # whatever ends the stage, the display must know; it goes on upwards
-            observer.failed(plan, error)
-            raise
+        with _telling(observer, plan):
+            if plan.action != "reuse":
+                self._start(plan, observer, turn)
+            manifest = finished_manifest(plan.directory)
+            if plan.node.stage == "report":
+                for page in manifest.outputs:
+                    link(plan.directory / page.path, self.directory / page.path)
         observer.finished(plan, manifest)
         return manifest
 
@@ -168,9 +167,9 @@ class ExperimentRun:
         write_run(self.directory, self._record(state))
 
     def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn) -> None:
+        check_space(plan, self.experiment.config.execution.checkpoint)
         plan.directory.mkdir(parents=True, exist_ok=True)
         write_job(plan.directory / JOB_FILE, self.experiment.job(plan))
-        self._enter(plan)
 
         def waiting(what: str) -> None:
             observer.event(plan, Event("waiting", time.time(), os.getpid(), text=what))
@@ -241,30 +240,28 @@ def start_run(experiment: Experiment, stopped: Callable[[], bool] = lambda: Fals
     experiment.workspace.prepare()
     with usable(experiment.workspace.root):
         directory = experiment.workspace.new_run(experiment.config.name, {"state": "running"})
-    run = ExperimentRun(experiment, directory, stopped=stopped)
-    run.close("running")
+        run = ExperimentRun(experiment, directory, stopped=stopped)
+        run.close("running")
     try:
         yield run
-    except Exception as error:
-        run.close("interrupted" if isinstance(error, StageFailed) and error.exit_code == EXIT_INTERRUPTED else "failed")
+    except BaseException as error:
+        ended = isinstance(error, StageFailed) and error.exit_code == EXIT_INTERRUPTED
+        with contextlib.suppress(OSError):  # a full disk: what led here says so, and the record that the run is dead
+            run.close("interrupted" if ended or not isinstance(error, Exception) else "failed")
         raise
-    except BaseException:  # Ctrl-C, cancellation
-        run.close("interrupted")
-        raise
-    run.close("finished")
+    with usable(directory):
+        run.close("finished")
 
 
 @contextmanager
-def usable(path: Path) -> Iterator[None]:
-    """Turns a full or read-only disk into a WorkspaceError."""
+def _telling(observer: StageObserver, plan: StagePlan) -> Iterator[None]:
+    """Whatever ends the stage, the display must know; it goes on upwards."""
     try:
-        yield
-    except OSError as error:
-        if error.errno not in _UNUSABLE:
-            raise
-        raise WorkspaceError(
-            f"workspace: {error.filename or path}: {error.strerror}; free space or give another with --workspace"
-        ) from None
+        with usable(plan.directory):
+            yield
+    except BaseException as error:
+        observer.failed(plan, error)
+        raise
 
 
 def _now() -> str:

@@ -7,16 +7,19 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+
+from luffy.errors import LuffyError
 
 LOCK_FILE = ".lock"
 _POLL_S = 0.2
 
 
 class StageLock:
-    """Context manager: holds the lock of `directory` while inside.
+    """Context manager: holds the lock of `directory` while inside; raises LuffyError when it is deleted meanwhile.
 
     `waiting` is called with the name of the holder ("pid 17 on host") once for each holder that is waited for.
     """
@@ -31,6 +34,8 @@ class StageLock:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             self._wait(descriptor)
+            if not _is_still(self._path, descriptor):
+                raise LuffyError(f"{self._path.parent}: was deleted while its lock was waited for; start again")
         except BaseException:  # an interrupt while waiting must not leave the file open
             os.close(descriptor)
             raise
@@ -57,6 +62,20 @@ class StageLock:
             time.sleep(_POLL_S)
 
 
+@contextmanager
+def lock_if_free(directory: Path) -> Iterator[bool]:
+    """Holds the lock of `directory` while inside if nobody else has it, and says whether; makes no file."""
+    try:
+        descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True  # no stage has ever begun here
+        return
+    try:
+        yield _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def holder_of(directory: Path) -> str | None:
     """Who holds the lock of `directory` now ("pid 17 on host"), None when it is free."""
     try:
@@ -77,6 +96,13 @@ def _try_lock(descriptor: int, mode: int = fcntl.LOCK_EX) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _own_name() -> str:

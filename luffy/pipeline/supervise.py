@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, EXIT_USER_ERROR, StageFailed
+from luffy.pipeline.disk import free_bytes
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
 from luffy.pipeline.reuse import LOG_FILE
@@ -27,6 +28,7 @@ from luffy.pipeline.warm_start import WarmServer, current_warm_server
 
 _POLL_S = 0.1
 _TAIL_LINES = 25
+_NO_ROOM_BYTES = 1 << 20
 _RESUMES = "the same command resumes it"
 _INTERRUPTED = f"interrupted; {_RESUMES}"
 
@@ -144,6 +146,10 @@ def _end(child: _Child, grace_s: float) -> None:
 
 
 def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> StageFailed:
+    if code > 0 and not failure and free_bytes(log_path) < _NO_ROOM_BYTES:
+        # It could not even write why.
+        text = f"{log_path.parent}: no space left; free some (python -m luffy gc says what can go), the stage resumes"
+        return StageFailed(text, exit_code=EXIT_USER_ERROR)
     if code == EXIT_USER_ERROR:
         return StageFailed(failure or (tail[-1] if tail else f"see {log_path}"), exit_code=EXIT_USER_ERROR)
     if code == EXIT_INTERRUPTED:

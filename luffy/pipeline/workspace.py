@@ -17,9 +17,14 @@ from pathlib import Path
 from luffy.config import StageName
 from luffy.errors import WorkspaceError
 from luffy.files import write_atomic
+from luffy.pipeline.disk import free_bytes
 
 WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
 RUN_FILE = "run.json"
+MIN_FREE_BYTES = 32 << 20
+"""What records, logs and Prefect's database of a run need in any case."""
+TRASH_PREFIX = ".trash-"
+"""Begins the name of what is being deleted: nobody reads it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +62,11 @@ class Workspace:
     def siblings(self, stage: StageName) -> Iterator[Path]:
         """The directories of all results of `stage`, finished or not, in the order of their keys."""
         folder = self.stages / stage
-        return iter(sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else [])
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        return (path for path in found if path.is_dir() and not is_discarded(path))
 
     def prepare(self) -> None:
-        """Make the root and see that it can be written; raises WorkspaceError."""
+        """Make the root and see that it can be written, and that there is room; raises WorkspaceError."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-") as probe:
@@ -72,10 +78,16 @@ class Workspace:
                 f"workspace {self.root}: cannot be written ({error.strerror}); "
                 f"give another with --workspace or {WORKSPACE_VARIABLE}"
             ) from None
+        free = free_bytes(self.root)
+        if free < MIN_FREE_BYTES:
+            raise WorkspaceError(
+                f"workspace {self.root}: its disk is full ({free >> 20} MiB left, a run needs {MIN_FREE_BYTES >> 20}); "
+                f"free space (python -m luffy gc says what can go), or give another with --workspace"
+            )
 
     def new_run(self, experiment: str, record: dict[str, object]) -> Path:
         """A new directory `runs/<experiment>-<n>/` with `record` in its run.json; `n` is the first that was free."""
-        number = 1 + max((number for number in self._numbers(experiment)), default=0)
+        number = 1 + max(self.run_numbers(experiment), default=0)
         while True:
             directory = self.runs / f"{experiment}-{number}"
             try:
@@ -86,7 +98,8 @@ class Workspace:
         write_run(directory, record)
         return directory
 
-    def _numbers(self, experiment: str) -> Iterator[int]:
+    def run_numbers(self, experiment: str) -> Iterator[int]:
+        """The numbers of the runs of `experiment`, in no order."""
         prefix = f"{experiment}-"
         for directory in self.runs.glob(f"{prefix}*"):
             number = directory.name.removeprefix(prefix)
@@ -98,6 +111,11 @@ def find_workspace(chosen: Path | str | None = None) -> Workspace:
     """The workspace: `chosen`, else the environment's LUFFY_WORKSPACE, else ./workspace."""
     root = Path(chosen or os.environ.get(WORKSPACE_VARIABLE) or "workspace")
     return Workspace(root.expanduser().resolve())
+
+
+def is_discarded(path: Path) -> bool:
+    """Whether `path` is what an interrupted deletion has left."""
+    return path.name.startswith(TRASH_PREFIX)
 
 
 def write_run(directory: Path, record: dict[str, object]) -> None:

@@ -9,7 +9,7 @@ mistake (one line on stderr), 75 a failure that the same command may mend (somet
 """
 
 import argparse
-import errno
+import contextlib
 import logging
 import os
 import signal
@@ -34,10 +34,10 @@ from luffy.pipeline.manifest import Manifest, collect_outputs, consumed_digests,
 from luffy.pipeline.processes import MARK_VARIABLE, die_with, end_processes, take_supervisor, watch_parent
 from luffy.pipeline.provenance import hardware, package_versions
 from luffy.pipeline.reuse import clear, examine
+from luffy.pipeline.space import lack_of_space
 
 logger = logging.getLogger(__name__)
 Settings = TypeVar("Settings", bound=StageSettings)
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +114,11 @@ def _guarded(
         with StageLock(out, waiting=lambda holder: _waiting(holder, events)):
             _run_locked(job, run, out, events)
     except KeyboardInterrupt:
-        events.failed("interrupted")
+        _tell(events, "interrupted")
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last frame: whatever it is, the supervisor is told in one line
         known = _as_user_error(error)
-        events.failed(str(known) if known else _one_line(error))
+        _tell(events, str(known) if known else _one_line(error))
         return _report(known or error)
     finally:
         _end_children(supervisor)
@@ -235,8 +235,12 @@ def _limit_threads(execution: ExecutionConfig) -> None:
 def _as_user_error(error: Exception) -> UserError | None:
     if isinstance(error, UserError):
         return error
-    if isinstance(error, OSError) and error.errno in _NO_SPACE:
-        return WorkspaceError(f"{error.filename or 'workspace'}: no space left; free some, the stage will resume")
+    lack = lack_of_space(error)
+    if lack is not None:
+        where = (error.filename if isinstance(error, OSError) else None) or "workspace"
+        return WorkspaceError(
+            f"{where}: {lack}; mend that (python -m luffy gc says what can go), and the same command resumes the stage"
+        )
     return None
 
 
@@ -245,9 +249,15 @@ def _one_line(error: Exception) -> str:
     return text.splitlines()[0]
 
 
+def _tell(events: EventWriter, text: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk: the exit code has to do
+        events.failed(text)
+
+
 def _report(error: Exception) -> int:
     if isinstance(error, UserError):
-        sys.stderr.write(f"error: {error}\n")
+        with contextlib.suppress(OSError):  # as above: stderr is a file, too
+            sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     logger.error("the stage failed", exc_info=error)
     return getattr(error, "exit_code", EXIT_FAILURE)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from luffy.errors import DataError, LostError
 from luffy.stages.program import StageContext, StageResult, run_program
@@ -25,10 +26,19 @@ def run(settings: object, context: StageContext) -> StageResult:
         (checkpoint / "COMPLETE").touch()
         if fault and (step == 2 or fault == "lost for good"):
             strike(fault)
+        if os.environ.get("TOY_MODE") == "fill" and step == 2:
+            fill(context.out / "rollouts")
     (context.out / "model").mkdir(exist_ok=True)
     (context.out / "model" / "weights").write_text(os.environ.get("TOY_WEIGHTS", "same"))
     (context.out / "metrics.jsonl").write_text(f'{{"pid": {os.getpid()}}}\n')
     return StageResult(("model", "metrics.jsonl"), {"loss": 0.5}, resumed_from=first)
+
+
+def fill(path: Path) -> None:
+    """Write until the disk is full."""
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 20))
 
 
 def behave(mode: str) -> None:

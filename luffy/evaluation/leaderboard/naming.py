@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from luffy.evaluation.report import wording
-from luffy.pipeline.workspace import RUN_FILE, Workspace
+from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
 
 _NODE_PREFIX = "evaluate_"
 _SWEEP = "sweep"
@@ -108,7 +108,7 @@ def flatten(values: object, prefix: str = "") -> dict[str, str]:
 def _records(workspace: Workspace) -> Iterable[tuple[dict[str, object], str]]:
     for file in workspace.runs.glob(f"*/{RUN_FILE}"):
         record = _read(file)
-        if record is not None:
+        if record is not None and not is_discarded(file.parent):
             yield record, file.parent.name
 
 

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from luffy.cli import main as command
+from luffy.cli.commands import plan
 from luffy.config import load_experiment
 from luffy.pipeline.experiment import open_experiment
 
@@ -15,7 +16,7 @@ def surroundings(request, tmp_path, monkeypatch):
     monkeypatch.setenv("LUFFY_WORKSPACE", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
     without_code = lambda *args, **kwargs: open_experiment(*args, **kwargs, fingerprint=lambda stage: {})  # noqa: E731
-    monkeypatch.setattr(command, "open_experiment", without_code)
+    monkeypatch.setattr(plan, "open_experiment", without_code)
 
 
 def test_plan_prints_a_line_a_stage(capsys):
@@ -53,7 +54,8 @@ def test_runs_lists_runs_and_results(capsys, tmp_path):
     (tmp_path / "stages" / "base" / "abc" / "checkpoints" / "step_000040" / "COMPLETE").touch()
     assert command.main(["runs"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["exp-1", "finished", "0s", "base"] in lines
+    size = str((tmp_path / "runs" / "exp-1" / "run.json").stat().st_size)
+    assert ["exp-1", "finished", "0s", size, "B", "base"] in lines
     assert ["base", "abc", "interrupted", "(step", "40)", "0s", "0", "B", "exp-1"] in lines
 
 

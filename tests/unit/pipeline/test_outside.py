@@ -27,7 +27,7 @@ def test_new_content_is_the_reason_in_the_plan(opened, tmp_path, finish):
     file.write_text("one")
     finish(opened(source(file)), "prepare_data")
     file.write_text("two")
-    assert opened(source(file)).plan()[0].reason.startswith(f"{file} has new content")
+    assert opened(source(file)).plan()[0].reason.startswith(f"content of {file} ")
 
 
 def test_a_pattern_stands_for_all_its_files(opened, tmp_path):

@@ -1,7 +1,13 @@
 import os
 import shutil
+from pathlib import Path
 
 import pytest
+
+from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.fingerprint import code_fingerprint
+
+PACKAGE = Path(__file__).parents[3] / "luffy"
 
 
 def decisions(experiment):
@@ -26,7 +32,8 @@ def test_a_changed_setting_is_named_with_both_values(opened, finish_all):
     finish_all(opened())
     found = reasons(opened("sft.optimizer.lr=2e-3"))
     assert found["sft"].startswith("sft.optimizer.lr 0.001 -> 0.002 (against ")
-    assert found["rl"].startswith("upstream model changed (against ")
+    keys = [opened(*overrides).identities["sft"].key for overrides in ((), ("sft.optimizer.lr=2e-3",))]
+    assert found["rl"].startswith(f"upstream model {keys[0]} -> {keys[1]} (against ")
     assert decisions(opened("sft.optimizer.lr=2e-3"))["base"] == "reused"
 
 
@@ -41,6 +48,50 @@ def test_changed_code_is_named(opened, finish_all):
     finish_all(opened(code={"luffy.data.filters": "1", "luffy.types": "1"}))
     found = reasons(opened(code={"luffy.data.filters": "2", "luffy.types": "1"}))
     assert found["prepare_data"].startswith("code changed (luffy.data.filters) (against ")
+
+
+@pytest.fixture
+def own_code(tmp_path, opened):
+    """The package itself as a copy to edit, and the experiment under its fingerprints."""
+    copy = tmp_path / "luffy"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    known = opened()
+    fingerprint = lambda stage: code_fingerprint(stage, copy)  # noqa: E731
+    return copy, lambda: open_experiment(known.config, known.workspace, fingerprint=fingerprint)
+
+
+def edit(file, old, new):
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def test_a_docstring_keeps_the_cache_and_the_loss_loses_it(own_code, finish_all):
+    package, experiment = own_code
+    finish_all(experiment())
+    edit(package / "grading" / "extract.py", '"""', '"""Another opening. ')
+    edit(package / "objectives" / "losses.py", '"""', '"""Another opening. ')
+    (package / "cli" / "console.py").write_text("")
+    assert set(decisions(experiment()).values()) == {"reused"}
+    losses = package / "objectives" / "losses.py"
+    losses.write_text(losses.read_text() + "\n_SCALE = 2.0\n")
+    found = reasons(experiment())
+    assert decisions(experiment())["prepare_data"] == "reused"
+    for name in ("base", "sft", "rl"):
+        assert "code changed (luffy.objectives.losses)" in found[name]
+    assert found["evaluate_rl"].startswith("upstream model ")
+
+
+def test_a_file_with_other_content_is_named_with_both_hashes(opened, finish_all, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    source = f"data.train={{kind: file, path: {rows}}}"
+    rows.write_text('{"prompt": "1"}\n')
+    before = opened(source)
+    finish_all(before)
+    rows.write_text('{"prompt": "2"}\n')
+    after = opened(source)
+    hashes = [one.identities["prepare_data"].files[str(rows)][:8] for one in (before, after)]
+    assert reasons(after)["prepare_data"].startswith(f"content of {rows} {hashes[0]} -> {hashes[1]} (against ")
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed"])

@@ -1,15 +1,32 @@
-"""`python -m luffy export`: the policy of a training stage as a plain Hugging Face folder."""
+"""`python -m luffy export STAGE FOLDER`: the policy of a training stage as a plain Hugging Face folder."""
 
+import argparse
 from pathlib import Path
 from shutil import copytree
 
+from luffy.cli.console import say
 from luffy.config.settings import RLSettings, SFTSettings
-from luffy.errors import DataError
+from luffy.errors import EXIT_OK, DataError
 from luffy.pipeline.checkpoints import complete_checkpoints
 from luffy.pipeline.job import read_job
 from luffy.pipeline.manifest import MANIFEST_FILE
 
+HELP = "the policy of a training stage as a model folder"
 _MODEL = "model"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("stage", help="a stage's directory, e.g. workspace/runs/arithmetic-1/stages/rl")
+    parser.add_argument("folder", help="where to write; not there yet, or empty")
+    parser.add_argument(
+        "--step", type=int, help="of a checkpoint; default: the final model, else the newest checkpoint"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    what = export_stage(Path(options.stage), Path(options.folder), options.step)
+    say(f"{what} of {options.stage} is in {options.folder}")
+    return EXIT_OK
 
 
 def export_stage(stage: Path, folder: Path, step: int | None) -> str:

@@ -1,0 +1,64 @@
+"""Two runs beside each other, as rows: stages by key, newest metrics, accuracies with paired differences."""
+
+from itertools import islice
+
+from luffy.cli.results import RESULTS_FILE
+from luffy.cli.run_view import HEADLINES, Rows, final_metrics, number
+from luffy.pipeline.differences import differences
+from luffy.pipeline.identity import read_identity
+from luffy.pipeline.manifest import read_manifest
+from luffy.pipeline.records import RunRecord, StageEntry
+
+STAGE_HEADER = ("stage", "first", "second", "")
+METRIC_HEADER = ("stage", "metric", "first", "second", "difference")
+_SHOWN = 3
+_ABSENT = "-"
+
+
+def stage_rows(first: RunRecord, second: RunRecord) -> Rows:
+    """A row a stage of either run: the keys, and what makes them differ."""
+    rows = []
+    for node in dict.fromkeys([*first.stages, *second.stages]):
+        one, other = first.stages.get(node), second.stages.get(node)
+        keys = [entry.key if entry is not None else _ABSENT for entry in (one, other)]
+        rows.append([node, *keys, _why(one, other) if one is not None and other is not None else "in one of the two"])
+    return rows
+
+
+def metric_rows(first: RunRecord, second: RunRecord, *, everything: bool) -> Rows:
+    """A row a metric that both have logged in stages that are not the same; times are left out."""
+    old, new = final_metrics(first), final_metrics(second)
+    apart = {node for node in _shared(first, second) if first.stages[node].key != second.stages[node].key}
+    rows = []
+    for (node, name), value in old.items():
+        if node in apart and (node, name) in new and (everything or name in ("step", *HEADLINES)):
+            other = new[node, name]
+            is_known = isinstance(value, int | float) and isinstance(other, int | float)
+            change = f"{other - value:+.4g}" if is_known else ""  # type: ignore[operator]
+            rows.append([node, name, number(value), number(other), change])
+    return rows
+
+
+def compared_evaluations(first: RunRecord, second: RunRecord) -> list[tuple[str, StageEntry, StageEntry]]:
+    """The evaluations that both runs have finished, with what each made of them; those that are the same left out."""
+    pairs = [(node, first.stages[node], second.stages[node]) for node in _shared(first, second)]
+    return [pair for pair in pairs if pair[1].key != pair[2].key and all(map(_is_evaluated, pair[1:]))]
+
+
+def _shared(first: RunRecord, second: RunRecord) -> list[str]:
+    return [node for node in first.stages if node in second.stages]
+
+
+def _is_evaluated(entry: StageEntry) -> bool:
+    return read_manifest(entry.directory) is not None and (entry.directory / RESULTS_FILE).is_file()
+
+
+def _why(one: StageEntry, other: StageEntry) -> str:
+    if one.key == other.key:
+        return "the same"
+    records = read_identity(one.directory), read_identity(other.directory)
+    if records[0] is None or records[1] is None:
+        return "differs"
+    found = list(differences(records[0].identity, records[1].identity))
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"{', '.join(islice(found, _SHOWN))}{more}"

@@ -1,0 +1,158 @@
+"""What is known of a run, as rows: its stages, where they come from, what they came to."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from luffy.cli.console import duration
+from luffy.cli.inventory import stage_state
+from luffy.cli.results import RESULTS_FILE, Accuracy, read_accuracies
+from luffy.pipeline.identity import IdentityRecord, Json, read_identity
+from luffy.pipeline.manifest import Manifest, read_manifest
+from luffy.pipeline.records import RunRecord, StageEntry
+from luffy.tracking.jsonl import read_last_lines
+from luffy.tracking.metrics import METRICS_FILE, TIME_NAMESPACE
+
+Rows = list[list[str]]
+STAGE_HEADER = ("stage", "state", "key", "took", "this run")
+LINEAGE_HEADER = ("stage", "reads", "what", "content")
+HEADLINES = (
+    "reward/mean",
+    "batch/off_reward",
+    "actor/loss",
+    "actor/entropy_on_policy",
+    "actor/grad_norm",
+    "rollout/response_length_mean",
+    "rollout/truncated_share",
+    "perf/tokens_per_s",
+    "perf/peak_memory_gib",
+)
+_LAST_LINE_BYTES = 1 << 16
+_DIGITS = 16
+_CARD_FILE = "card.json"
+
+
+def stage_rows(record: RunRecord) -> Rows:
+    """A row a stage."""
+    return [
+        [node, stage_state(entry.directory), entry.key, _took(read_manifest(entry.directory)), _done(entry)]
+        for node, entry in record.stages.items()
+    ]
+
+
+def lineage_rows(record: RunRecord) -> Rows:
+    """A row an input of a stage, down to the raw data: which stage's result or file, and the hash of its content."""
+    nodes = {entry.key: node for node, entry in record.stages.items()}
+    rows = []
+    for node, entry in record.stages.items():
+        identity = read_identity(entry.directory)
+        inputs = _inputs(entry.directory, identity, nodes) if identity is not None else iter([["?", "not begun", ""]])
+        for index, row in enumerate(inputs):
+            rows.append([node if index == 0 else "", *row])
+    return rows
+
+
+def last_metrics(record: RunRecord, *, everything: bool = False) -> tuple[list[str], Rows]:
+    """Header and rows of the newest metrics: a row a metric, a column a stage that logs them."""
+    newest = {node: values for node, entry in record.stages.items() if (values := newest_metrics(entry.directory))}
+    names = list(dict.fromkeys(name for values in newest.values() for name in values if name != "step"))
+    shown = names if everything else [name for name in HEADLINES if name in names]
+    rows = [[name, *(_number(values.get(name)) for values in newest.values())] for name in shown]
+    return ["metric", *(f"{node} step {_number(values.get('step'))}" for node, values in newest.items())], rows
+
+
+def newest_metrics(directory: Path) -> Mapping[str, Json]:
+    """The last line of a stage's metrics; empty without one."""
+    lines = read_last_lines(directory / METRICS_FILE, _LAST_LINE_BYTES)
+    return lines[-1] if lines else {}
+
+
+def final_metrics(record: RunRecord) -> dict[tuple[str, str], Json]:
+    """The newest value of everything that does not depend on time, by stage and metric."""
+    return {
+        (node, name): value
+        for node, entry in record.stages.items()
+        for name, value in newest_metrics(entry.directory).items()
+        if not name.startswith(f"{TIME_NAMESPACE}/")
+    }
+
+
+def accuracies(record: RunRecord) -> list[Accuracy]:
+    """Of every finished evaluation; those of a sweep by their step."""
+    found = []
+    for entry in record.stages.values():
+        if read_manifest(entry.directory) is None:
+            continue
+        if (entry.directory / RESULTS_FILE).is_file():
+            found += read_accuracies([entry.directory])
+        for step in sorted(entry.directory.glob(f"step_*/{RESULTS_FILE}")):
+            label = step.parent.name.replace("_", " ")
+            found += [replace(cell, checkpoint=label) for cell in read_accuracies([step.parent])]
+    return found
+
+
+def number(value: Json) -> str:
+    """Four digits that count; null is a value that was not finite."""
+    return _number(value)
+
+
+def _inputs(directory: Path, record: IdentityRecord, nodes: Mapping[str, str]) -> Iterator[list[str]]:
+    for name, key in record.identity.upstream.items():
+        yield [name, f"{nodes.get(key, 'stage')} {key}", record.consumed.get(name, "")[:_DIGITS]]
+    for name, content in record.identity.files.items():
+        yield ["file", name, content[:_DIGITS]]
+    if record.identity.stage == "prepare_data":
+        yield from _raw_data(directory, record.identity.settings)
+
+
+def _raw_data(directory: Path, settings: Mapping[str, Json]) -> Iterator[list[str]]:
+    """Each source with what was read of it, and the hash of that, once it has been read."""
+    data = settings.get("data")
+    sources = {name: data.get(name) for name in ("train", "corpus")} if isinstance(data, dict) else {}
+    suites = data.get("suites") if isinstance(data, dict) else None
+    sources |= {f"suites.{name}": source for name, source in suites.items()} if isinstance(suites, dict) else {}
+    card = _read_card(directory)
+    for name, source in sources.items():
+        if isinstance(source, dict):
+            words, made = _source_words(source, settings.get("seed")), card.get(name)
+            read = made.get("inputs") if isinstance(made, dict) else None
+            if not isinstance(read, dict) or not read:
+                yield [f"data.{name}", words, ""]
+            for index, (what, content) in enumerate(read.items() if isinstance(read, dict) else ()):
+                yield [f"data.{name}", f"{words}: {what}" if index == 0 else what, str(content)[:_DIGITS]]
+
+
+def _source_words(source: Mapping[str, Json], seed: Json) -> str:
+    kind = source.get("kind")
+    if kind == "hub":
+        return f"hub {source.get('path')} {source.get('split')}@{source.get('revision')}"
+    if kind in ("file", "custom"):
+        return f"{kind} {source.get('path') or source.get('factory')}"
+    return f"{kind}, generated by seed {seed}"
+
+
+def _read_card(directory: Path) -> Mapping[str, Json]:
+    try:
+        return json.loads((directory / _CARD_FILE).read_text(encoding="utf-8"))["sources"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # not written yet, or by another version
+
+
+def _took(manifest: Manifest | None) -> str:
+    if manifest is None:
+        return "-"
+    seconds = datetime.fromisoformat(manifest.ended) - datetime.fromisoformat(manifest.started)
+    resumed = f" (from step {manifest.resumed_from})" if manifest.resumed_from else ""
+    return duration(seconds.total_seconds()) + resumed
+
+
+def _done(entry: StageEntry) -> str:
+    return f"{entry.action}: {entry.reason}" if entry.reason else entry.action
+
+
+def _number(value: Json) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

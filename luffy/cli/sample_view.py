@@ -1,0 +1,117 @@
+"""Samples of a stage as a person reads them: the rollouts of RL, or the responses of an evaluation."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from luffy.errors import ConfigError, DataError
+from luffy.pipeline.job import JOB_FILE, read_job
+from luffy.pipeline.records import RunRecord
+
+SAMPLES_FILE = "samples.jsonl"
+_JOURNAL = "journal"
+_COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome"]
+_SECTIONS = ("rl", "sweep", "evaluate_rl", "evaluate_sft", "evaluate_base")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSample:
+    """One response."""
+
+    heading: str
+    """Where it is from and what grading said."""
+    prompt: str
+    response: str
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class RewardRange:
+    """Bounds included."""
+
+    low: float = float("-inf")
+    high: float = float("inf")
+
+    def __contains__(self, reward: float) -> bool:
+        return self.low <= reward <= self.high
+
+
+def read_range(text: str) -> RewardRange:
+    """`0..0.5`, `..0.5`, `0.5..` or `1`; ConfigError for anything else."""
+    low, dots, high = text.partition("..")
+    try:
+        first = float(low) if low else float("-inf")
+        last = (float(high) if high else float("inf")) if dots else first
+    except ValueError:
+        raise ConfigError(f"--reward {text}: give a number or a range, e.g. 1 or 0..0.5") from None
+    if first > last or not text.strip("."):
+        raise ConfigError(f"--reward {text}: the range is empty; give it as LOW..HIGH")
+    return RewardRange(first, last)
+
+
+def samples_of(record: RunRecord, stage: str | None, wanted: RewardRange, count: int) -> list[ShownSample]:
+    """`count` samples at most whose reward is `wanted`, of RL the newest first; confidential ones are left out.
+
+    `stage` is a node of the run; None: RL, else the last evaluation. Raises DataError without samples.
+    """
+    node = stage or next((name for name in _SECTIONS if name in record.stages), None)
+    if node is None or node not in record.stages:
+        asked = f"--stage {stage}: no such stage" if stage else "no stage with samples"
+        raise DataError(f"{record.name}: {asked}; there are {', '.join(record.stages) or 'none'}")
+    directory = record.stages[node].directory
+    return list(islice((sample for sample in _read(directory, node) if sample.reward in wanted), count))
+
+
+def _read(directory: Path, node: str) -> Iterator[ShownSample]:
+    files = [directory / SAMPLES_FILE, *sorted(directory.glob(f"step_*/{SAMPLES_FILE}"))]
+    if node == "rl" and (directory / _JOURNAL).is_dir():
+        return _journalled(directory)
+    there = [file for file in files if file.is_file()]
+    if not there:
+        raise DataError(f"{directory}: has no {SAMPLES_FILE}; give --stage rl or an evaluation")
+    return _logged(there[0]) if node in ("rl", "sft", "base") else _responses(there)
+
+
+def _journalled(directory: Path) -> Iterator[ShownSample]:
+    """All rollouts of an RL stage, decoded; a demonstration is one whose tokens are."""
+    import pyarrow.parquet as pq
+    from tokenizers import Tokenizer  # without transformers, which loads for seconds
+
+    job = read_job(directory / JOB_FILE)
+    tokenizer = Tokenizer.from_file(str(Path(job.inputs["model"]) / "model" / "tokenizer.json"))
+    for file in sorted((directory / _JOURNAL).glob("step_*.parquet"), reverse=True):
+        step = int(file.stem.removeprefix("step_"))
+        for row in pq.read_table(file, columns=_COLUMNS).to_pylist():
+            yield ShownSample(
+                f"step {step}, {_who(row['source'])}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}",
+                tokenizer.decode(row["prompt_ids"], skip_special_tokens=False),
+                tokenizer.decode(row["response_ids"], skip_special_tokens=False),
+                row["reward"],
+            )
+
+
+def _logged(file: Path) -> Iterator[ShownSample]:
+    from luffy.tracking.samples import read_samples
+
+    for step, row in reversed(list(read_samples(file))):
+        heading = f"step {step}, {row.source}, reward {row.reward:g} ({row.outcome}), {row.uid}"
+        yield ShownSample(heading, row.prompt, row.response, row.reward)
+
+
+def _responses(files: Iterable[Path]) -> Iterator[ShownSample]:
+    from luffy.evaluation.results import read_sample_records
+
+    for file in files:
+        for record in read_sample_records(file):
+            if record.confidential or "gpqa" in record.suite.lower():
+                continue
+            where = f"{record.suite}, {record.decoding}, {record.uid} #{record.sample}"
+            verdict = f"{record.outcome}: answer {record.answer!r}, reference {record.ground_truth!r}"
+            yield ShownSample(f"{where}, {verdict}", record.prompt, record.response, float(record.correct))
+
+
+def _who(sources: list[int]) -> str:
+    if all(sources):
+        return "demonstration"
+    return "rollout behind a demonstration's beginning" if any(sources) else "rollout"

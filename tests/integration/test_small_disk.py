@@ -1,0 +1,147 @@
+"""A workspace on a real disk that is full, too small, read-only or another one (tmpfs, where mounting is allowed)."""
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from toy_run import Recorder, toy_experiment, toy_run
+
+from luffy.cli.main import main
+from luffy.errors import EXIT_USER_ERROR, StageFailed, WorkspaceError
+from luffy.files import write_atomic
+from luffy.pipeline.claims import claiming
+from luffy.pipeline.disposal import dispose
+from luffy.pipeline.experiment import start_run
+from luffy.pipeline.garbage import survey
+from luffy.pipeline.retention import Retention
+from luffy.pipeline.space import lack_of_space
+from luffy.pipeline.workspace import Workspace
+from luffy.stages.continuation import adopt_shorter_run
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Mounts a disk of so many MiB at a folder."""
+    mounted = []
+
+    def mount(size_mib: int, folder: Path = tmp_path / "disk") -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)]
+        if subprocess.run(command, check=False, capture_output=True).returncode:
+            pytest.skip("needs leave to mount")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in reversed(mounted):
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def read_only(folder):
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+
+
+def fill(folder):
+    with (folder / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(MIB))
+    return folder / "filler"
+
+
+def one_line(caught, *words):
+    text = str(caught.value)
+    assert "\n" not in text
+    assert all(word in text for word in words), text
+
+
+def test_a_read_only_disk_is_refused_before_anything_starts(disk, capsys):
+    root = disk(1)
+    read_only(root)
+    with pytest.raises(WorkspaceError) as caught:
+        Workspace(root).prepare()
+    one_line(caught, f"workspace {root}: cannot be written (Read-only file system)", "--workspace")
+    with pytest.raises(WorkspaceError) as caught, claiming(Workspace(root)):
+        pass
+    one_line(caught, "Read-only file system")
+    assert main(["runs", "--workspace", str(root)]) == 0
+    assert main(["gc", "--workspace", str(root)]) == 0
+    assert main(["gc", "--delete", "--workspace", str(root)]) == 2
+    assert "Read-only file system" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_refused_before_anything_starts(disk):
+    root = disk(20)
+    with pytest.raises(WorkspaceError) as caught, start_run(toy_experiment(root)):
+        pass
+    one_line(caught, f"workspace {root}: its disk is full (20 MiB left", "luffy gc", "--workspace")
+
+
+def test_a_stage_that_will_not_fit_is_refused_before_it_begins(disk):
+    root = disk(60)
+    wide = ("model.architecture.hidden_size=768", "model.architecture.num_layers=4")
+    run = toy_run(root, *wide)
+    run.execute("prepare_data", Recorder())
+    with pytest.raises(WorkspaceError) as caught:
+        run.execute("base", recorder := Recorder())
+    one_line(caught, "base needs", "parameters: a model in float32", "checkpoints of", "MiB left", "--workspace")
+    assert not list((root / "stages").glob("base/*"))
+    assert recorder.texts("error") == [str(caught.value)]
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_in_the_midst_of_a_stage_is_one_line_and_the_stage_resumes(disk, monkeypatch):
+    root = disk(48)
+    monkeypatch.setenv("TOY_MODE", "fill")
+    with pytest.raises(StageFailed) as caught:
+        toy_run(root).execute("prepare_data", Recorder())
+    assert caught.value.exit_code == EXIT_USER_ERROR
+    one_line(caught, "no space left", "luffy gc", "resumes")
+    (directory,) = (root / "stages" / "prepare_data").iterdir()
+    (directory / "rollouts").unlink()
+    monkeypatch.delenv("TOY_MODE")
+    manifest = toy_run(root).execute("prepare_data", recorder := Recorder())
+    assert recorder.texts("planned") == ["resume from step 2"]
+    assert manifest.resumed_from == 2
+
+
+def test_a_full_disk_does_not_hide_what_ended_the_run(disk):
+    root = disk(40)
+    with pytest.raises(StageFailed, match="rl failed"), start_run(toy_experiment(root)):
+        fill(root)
+        raise StageFailed("rl failed")
+
+
+def test_libraries_that_lose_the_number_of_the_error_are_understood(disk):
+    root = disk(1)
+    with pytest.raises(Exception, match="os error 28") as caught:
+        save_file({"x": np.zeros(MIB)}, root / "x.safetensors")
+    assert lack_of_space(caught.value) == "no space left"
+    (root / "x.safetensors").unlink(missing_ok=True)
+    fill(root)
+    with pytest.raises(OSError, match="No space") as caught:
+        write_atomic(root / "y", "z" * MIB)
+    assert lack_of_space(caught.value) == "no space left"
+    assert [path.name for path in root.iterdir()] == ["filler"]
+    assert lack_of_space(RuntimeError("the matrix is not finite")) is None
+
+
+def test_stages_may_lie_on_another_disk_than_runs_and_other_stages(disk, tmp_path):
+    workspace = Workspace(tmp_path / "workspace")
+    shorter = workspace.stages / "base" / "0000000000000001"
+    disk(2, workspace.stages / "rl")
+    longer = workspace.stages / "rl" / "0000000000000002"
+    for folder in (shorter / "journal", shorter / "checkpoints" / "step_000004", longer):
+        folder.mkdir(parents=True)
+    (shorter / "checkpoints" / "step_000004" / "COMPLETE").touch()
+    (shorter / "journal" / "step_000001.parquet").write_bytes(b"rows")
+    adopt_shorter_run(shorter, longer)
+    assert (longer / "checkpoints" / "step_000004" / "COMPLETE").is_file()
+    assert (longer / "journal" / "step_000001.parquet").read_bytes() == b"rows"
+    (longer / "config.yaml").touch()
+    done = dispose(workspace, Retention(), survey(workspace, Retention()).garbage)
+    assert [item.path for item in done.gone] == [longer]
+    assert not list((workspace.stages / "rl").iterdir())

@@ -1,0 +1,62 @@
+"""Stages of an experiment finished by hand, and runs that have used them: nothing is computed."""
+
+from pathlib import Path
+
+from luffy.pipeline.experiment import Experiment, ExperimentRun, RunState, Unwatched
+from luffy.pipeline.identity import IdentityRecord, write_identity
+from luffy.pipeline.manifest import Manifest, collect_outputs, consumed_digests, write_manifest
+from luffy.pipeline.plan import StagePlan
+
+
+def begin(plan: StagePlan, steps: int = 0) -> None:
+    """What a stage leaves behind when it is killed after `steps`."""
+    plan.directory.mkdir(parents=True, exist_ok=True)
+    record = IdentityRecord(plan.identity.key, plan.node.name, plan.identity, consumed_digests(plan.inputs))
+    write_identity(plan.directory, record)
+    if steps:
+        checkpoint = plan.directory / "checkpoints" / f"step_{steps:06d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "COMPLETE").touch()
+
+
+def finish(
+    experiment: Experiment, name: str, content: str = "weights", steps: int = 0, metrics: str = "{}\n"
+) -> StagePlan:
+    """Do the work of stage `name`: outputs `model/weights` and `metrics.jsonl`."""
+    plan = experiment.plan_node(name)
+    begin(plan, steps)
+    (plan.directory / "model").mkdir(exist_ok=True)
+    (plan.directory / "model" / "weights").write_text(content)
+    (plan.directory / "metrics.jsonl").write_text(metrics)
+    manifest = Manifest(
+        stage=plan.node.stage,
+        node=name,
+        key=plan.identity.key,
+        series=plan.identity.series,
+        settings=plan.identity.settings,
+        upstream=plan.identity.upstream,
+        consumed=consumed_digests(plan.inputs),
+        outputs=collect_outputs(plan.directory, ("model", "metrics.jsonl")),
+        metrics={"loss": 1.0},
+        execution=experiment.config.execution,
+        versions={},
+        hardware={},
+        started="2026-01-01T00:00:00+00:00",
+        ended="2026-01-01T00:01:00+00:00",
+    )
+    write_manifest(plan.directory, manifest)
+    return plan
+
+
+def finish_all(experiment: Experiment, steps: int = 0) -> None:
+    for node in experiment.nodes:
+        finish(experiment, node.name, steps=steps)
+
+
+def run_of(experiment: Experiment, state: RunState = "finished") -> Path:
+    """The directory of a run that has used every stage of `experiment`, all of which are finished."""
+    run = ExperimentRun(experiment, experiment.workspace.new_run(experiment.config.name, {"state": "running"}))
+    for node in experiment.nodes:
+        run.execute(node.name, Unwatched())
+    run.close(state)
+    return run.directory
