@@ -20,7 +20,7 @@ from typing import Any
 
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
-from luffy.errors import ClusterError, ConfigError
+from luffy.errors import ClusterError, ConfigError, LuffyError
 from luffy.files import write_atomic
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.http_client import Answer, HTTPClient, LoopThread, NoAnswer, Refused
@@ -149,19 +149,32 @@ class TextEndpoint:
                     raise self._refusal(server.client, path, answer.status, answer.complaint)
 
     async def _generate(self, requests: Sequence[TextRequest], params: SamplingParams) -> list[TextCompletion]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._complete(request, params)) for request in requests]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        failures: list[LuffyError] = []
 
-    async def _complete(self, request: TextRequest, params: SamplingParams) -> TextCompletion:
+        async def complete(request: TextRequest) -> TextCompletion | None:
+            try:
+                return None if failures else await self._complete(request, params, failures)
+            except LuffyError as error:
+                failures.append(error)
+                return None
+
+        # From the first failure on nothing more is asked; what is under way is paid for, and is waited for.
+        completions = await asyncio.gather(*map(complete, requests))
+        if failures:
+            raise failures[0]
+        return [completion for completion in completions if completion is not None]
+
+    async def _complete(
+        self, request: TextRequest, params: SamplingParams, failures: Sequence[LuffyError]
+    ) -> TextCompletion | None:
+        """The completion; None where another request has failed before this one was asked."""
         key = _key(request, self._body(request, params, _MAX_TOKENS))
         known = self._answers.find(key)
         if known is not None:
             return known
         async with self._places:
+            if failures:
+                return None
             server = min(self._servers, key=lambda server: server.running)
             server.running += 1
             try:

@@ -319,6 +319,26 @@ def test_what_has_come_back_is_not_asked_again(
     assert found == connect(serve()).generate(chats(12), PARAMS)
 
 
+def test_what_is_under_way_when_another_request_fails_is_kept_and_nothing_more_is_asked(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], tmp_path: Path
+) -> None:
+    refused = threading.Event()
+
+    def one_bad(path: str, body: dict) -> Reply:
+        if body["messages"][1]["content"] == "1 + 1?":
+            refused.set()
+            return refusal(400, "no")
+        assert refused.wait(10)
+        time.sleep(0.2)
+        return by_seed(path, body)
+
+    served = serve(one_bad)
+    with pytest.raises(ConfigError, match="status 400: no"):
+        connect(served, concurrency=3).generate(chats(9), PARAMS)
+    assert len(served.asked) == 3
+    assert (tmp_path / "answers.jsonl").read_bytes().count(b"\n") == 2
+
+
 def test_answers_belong_to_a_request_and_its_draw(
     serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
 ) -> None:
