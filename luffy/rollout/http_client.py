@@ -30,6 +30,8 @@ _LONGEST_ASKED_S = 600.0
 """A server that asks to be left alone for longer is not waited for."""
 _SPREAD = 0.25
 """Requests that were refused together do not come back together: each waits up to so much longer."""
+_COMPLAINTS = ("error", "detail", "message")
+"""Where servers say what is wrong."""
 _REQUEST_TIMEOUT = 408
 _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
@@ -74,7 +76,7 @@ class Answer:
     @property
     def complaint(self) -> str:
         """The server's own words, in one line."""
-        error = self.body.get("error", self.body.get("detail", ""))
+        error = next((self.body[name] for name in _COMPLAINTS if self.body.get(name)), "")
         words = error.get("message", "") if isinstance(error, Mapping) else error
         wait = f" (asks to be left alone: {self.retry_after})" if self.retry_after is not None else ""
         return f"status {self.status}: {' '.join(str(words).split())}".rstrip(": ") + wait
