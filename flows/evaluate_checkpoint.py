@@ -1,7 +1,8 @@
 """One model, or the kept checkpoints of an RL run, evaluated by the suites and the protocol of an experiment.
 
---model takes any Hugging Face folder or hub id; --steps the checkpoints of the experiment's own RL run, which one
-engine evaluates in turn. Results are cached and restartable, as those of the whole experiment are.
+--model takes any Hugging Face folder or hub id, or api:NAME for a model that others serve at --url by OpenAI's
+protocol; --steps the checkpoints of the experiment's own RL run, which one engine evaluates in turn. Results are cached
+and restartable, as those of the whole experiment are.
 """
 
 import sys
@@ -16,6 +17,7 @@ if __name__ == "__main__":
 
 from prefect import flow
 from prefect.runtime import flow_run
+from pydantic import JsonValue
 
 from flows.checkpoint_choice import check_checkpoints, choose
 from luffy.cli.console import show_report_path, terminal, text_table
@@ -43,10 +45,15 @@ def evaluate_checkpoint(
     model: str | None = None,
     steps: list[int] | None = None,
     chat_template: str | None = None,
+    urls: list[str] | None = None,
+    request: dict[str, JsonValue] | None = None,
 ) -> None:
-    """Evaluate `model`, or the RL run's checkpoints of `steps`, as the experiment in `config_file` says."""
+    """Evaluate `model`, or the RL run's checkpoints of `steps`, as the experiment in `config_file` says.
+
+    `urls` and `request` are --url and --request, of a model `api:NAME`.
+    """
     config = load_experiment(config_file, overrides or [])
-    work = choose(config, model, tuple(steps or ()), chat_template)
+    work = choose(config, model, tuple(steps or ()), chat_template, urls or (), request)
     check_checkpoints(work, find_workspace())
     with open_session(work.config, find_workspace(), verify=verify, sweep_steps=work.sweep_steps) as session:
         data = prepare_data(session)

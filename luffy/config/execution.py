@@ -2,6 +2,7 @@
 
 import re
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -71,17 +72,19 @@ class RayConfig(StrictModel):
 _URL = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[^\s/?#:@\[\]]+)(:\d{1,5})?(/[^\s?#]*)?")
 
 
-def _root(url: str) -> str:
+def _checked(url: str) -> str:
     if not _URL.fullmatch(url):
         raise ValueError("must be like http://host:8000")
-    return url.rstrip("/").removesuffix("/v1")
+    return url.rstrip("/")
 
 
 class ServerConfig(StrictModel):
-    """Engines that run elsewhere: vLLM servers (how they are started: `luffy/rollout/server_engine.py`)."""
+    """Engines that run elsewhere: vLLM servers (how they are started: `luffy/rollout/server_engine.py`), or, for a
+    `model.endpoint`, whatever speaks OpenAI's protocol (`luffy/rollout/text_endpoint.py`)."""
 
-    urls: tuple[Annotated[str, AfterValidator(_root)], ...] = ()
-    """One a server, `http://host:8000`; a `/v1` at the end, as OpenAI's clients want it, is dropped."""
+    urls: tuple[Annotated[str, AfterValidator(_checked)], ...] = ()
+    """One a server: `http://host:8000`, with or without the `/v1` that OpenAI's clients want, or any other path below
+    which there are `/chat/completions` or `/completions`."""
     api_key_variable: str = "OPENAI_API_KEY"
     """The environment variable that holds the API key of all of them."""
     connect_timeout_s: PositiveFloat = 10.0
@@ -89,15 +92,25 @@ class ServerConfig(StrictModel):
     request_timeout_s: PositiveFloat = 1800.0
     """Longest wait for an answer: a whole response, or a change of all weights."""
     max_retries: NonNegativeInt = 5
-    """Further attempts after a broken connection, a server's error (5xx) or its 429."""
+    """Further attempts after a broken connection, a server's error (5xx) or its 429, for which it may say when."""
     concurrency: PositiveInt = 256
     """Responses that are asked of a server at a time; best what it was started with (`--max-num-seqs`)."""
 
     @model_validator(mode="after")
     def _distinct(self) -> "ServerConfig":
-        if len(set(self.urls)) < len(self.urls):
+        if len(set(self.roots)) < len(self.urls):
             raise ValueError("urls: give each server once")
         return self
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Below which a vLLM server has its own endpoints."""
+        return tuple(url.removesuffix("/v1") for url in self.urls)
+
+    @property
+    def api_roots(self) -> tuple[str, ...]:
+        """Below which OpenAI's endpoints are: `/v1` of a server, a path as it is given."""
+        return tuple(url if urlsplit(url).path else f"{url}/v1" for url in self.urls)
 
 
 class ExecutionConfig(StrictModel):

@@ -229,7 +229,8 @@ class ExperimentConfig(StrictModel):
         by_vllm: dict[str, float] = {}
         if "rl" in self.stages and self.rl is not None and (self.cluster == "ray" or self.rl.engine == "openai"):
             by_vllm["rl.temperature"] = self.rl.temperature
-        if "evaluate" in self.stages and self.evaluation is not None and self.evaluation.engine != "transformers":
+        by_engine = "transformers" if self.evaluation is None or self.model.endpoint else self.evaluation.engine
+        if "evaluate" in self.stages and self.evaluation is not None and by_engine != "transformers":
             decodings = self.evaluation.decodings.items()
             by_vllm |= {f"evaluation.decodings.{name}.temperature": config.temperature for name, config in decodings}
         difficulty = self.measured_difficulty
@@ -246,10 +247,42 @@ class ExperimentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _base_has_its_text(self) -> "ExperimentConfig":
-        if self.model.path is None and (self.base is None or self.data.corpus is None):
+        if self.model.architecture is not None and (self.base is None or self.data.corpus is None):
             raise ValueError("an embedded base policy needs base (its training) and data.corpus (its text)")
-        if self.model.path is not None and (self.base is not None or self.data.corpus is not None):
-            raise ValueError("base and data.corpus have no effect with model.path; remove them")
+        if self.model.architecture is None and (self.base is not None or self.data.corpus is not None):
+            origin = "path" if self.model.path is not None else "endpoint"
+            raise ValueError(f"base and data.corpus have no effect with model.{origin}; remove them")
+        return self
+
+    @model_validator(mode="after")
+    def _endpoint_is_only_evaluated(self) -> "ExperimentConfig":
+        endpoint = self.model.endpoint
+        if endpoint is None:
+            return self
+        trained = [stage for stage in self.stages if stage in ("difficulty", "sft", "rl")]
+        if trained:
+            raise ValueError(
+                f"stages: {trained[0]} needs the weights of a model, which model.endpoint keeps to itself; leave "
+                "prepare_data, base, evaluate and report, or give model.path"
+            )
+        if self.evaluation is not None and self.evaluation.engine != "openai":
+            raise ValueError(
+                f"evaluation.engine: {self.evaluation.engine} has no weights of model.endpoint; set it to openai"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _endpoint_draws_by_the_protocol(self) -> "ExperimentConfig":
+        endpoint = self.model.endpoint
+        if endpoint is None or self.evaluation is None:
+            return self
+        for field in ("temperature", "top_p"):
+            others = [name for name, how in self.evaluation.decodings.items() if getattr(how, field) != 1]
+            if field in endpoint.request and others:
+                raise ValueError(
+                    f"model.endpoint.request.{field}: null leaves the endpoint at its own, which is 1, and "
+                    f"evaluation.decodings.{others[0]} wants {getattr(self.evaluation.decodings[others[0]], field)}"
+                )
         return self
 
     @model_validator(mode="after")

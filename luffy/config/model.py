@@ -1,8 +1,8 @@
-"""The policy: a model folder to adapt, or the architecture of an embedded base policy."""
+"""The policy: a model folder to adapt, the architecture of an embedded one, or a model behind an endpoint."""
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, JsonValue, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.strict import StrictModel
 
@@ -29,6 +29,39 @@ class TinyArchitecture(StrictModel):
         return self
 
 
+_OF_THE_PROTOCOL = ("temperature", "top_p", "seed")
+"""What the protocol decides; null leaves it out of the request."""
+_RESERVED = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stop", "n", "stream")
+
+
+class EndpointModel(StrictModel):
+    """A model that others serve, behind OpenAI's protocol: it can be evaluated, and nothing else.
+
+    Where it is served is `execution.server.urls`, which is no part of a result's identity: models that differ must be
+    called differently.
+    """
+
+    name: str = Field(min_length=1)
+    """As the endpoint knows it."""
+    request: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further fields of each request, e.g. `{reasoning_effort: low}`. Null for `seed`, `top_p` or `temperature` leaves
+    that field out, for endpoints that refuse it."""
+
+    @model_validator(mode="after")
+    def _leaves_the_protocol_alone(self) -> "EndpointModel":
+        for name, value in self.request.items():
+            if name in _RESERVED:
+                raise ValueError(
+                    f"request.{name} is not for here: the evaluation and its protocol decide it; remove it"
+                )
+            if name in _OF_THE_PROTOCOL and value is not None:
+                raise ValueError(
+                    f"request.{name} is decided by the protocol (evaluation.decodings); only null, which leaves it out "
+                    "of the request, is allowed here"
+                )
+        return self
+
+
 class ModelConfig(StrictModel):
     """Where the policy comes from, and what the `base` stage changes in its folder."""
 
@@ -36,6 +69,8 @@ class ModelConfig(StrictModel):
     """A Hugging Face model folder or hub id; None: the `base` stage trains `architecture` from scratch."""
     architecture: TinyArchitecture | None = None
     """The embedded base policy; refused together with `path`."""
+    endpoint: EndpointModel | None = None
+    """A model behind an endpoint, to be evaluated."""
     dtype: DType = "float32"
     """Compute type; with `bfloat16` the optimizer keeps float32 master weights."""
     rope_theta: PositiveFloat | None = None
@@ -47,8 +82,12 @@ class ModelConfig(StrictModel):
 
     @model_validator(mode="after")
     def _one_origin(self) -> "ModelConfig":
-        if (self.path is None) == (self.architecture is None):
-            raise ValueError("give exactly one of path (a model folder) and architecture (an embedded base policy)")
+        origins = (self.path, self.architecture, self.endpoint)
+        if sum(origin is not None for origin in origins) != 1:
+            raise ValueError(
+                "give exactly one of path (a model folder), architecture (an embedded base policy) and endpoint (a "
+                "model to evaluate that others serve)"
+            )
         overrides = ("rope_theta", "max_position_embeddings", "chat_template")
         inert = [name for name in overrides if getattr(self, name) is not None]
         if self.path is None and inert:

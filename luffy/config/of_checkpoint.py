@@ -1,47 +1,111 @@
 """From an experiment to what evaluates one model, or the checkpoints of its RL run, by its suites and protocol."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from luffy.config.data import DataConfig
-from luffy.config.execution import ServerConfig
+from luffy.config.evaluation import EvaluationConfig
+from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.model import ModelConfig
+from luffy.config.model import EndpointModel, ModelConfig
 from luffy.errors import ConfigError
 
 _MODEL = "model"
+ENDPOINT_PREFIX = "api:"
+"""Of the name of a model that others serve."""
+_NO_PROTOCOL = "evaluation: missing; {} must say by which protocol models are evaluated"
 
 
-def evaluation_of(config: ExperimentConfig, model: str, chat_template: str | None = None) -> ExperimentConfig:
-    """The chain that evaluates `model`, a folder or hub id, as `config` evaluates its own checkpoints.
+def evaluation_of(
+    config: ExperimentConfig,
+    model: str,
+    chat_template: str | None = None,
+    *,
+    urls: Sequence[str] = (),
+    request: Mapping[str, JsonValue] | None = None,
+) -> ExperimentConfig:
+    """The chain that evaluates `model` as `config` evaluates its own checkpoints.
 
-    The model keeps its own chat template unless one is given. Raises ConfigError for a folder without a model, or an
-    experiment without a protocol.
+    `model` is a folder or hub id, which keeps its own chat template unless one is given, or `api:NAME`, which is served
+    at `urls` (those of `execution.server` without any) and asked with `request` (`EndpointModel.request`). Raises
+    ConfigError for a folder without a model, a URL that cannot be right, or an experiment without a protocol.
     """
-    _check_protocol(config)
-    data, execution = config.data, config.execution
-    if config.evaluation is not None and config.evaluation.engine != "openai":
-        execution = execution.model_copy(update={"server": ServerConfig()})  # those of RL have no use here
     try:
-        return ExperimentConfig(
-            name=config.name,
-            stages=("prepare_data", "base", "evaluate", "report"),
-            seed=config.seed,
-            data=DataConfig(
-                suites=data.suites,
-                max_prompt_tokens=data.max_prompt_tokens,
-                max_trace_tokens=data.max_trace_tokens,
-                system_prompt=data.system_prompt,
-            ),
-            model=_model(config.model, _folder(model), chat_template),
-            evaluation=config.evaluation,
-            grading=config.grading,
-            execution=execution,
-            tracking=config.tracking,
-        )
+        if model.startswith(ENDPOINT_PREFIX):
+            return _of_endpoint(config, model.removeprefix(ENDPOINT_PREFIX), chat_template, urls, request or {})
+        return _of_folder(config, model, chat_template, urls, request or {})
     except ValidationError as error:
         raise ConfigError("; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())) from None
+
+
+def _of_folder(
+    config: ExperimentConfig,
+    model: str,
+    chat_template: str | None,
+    urls: Sequence[str],
+    request: Mapping[str, JsonValue],
+) -> ExperimentConfig:
+    for option, given in (("--url", urls), ("--request", request)):
+        if given:
+            raise ConfigError(f"{option} has no effect on a model folder; remove it, or give --model api:NAME")
+    _check_protocol(config)
+    execution = config.execution
+    if config.evaluation is not None and config.evaluation.engine != "openai":
+        execution = execution.model_copy(update={"server": ServerConfig()})  # those of RL have no use here
+    return _evaluation(config, _model(config.model, _folder(model), chat_template), config.evaluation, execution)
+
+
+def _of_endpoint(
+    config: ExperimentConfig,
+    name: str,
+    chat_template: str | None,
+    urls: Sequence[str],
+    request: Mapping[str, JsonValue],
+) -> ExperimentConfig:
+    if not name:
+        raise ConfigError("--model: api: names no model; give api:NAME, as the endpoint knows it")
+    if chat_template is not None:
+        raise ConfigError("--chat-template has no effect on a model that others serve, which has its own; remove it")
+    if config.evaluation is None:
+        raise ConfigError(_NO_PROTOCOL.format(config.name))
+    server = config.execution.server
+    if urls:
+        server = ServerConfig(**{**server.model_dump(), "urls": tuple(urls)})
+    if not server.urls:
+        raise ConfigError(
+            f"--url: missing; say where {name} is served, e.g. --url http://127.0.0.1:8000/v1 (as a parameter of a "
+            "deployment: urls)"
+        )
+    return _evaluation(
+        config,
+        ModelConfig(endpoint=EndpointModel(name=name, request=dict(request))),
+        config.evaluation.model_copy(update={"engine": "openai"}),
+        config.execution.model_copy(update={"server": server}),
+    )
+
+
+def _evaluation(
+    config: ExperimentConfig, model: ModelConfig, evaluation: EvaluationConfig | None, execution: ExecutionConfig
+) -> ExperimentConfig:
+    data = config.data
+    return ExperimentConfig(
+        name=config.name,
+        stages=("prepare_data", "base", "evaluate", "report"),
+        seed=config.seed,
+        data=DataConfig(
+            suites=data.suites,
+            max_prompt_tokens=data.max_prompt_tokens,
+            max_trace_tokens=data.max_trace_tokens,
+            system_prompt=data.system_prompt,
+        ),
+        model=model,
+        evaluation=evaluation,
+        grading=config.grading,
+        execution=execution,
+        tracking=config.tracking,
+    )
 
 
 def sweep_of(config: ExperimentConfig, steps: tuple[int, ...]) -> ExperimentConfig:
@@ -70,7 +134,7 @@ def _model(own: ModelConfig, path: str, chat_template: str | None) -> ModelConfi
 
 def _check_protocol(config: ExperimentConfig) -> None:
     if config.evaluation is None:
-        raise ConfigError(f"evaluation: missing; {config.name} must say by which protocol models are evaluated")
+        raise ConfigError(_NO_PROTOCOL.format(config.name))
     if config.evaluation.engine == "openai" and not config.execution.server.urls:
         raise ConfigError("execution.server.urls: missing; evaluation.engine: openai needs at least one server")
 

@@ -82,13 +82,23 @@ def ask(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template:
     """
     if template == OWN:
         return render_prompts(tokenizer, [prompt.messages for prompt in prompts])
+    return encode_prompts(tokenizer, [prompt_text(prompt, template) for prompt in prompts])
+
+
+def prompt_text(prompt: Prompt, template: str) -> str:
+    """Return the text of a prompt under a template other than `own`; DataError as `ask`."""
     around = PROMPT_TEMPLATES[template]
-    return encode_prompts(tokenizer, [around.before + _question(prompt, template) + around.after for prompt in prompts])
+    return around.before + _question(prompt, template) + around.after
 
 
-def opener_behind(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
-    """Return the `<think>` in which prompts under the template of that name end, else an empty text."""
-    return prompt_opener(tokenizer) if template == OWN else opener_of(PROMPT_TEMPLATES[template].after)
+def opener_behind(tokenizer: PreTrainedTokenizerBase | None, template: str) -> str:
+    """Return the `<think>` in which prompts under the template of that name end, else an empty text.
+
+    Without a tokenizer, `own` is the template of a chat elsewhere, whose replies begin where they begin.
+    """
+    if template != OWN:
+        return opener_of(PROMPT_TEMPLATES[template].after)
+    return "" if tokenizer is None else prompt_opener(tokenizer)
 
 
 def stops_of(template: str) -> tuple[str, ...]:

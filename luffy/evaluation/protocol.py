@@ -4,24 +4,25 @@ The draw of a response depends on (seed, suite, decoding, problem, sample) alone
 random numbers, and an evaluation that resumes or is batched differently asks for the same draws.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.evaluation import EvaluationConfig, SuiteProtocol
-from luffy.data.prompt_templates import OWN, ask, opener_behind, stops_of
-from luffy.data.templates import decode, stop_token_ids
+from luffy.data.prompt_templates import OWN, ask, stops_of
 from luffy.errors import DataError, LostError
 from luffy.evaluation.opinions import Opinions, opinions
+from luffy.evaluation.respondents import AskedPrompt, Respondent, Response
 from luffy.evaluation.results import Protocol, SampleRecord
 from luffy.evaluation.sample_log import Key, SampleLog
 from luffy.grading import GradeRequest, GraderPool, is_unjudged, problem_of
-from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.seeds import derive_seed
-from luffy.types import FinishReason, Prompt
+from luffy.types import Prompt
 
+_Asked = TypeVar("_Asked")
 _SUBJECTS = ("subject", "subfield", "category", "High-level domain", "course")
 _LEVELS = ("level", "difficulty")
 """What data sets call them in `extra_info`."""
@@ -40,8 +41,7 @@ class _Task:
     """One response to get."""
 
     prompt: Prompt
-    prompt_ids: tuple[int, ...]
-    prompt_text: str
+    asked: AskedPrompt
     sample: int
     seed: int
 
@@ -51,34 +51,32 @@ class _Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Response:
-    """What the model said, up to the text that ends it."""
+class _Cell:
+    """A suite under a decoding."""
 
-    text: str
-    num_tokens: int
-    finish_reason: FinishReason
+    suite: str
+    decoding: str
+    how: SuiteProtocol
 
 
 class Evaluator:
-    """Evaluates the model behind `engine`; `batch_size` responses are generated at a time.
+    """Evaluates the model that is `respondent`; `batch_size` responses are generated at a time.
 
     A batch is graded while the next one is generated, on mathematics by a second grader, too (`second_opinion`).
     """
 
     def __init__(
         self,
-        engine: RolloutEngine,
+        respondent: Respondent,
         grader: GraderPool,
-        tokenizer: PreTrainedTokenizerBase,
         config: EvaluationConfig,
         seed: int,
         batch_size: int,
         *,
         second_opinion: bool = True,
     ) -> None:
-        self._engine = engine
+        self._respondent = respondent
         self._grader = grader
-        self._tokenizer = tokenizer
         self._config = config
         self._seed = seed
         self._batch_size = batch_size
@@ -96,10 +94,10 @@ class Evaluator:
         With `log` each batch is kept there, and those that an earlier attempt has left there are not asked for again
         (nor given to `progress`). An engine that fails leaves there whatever it has generated before.
         """
-        cell = _Cell(suite.name, decoding, self._config, self._tokenizer)
+        cell = _Cell(suite.name, decoding, self._config.protocol(suite.name, decoding))
         tasks = self._tasks(suite, cell)
         # Prompts of a length together waste no padding; the records come back in the order of the problems.
-        order = sorted(range(len(tasks)), key=lambda i: (len(tasks[i].prompt_ids), i))
+        order = sorted(range(len(tasks)), key=lambda i: (tasks[i].asked.length, i))
         records = log.resume([tasks[i].key for i in order], self._batch_size) if log is not None else []
         for batch in self._graded_batches([tasks[i] for i in order[len(records) :]], cell):
             if log is not None:
@@ -109,28 +107,27 @@ class Evaluator:
         place = {i: position for position, i in enumerate(order)}
         return [records[place[i]] for i in range(len(tasks))]
 
-    def _tasks(self, suite: Suite, cell: "_Cell") -> list[_Task]:
-        asked = [tuple(ids) for ids in ask(self._tokenizer, suite.prompts, cell.how.template)]
-        texts = [decode(self._tokenizer, ids) for ids in asked]
+    def _tasks(self, suite: Suite, cell: _Cell) -> list[_Task]:
+        all_asked = self._respondent.ask(suite.prompts, cell.how.template)
         return [
-            _Task(prompt, ids, text, sample, self._draw(suite.name, cell.decoding, prompt.uid, sample))
-            for prompt, ids, text in zip(suite.prompts, asked, texts, strict=True)
+            _Task(prompt, asked, sample, self._draw(suite.name, cell.decoding, prompt.uid, sample))
+            for prompt, asked in zip(suite.prompts, all_asked, strict=True)
             for sample in range(cell.how.num_samples)
         ]
 
     def _draw(self, suite: str, decoding: str, uid: str, sample: int) -> int:
         return derive_seed(self._seed, "evaluate", suite, decoding, uid, sample)
 
-    def _graded_batches(self, tasks: Sequence[_Task], cell: "_Cell") -> Iterator[list[SampleRecord]]:
+    def _graded_batches(self, tasks: Sequence[_Task], cell: _Cell) -> Iterator[list[SampleRecord]]:
         grading = ThreadPoolExecutor(1, thread_name_prefix="evaluate")
         waiting: Future[list[SampleRecord]] | None = None
         try:
             for start in range(0, len(tasks), self._batch_size):
                 batch = tasks[start : start + self._batch_size]
-                completions = self._generate(batch, cell)
+                responses = self._respond(batch, cell)
                 if waiting is not None:
                     yield waiting.result()
-                waiting = grading.submit(self._graded, batch, completions, cell)
+                waiting = grading.submit(self._graded, batch, responses, cell)
         except Exception:
             # What was generated before the engine failed is not lost with it.
             if waiting is not None:
@@ -142,11 +139,12 @@ class Evaluator:
         if waiting is not None:
             yield waiting.result()
 
-    def _generate(self, tasks: Sequence[_Task], cell: "_Cell") -> list[Completion]:
-        return self._engine.generate([RolloutRequest(task.prompt_ids, task.seed) for task in tasks], cell.params)
+    def _respond(self, tasks: Sequence[_Task], cell: _Cell) -> Iterable[Response]:
+        asked, seeds = [task.asked for task in tasks], [task.seed for task in tasks]
+        return self._respondent.respond(asked, seeds, cell.how, self._config.max_response_tokens)
 
-    def _graded(self, tasks: Sequence[_Task], completions: Sequence[Completion], cell: "_Cell") -> list[SampleRecord]:
-        responses = [cell.response(completion) for completion in completions]
+    def _graded(self, tasks: Sequence[_Task], said: Iterable[Response], cell: _Cell) -> list[SampleRecord]:
+        responses = list(said)
         requests = [
             GradeRequest(response.text, task.prompt.ground_truth, problem_of(task.prompt), cell.how.grader)
             for task, response in zip(tasks, responses, strict=True)
@@ -157,36 +155,6 @@ class Evaluator:
             verdict.entered(_record(cell, task, response))
             for task, response, verdict in zip(tasks, responses, verdicts, strict=True)
         ]
-
-
-class _Cell:
-    """A suite under a decoding: how it is asked, and how what comes back is read."""
-
-    def __init__(self, suite: str, decoding: str, config: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.suite = suite
-        self.decoding = decoding
-        self.how: SuiteProtocol = config.protocol(suite, decoding)
-        self._tokenizer = tokenizer
-        # A template may have opened the reasoning in the prompt: without its opener, a box inside unfinished reasoning
-        # would pass for an answer.
-        self._opener = opener_behind(tokenizer, self.how.template)
-        self.params = SamplingParams(
-            self.how.temperature,
-            config.max_response_tokens,
-            stop_token_ids(tokenizer),
-            self.how.top_p,
-            (*stops_of(self.how.template), *self.how.stop),
-        )
-
-    def response(self, completion: Completion) -> _Response:
-        """The text up to the first of the texts that end it, and how many tokens that took."""
-        ids, stops = completion.token_ids, self.params.stop
-        text = decode(self._tokenizer, ids)
-        end = _end_of_first(text, stops)
-        if end is None:
-            return _Response(self._opener + text, len(ids), completion.finish_reason)
-        num_tokens = _fewest(len(ids), lambda n: _end_of_first(decode(self._tokenizer, ids[:n]), stops) is not None)
-        return _Response(self._opener + text[:end], num_tokens, FinishReason.STOP)
 
 
 def protocol_of(config: EvaluationConfig, suite: str, decoding: str) -> Protocol:
@@ -220,6 +188,20 @@ def check_suite(
     twice, one that the template cannot ask, and prompts that leave no room for `max_response_tokens`: evaluating only
     the rest would be another benchmark under the same name.
     """
+    lengths = [len(ids) for ids in check_problems(suite, lambda prompts: ask(tokenizer, prompts, template))]
+    room = None if context_length is None else context_length - max_response_tokens
+    too_long = 0 if room is None else sum(length > room for length in lengths)
+    if too_long:
+        raise DataError(
+            f"suite {suite.name}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} "
+            f"tokens, and {context_length} of the model less {max_response_tokens} of the response leave {room}; "
+            "lower evaluation.max_response_tokens, or leave them out of the suite's source"
+        )
+    return max(lengths)
+
+
+def check_problems(suite: Suite, ask: Callable[[Sequence[Prompt]], list[_Asked]]) -> list[_Asked]:
+    """What `ask` makes of the problems; DataError without any, for one that occurs twice, or that cannot be asked."""
     if not suite.prompts:
         raise DataError(
             f"suite {suite.name}: has no problems; remove it from data.suites or give it a source with rows"
@@ -231,18 +213,9 @@ def check_suite(
             "problem by num_samples in evaluation.decodings or evaluation.suites"
         )
     try:
-        lengths = [len(ids) for ids in ask(tokenizer, suite.prompts, template)]
+        return ask(suite.prompts)
     except DataError as error:
         raise DataError(f"suite {suite.name}: {error}") from None
-    room = None if context_length is None else context_length - max_response_tokens
-    too_long = 0 if room is None else sum(length > room for length in lengths)
-    if too_long:
-        raise DataError(
-            f"suite {suite.name}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} "
-            f"tokens, and {context_length} of the model less {max_response_tokens} of the response leave {room}; "
-            "lower evaluation.max_response_tokens, or leave them out of the suite's source"
-        )
-    return max(lengths)
 
 
 def _refuse_silence(verdicts: Sequence[Opinions]) -> None:
@@ -255,7 +228,7 @@ def _refuse_silence(verdicts: Sequence[Opinions]) -> None:
         )
 
 
-def _record(cell: _Cell, task: _Task, response: _Response) -> SampleRecord:
+def _record(cell: _Cell, task: _Task, response: Response) -> SampleRecord:
     """The record before it is graded."""
     prompt = task.prompt
     num_options = prompt.extra_info.get("num_options") or len(problem_of(prompt).options)
@@ -265,7 +238,7 @@ def _record(cell: _Cell, task: _Task, response: _Response) -> SampleRecord:
         uid=prompt.uid,
         sample=task.sample,
         seed=task.seed,
-        prompt=task.prompt_text,
+        prompt=task.asked.text,
         response=response.text,
         answer=None,
         ground_truth=prompt.ground_truth,
@@ -284,18 +257,3 @@ def _record(cell: _Cell, task: _Task, response: _Response) -> SampleRecord:
 def _label(prompt: Prompt, names: Sequence[str]) -> str | None:
     found = (prompt.extra_info.get(name) for name in names)
     return next((str(value) for value in found if isinstance(value, str | int) and value != ""), None)
-
-
-def _end_of_first(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first of the stop texts in `text` ends; None without one."""
-    ends = [start + len(stop) for stop in stops if (start := text.find(stop)) >= 0]
-    return min(ends, default=None)
-
-
-def _fewest(most: int, holds: Callable[[int], bool]) -> int:
-    """The least n in 1..most for which `holds`, which holds for `most` and, once it does, for every greater n."""
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low

@@ -34,7 +34,7 @@ class SampleRecord:
     """Which of the problem's responses, from 0."""
     seed: int
     prompt: str
-    """As the model saw it: chat template applied."""
+    """As the model saw it, chat template applied; of a chat elsewhere its turns."""
     response: str
     answer: str | None
     """What was extracted and held against the reference."""

@@ -166,7 +166,7 @@ def _of_generation(section: EvaluationConfig | DifficultyConfig | None, config: 
 
 
 _GPUS_OF: Mapping[StageName, Callable[[ExperimentConfig], int]] = {
-    "base": lambda config: 1 if config.model.path is None else 0,  # a folder is only copied
+    "base": lambda config: 1 if config.model.architecture is not None else 0,  # a folder is only copied
     "sft": lambda config: 1,
     "rl": _of_rl,
     "difficulty": lambda config: _of_generation(config.measured_difficulty, config),

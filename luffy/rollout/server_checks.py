@@ -26,7 +26,7 @@ def check_servers(config: ServerConfig, dtype: str, max_model_len: int) -> None:
     """
 
     async def check() -> None:
-        for url in config.urls:
+        for url in config.roots:
             client = HTTPClient(url, config)
             try:
                 await _check_server(client, config.api_key_variable, dtype, max_model_len)

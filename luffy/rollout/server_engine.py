@@ -56,7 +56,9 @@ class ServerEngine:
 
     def __init__(self, config: ServerConfig, context: int, weight_version: int) -> None:
         self._loop = LoopThread()
-        self._servers = [_Server(HTTPClient(url, config), asyncio.Semaphore(config.concurrency)) for url in config.urls]
+        self._servers = [
+            _Server(HTTPClient(url, config), asyncio.Semaphore(config.concurrency)) for url in config.roots
+        ]
         self._context = context
         self._numbers = itertools.count()
         self._run = secrets.token_hex(4)

@@ -1,4 +1,4 @@
-"""The weak base policy: trained from scratch on the corpus, or a model folder adapted.
+"""The weak base policy: trained from scratch on the corpus, a model folder adapted, or a model that others serve.
 
 Run: python -m luffy.stages.base --config DIR/config.yaml --out DIR
 """
@@ -13,6 +13,7 @@ from luffy.config.settings import BaseSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
+from luffy.rollout.text_endpoint import write_endpoint
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.training.base_model import adapt_model_folder, copy_tokenizer, new_tiny_model
@@ -28,7 +29,11 @@ LANGUAGE_MODELLING = TermConfig(
 
 
 def run(settings: BaseSettings, context: StageContext) -> StageResult:
-    """Make `model/` by training or by adapting."""
+    """Make `model/` by training or by adapting; of a model that others serve it holds a description alone."""
+    if settings.model.endpoint is not None:
+        write_endpoint(context.out / "model", settings.model.endpoint)
+        context.events.progress(1, 1)
+        return StageResult(outputs=("model",), metrics={})
     if settings.model.path is not None:
         turn_ends = adapt_model_folder(settings.model, context.out / "model")
         copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")

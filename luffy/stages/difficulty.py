@@ -39,6 +39,7 @@ from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.errors import DataError
 from luffy.evaluation.protocol import Evaluator, Suite
+from luffy.evaluation.respondents import TokenRespondent
 from luffy.evaluation.results import SampleRecord
 from luffy.files import link_or_copy, write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
@@ -148,9 +149,8 @@ def _measure(
         cache = context.out / JUDGE_CACHE
         with GraderPool.configured(context.execution.grader_workers, settings.grading, cache) as grader:
             evaluator = Evaluator(
-                generator.engine,
+                TokenRespondent(generator.engine, tokenizer),
                 grader,
-                tokenizer,
                 _protocol(config),
                 settings.seed,
                 generator.batch_size,

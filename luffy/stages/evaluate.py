@@ -3,21 +3,25 @@
 Run: python -m luffy.stages.evaluate --config DIR/config.yaml --out DIR
 
 Writes samples.jsonl, results.json and summary.md. Each batch of graded responses is kept in parts/ before the next one
-is waited for, so that a killed evaluation goes on with the batch it was at, to the same bytes.
+is waited for, so that a killed evaluation goes on with the batch it was at, to the same bytes. What a model behind an
+endpoint answers is kept response by response.
 """
 
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
+from luffy.config.model import EndpointModel
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.evaluation.protocol import Evaluator, Suite, check_suite, protocol_of
+from luffy.evaluation.protocol import Evaluator, Suite, check_problems, check_suite, protocol_of
+from luffy.evaluation.respondents import TextRespondent, TokenRespondent, ask_by_text
 from luffy.evaluation.results import (
     RESULTS_FILE,
     SAMPLES_FILE,
@@ -34,11 +38,15 @@ from luffy.evaluation.summary import SUMMARY_FILE, render_summary
 from luffy.files import write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.rollout.engine import SwappableEngine
+from luffy.rollout.text_answers import TextAnswers
+from luffy.rollout.text_endpoint import TextEndpoint, read_endpoint
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.stages.responses import ResponseProgress, open_generator
+from luffy.stages.responses import ResponseProgress, open_endpoint, open_generator
 
 logger = logging.getLogger(__name__)
 _PARTS = "parts"
+_ANSWERS = "answers.jsonl"
+"""What an endpoint has said, until all of it is graded."""
 _OPEN = "open"
 """Below it the part that is being generated."""
 OUTPUTS = (SAMPLES_FILE, RESULTS_FILE, SUMMARY_FILE)
@@ -51,12 +59,19 @@ Asked = tuple[Suite, str]
 def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
     """Evaluate the upstream model by the protocol that every checkpoint of the chain shares."""
     model = context.inputs["model"] / "model"
-    cells, longest = read_cells(settings, context.inputs["data"], model)
+    endpoint = read_endpoint(model)
+    opened: AbstractContextManager[tuple[Evaluator, object]]
+    if endpoint is not None:
+        cells = _cells_of_endpoint(settings, context.inputs["data"])
+        opened = _open_endpoint(endpoint, cells, settings, context)
+    else:
+        cells, longest = read_cells(settings, context.inputs["data"], model)
+        opened = open_evaluator(model, settings, context, longest)
     waiting = waiting_cells(cells, context.out)
     total, left = num_responses(cells, settings), num_responses(waiting, settings)
     progress = ResponseProgress(context, total, done=total - left)
     if waiting:
-        with open_evaluator(model, settings, context, longest) as (evaluator, _):
+        with opened as (evaluator, _):
             fill_parts(evaluator, waiting, context.out, progress)
     rows = write_cells(cells, settings, context.out, context.node.removeprefix(_NODE_PREFIX))
     return StageResult(OUTPUTS, _headline(rows), total - progress.graded)
@@ -120,23 +135,49 @@ def open_evaluator(
 
     No prompt with its response has more than `longest` tokens.
     """
-    execution = context.execution
-    generator = open_generator(settings.evaluation.engine, model, settings.dtype, execution, longest)
+    generator = open_generator(settings.evaluation.engine, model, settings.dtype, context.execution, longest)
     try:
-        own = settings.evaluation.own_graders
-        cache = context.out / JUDGE_CACHE
-        with GraderPool.configured(execution.grader_workers, settings.grading, cache, own) as grader:
-            evaluator = Evaluator(
-                generator.engine,
-                grader,
-                load_tokenizer(model),
-                settings.evaluation,
-                settings.seed,
-                generator.batch_size,
-            )
+        with _graders(settings, context) as grader:
+            respondent = TokenRespondent(generator.engine, load_tokenizer(model))
+            evaluator = Evaluator(respondent, grader, settings.evaluation, settings.seed, generator.batch_size)
             yield evaluator, generator.engine
     finally:
         generator.engine.close()
+
+
+def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[Asked]:
+    """As `read_cells`, of a model whose tokens and context nobody here knows."""
+    suites = read_suites(data)
+    for suite in suites:
+        check_problems(suite, partial(ask_by_text, template=settings.evaluation.template_of(suite.name)))
+    return [(suite, decoding) for decoding in settings.evaluation.decodings for suite in suites]
+
+
+@contextmanager
+def _open_endpoint(
+    model: EndpointModel, cells: Sequence[Asked], settings: EvaluateSettings, context: StageContext
+) -> Iterator[tuple[Evaluator, TextEndpoint]]:
+    """What evaluates a model that others serve. What they have answered is forgotten once all of it is graded."""
+    templates = [settings.evaluation.template_of(suite.name) for suite, _ in cells]
+    answers = TextAnswers(context.out / _ANSWERS)
+    try:
+        generator = open_endpoint(model, templates, context.execution, answers)
+        try:
+            with _graders(settings, context) as grader:
+                respondent = TextRespondent(generator.endpoint)
+                evaluator = Evaluator(respondent, grader, settings.evaluation, settings.seed, generator.batch_size)
+                yield evaluator, generator.endpoint
+        finally:
+            generator.endpoint.close()
+    except BaseException:
+        answers.close()
+        raise
+    answers.remove()
+
+
+def _graders(settings: EvaluateSettings, context: StageContext) -> GraderPool:
+    own = settings.evaluation.own_graders
+    return GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE, own)
 
 
 def fill_parts(evaluator: Evaluator, cells: Sequence[Asked], out: Path, progress: ResponseProgress) -> None:

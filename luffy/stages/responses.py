@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from luffy.config.execution import ExecutionConfig
-from luffy.config.model import DType
+from luffy.config.model import DType, EndpointModel
+from luffy.data.prompt_templates import OWN
 from luffy.evaluation.results import SampleRecord
 from luffy.rollout.engine import SwappableEngine
 from luffy.rollout.server_engine import ServerEngine
+from luffy.rollout.text_answers import TextAnswers
+from luffy.rollout.text_endpoint import CHAT, TEXT, TextEndpoint
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages.program import StageContext
@@ -26,6 +29,27 @@ class Generator:
     engine: SwappableEngine
     batch_size: int
     """Prompts that it is best given at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointGenerator:
+    """What answers prompts as text."""
+
+    endpoint: TextEndpoint
+    batch_size: int
+
+
+def open_endpoint(
+    model: EndpointModel, templates: Sequence[str], execution: ExecutionConfig, answers: TextAnswers
+) -> EndpointGenerator:
+    """A model that others serve, to be asked under all of `templates`; the caller closes it.
+
+    Raises ConfigError for an endpoint that cannot be asked so.
+    """
+    config = execution.server
+    paths = tuple(dict.fromkeys(CHAT if template == OWN else TEXT for template in templates))
+    endpoint = TextEndpoint.connect(model, config, paths, answers)
+    return EndpointGenerator(endpoint, _FULL_BATCHES * config.concurrency * len(config.urls))
 
 
 def open_generator(engine: str, model: Path, dtype: DType, execution: ExecutionConfig, longest: int) -> Generator:

@@ -130,7 +130,10 @@ def _method(use: Use) -> str:
 
 def _checkpoint(checkpoint: str, config: Mapping[str, object], step: int | None) -> str:
     if checkpoint == "base":
-        path = _section(config, "model").get("path")
+        model = _section(config, "model")
+        path, served = model.get("path"), _section(model, "endpoint").get("name")
+        if isinstance(served, str):
+            return f"{served} (API)"
         return _model(path) if isinstance(path, str) else wording.checkpoint("base")
     steps = step if step is not None else _section(config, "rl").get("steps") if checkpoint == "rl" else None
     return wording.checkpoint(checkpoint) + (f" step {steps}" if steps is not None else "")

@@ -423,7 +423,7 @@ def test_servers_and_who_uses_them_go_together(overrides: list[str], fragment: s
 def test_servers_allow_staleness_without_ray() -> None:
     served = ["rl.engine=openai", "execution.server.urls=[http://a:8000/v1]", "rl.max_staleness=1"]
     config = load_experiment(SMOKE, ["chain=rl", "method=luffy", *served])
-    assert config.execution.server.urls == ("http://a:8000",)
+    assert config.execution.server.roots == ("http://a:8000",)
 
 
 def test_terms_that_learn_from_rollouts_by_their_outcome_are_corrected_too() -> None:

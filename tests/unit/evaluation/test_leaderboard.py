@@ -297,3 +297,23 @@ def test_a_model_that_was_evaluated_by_itself_has_its_own_name(workspace: Worksp
     embedded = ["base=null", "data.corpus=null", "model.architecture=null"]
     write_run(workspace, "smoke-1", {"evaluate_base": "k"}, f"model.path={path}", *embedded)
     assert names(board_of(workspace)) == [f"smoke · {name}"]
+
+
+def test_models_behind_an_api_are_told_apart_by_how_they_were_asked(workspace: Workspace) -> None:
+    """In one table with models that were run here."""
+    write_evaluation(workspace, "local", {GREEDY: first(50)})
+    write_run(workspace, "smoke-1", {"evaluate_base": "local"})
+    served = [
+        "base=null", "data.corpus=null", "model.architecture=null", "model.endpoint.name=org/gpt-x",
+        "stages=[prepare_data, base, evaluate]", "evaluation.engine=openai", "execution.server.urls=[http://a:1]",
+    ]  # fmt: skip
+    for number, effort in enumerate(("low", "high")):
+        write_evaluation(workspace, effort, {GREEDY: first(60 + number)}, evaluation={"engine": "openai"})
+        asked = f"model.endpoint.request.reasoning_effort={effort}"
+        write_run(workspace, f"smoke-{number + 2}", {"evaluate_base": effort}, *served, asked)
+    (table,) = board_of(workspace).tables
+    assert sorted(row.name.text for row in table.rows) == [
+        "smoke · base",
+        "smoke · org/gpt-x (API) · model.endpoint.request.reasoning_effort=high",
+        "smoke · org/gpt-x (API) · model.endpoint.request.reasoning_effort=low",
+    ]

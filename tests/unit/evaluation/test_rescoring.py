@@ -13,6 +13,7 @@ from luffy.errors import DataError
 from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
 from luffy.evaluation.protocol import Evaluator, Suite, protocol_of
 from luffy.evaluation.rescoring import compare_gradings, read_problems, regrade, write_regraded
+from luffy.evaluation.respondents import TokenRespondent
 from luffy.evaluation.results import (
     EvaluationResults,
     SampleRecord,
@@ -39,7 +40,7 @@ def evaluated(folder: Path, kind: GraderKind) -> Path:
     config = EvaluationConfig(decodings=DECODINGS, max_response_tokens=64, suites={"sums": SuiteConfig(grader=kind)})
     tokenizer = tiny_tokenizer()
     with GraderPool(1, 5.0) as pool:
-        evaluator = Evaluator(ScriptedEngine(tokenizer, answer), pool, tokenizer, config, 7, 4)
+        evaluator = Evaluator(TokenRespondent(ScriptedEngine(tokenizer, answer), tokenizer), pool, config, 7, 4)
         records = evaluator.evaluate(Suite("sums", problems(9)), "greedy", lambda batch: None)
     folder.mkdir()
     write_sample_records(folder / "samples.jsonl", records)

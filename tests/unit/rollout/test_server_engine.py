@@ -439,10 +439,14 @@ def test_a_url_that_cannot_be_right_is_refused(url: str) -> None:
         load_experiment(SMOKE, ["evaluation.engine=openai", f"execution.server.urls=['{url}']"])
 
 
-def test_urls_are_the_roots_of_different_servers() -> None:
-    urls = ("http://a:1/", "https://a/x/v1/", "http://[::1]:8000/v1", "http://127.0.0.1")
-    expected = ("http://a:1", "https://a/x", "http://[::1]:8000", "http://127.0.0.1")
-    assert ServerConfig(urls=urls).urls == expected
+def test_urls_are_those_of_different_servers_with_or_without_what_openai_puts_below_them() -> None:
+    config = ServerConfig(
+        urls=("http://a:1/", "https://a/x/v1/", "http://[::1]:8000/v1", "http://b", "https://c/openai")
+    )
+    assert config.roots == ("http://a:1", "https://a/x", "http://[::1]:8000", "http://b", "https://c/openai")
+    assert config.api_roots == (
+        "http://a:1/v1", "https://a/x/v1", "http://[::1]:8000/v1", "http://b/v1", "https://c/openai",
+    )  # fmt: skip
     with pytest.raises(ValueError, match="give each server once"):
         ServerConfig(urls=("http://a:1", "http://a:1/v1"))
 

@@ -1,0 +1,316 @@
+"""A model that others serve, behind OpenAI's protocol: text in, text out, and nothing of its tokens but their number.
+
+    endpoint = TextEndpoint.connect(EndpointModel(name="gpt-x"), ServerConfig(urls=(url,)), [CHAT], answers)
+    answered = endpoint.generate([TextRequest(messages, seed)], params)
+
+A chat is asked of `/chat/completions`, where the server applies the model's own template, a text of `/completions`.
+Whether the endpoint minds `seed` is its own affair: many say that they only try, and some ignore it. What else shapes
+its draws by default (llama.cpp's `top_k` and `min_p`, say) is not undone; `model.endpoint.request` can say more.
+"""
+
+import asyncio
+import difflib
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from luffy.config.execution import ServerConfig
+from luffy.config.model import EndpointModel
+from luffy.errors import ClusterError, ConfigError, LuffyError
+from luffy.files import write_atomic
+from luffy.rollout.engine import SamplingParams
+from luffy.rollout.http_client import Answer, HTTPClient, LoopThread, NoAnswer, Refused
+from luffy.rollout.text_answers import TextAnswers, TextCompletion
+from luffy.types import FinishReason, Message
+
+logger = logging.getLogger(__name__)
+_FILE = "endpoint.json"
+CHAT = "/chat/completions"
+TEXT = "/completions"
+_UNAUTHORISED = (401, 403)
+_NO_SUCH_PATH = (404, 405, 501)
+_REFUSED_FOR_GOOD = 400
+_SERVER_ERROR = 500
+_MAX_TOKENS, _MAX_COMPLETION_TOKENS = "max_tokens", "max_completion_tokens"
+_LONGEST_COMPLAINT = 500
+_SHORTEST_QUOTE = 12
+_SEED_LIMIT = 2**31
+"""Several endpoints take no larger seed."""
+_FILTERED = "content_filter"
+_FINISH_REASONS = {
+    "stop": FinishReason.STOP,
+    "eos_token": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    _FILTERED: FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+}
+_STOPPED_AT = ("stop_reason", "matched_stop")
+"""Where vLLM and SGLang say which of the stop texts ended a response."""
+_REASONING = ("reasoning_content", "reasoning")
+
+
+def write_endpoint(folder: Path, model: EndpointModel) -> None:
+    """Put the description of a model that others serve where the weights of others are."""
+    folder.mkdir(exist_ok=True)
+    write_atomic(folder / _FILE, model.model_dump_json(indent=1) + "\n")
+
+
+def read_endpoint(folder: Path) -> EndpointModel | None:
+    """What `write_endpoint` wrote; None for a folder with weights."""
+    file = folder / _FILE
+    return EndpointModel.model_validate_json(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """One response to get."""
+
+    prompt: str | tuple[Message, ...]
+    """A text to continue, or the turns of a chat."""
+    seed: int
+
+    @property
+    def path(self) -> str:
+        """Of the endpoint that takes it."""
+        return TEXT if isinstance(self.prompt, str) else CHAT
+
+
+@dataclass(slots=True)
+class _Server:
+    client: HTTPClient
+    running: int = 0
+
+
+class TextEndpoint:
+    """Generates by one model on any number of servers, each request on the one that has the least to do.
+
+    What has come back is kept in `answers` at once, and what is there already is not asked for again.
+    """
+
+    def __init__(self, model: EndpointModel, config: ServerConfig, answers: TextAnswers) -> None:
+        self._loop = LoopThread()
+        self._servers = [_Server(HTTPClient(url, config)) for url in config.api_roots]
+        self._places = asyncio.Semaphore(config.concurrency * len(self._servers))
+        self._model = model
+        self._key_variable = config.api_key_variable
+        self._answers = answers
+        self._limit_name = _MAX_TOKENS
+        self._num_filtered = 0
+
+    @classmethod
+    def connect(
+        cls, model: EndpointModel, config: ServerConfig, paths: Sequence[str], answers: TextAnswers
+    ) -> "TextEndpoint":
+        """One whose servers answer on each of `paths` (`CHAT`, `TEXT`).
+
+        ConfigError for a server that cannot be reached, refuses the API key or has no such path. Nothing is generated.
+        """
+        endpoint = cls(model, config, answers)
+        try:
+            endpoint._loop.run(endpoint._check(paths))
+        except BaseException:
+            endpoint.close()
+            raise
+        return endpoint
+
+    def generate(self, requests: Sequence[TextRequest], params: SamplingParams) -> list[TextCompletion]:
+        """One completion a request, in the order of the requests.
+
+        Raises ConfigError for a request that the endpoint refuses for good, and ClusterError when it fails.
+        """
+        return self._loop.run(self._generate(requests, params))
+
+    def close(self) -> None:
+        """Let the servers go. May be called twice."""
+        if self._loop.is_closed:
+            return
+        if self._num_filtered:
+            logger.warning("%d responses were ended by the endpoint's content filter", self._num_filtered)
+        self._loop.run(self._disconnect())
+        self._loop.close()
+
+    async def _disconnect(self) -> None:
+        for server in self._servers:
+            await server.client.close()
+
+    async def _check(self, paths: Sequence[str]) -> None:
+        for server in self._servers:
+            for path in paths:
+                try:
+                    # Without a prompt: only whether there is such an endpoint.
+                    answer = await server.client.ask(path, {"model": self._model.name, _MAX_TOKENS: 1})
+                except NoAnswer as error:
+                    raise ConfigError(f"execution.server.urls: {error}; start the server or correct the URL") from error
+                if answer.status in (*_UNAUTHORISED, *_NO_SUCH_PATH):
+                    raise self._refusal(server.client, path, answer.status, answer.complaint)
+
+    async def _generate(self, requests: Sequence[TextRequest], params: SamplingParams) -> list[TextCompletion]:
+        failures: list[LuffyError] = []
+
+        async def complete(request: TextRequest) -> TextCompletion | None:
+            try:
+                return None if failures else await self._complete(request, params, failures)
+            except LuffyError as error:
+                failures.append(error)
+                return None
+
+        # From the first failure on nothing more is asked; what is under way is paid for, and is waited for.
+        completions = await asyncio.gather(*map(complete, requests))
+        if failures:
+            raise failures[0]
+        return [completion for completion in completions if completion is not None]
+
+    async def _complete(
+        self, request: TextRequest, params: SamplingParams, failures: Sequence[LuffyError]
+    ) -> TextCompletion | None:
+        """The completion; None where another request has failed before this one was asked."""
+        key = _key(request, self._body(request, params, _MAX_TOKENS))
+        known = self._answers.find(key)
+        if known is not None:
+            return known
+        async with self._places:
+            if failures:
+                return None
+            server = min(self._servers, key=lambda server: server.running)
+            server.running += 1
+            try:
+                answer = await self._ask(server.client, request, params)
+            finally:
+                server.running -= 1
+        completion = self._completion(server.client.url, answer, params)
+        self._answers.add(key, completion)
+        return completion
+
+    async def _ask(self, client: HTTPClient, request: TextRequest, params: SamplingParams) -> Mapping[str, Any]:
+        limit_name = self._limit_name
+        try:
+            body = self._body(request, params, limit_name)
+            return await client.must_in_the_end(request.path, body, even_if_silent=True)
+        except Refused as error:
+            # OpenAI's reasoning models want the limit under another name, and say so.
+            if limit_name == _MAX_TOKENS and _wants_other_name(error.answer):
+                self._limit_name = _MAX_COMPLETION_TOKENS
+                return await self._ask(client, request, params)
+            complaint = _unquoted(error.answer.complaint, request)
+            if _REFUSED_FOR_GOOD <= error.answer.status < _SERVER_ERROR and not error.answer.may_pass:
+                raise self._refusal(client, request.path, error.answer.status, complaint) from None
+            raise type(error)(f"{client.url}{request.path}: {complaint}; {_GOES_ON}", error.answer) from None
+        except NoAnswer as error:
+            raise NoAnswer(f"{error}; {_GOES_ON}") from error
+
+    def _body(self, request: TextRequest, params: SamplingParams, limit_name: str) -> dict[str, object]:
+        asked: dict[str, object] = (
+            {"prompt": request.prompt}
+            if isinstance(request.prompt, str)
+            else {"messages": [{"role": turn.role, "content": turn.content} for turn in request.prompt]}
+        )
+        fields = {
+            "model": self._model.name,
+            **asked,
+            limit_name: params.max_response_tokens,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "seed": request.seed % _SEED_LIMIT,
+            **({"stop": list(params.stop)} if params.stop else {}),
+            **self._model.request,
+        }
+        left_out = [name for name, value in self._model.request.items() if value is None]
+        return {name: value for name, value in fields.items() if name not in left_out}
+
+    def _completion(self, url: str, answer: Mapping[str, Any], params: SamplingParams) -> TextCompletion:
+        try:
+            choice = answer["choices"][0]
+            text = _text(choice)
+            finish_reason = choice["finish_reason"]
+            num_tokens = int(answer["usage"]["completion_tokens"])
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ClusterError(
+                f"{url}: what it answered is no completion with text, finish_reason and usage.completion_tokens "
+                f"({type(error).__name__}: {error}); {_GOES_ON}"
+            ) from None
+        if finish_reason not in _FINISH_REASONS:
+            raise ClusterError(f"{url}: ended a response by {finish_reason!r}; {_GOES_ON}")
+        self._num_filtered += finish_reason == _FILTERED
+        reason = _FINISH_REASONS[finish_reason]
+        if reason is FinishReason.STOP:
+            text += _cut_off(text, choice, params.stop)
+        # A lone surrogate is no text that could be written down.
+        return TextCompletion(text.encode(errors="replace").decode(), num_tokens, reason)
+
+    def _refusal(self, client: HTTPClient, path: str, status: int, complaint: str) -> ConfigError:
+        """One line for a request that is refused for good."""
+        url, model = f"{client.url}{path}", self._model.name
+        if status in _UNAUTHORISED:
+            holds = "holds one that it refuses" if client.has_key else "is not set"
+            return ConfigError(
+                f"{url}: {complaint}: it wants another API key; that is taken from the environment variable "
+                f"{self._key_variable} (execution.server.api_key_variable), which {holds}"
+            )
+        if status in _NO_SUCH_PATH:
+            return ConfigError(f"{url}: {complaint}: no model {model!r} to be asked there; {_OTHERWISE[path]}")
+        return ConfigError(f"{url}: the model {model!r} refuses the request: {complaint}")
+
+
+_GOES_ON = "what has come back is kept, and the same command goes on behind it"
+_OTHERWISE = {
+    CHAT: "correct the model's name or the URL, or, where the endpoint has no chat, take another evaluation.template "
+    "than own (`none` is the question alone)",
+    TEXT: "an evaluation.template other than own is a text, which needs this path; where the endpoint has a chat "
+    "alone, take evaluation.template: own",
+}
+
+
+def _wants_other_name(answer: Answer) -> bool:
+    return answer.status == _REFUSED_FOR_GOOD and _MAX_COMPLETION_TOKENS in answer.complaint
+
+
+def _unquoted(complaint: str, request: TextRequest) -> str:
+    """A complaint, shortened, without what it quotes of the prompt: some problems may be shown nowhere."""
+    asked = request.prompt if isinstance(request.prompt, str) else "\n".join(turn.content for turn in request.prompt)
+    rest = complaint[:_LONGEST_COMPLAINT]
+    while True:
+        quote = difflib.SequenceMatcher(None, rest, asked, autojunk=False).find_longest_match()
+        if quote.size < _SHORTEST_QUOTE:
+            return rest
+        rest = f"{rest[: quote.a]}…{rest[quote.a + quote.size :]}"
+
+
+def _key(request: TextRequest, body: Mapping[str, object]) -> str:
+    """Of the request with its draw, which not every endpoint is told."""
+    return hashlib.sha256(json.dumps([request.path, request.seed, body]).encode()).hexdigest()
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    """What the model said, reasoning that the server has taken apart in front as models write it."""
+    if "message" not in choice:
+        return str(choice["text"])
+    message = choice["message"]
+    content = message.get("content") or ""
+    reasoning = next((message[name] for name in _REASONING if message.get(name)), "")
+    if not isinstance(content, str) or not isinstance(reasoning, str):
+        raise TypeError("content is no text")
+    if not reasoning:
+        return content
+    # Cut at the limit before an answer began, the reasoning is not closed.
+    is_closed = bool(content) or choice["finish_reason"] != FinishReason.LENGTH
+    return f"<think>\n{reasoning}" + (f"\n</think>\n\n{content}" if is_closed else "")
+
+
+def _cut_off(text: str, choice: Mapping[str, Any], stops: Sequence[str]) -> str:
+    """The stop text that the server has cut off, which belongs to the response; empty where there is none.
+
+    A server that does not say where it stopped is believed to have done so at a closing tag whose element is open.
+    """
+    said = next((choice[name] for name in _STOPPED_AT if choice.get(name) in stops), None)
+    if said is not None:
+        return "" if text.endswith(said) else str(said)
+    return next((stop for stop in stops if _closes(stop, text)), "")
+
+
+def _closes(stop: str, text: str) -> bool:
+    is_tag = stop.startswith("</") and stop.endswith(">")
+    return is_tag and text.rfind(f"<{stop[2:]}") > text.rfind(stop)

@@ -1,0 +1,369 @@
+"""`TextEndpoint` against small HTTP servers that answer as OpenAI's protocol wants it, or as some servers do."""
+
+import email.utils
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal, text_completion
+
+from luffy.config.execution import ServerConfig
+from luffy.config.model import EndpointModel
+from luffy.errors import ClusterError, ConfigError
+from luffy.rollout import http_client, text_endpoint
+from luffy.rollout.engine import SamplingParams
+from luffy.rollout.text_answers import TextAnswers, TextCompletion
+from luffy.rollout.text_endpoint import TextEndpoint, TextRequest
+from luffy.types import FinishReason, Message
+
+PARAMS = SamplingParams(0.7, max_response_tokens=8, stop_token_ids=(), top_p=0.9, stop=("</answer>",))
+KEY = "sk-hunter2"
+Answer = Callable[[str, dict], Reply | None]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Endpoint]]:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.01)
+    running: list[Endpoint] = []
+
+    def start(*arguments: object, **named: object) -> Endpoint:
+        running.append(Endpoint(*arguments, **named))  # type: ignore[arg-type]
+        return running[-1]
+
+    yield start
+    for endpoint in running:
+        endpoint.close()
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Iterator[Callable[..., TextEndpoint]]:
+    opened: list[TextEndpoint] = []
+
+    def open_one(
+        *served: Endpoint,
+        paths: tuple[str, ...] = ("/chat/completions",),
+        request: dict | None = None,
+        **config: object,
+    ) -> TextEndpoint:
+        servers = ServerConfig(urls=tuple(each.url for each in served), **config)  # type: ignore[arg-type]
+        model = EndpointModel(name="gpt-x", request=request or {})
+        opened.append(TextEndpoint.connect(model, servers, paths, TextAnswers(tmp_path / "answers.jsonl")))
+        return opened[-1]
+
+    yield open_one
+    for endpoint in opened:
+        endpoint.close()
+
+
+def chats(count: int) -> list[TextRequest]:
+    return [TextRequest((Message("system", "Think."), Message("user", f"{i} + 1?")), 2**40 + i) for i in range(count)]
+
+
+def one(endpoint: TextEndpoint, params: SamplingParams = PARAMS) -> TextCompletion:
+    return endpoint.generate(chats(1), params)[0]
+
+
+def in_turn(*replies: Reply | None) -> Answer:
+    """Each reply once, and then the honest one."""
+    left = list(replies)
+    return lambda path, body: left.pop(0) if left else by_seed(path, body)
+
+
+def test_a_chat_is_asked_with_all_that_the_protocol_says(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
+) -> None:
+    served = serve(key=KEY)
+    one(connect(served, request={"reasoning_effort": "low"}))
+    assert served.asked == [
+        (
+            CHAT,
+            {
+                "model": "gpt-x",
+                "messages": [{"role": "system", "content": "Think."}, {"role": "user", "content": "0 + 1?"}],
+                "max_tokens": 8,
+                "temperature": 0.7,
+                "top_p": 0.9,
+                "seed": 2**40 % 2**31,
+                "stop": ["</answer>"],
+                "reasoning_effort": "low",
+            },
+        )
+    ]
+
+
+def test_a_text_is_continued(serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]) -> None:
+    served = serve(lambda path, body: text_completion(f"{path} {body['prompt']}", "length"))
+    endpoint = connect(served, paths=("/completions",), request={"seed": None})
+    assert endpoint.generate([TextRequest("1 + 1 =", 3)], PARAMS) == [
+        TextCompletion(f"{TEXT} 1 + 1 =", 7, FinishReason.LENGTH)
+    ]
+    assert "seed" not in served.asked[0][1]
+
+
+def test_completions_come_in_the_order_of_the_requests_from_all_servers(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
+) -> None:
+    def slow(path: str, body: dict) -> Reply:
+        time.sleep(0.02)
+        return completion(body["messages"][1]["content"])
+
+    servers = serve(slow), serve(slow)
+    found = connect(*servers, concurrency=2).generate(chats(12), PARAMS)
+    assert [each.text for each in found] == [f"{i} + 1?" for i in range(12)]
+    assert [len(each.asked) for each in servers] == [6, 6]
+    assert {each.most_at_once for each in servers} == {2}
+
+
+@pytest.mark.parametrize(
+    ("message", "finish_reason", "text"),
+    [
+        ({"content": "2", "reasoning_content": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
+        ({"content": "2", "reasoning": "1 + 1"}, "stop", "<think>\n1 + 1\n</think>\n\n2"),
+        ({"content": None, "reasoning_content": "\\boxed{2}"}, "length", "<think>\n\\boxed{2}"),
+        ({"content": "", "reasoning": "hm"}, "stop", "<think>\nhm\n</think>\n\n"),
+        ({"content": "<think>1</think>2", "reasoning_content": None}, "stop", "<think>1</think>2"),
+        ({"content": None}, "content_filter", ""),
+        ({"content": "a \ud800"}, "eos_token", "a ?"),
+    ],
+)
+def test_reasoning_stands_before_the_answer_as_models_write_it(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], message: dict, finish_reason: str, text: str
+) -> None:
+    assert one(connect(serve(lambda path, body: completion("", finish_reason, **message)))).text == text
+
+
+@pytest.mark.parametrize(
+    ("said", "choice", "text"),
+    [
+        ("<answer>2", {"stop_reason": "</answer>"}, "<answer>2</answer>"),
+        ("<answer>2</answer>", {"matched_stop": "</answer>"}, "<answer>2</answer>"),
+        ("<answer>2", {}, "<answer>2</answer>"),
+        ("<answer>2", {"matched_stop": 151645}, "<answer>2</answer>"),
+        ("2", {}, "2"),
+        ("<answer>2", {"finish_reason": "length"}, "<answer>2"),
+    ],
+)
+def test_a_stop_text_that_the_server_cut_off_belongs_to_the_response(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], said: str, choice: dict, text: str
+) -> None:
+    endpoint = connect(serve(lambda path, body: text_completion(said, **choice)), paths=("/completions",))
+    assert endpoint.generate([TextRequest("2", 3)], PARAMS)[0].text == text
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        [refusal(503, "overloaded")] * 2,
+        [refusal(429, "slow down", Retry_After="0")] * 2,
+        [None, refusal(408, "too slow")],
+        [refusal(200, "upstream failed")] * 2,
+    ],
+    ids=["5xx", "429", "hangs up", "200 with an error"],
+)
+def test_what_may_pass_is_tried_again(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], trouble: list[Reply | None]
+) -> None:
+    served = serve(in_turn(*trouble))
+    assert one(connect(served, max_retries=2)).finish_reason is FinishReason.STOP
+    assert len(served.asked) == 3
+    with pytest.raises(ClusterError, match="the same command goes on behind it"):
+        one(connect(serve(lambda path, body: trouble[0]), max_retries=1), SamplingParams(1.0, 9, ()))
+
+
+def test_silence_is_tried_again_too(serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]) -> None:
+    once = threading.Event()
+
+    def silent(path: str, body: dict) -> Reply:
+        if not once.is_set():
+            once.set()
+            time.sleep(0.6)
+        return by_seed(path, body)
+
+    served = serve(silent)
+    one(connect(served, request_timeout_s=0.3))
+    assert len(served.asked) == 2
+
+
+@pytest.mark.parametrize("asks", ["0.2", "a date"])
+def test_a_server_that_says_when_is_not_asked_before(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], asks: str
+) -> None:
+    when = email.utils.formatdate(time.time() + 2, usegmt=True) if asks == "a date" else asks
+    served = serve(in_turn(refusal(429, "slow down", Retry_After=when)))
+    began = time.monotonic()
+    one(connect(served))
+    assert time.monotonic() - began > (0.9 if asks == "a date" else 0.2)
+    assert len(served.asked) == 2
+
+
+def test_a_server_that_wants_to_be_left_alone_for_a_day_is(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
+) -> None:
+    served = serve(in_turn(refusal(429, "daily limit", Retry_After="86400")))
+    with pytest.raises(ClusterError, match=r"status 429: daily limit \(asks to be left alone: 86400\); what has come"):
+        one(connect(served))
+    assert len(served.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (refusal(404, "no such model"), r"status 404: no such model: no model 'gpt-x' to be asked there; correct the"),
+        (refusal(400, "bad temperature"), r"the model 'gpt-x' refuses the request: status 400: bad temperature$"),
+        (refusal(402, "no credit"), r"refuses the request: status 402: no credit$"),
+        (refusal(401, f"wrong key {KEY}"), r"wrong key \*\*\*: it wants another API key; .* OPENAI_API_KEY .*refuses$"),
+    ],
+)
+def test_what_cannot_pass_is_one_line_and_not_tried_again(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], reply: Reply, message: str
+) -> None:
+    served = serve(lambda path, body: reply)
+    with pytest.raises(ConfigError, match=message) as caught:
+        one(connect(served))
+    assert "\n" not in str(caught.value)
+    assert KEY not in str(caught.value)
+    assert len(served.asked) == 1
+
+
+def test_a_complaint_is_shown_without_the_prompt_that_it_quotes(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
+) -> None:
+    secret = "Which of these isotopes decays first, and into what?"
+    served = serve(lambda path, body: refusal(400, f"input {body['messages']} is too long" + "x" * 900))
+    with pytest.raises(ConfigError, match="is too long") as caught:
+        connect(served).generate([TextRequest((Message("user", secret),), 1)], PARAMS)
+    assert "isotopes" not in str(caught.value)
+    assert len(str(caught.value)) < 800
+
+
+def test_a_model_that_wants_the_limit_under_its_other_name_gets_it(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
+) -> None:
+    def reasoning_model(path: str, body: dict) -> Reply:
+        if "max_tokens" in body:
+            return refusal(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
+        return by_seed(path, body)
+
+    served = serve(reasoning_model)
+    endpoint = connect(served, concurrency=1)
+    endpoint.generate(chats(4), PARAMS)
+    assert [("max_tokens" in body, body.get("max_completion_tokens")) for _, body in served.asked] == [
+        (True, None), *[(False, 8)] * 4,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>", {"choices": []}, {"choices": [{"text": "a", "finish_reason": "stop"}]}, completion("", "abort").body],
+)
+def test_what_is_no_completion_is_refused(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], body: object
+) -> None:
+    with pytest.raises(ClusterError, match=r"is no completion with text|ended a response by 'abort'"):
+        one(connect(serve(lambda path, asked: Reply(body=body))))
+
+
+def test_an_endpoint_is_refused_before_anything_is_asked(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(paths=(CHAT,), key=KEY)
+    with pytest.raises(ConfigError, match=r"/v1/completions: status 404: Not Found: .* take evaluation.template: own$"):
+        connect(served, paths=("/chat/completions", "/completions"))
+    monkeypatch.setenv("OTHER_KEY", "sk-wrong")
+    with pytest.raises(
+        ConfigError, match=r"provided: Bearer \*\*\*: .*variable OTHER_KEY .*holds one that it refuses$"
+    ):
+        connect(served, api_key_variable="OTHER_KEY")
+    with pytest.raises(
+        ConfigError, match=r"variable UNSET_KEY \(execution.server.api_key_variable\), which is not set$"
+    ):
+        connect(served, api_key_variable="UNSET_KEY")
+    assert served.asked == []
+    served.close()
+    with pytest.raises(ConfigError, match=r"urls: http://127.*: no answer \(.*; start the server or correct the URL"):
+        connect(served)
+
+
+@pytest.mark.parametrize("key", ["sk hunter2", "sk-hunter2\r", "sk-hünter2"])
+def test_a_key_that_cannot_be_one_is_not_shown(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(ConfigError, match=r"variable OPENAI_API_KEY .* holds no API key") as caught:
+        connect(serve())
+    assert "nter2" not in str(caught.value)
+
+
+def test_what_has_come_back_is_not_asked_again(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], tmp_path: Path
+) -> None:
+    left = [8]
+
+    def dying(path: str, body: dict) -> Reply:
+        left[0] -= 1
+        return by_seed(path, body) if left[0] >= 0 else refusal(500, "out of memory")
+
+    served = serve(dying)
+    with pytest.raises(ClusterError, match="out of memory"):
+        connect(served, concurrency=1, max_retries=0).generate(chats(12), PARAMS)
+    with (tmp_path / "answers.jsonl").open("ab") as file:
+        file.write(b'{"key": "torn')
+    left[0], asked = 100, len(served.asked)
+    found = connect(served, concurrency=1).generate(chats(12), PARAMS)
+    assert len(served.asked) - asked == 4
+    (tmp_path / "answers.jsonl").unlink()
+    assert found == connect(serve()).generate(chats(12), PARAMS)
+
+
+def test_what_is_under_way_when_another_request_fails_is_kept_and_nothing_more_is_asked(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], tmp_path: Path
+) -> None:
+    refused = threading.Event()
+
+    def one_bad(path: str, body: dict) -> Reply:
+        if body["messages"][1]["content"] == "1 + 1?":
+            refused.set()
+            return refusal(400, "no")
+        assert refused.wait(10)
+        time.sleep(0.2)
+        return by_seed(path, body)
+
+    served = serve(one_bad)
+    with pytest.raises(ConfigError, match="status 400: no"):
+        connect(served, concurrency=3).generate(chats(9), PARAMS)
+    assert len(served.asked) == 3
+    assert (tmp_path / "answers.jsonl").read_bytes().count(b"\n") == 2
+
+
+def test_answers_belong_to_a_request_and_its_draw(
+    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
+) -> None:
+    served = serve(lambda path, body: completion("the same"))
+    endpoint = connect(served, request={"seed": None})
+    turns = (Message("user", "1"),)
+    for seed, params in ((1, PARAMS), (2, PARAMS), (1, SamplingParams(1.0, 8, ())), (1, PARAMS)):
+        endpoint.generate([TextRequest(turns, seed)], params)
+    assert len(served.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "complaint"),
+    [
+        ({"max_tokens": 9}, "request.max_tokens is not for here"),
+        ({"temperature": 0.2}, "request.temperature is decided by the protocol"),
+    ],
+)
+def test_what_the_protocol_decides_is_not_asked_otherwise(request_fields: dict, complaint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        EndpointModel(name="m", request=request_fields)
+
+
+def test_a_description_is_read_back(tmp_path: Path) -> None:
+    model = EndpointModel(name="org/m", request={"seed": None, "chat_template_kwargs": {"enable_thinking": False}})
+    text_endpoint.write_endpoint(tmp_path / "model", model)
+    assert text_endpoint.read_endpoint(tmp_path / "model") == model
+    assert text_endpoint.read_endpoint(tmp_path) is None
