@@ -15,9 +15,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.load import PresetKind, available_presets, experiment_of_values, read_overridden
+from luffy.config.load import PresetKind, available_presets, experiment_of_values, load_experiment, read_overridden
 from luffy.config.recipes import RECIPE_KEYS
 from luffy.config.shipped import recipe_names
+from luffy.errors import ConfigError
 
 _WHERE = "form"
 _PRESETS: dict[str, tuple[PresetKind, str]] = {
@@ -50,20 +51,49 @@ class ExperimentForm(dict[str, Any]):
 def experiment_of_form(values: dict[str, Any]) -> ExperimentConfig:
     """The experiment; raises ConfigError with one line for each mistake, as for a file.
 
-    An empty section (null) is one that is not given.
+    What is empty (null) is not given: a section, and what presets may say within `sft`, `rl` and `objective`.
     """
-    given = {name: value for name, value in values.items() if value is not None}
+    given = {
+        name: _without_nulls(value) if name in _FILLED_BY_PRESETS else value
+        for name, value in values.items()
+        if value is not None
+    }
     return experiment_of_values(json.loads(json.dumps(given)), given_at=_WHERE)  # a copy: recipes are resolved in place
 
 
 def form_of_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The values of a form that is the experiment in `path` with `overrides`; raises ConfigError."""
+    """The values of a form that is the experiment in `path` with `overrides`.
+
+    Raises ConfigError, also where a form cannot say the same.
+    """
     values, _ = read_overridden(path, overrides)
     for kind in _PRESETS:
         name = values.get(kind)
         if isinstance(name, str) and name.endswith((".yaml", ".yml")):
             values[kind] = str(path.parent / name)
-    return json.loads(json.dumps(values))
+    form, asked = json.loads(json.dumps(values)), load_experiment(path, overrides)
+    # A chain that was overridden by way of the method is one that only the stages can tell.
+    for candidate in (form, {**form, "stages": list(asked.stages)}):
+        if _says(candidate, asked):
+            return candidate
+    raise ConfigError(
+        f"{path}: a null in {', '.join(_FILLED_BY_PRESETS)} takes back what a preset says, which a form cannot; "
+        "use flows/full_pipeline.py"
+    )
+
+
+def _says(form: dict[str, Any], asked: ExperimentConfig) -> bool:
+    unnamed = dict.fromkeys(_PRESETS)  # a preset beside the file has another path here
+    try:
+        return experiment_of_form(form).model_copy(update=unnamed) == asked.model_copy(update=unnamed)
+    except ConfigError:
+        return False
+
+
+def _without_nulls(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_nulls(part) for name, part in value.items() if part is not None}
 
 
 class _Editor:
@@ -89,6 +119,8 @@ class _Editor:
         _join_branches(schema)
         for name, part in schema.get("properties", {}).items():
             part.setdefault("title", name.replace("_", " ").capitalize())
+            if part.get("type") == "object" and "default" not in part and name not in schema.get("required", []):
+                part["default"] = {}  # forms want one where pydantic makes it anew each time
 
 
 def _join_branches(schema: dict[str, Any]) -> None:
@@ -124,9 +156,30 @@ def _lay_over_presets(schema: dict[str, Any], handler: GetJsonSchemaHandler) -> 
     schema["required"].remove("stages")
     properties = schema["properties"]
     for key, (kind, description) in _PRESETS.items():
-        branches = [{"type": "string", "enum": available_presets(kind)}, {"type": "string", "pattern": r"\.ya?ml$"}]
+        shipped = {"title": "Preset", "type": "string", "enum": available_presets(kind)}
+        branches = [shipped, {"title": "File", "type": "string", "pattern": r"\.ya?ml$"}]
         properties[key] |= {"anyOf": [*branches, {"type": "null"}], "description": description}
     for section in _FILLED_BY_PRESETS:
         for branch in properties[section]["anyOf"]:
             if "$ref" in branch:
                 handler.resolve_ref_schema(branch).pop("required", None)
+        _say_defaults(properties[section]["anyOf"], handler, set())
+
+
+def _say_defaults(schema: Any, handler: GetJsonSchemaHandler, seen: set[str]) -> None:
+    """Defaults in words alone: a form hands in those it knows, and would overrule what the preset says with them."""
+    if isinstance(schema, list):
+        for part in schema:
+            _say_defaults(part, handler, seen)
+    if not isinstance(schema, dict):
+        return
+    if (reference := schema.get("$ref")) is not None and reference not in seen:
+        seen.add(reference)
+        _say_defaults(handler.resolve_ref_schema({"$ref": reference}), handler, seen)
+    for part in schema.get("properties", {}).values():
+        if part.get("default") is not None:
+            said = f"Default: {json.dumps(part.pop('default'))}, where the method says nothing."
+            part["description"] = " ".join(filter(None, [part.get("description"), said]))
+    for name, part in schema.items():
+        if name != "default":
+            _say_defaults(part, handler, seen)

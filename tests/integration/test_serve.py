@@ -309,18 +309,18 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, one_gpu):
 
     served.submit(SHORT, "--watch")
     holder = one_gpu(*LONG, "seed=5")
-    wait_until(lambda: taken() == 1)
-    cached, _ = one_gpu(*SHORT).communicate(timeout=60)
+    wait_until(lambda: taken() == 1, timeout_s=240)
+    cached, _ = one_gpu(*SHORT).communicate(timeout=240)
     assert "base: reused" in cached
-    sharing, _ = one_gpu(*SHORT, "seed=6", "execution.gpus=0").communicate(timeout=120)
+    sharing, _ = one_gpu(*SHORT, "seed=6", "execution.gpus=0").communicate(timeout=240)
     assert "base: finished" in sharing
     waiter = one_gpu(*SHORT, "seed=7")
-    wait_until(waiting)
+    wait_until(waiting, timeout_s=240)
     assert not [one for one in served.processes("luffy.stages.base") if "seed=7" in one]
     assert (taken(), waiter.poll()) == (1, None)
     holder.send_signal(signal.SIGINT)
     assert holder.wait(60) == 130
-    said, _ = waiter.communicate(timeout=120)
+    said, _ = waiter.communicate(timeout=240)
     assert waiter.returncode == 0, said
     assert "waiting for a slot" in said
     assert taken() == 0

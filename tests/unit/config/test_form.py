@@ -61,6 +61,15 @@ def test_a_mistake_is_the_line_that_the_command_line_prints(change, message):
     assert found.startswith("form: ")
 
 
+def test_a_null_that_takes_back_what_a_preset_says_cannot_be_said(tmp_path):
+    overrides = ["chain=sft", "method=sft", "sft.epochs=null", "sft.steps=3"]
+    child = tmp_path / "child.yaml"
+    child.write_text(SMOKE.read_text().replace("  epochs: 2\n", ""))
+    assert load_experiment(child, overrides).sft.steps == 3
+    with pytest.raises(ConfigError):
+        form_of_file(child, overrides)
+
+
 def test_reading_a_form_does_not_change_it():
     form = form_of_file(Path("exp_configs/luffy_qwen2.5_math_7b.yaml"))
     before = copy.deepcopy(form)

@@ -82,7 +82,8 @@ def test_the_form_shows_every_field_with_its_name_description_and_default(form_s
     assert "luffy" in shown["method"]["anyOf"][0]["enum"]
     rl, vllm = form_schema["definitions"]["RLConfig"]["properties"], form_schema["definitions"]["VLLMConfig"]
     assert set(rl) == set(RLConfig.model_fields)
-    assert rl["temperature"]["default"] == 1.0
+    assert rl["temperature"]["description"].endswith("Default: 1.0, where the method says nothing.")
+    assert shown["seed"]["default"] == 0
     assert vllm["properties"]["max_num_seqs"]["description"] == "Sequences decoded at the same time."
     assert "discriminator" not in json.dumps(form_schema)
 
@@ -111,3 +112,27 @@ def test_every_experiment_fits_the_form_and_is_the_same_experiment(form_schema, 
     assert experiment_of_form(values) == load_experiment(path)
     spelled_out = json.loads(load_experiment(path).model_dump_json())
     assert refusals(form_schema, spelled_out) == []
+
+
+def filled_in(schema, definitions, values):
+    """What the UI hands in for `values`: with every default that the schema gives, as far down as values reach."""
+    if isinstance(values, dict):
+        known = {}
+        for branch in [schema, *schema.get("anyOf", [])]:
+            model = definitions[branch["$ref"].split("/")[-1]] if "$ref" in branch else branch
+            if set(values) <= set(model.get("properties", {})):
+                known = known or model.get("properties", {})
+        given = {name: filled_in(part, definitions, values[name]) for name, part in known.items() if name in values}
+        return {**{name: part["default"] for name, part in known.items() if "default" in part}, **values, **given}
+    return values
+
+
+@pytest.mark.parametrize("overrides", [[], ["method=sft"], ["method=ppo"], ["method=chord", "chain=rl"]])
+def test_what_the_ui_fills_in_changes_nothing(form_schema, overrides):
+    values = form_of_file(ARITHMETIC, overrides)
+    definitions = form_schema["definitions"]
+    handed_in = filled_in(form_schema["properties"]["experiment"], definitions, values)
+    assert handed_in["execution"]["packing"] is False
+    assert handed_in["rl"]["critic"] is None
+    assert refusals(form_schema, handed_in) == []
+    assert experiment_of_form(handed_in) == load_experiment(ARITHMETIC, overrides)
