@@ -151,6 +151,6 @@ def test_ctrl_c_ends_all_runs_at_once_and_the_same_command_goes_on(compared):
     assert len(records) == 3  # its own, and those of the two runs that had begun
     assert {record["state"] for record in records} == {"interrupted"}
     plan = run(workspace, folder / "good.yaml", *long, "--dry-run").stdout
-    assert re.search(r"^sft_then_rl 1 +sft +\w{16} +resume from step \d", plan, re.MULTILINE)
-    assert re.search(r"^luffy 1 +rl +\w{16} .*interrupted", plan, re.MULTILINE)
+    for begun in ("sft_then_rl 1 +sft", "luffy 1 +rl"):  # "resume from step 12", once it has a checkpoint
+        assert re.search(rf"^{begun} +\w{{16}} .*interrupted", plan, re.MULTILINE)
     assert re.search(r"^all +evaluate_base +\w{16} +reused", plan, re.MULTILINE)
