@@ -1,13 +1,14 @@
 """What a run costs whose stages are all finished: wall time, and how much of it is this package's own.
 
-Run: python tests/benchmarks/cached_run.py [rounds]
+Run: python tests/benchmarks/cached_run.py [--rounds 5] [--workspace DIR]
 
-The smoke chain is made once. Then in turn, `rounds` times: `python flows/full_pipeline.py exp_configs/smoke.yaml`
-against a running Prefect server; the yardstick, a Prefect flow against the same server with as many tasks, which do
-nothing; and the flow with its embedded server. Each is a process from its start to its end. What is ours is the
-difference between the first two: imports, keys, reuse, display, artifacts.
+The smoke chain is made once (in DIR, if it is not finished there). Then in turn, `rounds` times: `python
+flows/full_pipeline.py exp_configs/smoke.yaml` against a running Prefect server; the yardstick, a Prefect flow against
+the same server with as many tasks, which do nothing; and the flow with its embedded server. Each is a process from its
+start to its end. What is ours is the difference between the first two: imports, keys, reuse, display, artifacts.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from luffy.config import load_experiment
 from luffy.pipeline.graph import build_graph
 
 YARDSTICK = "--yardstick"
+CACHED = "against a running server"
+ALONE = "yardstick: Prefect alone"
 NUM_TASKS = len(build_graph(load_experiment(ROOT / FLOW[-1])))
 
 
@@ -54,35 +57,43 @@ def own_imports_s(command: Sequence[str], env: Mapping[str, str]) -> float:
     return sum(own) / 1e6
 
 
-def main() -> None:
-    """Print the medians."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    with tempfile.TemporaryDirectory() as folder:
-        env = {**plain, "LUFFY_WORKSPACE": folder}
-        command = [sys.executable, *FLOW]
-        timed_run(command, env)
-        set_environment(Path(folder) / "server", debug=False)
-        server = ApiServer(Path(folder) / "server")
+def measure(workspace: Path, rounds: int) -> tuple[dict[str, list[tuple[float, float]]], float]:
+    """Wall and CPU seconds of each run by its kind, and those of our imports."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env["LUFFY_WORKSPACE"] = str(workspace)
+    command = [sys.executable, *FLOW]
+    timed_run(command, env)
+    with tempfile.TemporaryDirectory() as home:
+        set_environment(Path(home), debug=False)
+        server = ApiServer(Path(home))
         server.wait()
         served = {**os.environ, **env, "PREFECT_API_URL": server.url}
         runs = {
-            "against a running server": (command, served),
-            "yardstick: Prefect alone": ([sys.executable, __file__, YARDSTICK], served),
+            CACHED: (command, served),
+            ALONE: ([sys.executable, __file__, YARDSTICK], served),
             "with its embedded server": (command, env),
         }
+        spent: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
         try:
-            spent = {name: [] for name in runs}
             for _ in range(rounds):
                 for name, (started, surroundings) in runs.items():
                     spent[name].append(timed_run(started, surroundings))
-            imports = own_imports_s(command, served)
+            return spent, own_imports_s(command, served)
         finally:
             server.stop()
-    table = Table("run", "wall s", "CPU s", title=f"Medians of {rounds}")
+
+
+def main() -> None:
+    """Print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workspace", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        spent, imports = measure((options.workspace or Path(folder)).resolve(), options.rounds)
+    table = Table("run", "wall s", "CPU s", title=f"Medians of {options.rounds}")
     medians = {name: [median(column) for column in zip(*rows, strict=True)] for name, rows in spent.items()}
-    cached, alone = medians["against a running server"], medians["yardstick: Prefect alone"]
-    medians["ours: the difference"] = [ours - theirs for ours, theirs in zip(cached, alone, strict=True)]
+    medians["ours: the difference"] = [a - b for a, b in zip(medians[CACHED], medians[ALONE], strict=True)]
     for name, columns in medians.items():
         table.add_row(name, *(f"{value:.2f}" for value in columns))
     Console().print(table, f"of which loading our own modules: {imports:.2f} s (under Python's import profile)")

@@ -142,14 +142,15 @@ def test_ctrl_c_ends_all_runs_at_once_and_the_same_command_goes_on(compared):
             break
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "interrupted; the same command resumes" in err
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60  # 5 s where there is nothing else to do
     assert processes_of(workspace) == []
     records = [json.loads((path / "run.json").read_text()) for path in (workspace / "runs").glob("stopped*")]
     assert len(records) == 3  # its own, and those of the two runs that had begun
     assert {record["state"] for record in records} == {"interrupted"}
-    finished = run(workspace, folder / "good.yaml")
-    assert finished.returncode == 0
-    assert set(states(finished).values()) == {"reused"}
+    plan = run(workspace, folder / "good.yaml", *long, "--dry-run").stdout
+    for begun in ("sft_then_rl 1 +sft", "luffy 1 +rl"):  # "resume from step 12", once it has a checkpoint
+        assert re.search(rf"^{begun} +\w{{16}} .*interrupted", plan, re.MULTILINE)
+    assert re.search(r"^all +evaluate_base +\w{16} +reused", plan, re.MULTILINE)

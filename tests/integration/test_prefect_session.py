@@ -10,9 +10,11 @@ import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import psutil
 import pytest
 
+from flows.front import Front
 from flows.prefect_session import answers, configured_api, free_port, prefect_api
 
 START = """
@@ -165,3 +167,12 @@ def test_kill_9_of_the_flow_ends_the_embedded_server(tmp_path):
     while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_server_that_dies_under_the_flow_is_one_line(capsys):
+    def flow(*parameters):
+        raise httpx.ConnectError("refused")
+
+    assert Front("smoke.yaml", [], False, False, {}, None, None).run(flow) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "does not answer any more (ConnectError)" in said
