@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from synthetic.endpoint import CHAT, Endpoint, by_seed, refusal
 
 from flows.prefect_session import ApiServer
 from luffy.cli.main import main
@@ -118,48 +117,6 @@ def test_the_leaderboard_has_a_row_a_model_whatever_evaluated_it(workspace, serv
         assert found == {("base", ""), ("SFT", ""), ("RL step 2", "luffy"), ("RL step 6", "luffy")}
         assert all(cell is not None for row in table["rows"] for cell in row["cells"])
     assert "RL step 2" in capsys.readouterr().out
-
-
-def test_a_model_behind_a_url_that_dies_midway_is_a_row_beside_the_others_once_it_is_back(workspace, server, capsys):
-    left, key = [150], "sk-hunter2"
-
-    def mortal(path, body):
-        left[0] -= 1
-        return by_seed(path, body) if left[0] >= 0 else refusal(503, "out of memory")
-
-    served = Endpoint(mortal, (CHAT,), key)
-    few = ["execution.server.max_retries=1", "execution.server.api_key_variable=SERVED_KEY"]
-    asked = ["--model", "api:org/gpt-x", "--url", f"{served.url}/v1", "--request", "reasoning_effort=low", *few]
-    keyed = {**server, "SERVED_KEY": key}
-    died = run(workspace, "evaluate_checkpoint", *asked, **keyed)
-    assert died.returncode == 1, died.stderr
-    assert (
-        "status 503: out of memory; what has come back is kept, and the same command goes on behind it" in died.stderr
-    )
-    served.close()
-    served = Endpoint(by_seed, (CHAT,), key)
-    asked[3] = served.url
-    result = run(workspace, "evaluate_checkpoint", *asked, **keyed)
-    assert result.returncode == 0, result.stderr
-    total = sum(row.num_problems * row.num_samples for row in _rows(workspace, "smoke-3"))
-    assert len(served.asked) == total - 150
-    served.close()
-    again = run(workspace, "evaluate_checkpoint", *asked, **keyed)
-    assert set(states(again).values()) == {"reused"}
-    assert main(["leaderboard", str(workspace)]) == 0
-    tables = json.loads((workspace / "leaderboard.json").read_text())["tables"]
-    for table in tables:
-        rows = {row["checkpoint"]: row["cells"] for row in table["rows"]}
-        assert set(rows) == {"base", "SFT", "RL step 6", "org/gpt-x (API)"}
-        assert all(cell is not None for cells in rows.values() for cell in cells)
-    assert "org/gpt-x (API)" in capsys.readouterr().out
-    holding = [path for path in workspace.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
-    assert holding == []
-    assert key not in died.stdout + died.stderr + result.stdout + result.stderr
-
-
-def _rows(workspace, run_name):
-    return read_results(stage(workspace, "evaluate_base", run_name) / "results.json").rows
 
 
 @pytest.mark.parametrize(
