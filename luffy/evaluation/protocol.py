@@ -1,62 +1,28 @@
-"""One model, one suite, one decoding: ask, generate, grade, record.
+"""One model, one suite, one decoding: ask, generate, grade, record."""
 
-The draw of a response depends on (seed, suite, decoding, problem, sample) alone, so every checkpoint meets the same
-random numbers, and an evaluation that resumes or is batched differently asks for the same draws.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.evaluation import EvaluationConfig, SuiteProtocol
-from luffy.data.prompt_templates import OWN, ask, opener_behind, stops_of
-from luffy.data.templates import decode, stop_token_ids
+from luffy.config.evaluation import EvaluationConfig
+from luffy.data.prompt_templates import OWN, ask, stops_of
 from luffy.errors import ClusterError, DataError
+from luffy.evaluation.asking import Inquiry, Response, Suite, Task, asking_order, places
 from luffy.evaluation.opinions import Opinions, opinions
-from luffy.evaluation.results import Protocol, SampleRecord
-from luffy.evaluation.sample_log import Key, SampleLog
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.results import Protocol
+from luffy.evaluation.sample_log import SampleLog
 from luffy.grading import GradeRequest, GraderPool, is_unjudged, problem_of
-from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
-from luffy.seeds import derive_seed
+from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest
 from luffy.types import FinishReason, Prompt
 
+Progress = Callable[[Sequence[SampleRecord]], None]
+"""Is given each batch that is graded."""
+_REGRADED_AT_ONCE = 1024
 _SUBJECTS = ("subject", "subfield", "category", "High-level domain", "course")
 _LEVELS = ("level", "difficulty")
 """What data sets call them in `extra_info`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """Problems that are evaluated together."""
-
-    name: str
-    prompts: Sequence[Prompt]
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """One response to get."""
-
-    prompt: Prompt
-    prompt_ids: tuple[int, ...]
-    prompt_text: str
-    sample: int
-    seed: int
-
-    @property
-    def key(self) -> Key:
-        return self.prompt.uid, self.sample, self.seed
-
-
-@dataclass(frozen=True, slots=True)
-class _Response:
-    """What the model said, up to the text that ends it."""
-
-    text: str
-    num_tokens: int
-    finish_reason: FinishReason
 
 
 class Evaluator:
@@ -84,53 +50,45 @@ class Evaluator:
         self._batch_size = batch_size
         self._second_opinion = second_opinion
 
-    def evaluate(
-        self,
-        suite: Suite,
-        decoding: str,
-        progress: Callable[[Sequence[SampleRecord]], None],
-        log: SampleLog | None = None,
-    ) -> list[SampleRecord]:
-        """All responses to `suite` under the decoding of that name, problem by problem; `progress` gets each batch.
-
-        With `log` each batch is kept there, and those that an earlier attempt has left there are not asked for again
-        (nor given to `progress`). An engine that fails leaves there whatever it has generated before.
-        """
-        cell = _Cell(suite.name, decoding, self._config, self._tokenizer)
-        tasks = self._tasks(suite, cell)
-        # Prompts of a length together waste no padding; the records come back in the order of the problems.
-        order = sorted(range(len(tasks)), key=lambda i: (len(tasks[i].prompt_ids), i))
-        records = log.resume([tasks[i].key for i in order], self._batch_size) if log is not None else []
-        for batch in self._graded_batches([tasks[i] for i in order[len(records) :]], cell):
-            if log is not None:
-                log.append(batch)
+    def evaluate(self, suite: Suite, decoding: str, progress: Progress) -> list[SampleRecord]:
+        """All responses to `suite` under the decoding of that name, problem by problem."""
+        inquiry = self._inquiry(suite, decoding)
+        tasks = inquiry.tasks()
+        order = asking_order(tasks)
+        records: list[SampleRecord] = []
+        for batch in self._graded_batches([tasks[i] for i in order], inquiry):
             records += batch
             progress(batch)
-        place = {i: position for position, i in enumerate(order)}
-        return [records[place[i]] for i in range(len(tasks))]
+        return [records[place] for place in places(order)]
 
-    def _tasks(self, suite: Suite, cell: "_Cell") -> list[_Task]:
-        asked = [tuple(ids) for ids in ask(self._tokenizer, suite.prompts, cell.how.template)]
-        texts = [decode(self._tokenizer, ids) for ids in asked]
-        return [
-            _Task(prompt, ids, text, sample, self._draw(suite.name, cell.decoding, prompt.uid, sample))
-            for prompt, ids, text in zip(suite.prompts, asked, texts, strict=True)
-            for sample in range(cell.how.num_samples)
-        ]
+    def evaluate_into(self, log: SampleLog, suite: Suite, decoding: str, progress: Progress) -> Iterator[SampleRecord]:
+        """The same by way of a file: all is asked and graded when this returns, and then read one by one.
 
-    def _draw(self, suite: str, decoding: str, uid: str, sample: int) -> int:
-        return derive_seed(self._seed, "evaluate", suite, decoding, uid, sample)
+        Each batch is kept in `log`, and those that an earlier attempt has left there are not asked for again (nor given
+        to `progress`). An engine that fails leaves there whatever it has generated before.
+        """
+        inquiry = self._inquiry(suite, decoding)
+        tasks = inquiry.tasks()
+        order = asking_order(tasks)
+        kept = log.resume([tasks[i].key for i in order], self._batch_size)
+        for batch in self._graded_batches([tasks[i] for i in order[kept:]], inquiry):
+            log.append(batch)
+            progress(batch)
+        return log.read(places(order))
 
-    def _graded_batches(self, tasks: Sequence[_Task], cell: "_Cell") -> Iterator[list[SampleRecord]]:
+    def _inquiry(self, suite: Suite, decoding: str) -> Inquiry:
+        return Inquiry(suite, decoding, self._config, self._tokenizer, self._seed)
+
+    def _graded_batches(self, tasks: Sequence[Task], inquiry: Inquiry) -> Iterator[list[SampleRecord]]:
         grading = ThreadPoolExecutor(1, thread_name_prefix="evaluate")
         waiting: Future[list[SampleRecord]] | None = None
         try:
             for start in range(0, len(tasks), self._batch_size):
                 batch = tasks[start : start + self._batch_size]
-                completions = self._generate(batch, cell)
+                completions = self._generate(batch, inquiry)
                 if waiting is not None:
                     yield waiting.result()
-                waiting = grading.submit(self._graded, batch, completions, cell)
+                waiting = grading.submit(self._graded, batch, completions, inquiry)
         except Exception:
             # What was generated before the engine failed is not lost with it.
             if waiting is not None:
@@ -142,51 +100,50 @@ class Evaluator:
         if waiting is not None:
             yield waiting.result()
 
-    def _generate(self, tasks: Sequence[_Task], cell: "_Cell") -> list[Completion]:
-        return self._engine.generate([RolloutRequest(task.prompt_ids, task.seed) for task in tasks], cell.params)
+    def _generate(self, tasks: Sequence[Task], inquiry: Inquiry) -> list[Completion]:
+        return self._engine.generate([RolloutRequest(task.prompt_ids, task.seed) for task in tasks], inquiry.params)
 
-    def _graded(self, tasks: Sequence[_Task], completions: Sequence[Completion], cell: "_Cell") -> list[SampleRecord]:
-        responses = [cell.response(completion) for completion in completions]
-        requests = [
-            GradeRequest(response.text, task.prompt.ground_truth, problem_of(task.prompt), cell.how.grader)
-            for task, response in zip(tasks, responses, strict=True)
-        ]
-        verdicts = opinions(self._grader, requests, second=self._second_opinion)
-        _refuse_silence(verdicts)
-        return [
-            verdict.entered(_record(cell, task, response))
-            for task, response, verdict in zip(tasks, responses, verdicts, strict=True)
-        ]
+    def _graded(self, tasks: Sequence[Task], completions: Sequence[Completion], inquiry: Inquiry) -> list[SampleRecord]:
+        responses = [inquiry.response(completion) for completion in completions]
+        return _graded(self._grader, inquiry, tasks, responses, second=self._second_opinion)
 
 
-class _Cell:
-    """A suite under a decoding: how it is asked, and how what comes back is read."""
+def grade_drawn(
+    inquiry: Inquiry, drawn: Iterable[SampleRecord], grader: GraderPool, progress: Progress
+) -> Iterator[SampleRecord]:
+    """Yield the records of an inquiry whose responses are `drawn` already, graded anew, problem by problem.
 
-    def __init__(self, suite: str, decoding: str, config: EvaluationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.suite = suite
-        self.decoding = decoding
-        self.how: SuiteProtocol = config.protocol(suite, decoding)
-        self._tokenizer = tokenizer
-        # A template may have opened the reasoning in the prompt: without its opener, a box inside unfinished reasoning
-        # would pass for an answer.
-        self._opener = opener_behind(tokenizer, self.how.template)
-        self.params = SamplingParams(
-            self.how.temperature,
-            config.max_response_tokens,
-            stop_token_ids(tokenizer),
-            self.how.top_p,
-            (*stops_of(self.how.template), *self.how.stop),
-        )
+    Raises DataError where `drawn` are not the responses to this inquiry.
+    """
+    left, tasks = iter(drawn), inquiry.tasks()
+    for start in range(0, len(tasks), _REGRADED_AT_ONCE):
+        batch = tasks[start : start + _REGRADED_AT_ONCE]
+        records = [next(left, None) for _ in batch]
+        responses = [_drawn(task, record) for task, record in zip(batch, records, strict=True)]
+        graded = _graded(grader, inquiry, batch, responses)
+        progress(graded)
+        yield from graded
 
-    def response(self, completion: Completion) -> _Response:
-        """The text up to the first of the texts that end it, and how many tokens that took."""
-        ids, stops = completion.token_ids, self.params.stop
-        text = decode(self._tokenizer, ids)
-        end = _end_of_first(text, stops)
-        if end is None:
-            return _Response(self._opener + text, len(ids), completion.finish_reason)
-        num_tokens = _fewest(len(ids), lambda n: _end_of_first(decode(self._tokenizer, ids[:n]), stops) is not None)
-        return _Response(self._opener + text[:end], num_tokens, FinishReason.STOP)
+
+def _drawn(task: Task, record: SampleRecord | None) -> Response:
+    if record is None or (record.uid, record.sample, record.seed, record.prompt) != (*task.key, task.prompt_text):
+        raise DataError(f"no response to sample {task.sample} of problem {task.prompt.uid}")
+    return Response(record.response, record.num_tokens, FinishReason(record.finish_reason))
+
+
+def _graded(
+    grader: GraderPool, inquiry: Inquiry, tasks: Sequence[Task], responses: Sequence[Response], *, second: bool = True
+) -> list[SampleRecord]:
+    requests = [
+        GradeRequest(response.text, task.prompt.ground_truth, problem_of(task.prompt), inquiry.how.grader)
+        for task, response in zip(tasks, responses, strict=True)
+    ]
+    verdicts = opinions(grader, requests, second=second)
+    _refuse_silence(verdicts)
+    return [
+        verdict.entered(_record(inquiry, task, response))
+        for task, response, verdict in zip(tasks, responses, verdicts, strict=True)
+    ]
 
 
 def protocol_of(config: EvaluationConfig, suite: str, decoding: str) -> Protocol:
@@ -255,13 +212,13 @@ def _refuse_silence(verdicts: Sequence[Opinions]) -> None:
         )
 
 
-def _record(cell: _Cell, task: _Task, response: _Response) -> SampleRecord:
+def _record(inquiry: Inquiry, task: Task, response: Response) -> SampleRecord:
     """The record before it is graded."""
     prompt = task.prompt
     num_options = prompt.extra_info.get("num_options") or len(problem_of(prompt).options)
     return SampleRecord(
-        suite=cell.suite,
-        decoding=cell.decoding,
+        suite=inquiry.suite,
+        decoding=inquiry.decoding,
         uid=prompt.uid,
         sample=task.sample,
         seed=task.seed,
@@ -284,18 +241,3 @@ def _record(cell: _Cell, task: _Task, response: _Response) -> SampleRecord:
 def _label(prompt: Prompt, names: Sequence[str]) -> str | None:
     found = (prompt.extra_info.get(name) for name in names)
     return next((str(value) for value in found if isinstance(value, str | int) and value != ""), None)
-
-
-def _end_of_first(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first of the stop texts in `text` ends; None without one."""
-    ends = [start + len(stop) for stop in stops if (start := text.find(stop)) >= 0]
-    return min(ends, default=None)
-
-
-def _fewest(most: int, holds: Callable[[int], bool]) -> int:
-    """The least n in 1..most for which `holds`, which holds for `most` and, once it does, for every greater n."""
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low

@@ -10,7 +10,7 @@ The frame is left out: what it contributes to a result (settings, inputs) is in 
 import ast
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from luffy.config import StageName
@@ -27,7 +27,12 @@ _FRAME = (
 
 def code_fingerprint(stage: StageName, package: Path = _PACKAGE) -> dict[str, str]:
     """Module name (or path of a packaged file) to the hash of its code, for all that `stage` reaches."""
-    waiting, reached = [f"{package.name}.stages.{stage}"], set[str]()
+    return module_fingerprint([f"{package.name}.stages.{stage}"], package)
+
+
+def module_fingerprint(modules: Sequence[str], package: Path = _PACKAGE) -> dict[str, str]:
+    """The same for all that `modules` reach, themselves included."""
+    waiting, reached = [*modules], set[str]()
     while waiting:
         module = waiting.pop()
         if module not in reached and not _is_frame(module):
