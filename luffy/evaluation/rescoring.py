@@ -10,10 +10,9 @@ from luffy.errors import DataError
 from luffy.evaluation.finished import Cell, FinishedEvaluation
 from luffy.evaluation.opinions import opinions
 from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.report.evaluation_page import write_summaries
 from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, ResultRow, Tally, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
-from luffy.evaluation.summary import SUMMARY_FILE, render_summary
-from luffy.files import write_atomic
 from luffy.grading import GradeRequest, GraderPool, Problem, problem_of
 
 _BATCH = 1024
@@ -96,7 +95,7 @@ def write_regraded(folder: Path, evaluation: FinishedEvaluation, regraded: Itera
         checkpoint=evaluation.results.checkpoint, confidence=level, rows=tuple(part.after for part in comparison)
     )
     write_results(folder / RESULTS_FILE, results)
-    write_atomic(folder / SUMMARY_FILE, render_summary(results))
+    write_summaries(folder, results)
     return comparison
 
 

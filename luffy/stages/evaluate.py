@@ -2,10 +2,10 @@
 
 Run: python -m luffy.stages.evaluate --config DIR/config.yaml --out DIR
 
-Writes samples.jsonl.zst, results.json and summary.md. Each batch of graded responses is kept in parts/ before the next
-one is waited for, so that a killed evaluation goes on with the batch it was at, to the same bytes; parts/ is removed
-once samples.jsonl.zst is there. What an earlier evaluation has drawn of the same model in the same way is not drawn
-again, but graded anew (`luffy.stages.adoption`).
+Writes samples.jsonl.zst, responses.json, results.json, summary.md and summary.html (with plots). Each batch of graded
+responses is kept in parts/ before the next one is waited for, so that a killed evaluation goes on with the batch it was
+at, to the same bytes; parts/ is removed once samples.jsonl.zst is there. What an earlier evaluation has drawn of the
+same model in the same way is not drawn again, but graded anew (`luffy.stages.adoption`).
 """
 
 import json
@@ -22,11 +22,11 @@ from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
 from luffy.evaluation.asking import Suite
 from luffy.evaluation.protocol import Evaluator, check_suite, protocol_of
+from luffy.evaluation.report.evaluation_page import PAGE_FILE, write_summaries
 from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, ResultRow, tally_cells, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, join_sample_records, read_sample_records, write_sample_records
 from luffy.evaluation.sample_log import SampleLog
-from luffy.evaluation.summary import SUMMARY_FILE, render_summary
-from luffy.files import write_atomic
+from luffy.evaluation.summary import SUMMARY_FILE
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.rollout.engine import SwappableEngine
 from luffy.stages.adoption import RESPONSES_FILE, Inquiries, adopt, find_drawn, write_digests
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _PARTS = "parts"
 _OPEN = "open"
 """Below it the part that is being generated."""
-OUTPUTS = (SAMPLES_FILE, RESPONSES_FILE, RESULTS_FILE, SUMMARY_FILE)
+OUTPUTS = (SAMPLES_FILE, RESPONSES_FILE, RESULTS_FILE, SUMMARY_FILE, PAGE_FILE)
 _NODE_PREFIX = "evaluate_"
 
 Asked = tuple[Suite, str]
@@ -103,7 +103,7 @@ def write_cells(
     )
     results = EvaluationResults(checkpoint=checkpoint, confidence=config.confidence, rows=rows)
     write_results(out / RESULTS_FILE, results)
-    write_atomic(out / SUMMARY_FILE, render_summary(results))
+    write_summaries(out, results)
     return rows
 
 
