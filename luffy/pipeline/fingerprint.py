@@ -11,6 +11,7 @@ import ast
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.config import StageName
@@ -38,7 +39,7 @@ def module_fingerprint(modules: Sequence[str], package: Path = _PACKAGE) -> dict
         if module not in reached and not _is_frame(module):
             reached.add(module)
             waiting.extend(_imports(package, module))
-    hashes = {module: _hash(_code(package, module)) for module in reached}
+    hashes = {module: _examined(_file(package, module)).hash for module in reached}
     folders = {_file(package, module).parent for module in reached}
     hashes |= {file.relative_to(package.parent).as_posix(): _hash(file.read_bytes()) for file in _packaged(folders)}
     return dict(sorted(hashes.items()))
@@ -59,27 +60,35 @@ def _is_module(package: Path, name: str) -> bool:
 
 def _imports(package: Path, module: str) -> set[str]:
     """Modules of the package that `module` names, and the packages they lie in."""
-    is_package = _file(package, module).name == "__init__.py"
-    named = _named(_tree(_file(package, module)), module if is_package else module.rpartition(".")[0])
+    file = _file(package, module)
+    inside = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    examined = _examined(file)
+    named = {*examined.names, *(name for node in examined.relative for name in _relative(node, inside))}
     modules = {name for name in named if _is_module(package, name)}
     return modules | {parent for name in modules for parent in _parents(name)}
 
 
-def _named(tree: ast.Module, inside: str) -> Iterator[str]:
+def _named(tree: ast.Module) -> Iterator[str]:
+    """What might be modules, but for relative imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = _absolute(node, inside)
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from _with_members(node.module or "", node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isascii():
             yield node.value.partition(":")[0]
 
 
+def _relative(node: ast.ImportFrom, inside: str) -> Iterator[str]:
+    return _with_members(_absolute(node, inside), node)
+
+
+def _with_members(base: str, node: ast.ImportFrom) -> Iterator[str]:
+    yield base
+    yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
 def _absolute(node: ast.ImportFrom, inside: str) -> str:
-    if not node.level:
-        return node.module or ""
     parts = inside.split(".")
     kept = parts[: len(parts) - node.level + 1]
     return ".".join([*kept, node.module] if node.module else kept)
@@ -99,17 +108,24 @@ def _packaged(folders: set[Path]) -> list[Path]:
     ]
 
 
-def _code(package: Path, module: str) -> bytes:
-    return ast.dump(_tree(_file(package, module)), annotate_fields=False).encode()
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """What a file comes to; a plan asks for it once a stage, and walking its tree takes long."""
+
+    hash: str
+    names: frozenset[str]
+    relative: tuple[ast.ImportFrom, ...]
+
+
+def _examined(file: Path) -> _Examined:
+    return _examine(file, file.stat().st_mtime_ns)
 
 
 @functools.cache
-def _parse(file: Path, mtime_ns: int) -> ast.Module:
-    return _WithoutDocstrings().visit(ast.parse(file.read_bytes(), filename=str(file)))
-
-
-def _tree(file: Path) -> ast.Module:
-    return _parse(file, file.stat().st_mtime_ns)
+def _examine(file: Path, mtime_ns: int) -> _Examined:
+    tree = _WithoutDocstrings().visit(ast.parse(file.read_bytes(), filename=str(file)))
+    relative = tuple(node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level)
+    return _Examined(_hash(ast.dump(tree, annotate_fields=False).encode()), frozenset(_named(tree)), relative)
 
 
 class _WithoutDocstrings(ast.NodeTransformer):

@@ -20,6 +20,7 @@ SKILL = {
     "sft": {"in_distribution": 0.42, "longer": 0.21, "other_mix": 0.30, "retention": 0.955},
     "rl": {"in_distribution": 0.79, "longer": 0.52, "other_mix": 0.41, "retention": 0.94},
 }
+SUBJECTS = ("carrying", "a < b & *c*", "reversal")
 HOSTILE = "<script>alert(1)</script> & <b>bold</b> ``` |"
 """Model output that must never become markup."""
 
@@ -189,6 +190,11 @@ def _record(suite: str, decoding: str, problem: int, sample: int, chance: float,
         correct=correct,
         finish_reason="length" if outcome == "no_answer" else "stop",
         num_tokens=luck.randint(12, 60),
+        grader="math",
+        second_grader="math_strict",
+        second_outcome="correct" if correct and problem % 10 else "wrong",
+        subject=SUBJECTS[problem % len(SUBJECTS)],
+        level=str(1 + problem % 2) if suite == "longer" else None,
     )
 
 
