@@ -1,8 +1,10 @@
 """Responses that were drawn before are not drawn again, and what comes out is what a fresh evaluation gives."""
 
+import functools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from luffy.config.grading import ExactGrader, GradingConfig, MathGrader
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
 from luffy.evaluation.sample_files import SAMPLES_FILE
+from luffy.grading import GraderPool
 from luffy.pipeline.events import EventReader, EventWriter
 from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -61,8 +64,21 @@ def write_model(folder: Path, seed: int) -> None:
 
 
 def answer(prompt: str, seed: int) -> str:
-    """Differs from draw to draw, and graders differ on it; none needs a worker for it."""
+    """Differs from draw to draw, and graders differ on it."""
     return (f"\\boxed{{{seed % 3}}}", f"The answer is {seed % 3}")[seed % 2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_graders() -> Iterator[None]:
+    """One pool for each way of grading: to start its workers takes longer than all the rest."""
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+
+        @functools.cache
+        def pool(config: str) -> GraderPool:
+            return stack.enter_context(GraderPool(1, 60.0, GradingConfig.model_validate_json(config)))
+
+        patch.setattr(GraderPool, "configured", lambda workers, config, *_: nullcontext(pool(config.model_dump_json())))
+        yield
 
 
 class Bench:
