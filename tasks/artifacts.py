@@ -12,9 +12,11 @@ from typing import Literal
 
 from luffy.cli.results import Accuracy, by_suite, read_accuracies
 from luffy.config import StageName
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
-from luffy.tracking.jsonl import Json, read_last_lines, read_lines
+from luffy.tracking.jsonl import Json, read_last_lines
 from luffy.tracking.metrics import METRICS_FILE, NAMESPACES, MetricRow, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE
 from tasks.curves import Line, Panel, picture_url
@@ -103,11 +105,13 @@ def rollout_samples(plan: StagePlan) -> Artifact | None:
 
 def evaluated_samples(plan: StagePlan) -> Artifact | None:
     """Of each suite a response that was right and one that was not; never of a confidential benchmark."""
-    found: dict[tuple[Json, Json], Mapping[str, Json]] = {}
-    for row in islice(read_lines(plan.directory / SAMPLES_FILE), _MAX_RECORDS_READ):
-        if _may_be_shown(row):
-            found.setdefault((row["suite"], row["correct"]), row)
-    return _page([_response(row) for row in found.values()], f"Responses in {plan.node.name}, with their grades")
+    found: dict[tuple[str, bool], SampleRecord] = {}
+    if find_samples(plan.directory) is None:
+        return None
+    for record in islice(read_samples_of(plan.directory), _MAX_RECORDS_READ):
+        if _may_be_shown(record):
+            found.setdefault((record.suite, record.correct), record)
+    return _page([_response(record) for record in found.values()], f"Responses in {plan.node.name}, with their grades")
 
 
 def accuracies(plan: StagePlan) -> Artifact | None:
@@ -202,16 +206,16 @@ def _panels(rows: Sequence[MetricRow]) -> Iterator[Panel]:
 def _rollout(row: Mapping[str, Json]) -> str:
     author = "demonstration" if row["source"] == "off_policy" else "rollout"
     title = f"Step {row['step']}, {author}: **{row['outcome']}**, reward {row['reward']}"
-    return _exchange(title, row)
+    return _exchange(title, str(row["prompt"]), str(row["response"]))
 
 
-def _response(row: Mapping[str, Json]) -> str:
-    grade = f"**{row['outcome']}** (answer `{row['answer']}`, reference `{row['ground_truth']}`)"
-    return _exchange(f"{row['suite']}, {row['decoding']}: {grade}", row)
+def _response(record: SampleRecord) -> str:
+    grade = f"**{record.outcome}** (answer `{record.answer}`, reference `{record.ground_truth}`)"
+    return _exchange(f"{record.suite}, {record.decoding}: {grade}", record.prompt, record.response)
 
 
-def _exchange(title: str, row: Mapping[str, Json]) -> str:
-    return f"### {title}\n\nPrompt\n\n{_quoted(str(row['prompt']))}\n\nResponse\n\n{_quoted(str(row['response']))}\n"
+def _exchange(title: str, prompt: str, response: str) -> str:
+    return f"### {title}\n\nPrompt\n\n{_quoted(prompt)}\n\nResponse\n\n{_quoted(response)}\n"
 
 
 def _quoted(text: str) -> str:
@@ -242,8 +246,8 @@ def _file(path: Path, head: str, description: str) -> Artifact | None:
     return Artifact("markdown", f"{head}{text[:_MAX_PAGE]}{cut}", description)
 
 
-def _may_be_shown(row: Mapping[str, Json]) -> bool:
-    return not row.get("confidential") and _NEVER_SHOWN not in str(row["suite"]).lower()
+def _may_be_shown(record: SampleRecord) -> bool:
+    return not record.confidential and _NEVER_SHOWN not in record.suite.lower()
 
 
 def _accuracies(plan: StagePlan) -> list[Accuracy]:

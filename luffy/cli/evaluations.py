@@ -16,8 +16,9 @@ from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.changes import CellChanges, ChangedProblem, Changes, Said, find_changes
 from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
-from luffy.evaluation.rescoring import Regraded, compare_gradings, read_problems, regrade, write_regraded
-from luffy.evaluation.results import ResultRow, SampleRecord
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.rescoring import Regraded, read_problems, regrade, write_regraded
+from luffy.evaluation.results import ResultRow
 from luffy.grading import JUDGE_CACHE, GraderPool, Problem
 from luffy.grading.kinds import leaves
 from luffy.pipeline.job import JOB_FILE, read_job
@@ -73,9 +74,7 @@ def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be made ({error.strerror}); give another folder") from None
     with GraderPool.configured(os.cpu_count() or 1, grading, folder / JUDGE_CACHE, (kind,)) as pool:
-        regraded = regrade(evaluation, kind, pool, problems, chosen)
-    comparison = compare_gradings(evaluation, regraded)
-    write_regraded(folder, evaluation, comparison, [record for records in regraded.values() for record in records])
+        comparison = write_regraded(folder, evaluation, regrade(evaluation, kind, pool, problems, chosen))
     return Rescored(folder, [_scores(part) for part in comparison], _changed_rows(comparison), tuple(notes))
 
 
@@ -138,15 +137,14 @@ def _chosen(evaluation: FinishedEvaluation, suites: Sequence[str], kind: GraderK
     Beside other suites multiple choice is left out, unless `kind` reads letters: under a grader of mathematics a letter
     without a box is no answer.
     """
-    there = list(dict.fromkeys(suite for suite, _ in evaluation.records))
+    rows = evaluation.results.rows
+    there = list(dict.fromkeys(row.suite for row in rows))
     unknown = [name for name in suites if name not in there]
     if unknown:
         raise ConfigError(f"--suite {unknown[0]}: is not in this evaluation; there are {', '.join(there)}")
     if suites:
         return [name for name in there if name in suites], []
-    graders: dict[str, set[str]] = {}
-    for (name, _), records in evaluation.records.items():
-        graders.setdefault(name, set()).update(record.grader for record in records)
+    graders = {name: {kind for row in rows if row.suite == name for kind in row.graders} for name in there}
     letters = any(isinstance(leaf, ChoiceGrader) for leaf in leaves(kind))
     left_out = [name for name in there if graders[name] == {_CHOICE} and not letters]
     if left_out == there:

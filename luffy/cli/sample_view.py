@@ -1,6 +1,6 @@
 """Samples of a stage as a person reads them: the rollouts of RL, or the responses of an evaluation."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,6 +12,7 @@ from luffy.pipeline.records import RunRecord
 SAMPLES_FILE = "samples.jsonl"
 _JOURNAL = "journal"
 _COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome"]
+_TRAINING = ("rl", "sft", "base")
 _SECTIONS = ("rl", "sweep", "evaluate_rl", "evaluate_sft", "evaluate_base")
 
 
@@ -64,13 +65,11 @@ def samples_of(record: RunRecord, stage: str | None, wanted: RewardRange, count:
 
 
 def _read(directory: Path, node: str) -> Iterator[ShownSample]:
-    files = [directory / SAMPLES_FILE, *sorted(directory.glob(f"step_*/{SAMPLES_FILE}"))]
     if node == "rl" and (directory / _JOURNAL).is_dir():
         return _journalled(directory)
-    there = [file for file in files if file.is_file()]
-    if not there:
-        raise DataError(f"{directory}: has no {SAMPLES_FILE}; give --stage rl or an evaluation")
-    return _logged(there[0]) if node in ("rl", "sft", "base") else _responses(there)
+    if node in _TRAINING:
+        return _logged(directory / SAMPLES_FILE)
+    return _responses(directory)
 
 
 def _journalled(directory: Path) -> Iterator[ShownSample]:
@@ -94,16 +93,21 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
 def _logged(file: Path) -> Iterator[ShownSample]:
     from luffy.tracking.samples import read_samples
 
+    if not file.is_file():
+        raise DataError(f"{file.parent}: has no {file.name}; give --stage rl or an evaluation")
     for step, row in reversed(list(read_samples(file))):
         heading = f"step {step}, {row.source}, reward {row.reward:g} ({row.outcome}), {row.uid}"
         yield ShownSample(heading, row.prompt, row.response, row.reward)
 
 
-def _responses(files: Iterable[Path]) -> Iterator[ShownSample]:
-    from luffy.evaluation.results import read_sample_records
+def _responses(directory: Path) -> Iterator[ShownSample]:
+    from luffy.evaluation.sample_files import find_samples, read_samples_of
 
-    for file in files:
-        for record in read_sample_records(file):
+    folders = [folder for folder in (directory, *sorted(directory.glob("step_*"))) if find_samples(folder)]
+    if not folders:
+        raise DataError(f"{directory}: has no graded responses; give --stage rl or an evaluation")
+    for folder in folders:
+        for record in read_samples_of(folder):
             if record.confidential or "gpqa" in record.suite.lower():
                 continue
             where = f"{record.suite}, {record.decoding}, {record.uid} #{record.sample}"

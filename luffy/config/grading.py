@@ -5,9 +5,19 @@ A kind is written as a mapping with its settings, or by its name alone where it 
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from luffy.config.strict import StrictModel
+from luffy.config.strict import StrictModel, is_for_identity
 
 Boxed = Literal["required", "preferred"]
 
@@ -99,7 +109,16 @@ class JudgeGrader(StrictModel):
     retries: NonNegativeInt = 2
     """Further attempts after a failure or a reply without a verdict."""
     parallel: PositiveInt = 8
-    """Questions in flight, of each process that grades (`execution.data_workers` while data is prepared)."""
+    """Questions in flight, of each process that grades (`execution.data_workers` while data is prepared). Like
+    `api_key_variable` it changes no verdict and is no part of a stage's identity; `url` is, since an endpoint may serve
+    another model under the same name."""
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        values = dump(self)
+        if is_for_identity(info.context):  # how it is reached, and how fast, changes no verdict
+            del values["api_key_variable"], values["parallel"]
+        return values
 
     @model_validator(mode="after")
     def _prompt_shows_both(self) -> "JudgeGrader":

@@ -2,6 +2,14 @@
 
 from pydantic import BaseModel, ConfigDict
 
+FOR_IDENTITY = {"for_identity": True}
+"""Context of a dump that makes a stage's key: fields that change no result leave themselves out of it."""
+
+
+def is_for_identity(context: object) -> bool:
+    """Whether a serializer's `info.context` is `FOR_IDENTITY`."""
+    return context == FOR_IDENTITY
+
 
 class StrictModel(BaseModel):
     """Configuration is validated once, at load time, and never changes afterwards."""

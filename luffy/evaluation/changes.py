@@ -1,14 +1,14 @@
 """Two evaluations beside each other: the paired comparison, and the problems whose result changed."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from luffy.errors import DataError
 from luffy.evaluation.comparison import BenchmarkComparison, PairedAccuracies, compare
 from luffy.evaluation.finished import Cell, FinishedEvaluation
-from luffy.evaluation.results import SampleRecord
+from luffy.evaluation.records import SampleRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,29 @@ class Said:
     @property
     def share(self) -> float:
         return self.num_correct / self.num_samples
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What one evaluation knows of a problem."""
+
+    subject: str | None
+    ground_truth: str
+    confidential: bool = False
+    num_correct: int = 0
+    num_samples: int = 0
+    answers: Counter[str | None] = field(default_factory=Counter)
+
+    def add(self, record: SampleRecord) -> None:
+        # The name of the suite tells it, too: records of an earlier version have no mark.
+        self.confidential |= record.confidential or "gpqa" in record.suite.lower()
+        self.num_correct += record.correct
+        self.num_samples += 1
+        self.answers[record.answer] += 1
+
+    @property
+    def said(self) -> Said:
+        return Said(self.num_correct, self.num_samples, tuple(self.answers.most_common()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +92,7 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
 
     The confidence is that of the first. Raises DataError where they share no problem of a suite and decoding.
     """
-    before, after = ({cell: _by_problem(rows) for cell, rows in one.records.items()} for one in (first, second))
+    before, after = _heard(first.records()), _heard(second.records())
     shared = {cell: [uid for uid in before[cell] if uid in after[cell]] for cell in before if cell in after}
     shared = {cell: uids for cell, uids in shared.items() if uids}
     if not shared:
@@ -79,9 +102,9 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
         )
     pairs = {
         _title(cell): PairedAccuracies(
-            [_said(before[cell][uid]).share for uid in uids],
-            [_said(after[cell][uid]).share for uid in uids],
-            min(min(len(before[cell][uid]), len(after[cell][uid])) for uid in uids),
+            [before[cell][uid].said.share for uid in uids],
+            [after[cell][uid].said.share for uid in uids],
+            min(min(before[cell][uid].num_samples, after[cell][uid].num_samples) for uid in uids),
         )
         for cell, uids in shared.items()
     }
@@ -96,11 +119,11 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
 def _changes(
     cell: Cell,
     uids: Sequence[str],
-    before: Mapping[str, Sequence[SampleRecord]],
-    after: Mapping[str, Sequence[SampleRecord]],
+    before: Mapping[str, _Heard],
+    after: Mapping[str, _Heard],
     comparison: BenchmarkComparison,
 ) -> CellChanges:
-    problems = [_problem(before[uid], after[uid]) for uid in uids]
+    problems = [_problem(uid, before[uid], after[uid]) for uid in uids]
     changed = [problem for problem in problems if problem.first.share != problem.second.share]
     return CellChanges(
         cell,
@@ -109,18 +132,14 @@ def _changes(
         tuple(sorted(changed, key=_order)),
         len(before) - len(uids),
         len(after) - len(uids),
-        sum(before[uid][0].ground_truth != after[uid][0].ground_truth for uid in uids),
+        sum(before[uid].ground_truth != after[uid].ground_truth for uid in uids),
     )
 
 
-def _problem(before: Sequence[SampleRecord], after: Sequence[SampleRecord]) -> ChangedProblem:
-    # The name of the suite and its records say it, whichever of the two evaluations is the older.
-    confidential = any(
-        record.confidential or "gpqa" in record.suite.lower() for records in (before, after) for record in records
-    )
-    return ChangedProblem(
-        before[0].uid, before[0].subject, confidential, before[0].ground_truth, _said(before), _said(after)
-    )
+def _problem(uid: str, before: _Heard, after: _Heard) -> ChangedProblem:
+    # Their records say it, whichever of the two evaluations is the older.
+    confidential = before.confidential or after.confidential
+    return ChangedProblem(uid, before.subject, confidential, before.ground_truth, before.said, after.said)
 
 
 def _order(problem: ChangedProblem) -> tuple[bool, float]:
@@ -128,15 +147,14 @@ def _order(problem: ChangedProblem) -> tuple[bool, float]:
     return change < 0, -abs(change)
 
 
-def _said(records: Sequence[SampleRecord]) -> Said:
-    answers = Counter(record.answer for record in records)
-    return Said(sum(record.correct for record in records), len(records), tuple(answers.most_common()))
-
-
-def _by_problem(records: Sequence[SampleRecord]) -> dict[str, list[SampleRecord]]:
-    found: dict[str, list[SampleRecord]] = {}
+def _heard(records: Iterable[SampleRecord]) -> dict[Cell, dict[str, _Heard]]:
+    """What is known of each problem, by suite and decoding; the records are read once and not kept."""
+    found: dict[Cell, dict[str, _Heard]] = {}
     for record in records:
-        found.setdefault(record.uid, []).append(record)
+        problems = found.setdefault((record.suite, record.decoding), {})
+        if record.uid not in problems:
+            problems[record.uid] = _Heard(record.subject, record.ground_truth)
+        problems[record.uid].add(record)
     return found
 
 

@@ -1,17 +1,13 @@
 """A finished evaluation as it lies on disk, for those who grade it again or compare it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.errors import DataError
-from luffy.evaluation.results import (
-    RESULTS_FILE,
-    SAMPLES_FILE,
-    EvaluationResults,
-    SampleRecord,
-    read_results,
-    read_sample_records,
-)
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, read_results
+from luffy.evaluation.sample_files import SAMPLES_FILE, find_samples, read_samples_of
 
 Cell = tuple[str, str]
 """Suite and decoding."""
@@ -19,26 +15,23 @@ Cell = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvaluation:
-    """Results and the responses behind them."""
+    """Results, and the responses behind them as far as somebody asks for them."""
 
     directory: Path
     results: EvaluationResults
-    records: dict[Cell, list[SampleRecord]]
-    """In the order of the results."""
+
+    def records(self) -> Iterator[SampleRecord]:
+        """Yield all graded responses in the order of the results; DataError where the file holds something else."""
+        return read_samples_of(self.directory)
 
 
 def read_evaluation(directory: Path) -> FinishedEvaluation:
     """Read the directory of a finished evaluation; DataError where there is none."""
-    for name in (RESULTS_FILE, SAMPLES_FILE):
-        if not (directory / name).is_file():
-            raise DataError(
-                f"{directory}: is no finished evaluation (it has no {name}); give "
-                "workspace/runs/RUN/stages/evaluate_rl or workspace/stages/evaluate/KEY"
-            )
-    records: dict[Cell, list[SampleRecord]] = {}
-    try:
-        for record in read_sample_records(directory / SAMPLES_FILE):
-            records.setdefault((record.suite, record.decoding), []).append(record)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{directory / SAMPLES_FILE}: holds no graded responses ({error})") from None
-    return FinishedEvaluation(directory, read_results(directory / RESULTS_FILE), records)
+    missing = [] if (directory / RESULTS_FILE).is_file() else [RESULTS_FILE]
+    missing += [] if find_samples(directory) is not None else [SAMPLES_FILE]
+    if missing:
+        raise DataError(
+            f"{directory}: is no finished evaluation (it has no {missing[0]}); give "
+            "workspace/runs/RUN/stages/evaluate_rl or workspace/stages/evaluate/KEY"
+        )
+    return FinishedEvaluation(directory, read_results(directory / RESULTS_FILE))

@@ -1,62 +1,30 @@
-"""One model, one suite, one decoding: ask, generate, grade, record.
-
-The draw of a response depends on (seed, suite, decoding, problem, sample) alone, so every checkpoint meets the same
-random numbers, and an evaluation that resumes or is batched differently asks for the same draws.
-"""
+"""One model, one suite, one decoding: ask, generate, grade, record."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.evaluation import EvaluationConfig, SuiteProtocol
+from luffy.config.evaluation import EvaluationConfig
 from luffy.data.prompt_templates import OWN, ask, stops_of
 from luffy.errors import DataError, LostError
+from luffy.evaluation.asking import Inquiry, Response, Suite, Task, asking_order, places
 from luffy.evaluation.opinions import Opinions, opinions
-from luffy.evaluation.respondents import AskedPrompt, Respondent, Response
-from luffy.evaluation.results import Protocol, SampleRecord
-from luffy.evaluation.sample_log import Key, SampleLog
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.respondents import Respondent
+from luffy.evaluation.results import Protocol
+from luffy.evaluation.sample_log import SampleLog
 from luffy.grading import GradeRequest, GraderPool, is_unjudged, problem_of
-from luffy.seeds import derive_seed
-from luffy.types import Prompt
+from luffy.types import FinishReason, Prompt
 
 _Asked = TypeVar("_Asked")
+Progress = Callable[[Sequence[SampleRecord]], None]
+"""Is given each batch that is graded."""
+_REGRADED_AT_ONCE = 1024
 _SUBJECTS = ("subject", "subfield", "category", "High-level domain", "course")
 _LEVELS = ("level", "difficulty")
 """What data sets call them in `extra_info`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """Problems that are evaluated together."""
-
-    name: str
-    prompts: Sequence[Prompt]
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """One response to get."""
-
-    prompt: Prompt
-    asked: AskedPrompt
-    sample: int
-    seed: int
-
-    @property
-    def key(self) -> Key:
-        return self.prompt.uid, self.sample, self.seed
-
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """A suite under a decoding."""
-
-    suite: str
-    decoding: str
-    how: SuiteProtocol
 
 
 class Evaluator:
@@ -82,52 +50,45 @@ class Evaluator:
         self._batch_size = batch_size
         self._second_opinion = second_opinion
 
-    def evaluate(
-        self,
-        suite: Suite,
-        decoding: str,
-        progress: Callable[[Sequence[SampleRecord]], None],
-        log: SampleLog | None = None,
-    ) -> list[SampleRecord]:
-        """All responses to `suite` under the decoding of that name, problem by problem; `progress` gets each batch.
-
-        With `log` each batch is kept there, and those that an earlier attempt has left there are not asked for again
-        (nor given to `progress`). An engine that fails leaves there whatever it has generated before.
-        """
-        cell = _Cell(suite.name, decoding, self._config.protocol(suite.name, decoding))
-        tasks = self._tasks(suite, cell)
-        # Prompts of a length together waste no padding; the records come back in the order of the problems.
-        order = sorted(range(len(tasks)), key=lambda i: (tasks[i].asked.length, i))
-        records = log.resume([tasks[i].key for i in order], self._batch_size) if log is not None else []
-        for batch in self._graded_batches([tasks[i] for i in order[len(records) :]], cell):
-            if log is not None:
-                log.append(batch)
+    def evaluate(self, suite: Suite, decoding: str, progress: Progress) -> list[SampleRecord]:
+        """All responses to `suite` under the decoding of that name, problem by problem."""
+        inquiry = self._inquiry(suite, decoding)
+        tasks = inquiry.tasks()
+        order = asking_order(tasks)
+        records: list[SampleRecord] = []
+        for batch in self._graded_batches([tasks[i] for i in order], inquiry):
             records += batch
             progress(batch)
-        place = {i: position for position, i in enumerate(order)}
-        return [records[place[i]] for i in range(len(tasks))]
+        return [records[place] for place in places(order)]
 
-    def _tasks(self, suite: Suite, cell: _Cell) -> list[_Task]:
-        all_asked = self._respondent.ask(suite.prompts, cell.how.template)
-        return [
-            _Task(prompt, asked, sample, self._draw(suite.name, cell.decoding, prompt.uid, sample))
-            for prompt, asked in zip(suite.prompts, all_asked, strict=True)
-            for sample in range(cell.how.num_samples)
-        ]
+    def evaluate_into(self, log: SampleLog, suite: Suite, decoding: str, progress: Progress) -> Iterator[SampleRecord]:
+        """The same by way of a file: all is asked and graded when this returns, and then read one by one.
 
-    def _draw(self, suite: str, decoding: str, uid: str, sample: int) -> int:
-        return derive_seed(self._seed, "evaluate", suite, decoding, uid, sample)
+        Each batch is kept in `log`, and those that an earlier attempt has left there are not asked for again (nor given
+        to `progress`). An engine that fails leaves there whatever it has generated before.
+        """
+        inquiry = self._inquiry(suite, decoding)
+        tasks = inquiry.tasks()
+        order = asking_order(tasks)
+        kept = log.resume([tasks[i].key for i in order], self._batch_size)
+        for batch in self._graded_batches([tasks[i] for i in order[kept:]], inquiry):
+            log.append(batch)
+            progress(batch)
+        return log.read(places(order))
 
-    def _graded_batches(self, tasks: Sequence[_Task], cell: _Cell) -> Iterator[list[SampleRecord]]:
+    def _inquiry(self, suite: Suite, decoding: str) -> Inquiry:
+        return Inquiry(suite, decoding, self._config, self._respondent.ask, self._seed)
+
+    def _graded_batches(self, tasks: Sequence[Task], inquiry: Inquiry) -> Iterator[list[SampleRecord]]:
         grading = ThreadPoolExecutor(1, thread_name_prefix="evaluate")
         waiting: Future[list[SampleRecord]] | None = None
         try:
             for start in range(0, len(tasks), self._batch_size):
                 batch = tasks[start : start + self._batch_size]
-                responses = self._respond(batch, cell)
+                responses = self._respond(batch, inquiry)
                 if waiting is not None:
                     yield waiting.result()
-                waiting = grading.submit(self._graded, batch, responses, cell)
+                waiting = grading.submit(self._graded, batch, responses, inquiry)
         except Exception:
             # What was generated before the engine failed is not lost with it.
             if waiting is not None:
@@ -139,22 +100,50 @@ class Evaluator:
         if waiting is not None:
             yield waiting.result()
 
-    def _respond(self, tasks: Sequence[_Task], cell: _Cell) -> Iterable[Response]:
+    def _respond(self, tasks: Sequence[Task], inquiry: Inquiry) -> Iterable[Response]:
         asked, seeds = [task.asked for task in tasks], [task.seed for task in tasks]
-        return self._respondent.respond(asked, seeds, cell.how, self._config.max_response_tokens)
+        return self._respondent.respond(asked, seeds, inquiry.how, inquiry.max_response_tokens)
 
-    def _graded(self, tasks: Sequence[_Task], said: Iterable[Response], cell: _Cell) -> list[SampleRecord]:
-        responses = list(said)
-        requests = [
-            GradeRequest(response.text, task.prompt.ground_truth, problem_of(task.prompt), cell.how.grader)
-            for task, response in zip(tasks, responses, strict=True)
-        ]
-        verdicts = opinions(self._grader, requests, second=self._second_opinion)
-        _refuse_silence(verdicts)
-        return [
-            verdict.entered(_record(cell, task, response))
-            for task, response, verdict in zip(tasks, responses, verdicts, strict=True)
-        ]
+    def _graded(self, tasks: Sequence[Task], said: Iterable[Response], inquiry: Inquiry) -> list[SampleRecord]:
+        return _graded(self._grader, inquiry, tasks, list(said), second=self._second_opinion)
+
+
+def grade_drawn(
+    inquiry: Inquiry, drawn: Iterable[SampleRecord], grader: GraderPool, progress: Progress
+) -> Iterator[SampleRecord]:
+    """Yield the records of an inquiry whose responses are `drawn` already, graded anew, problem by problem.
+
+    Raises DataError where `drawn` are not the responses to this inquiry.
+    """
+    left, tasks = iter(drawn), inquiry.tasks()
+    for start in range(0, len(tasks), _REGRADED_AT_ONCE):
+        batch = tasks[start : start + _REGRADED_AT_ONCE]
+        records = [next(left, None) for _ in batch]
+        responses = [_drawn(task, record) for task, record in zip(batch, records, strict=True)]
+        graded = _graded(grader, inquiry, batch, responses)
+        progress(graded)
+        yield from graded
+
+
+def _drawn(task: Task, record: SampleRecord | None) -> Response:
+    if record is None or (record.uid, record.sample, record.seed, record.prompt) != (*task.key, task.asked.text):
+        raise DataError(f"no response to sample {task.sample} of problem {task.prompt.uid}")
+    return Response(record.response, record.num_tokens, FinishReason(record.finish_reason))
+
+
+def _graded(
+    grader: GraderPool, inquiry: Inquiry, tasks: Sequence[Task], responses: Sequence[Response], *, second: bool = True
+) -> list[SampleRecord]:
+    requests = [
+        GradeRequest(response.text, task.prompt.ground_truth, problem_of(task.prompt), inquiry.how.grader)
+        for task, response in zip(tasks, responses, strict=True)
+    ]
+    verdicts = opinions(grader, requests, second=second)
+    _refuse_silence(verdicts)
+    return [
+        verdict.entered(_record(inquiry, task, response))
+        for task, response, verdict in zip(tasks, responses, verdicts, strict=True)
+    ]
 
 
 def protocol_of(config: EvaluationConfig, suite: str, decoding: str) -> Protocol:
@@ -228,13 +217,13 @@ def _refuse_silence(verdicts: Sequence[Opinions]) -> None:
         )
 
 
-def _record(cell: _Cell, task: _Task, response: Response) -> SampleRecord:
+def _record(inquiry: Inquiry, task: Task, response: Response) -> SampleRecord:
     """The record before it is graded."""
     prompt = task.prompt
     num_options = prompt.extra_info.get("num_options") or len(problem_of(prompt).options)
     return SampleRecord(
-        suite=cell.suite,
-        decoding=cell.decoding,
+        suite=inquiry.suite,
+        decoding=inquiry.decoding,
         uid=prompt.uid,
         sample=task.sample,
         seed=task.seed,

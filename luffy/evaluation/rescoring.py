@@ -1,7 +1,7 @@
 """Grading the saved responses of an evaluation again, by another grader, without generating anything."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from luffy.config.grading import GraderKind
@@ -9,22 +9,16 @@ from luffy.data.parquet import read_prompts
 from luffy.errors import DataError
 from luffy.evaluation.finished import Cell, FinishedEvaluation
 from luffy.evaluation.opinions import opinions
-from luffy.evaluation.results import (
-    RESULTS_FILE,
-    SAMPLES_FILE,
-    EvaluationResults,
-    ResultRow,
-    SampleRecord,
-    result_row,
-    write_results,
-    write_sample_records,
-)
-from luffy.evaluation.summary import SUMMARY_FILE, render_summary
-from luffy.files import write_atomic
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.report.evaluation_page import write_summaries
+from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, ResultRow, Tally, write_results
+from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.grading import GradeRequest, GraderPool, Problem, problem_of
 
 _BATCH = 1024
 """Responses that are graded at a time."""
+Verdicts = tuple[SampleRecord, SampleRecord]
+"""A response as it was graded, and as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +27,8 @@ class Regraded:
 
     before: ResultRow
     after: ResultRow
-    changed: tuple[tuple[SampleRecord, SampleRecord], ...]
-    """Responses that one of the graders calls correct and the other does not: as they were, and as they are."""
+    changed: tuple[Verdicts, ...]
+    """Responses that one of the graders calls correct and the other does not, without their texts."""
 
 
 def read_problems(suites: Path, names: Sequence[str]) -> dict[tuple[str, str], Problem]:
@@ -55,57 +49,70 @@ def regrade(
     problems: Mapping[tuple[str, str], Problem],
     suites: Sequence[str],
     progress: Callable[[int], None] = lambda count: None,
-) -> dict[Cell, list[SampleRecord]]:
-    """Return the records of the `suites` with the verdicts of `kind`; `progress` is told how many are done.
+) -> Iterator[Verdicts]:
+    """Yield each response of the `suites`, as it was and with the verdict of `kind`; `progress` is told how many.
 
     A problem that is not among `problems` is graded without its question and options.
     """
-    regraded: dict[Cell, list[SampleRecord]] = {}
-    for cell, records in evaluation.records.items():
-        if cell[0] not in suites:
-            continue
-        regraded[cell] = []
-        for start in range(0, len(records), _BATCH):
-            batch = records[start : start + _BATCH]
-            requests = [
-                GradeRequest(
-                    record.response, record.ground_truth, problems.get((record.suite, record.uid), Problem()), kind
-                )
-                for record in batch
-            ]
-            verdicts = opinions(grader, requests)
-            regraded[cell] += [verdict.entered(record) for verdict, record in zip(verdicts, batch, strict=True)]
+    batch: list[SampleRecord] = []
+    for record in evaluation.records():
+        if record.suite in suites:
+            batch.append(record)
+        if len(batch) == _BATCH:
+            yield from _regraded(batch, kind, grader, problems)
             progress(len(batch))
-    return regraded
+            batch = []
+    if batch:
+        yield from _regraded(batch, kind, grader, problems)
+        progress(len(batch))
 
 
-def compare_gradings(evaluation: FinishedEvaluation, regraded: Mapping[Cell, Sequence[SampleRecord]]) -> list[Regraded]:
-    """Return what the new verdicts change, a suite and decoding each, in the order of the results."""
-    rows = {(row.suite, row.decoding): row for row in evaluation.results.rows}
-    return [
-        Regraded(
-            rows[cell],
-            result_row(records, evaluation.results.confidence, rows[cell].protocol),
-            tuple(
-                (old, new)
-                for old, new in zip(evaluation.records[cell], records, strict=True)
-                if old.correct != new.correct
-            ),
-        )
-        for cell, records in regraded.items()
-    ]
+def write_regraded(folder: Path, evaluation: FinishedEvaluation, regraded: Iterable[Verdicts]) -> list[Regraded]:
+    """Write to `folder` what an evaluation with the new grader would have written.
 
-
-def write_regraded(
-    folder: Path, evaluation: FinishedEvaluation, comparison: Sequence[Regraded], records: Sequence[SampleRecord]
-) -> None:
-    """Write to `folder` what an evaluation with the new grader would have written."""
+    Returns what the new verdicts change, a suite and decoding each, in the order of the results.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    tallies: dict[Cell, Tally] = {}
+    changed: dict[Cell, list[Verdicts]] = {}
+
+    def counted() -> Iterator[SampleRecord]:
+        for old, new in regraded:
+            cell = new.suite, new.decoding
+            tallies.setdefault(cell, Tally(*cell)).add(new)
+            if old.correct != new.correct:
+                changed.setdefault(cell, []).append((_without_texts(old), _without_texts(new)))
+            yield new
+
+    write_sample_records(folder / SAMPLES_FILE, counted())
+    before = {(row.suite, row.decoding): row for row in evaluation.results.rows}
+    level = evaluation.results.confidence
+    comparison = [
+        Regraded(before[cell], tally.row(level, before[cell].protocol), tuple(changed.get(cell, ())))
+        for cell, tally in tallies.items()
+    ]
     results = EvaluationResults(
-        checkpoint=evaluation.results.checkpoint,
-        confidence=evaluation.results.confidence,
-        rows=tuple(part.after for part in comparison),
+        checkpoint=evaluation.results.checkpoint, confidence=level, rows=tuple(part.after for part in comparison)
     )
-    write_sample_records(folder / SAMPLES_FILE, records)
     write_results(folder / RESULTS_FILE, results)
-    write_atomic(folder / SUMMARY_FILE, render_summary(results))
+    write_summaries(folder, results)
+    return comparison
+
+
+def _regraded(
+    batch: Sequence[SampleRecord],
+    kind: GraderKind,
+    grader: GraderPool,
+    problems: Mapping[tuple[str, str], Problem],
+) -> Iterator[Verdicts]:
+    requests = [
+        GradeRequest(record.response, record.ground_truth, problems.get((record.suite, record.uid), Problem()), kind)
+        for record in batch
+    ]
+    verdicts = opinions(grader, requests)
+    return ((record, verdict.entered(record)) for verdict, record in zip(verdicts, batch, strict=True))
+
+
+def _without_texts(record: SampleRecord) -> SampleRecord:
+    """What a list of changes needs of it: responses may be long, and many."""
+    return replace(record, prompt="", response="")

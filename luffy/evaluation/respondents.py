@@ -1,7 +1,6 @@
 """Who answers an evaluation's prompts: an engine of token ids with the model's tokenizer, or an endpoint of text."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -10,34 +9,11 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.evaluation import SuiteProtocol
 from luffy.data.prompt_templates import OWN, ask, opener_behind, prompt_text, stops_of
 from luffy.data.templates import decode, stop_token_ids
+from luffy.evaluation.asking import Ask, AskedPrompt, Response
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.text_answers import TextCompletion
 from luffy.rollout.text_endpoint import TextEndpoint, TextRequest
 from luffy.types import FinishReason, Message, Prompt
-
-
-@dataclass(frozen=True, slots=True)
-class AskedPrompt:
-    """A prompt as it is put to the model: by its ids, by its turns, or else by its text."""
-
-    text: str
-    """For records."""
-    ids: tuple[int, ...] = ()
-    messages: tuple[Message, ...] = ()
-
-    @property
-    def length(self) -> int:
-        """Of those that one respondent asks, to be asked in this order."""
-        return len(self.ids) or len(self.text)
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """What the model said, up to the text that ends it."""
-
-    text: str
-    num_tokens: int
-    finish_reason: FinishReason
 
 
 class Respondent(Protocol):
@@ -62,9 +38,8 @@ class TokenRespondent:
         self._tokenizer = tokenizer
 
     def ask(self, prompts: Sequence[Prompt], template: str) -> list[AskedPrompt]:
-        """By their ids."""
-        all_ids = ask(self._tokenizer, prompts, template)
-        return [AskedPrompt(decode(self._tokenizer, ids), ids=tuple(ids)) for ids in all_ids]
+        """By `ask_by_ids`."""
+        return ask_by_ids(self._tokenizer)(prompts, template)
 
     def respond(
         self, prompts: Sequence[AskedPrompt], seeds: Sequence[int], how: SuiteProtocol, max_response_tokens: int
@@ -108,6 +83,15 @@ class TextRespondent:
         ]
         opener = opener_behind(None, how.template)
         return map(partial(_read_text, stops=params.stop, opener=opener), self._endpoint.generate(requests, params))
+
+
+def ask_by_ids(tokenizer: PreTrainedTokenizerBase) -> Ask:
+    """Prompts by the ids that `tokenizer` makes of them under a template."""
+
+    def ask_all(prompts: Sequence[Prompt], template: str) -> list[AskedPrompt]:
+        return [AskedPrompt(decode(tokenizer, ids), ids=tuple(ids)) for ids in ask(tokenizer, prompts, template)]
+
+    return ask_all
 
 
 def ask_by_text(prompts: Sequence[Prompt], template: str) -> list[AskedPrompt]:

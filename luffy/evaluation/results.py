@@ -1,68 +1,28 @@
-"""What an evaluation writes: `samples.jsonl`, a line a response, and `results.json`, a row a suite and decoding.
+"""What an evaluation finds: a row a suite and decoding, counted from the records of the responses.
 
-`summary.md` says the same as `results.json` for a reader (`luffy.evaluation.summary`).
+The rows are `results.json`; `summary.md` says the same for a reader (`luffy.evaluation.summary`).
 """
 
-import json
-import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
 from luffy.config.strict import StrictModel
 from luffy.errors import LuffyError
+from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.statistics import Estimate, accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
-from luffy.files import replacing, write_atomic
+from luffy.files import write_atomic
 from luffy.types import FinishReason, Outcome
 
 RESULTS_FILE = "results.json"
-SAMPLES_FILE = "samples.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRecord:
-    """One graded response."""
-
-    suite: str
-    decoding: str
-    uid: str
-    """Of the problem."""
-    sample: int
-    """Which of the problem's responses, from 0."""
-    seed: int
-    prompt: str
-    """As the model saw it, chat template applied; of a chat elsewhere its turns."""
-    response: str
-    answer: str | None
-    """What was extracted and held against the reference."""
-    ground_truth: str
-    outcome: str
-    reason: str
-    """Why grading found that, in a short phrase."""
-    correct: bool
-    finish_reason: str
-    num_tokens: int
-    """Of the response, stop token included."""
-    grader: str = ""
-    """Kind of the grader, e.g. `math`."""
-    second_grader: str | None = None
-    """Kind of the other grader of mathematics, which judged the same response; None where there is none."""
-    second_outcome: str | None = None
-    subject: str | None = None
-    """Of the problem, where its data says so."""
-    level: str | None = None
-    num_options: int | None = None
-    """Of a multiple-choice question."""
-    confidential: bool = False
-    """The problem's authors ask that its text be shown nowhere."""
-
-
-_NAMES = tuple(field.name for field in fields(SampleRecord))
-_REQUIRED = frozenset(field.name for field in fields(SampleRecord) if field.default is MISSING)
 _UNPARSED = (Outcome.NO_ANSWER, Outcome.UNPARSABLE)
+_CHOICE = "choice"
+"""Kind of the grader of multiple choice."""
 
 
 class Breakdown(StrictModel):
@@ -157,44 +117,114 @@ class EvaluationResults(StrictModel):
     rows: tuple[ResultRow, ...]
 
 
-def result_row(records: Sequence[SampleRecord], confidence: float, protocol: Protocol | None = None) -> ResultRow:
-    """The row of one suite and decoding; LuffyError unless every problem has the same number of responses."""
-    counts, problems = correct_counts(records), _by_problem(records)
-    sizes = {uid: len(group) for uid, group in problems.items()}
-    num_samples = max(sizes.values(), default=0)
-    short = [uid for uid, size in sizes.items() if size != num_samples]
-    if not records or short:
-        raise LuffyError(f"{len(short)} problems have fewer than {num_samples} responses, e.g. {short[:1]}")
-    correct = list(counts.values())
-    estimate = accuracy(correct, num_samples, confidence)
-    return ResultRow(
-        suite=records[0].suite,
-        decoding=records[0].decoding,
-        num_problems=len(counts),
-        num_samples=num_samples,
-        accuracy=estimate.value,
-        interval=estimate.interval,
-        outcomes={outcome.value: sum(record.outcome == outcome for record in records) for outcome in Outcome},
-        mean_tokens=sum(record.num_tokens for record in records) / len(records),
-        truncated_share=sum(record.finish_reason == FinishReason.LENGTH for record in records) / len(records),
-        pass_at_k={str(k): pass_at_k(correct, num_samples, k) for k in _powers_of_two(num_samples)},
-        method=estimate.method,
-        maj_at_k=_majority(problems.values(), num_samples),
-        no_answer_share=sum(record.outcome == Outcome.NO_ANSWER for record in records) / len(records),
-        graders=tuple(grader for grader, _ in Counter(record.grader for record in records).most_common() if grader),
-        agreement=_agreement(records),
-        choices=_choices(list(problems.values()), correct, num_samples),
-        by_subject=_breakdown([group[0].subject for group in problems.values()], correct, num_samples, confidence),
-        by_level=_breakdown([group[0].level for group in problems.values()], correct, num_samples, confidence),
-        protocol=protocol,
-    )
+class Tally:
+    """Counts the graded responses of one suite under one decoding as they come, and keeps no text but the answers."""
+
+    def __init__(self, suite: str, decoding: str) -> None:
+        self._cell = suite, decoding
+        self._problems: dict[str, _Problem] = {}
+        self._outcomes: Counter[str] = Counter()
+        self._graders: Counter[str] = Counter()
+        self._verdicts: Counter[_Verdicts] = Counter()
+        self._num_tokens = 0
+        self._num_truncated = 0
+
+    def add(self, record: SampleRecord) -> None:
+        """Count one more response."""
+        problem = self._problems.get(record.uid)
+        if problem is None:
+            problem = self._problems[record.uid] = _Problem(record.subject, record.level, record.num_options)
+        problem.votes.append((record.answer, record.correct))
+        problem.num_unparsed += record.outcome in _UNPARSED
+        self._outcomes[record.outcome] += 1
+        self._graders[record.grader] += 1
+        second_is_correct = record.second_outcome == Outcome.CORRECT
+        self._verdicts[record.grader, record.second_grader, record.correct, second_is_correct] += 1
+        self._num_tokens += record.num_tokens
+        self._num_truncated += record.finish_reason == FinishReason.LENGTH
+
+    def row(self, confidence: float, protocol: Protocol | None = None) -> ResultRow:
+        """What they come to; LuffyError unless every problem has the same number of responses."""
+        problems = list(self._problems.values())
+        num_samples, responses = self._samples_each(), self._outcomes.total()
+        correct = [problem.num_correct for problem in problems]
+        estimate = accuracy(correct, num_samples, confidence)
+        return ResultRow(
+            suite=self._cell[0],
+            decoding=self._cell[1],
+            num_problems=len(problems),
+            num_samples=num_samples,
+            accuracy=estimate.value,
+            interval=estimate.interval,
+            outcomes={outcome.value: self._outcomes[outcome] for outcome in Outcome},
+            mean_tokens=self._num_tokens / responses,
+            truncated_share=self._num_truncated / responses,
+            pass_at_k={str(k): pass_at_k(correct, num_samples, k) for k in _powers_of_two(num_samples)},
+            method=estimate.method,
+            maj_at_k={str(num_samples): majority_at_k([p.votes for p in problems])} if num_samples > 1 else {},
+            no_answer_share=self._outcomes[Outcome.NO_ANSWER] / responses,
+            graders=tuple(grader for grader, _ in self._graders.most_common() if grader),
+            agreement=_agreement(self._verdicts),
+            choices=_choices(problems, num_samples) if set(self._graders) == {_CHOICE} else None,
+            by_subject=_breakdown([problem.subject for problem in problems], correct, num_samples, confidence),
+            by_level=_breakdown([problem.level for problem in problems], correct, num_samples, confidence),
+            protocol=protocol,
+        )
+
+    def _samples_each(self) -> int:
+        sizes = {uid: len(problem.votes) for uid, problem in self._problems.items()}
+        most = max(sizes.values(), default=0)
+        short = [uid for uid, size in sizes.items() if size != most]
+        if not sizes or short:
+            raise LuffyError(f"{len(short)} problems have fewer than {most} responses, e.g. {short[:1]}")
+        return most
 
 
-def correct_counts(records: Iterable[SampleRecord]) -> dict[str, int]:
-    """Correct responses by problem, in the order in which the problems appear."""
-    counts: dict[str, int] = {}
+@dataclass(slots=True)
+class _Problem:
+    """What is kept of the responses to one problem."""
+
+    subject: str | None
+    level: str | None
+    num_options: int | None
+    votes: list[tuple[str | None, bool]] = field(default_factory=list)
+    """Each response's answer, and whether it is correct."""
+    num_unparsed: int = 0
+
+    @property
+    def num_correct(self) -> int:
+        return sum(correct for _, correct in self.votes)
+
+
+_Verdicts = tuple[str, str | None, bool, bool]
+"""The two graders, and whether each says correct."""
+
+
+def tally_cells(records: Iterable[SampleRecord]) -> dict[tuple[str, str], Tally]:
+    """The records counted by suite and decoding, in the order in which these appear."""
+    tallies: dict[tuple[str, str], Tally] = {}
     for record in records:
-        counts[record.uid] = counts.get(record.uid, 0) + record.correct
+        cell = record.suite, record.decoding
+        if cell not in tallies:
+            tallies[cell] = Tally(*cell)
+        tallies[cell].add(record)
+    return tallies
+
+
+def result_row(records: Iterable[SampleRecord], confidence: float, protocol: Protocol | None = None) -> ResultRow:
+    """The row of one suite and decoding; LuffyError as `Tally.row`, and for records of several or of none."""
+    tallies = tally_cells(records)
+    if len(tallies) != 1:
+        raise LuffyError(f"records of one suite and decoding make a row, these are of {len(tallies)}")
+    return next(iter(tallies.values())).row(confidence, protocol)
+
+
+def count_correct(records: Iterable[SampleRecord]) -> dict[tuple[str, str], dict[str, int]]:
+    """Correct responses by suite and decoding and then by problem, in the order in which they appear."""
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    for record in records:
+        of_cell = counts.setdefault((record.suite, record.decoding), {})
+        of_cell[record.uid] = of_cell.get(record.uid, 0) + record.correct
     return counts
 
 
@@ -211,69 +241,28 @@ def read_results(path: Path) -> EvaluationResults:
         raise LuffyError(f"{path}: not the results of an evaluation ({error})") from None
 
 
-def write_sample_records(path: Path, records: Iterable[SampleRecord]) -> None:
-    """Write one record a line, atomically."""
-    with replacing(path) as file:
-        file.writelines(map(record_line, records))
-
-
-def record_line(record: SampleRecord) -> bytes:
-    """The line of `record` in a file of samples."""
-    values = {name: getattr(record, name) for name in _NAMES}
-    return json.dumps(values, ensure_ascii=False).encode("utf-8", errors="replace") + b"\n"
-
-
-def parse_record(line: str | bytes) -> SampleRecord:
-    """The record of a line; ValueError (no JSON), KeyError or TypeError when `record_line` did not make it.
-
-    A file of an earlier version has no value for fields that came later, which have defaults.
-    """
-    values = json.loads(line)
-    return SampleRecord(**{name: values[name] for name in _NAMES if name in values or name in _REQUIRED})
-
-
-def read_sample_records(path: Path) -> Iterator[SampleRecord]:
-    """Yield the records of a file; KeyError or TypeError when it was not written by `write_sample_records`."""
-    with path.open("rb") as file:
-        yield from map(parse_record, file)
-
-
-def join_sample_records(path: Path, parts: Iterable[Path]) -> None:
-    """Write the records of `parts`, one file after the other, to `path`: all of them or nothing."""
-    with replacing(path) as target:
-        for part in parts:
-            with part.open("rb") as source:
-                shutil.copyfileobj(source, target)
-
-
-def _majority(problems: Iterable[Sequence[SampleRecord]], num_samples: int) -> dict[str, float]:
-    if num_samples == 1:
-        return {}
-    return {str(num_samples): majority_at_k([[(record.answer, record.correct) for record in p] for p in problems])}
-
-
-def _agreement(records: Sequence[SampleRecord]) -> Agreement | None:
+def _agreement(verdicts: Counter[_Verdicts]) -> Agreement | None:
     """Of the responses that two graders have judged, where all of them have the same two."""
-    pairs = {(record.grader, record.second_grader) for record in records}
-    if len(pairs) != 1 or records[0].second_grader is None:
+    pairs = {(first, second) for first, second, _, _ in verdicts}
+    first, second = next(iter(pairs))
+    if len(pairs) != 1 or second is None:
         return None
-    verdicts = Counter((record.correct, record.second_outcome == Outcome.CORRECT) for record in records)
-    only_first, only_second = verdicts[True, False], verdicts[False, True]
+    only_first = verdicts[first, second, True, False]
+    only_second = verdicts[first, second, False, True]
     return Agreement(
-        first=records[0].grader,
-        second=records[0].second_grader,
-        share=1 - (only_first + only_second) / len(records),
+        first=first,
+        second=second,
+        share=1 - (only_first + only_second) / verdicts.total(),
         only_first=only_first,
         only_second=only_second,
-        second_accuracy=(verdicts[True, True] + only_second) / len(records),
+        second_accuracy=(verdicts[first, second, True, True] + only_second) / verdicts.total(),
     )
 
 
-def _choices(problems: Sequence[Sequence[SampleRecord]], correct: Sequence[int], num_samples: int) -> Choices | None:
-    if any(record.grader != "choice" for problem in problems for record in problem):
-        return None
-    unparsed = [sum(record.outcome in _UNPARSED for record in problem) for problem in problems]
-    options = [problem[0].num_options for problem in problems if problem[0].num_options]
+def _choices(problems: Sequence[_Problem], num_samples: int) -> Choices:
+    unparsed = [problem.num_unparsed for problem in problems]
+    correct = [problem.num_correct for problem in problems]
+    options = [problem.num_options for problem in problems if problem.num_options]
     known = len(options) == len(problems)
     return Choices(
         unparsed_share=sum(unparsed) / (len(problems) * num_samples),
@@ -294,13 +283,6 @@ def _breakdown(
 
 def _of_label(estimate: Estimate) -> Breakdown:
     return Breakdown(num_problems=estimate.num_problems, accuracy=estimate.value, interval=estimate.interval)
-
-
-def _by_problem(records: Iterable[SampleRecord]) -> Mapping[str, list[SampleRecord]]:
-    groups: dict[str, list[SampleRecord]] = {}
-    for record in records:
-        groups.setdefault(record.uid, []).append(record)
-    return groups
 
 
 def _powers_of_two(num_samples: int) -> list[int]:

@@ -1,10 +1,11 @@
 """The records of an evaluation that is not finished: appended as they come, and what of them counts after a kill."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from luffy.evaluation.results import SampleRecord, parse_record, record_line
+from luffy.evaluation.records import SampleRecord, parse_record, record_line
 from luffy.files import sync_directory
 
 Key = tuple[str, int, int]
@@ -15,40 +16,53 @@ class SampleLog:
     """The records of one suite under one decoding, in the order in which they are asked for.
 
     Each `append` is a batch, durable when it returns. A kill leaves whole batches and at most a torn one. `kept` is
-    told how many records of an earlier attempt count.
+    told how many records of an earlier attempt count. In memory are the places of the records alone.
     """
 
     def __init__(self, path: Path, kept: Callable[[int], None] = lambda count: None) -> None:
         self._path = path
         self._kept = kept
+        self._ends = array("Q", [0])
+        """Where each record ends in the file; the first one begins at 0."""
 
-    def resume(self, order: Sequence[Key], batch_size: int) -> list[SampleRecord]:
-        """Return the records that are kept of an earlier attempt: the first ones of `order`, in whole batches.
+    def resume(self, order: Sequence[Key], batch_size: int) -> int:
+        """Return how many records are kept of an earlier attempt: the first ones of `order`, in whole batches.
 
         A torn batch is dropped, so that what is asked again is asked in the same company: an engine's last bits may
         hang on it. So is whatever does not fit `order`.
         """
-        records, ends = [], [0]
+        ends = array("Q", [0])
         for key, (record, end) in zip(order, self._read(), strict=False):
             if key != (record.uid, record.sample, record.seed):
                 break
-            records.append(record)
             ends.append(end)
-        whole = len(records) if len(records) == len(order) else len(records) - len(records) % batch_size
+        found = len(ends) - 1
+        whole = found if found == len(order) else found - found % batch_size
         is_new = not self._path.exists()
         with self._path.open("ab") as file:
             file.truncate(ends[whole])
         if is_new:
             sync_directory(self._path.parent)
+        self._ends = ends[: whole + 1]
         self._kept(whole)
-        return records[:whole]
+        return whole
 
     def append(self, records: Sequence[SampleRecord]) -> None:
         """Add a batch, behind a `resume`; it survives a power cut as soon as this returns."""
+        lines = [record_line(record) for record in records]
         with self._path.open("ab") as file:
-            file.write(b"".join(map(record_line, records)))
+            file.write(b"".join(lines))
             file.flush()
             os.fsync(file.fileno())
+        for line in lines:
+            self._ends.append(self._ends[-1] + len(line))
+
+    def read(self, places: Iterable[int]) -> Iterator[SampleRecord]:
+        """Yield the records at these places of the order, one at a time from the file."""
+        with self._path.open("rb") as file:
+            for place in places:
+                file.seek(self._ends[place])
+                yield parse_record(file.read(self._ends[place + 1] - self._ends[place]))
 
     def remove(self) -> None:
         """Forget them: they are kept elsewhere now."""

@@ -1,6 +1,7 @@
 """`summary.md`: what `results.json` says, as tables that a person reads."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from luffy.evaluation.results import Breakdown, EvaluationResults, Protocol, ResultRow
 
@@ -14,41 +15,50 @@ def render_summary(results: EvaluationResults) -> str:
     sections = [
         f"# Evaluation of `{results.checkpoint}`\n\nAccuracies are means over all responses (avg@k), in percent; the "
         f"intervals, at {level}, are over problems: what another set of problems of this kind would give.",
-        *(_of_decoding(name, rows) for name, rows in _by_decoding(results.rows).items()),
+        *(_of_decoding(name, rows) for name, rows in by_decoding(results.rows).items()),
         *_breakdowns(results.rows),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _of_decoding(name: str, rows: Sequence[ResultRow]) -> str:
-    return "\n\n".join(
-        [
-            f"## {_escaped(name)}",
-            _table(
-                ("suite", "problems", "k", "accuracy", "interval", "its method", "pass@k", "maj@k"),
-                [(row.suite, str(row.num_problems), str(row.num_samples), *_scores(row)) for row in rows],
-            ),
-            *_mean(rows),
-            _table(
-                ("suite", "truncated", "no answer", "unparsable", "timed out, crashed", "mean tokens", "graded by"),
-                [(row.suite, *_health(row)) for row in rows],
-            ),
-            *_agreements(rows),
-            *_choices(rows),
-            *_protocols(rows),
-        ]
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """A table of what results say, a row a suite."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    """May be empty."""
+    text: str = ""
+    """What a reader must know before."""
+
+
+def scores(rows: Sequence[ResultRow]) -> Measures:
+    """Accuracies with their intervals, pass@k, maj@k."""
+    return Measures(
+        ("suite", "problems", "k", "accuracy", "interval", "its method", "pass@k", "maj@k"),
+        tuple((row.suite, str(row.num_problems), str(row.num_samples), *_scores(row), *_votes(row)) for row in rows),
     )
 
 
-def _mean(rows: Sequence[ResultRow]) -> list[str]:
-    if len(rows) == 1:
-        return []
-    mean = sum(row.accuracy for row in rows) / len(rows)
-    return [f"Mean of these {len(rows)} accuracies, each suite counted once: {_percent(mean)}."]
+def votes(rows: Sequence[ResultRow]) -> Measures:
+    """pass@k and maj@k, where there are several responses a problem."""
+    several = [row for row in rows if row.num_samples > 1]
+    return Measures(
+        ("suite", "k", "pass@k", "maj@k"), tuple((row.suite, str(row.num_samples), *_votes(row)) for row in several)
+    )
 
 
-def _agreements(rows: Sequence[ResultRow]) -> list[str]:
-    found = [
+def health(rows: Sequence[ResultRow]) -> Measures:
+    """What became of the responses besides right and wrong, and how long they are."""
+    return Measures(
+        ("suite", "truncated", "no answer", "unparsable", "timed out, crashed", "mean tokens", "graded by"),
+        tuple((row.suite, *_health(row)) for row in rows),
+    )
+
+
+def agreements(rows: Sequence[ResultRow]) -> Measures:
+    """Two graders on the same responses, where two have judged them."""
+    found = tuple(
         (
             row.suite,
             f"{row.agreement.first}, {row.agreement.second}",
@@ -59,13 +69,14 @@ def _agreements(rows: Sequence[ResultRow]) -> list[str]:
         )
         for row in rows
         if row.agreement is not None
-    ]
+    )
     header = ("suite", "graders", "agree", "only the first says correct", "only the second", "accuracy by the second")
-    return ["Two graders on the same responses:", _table(header, found)] if found else []
+    return Measures(header, found, "Two graders on the same responses:")
 
 
-def _choices(rows: Sequence[ResultRow]) -> list[str]:
-    found = [
+def choices(rows: Sequence[ResultRow]) -> Measures:
+    """What scores of multiple choice have to be read with."""
+    found = tuple(
         (
             row.suite,
             _percent(row.accuracy),
@@ -75,32 +86,63 @@ def _choices(rows: Sequence[ResultRow]) -> list[str]:
         )
         for row in rows
         if row.choices is not None
-    ]
+    )
     text = (
         "Multiple choice; the score adjusted for guessing counts a response that names no option as a guess, and is "
         "not an accuracy:"
     )
     header = ("suite", "accuracy", "names no option", "adjusted for guessing", "guessing alone")
-    return [text, _table(header, found)] if found else []
+    return Measures(header, found, text)
 
 
-def _protocols(rows: Sequence[ResultRow]) -> list[str]:
-    found = [(row.suite, *_protocol(row.protocol)) for row in rows if row.protocol is not None]
+def protocols(rows: Sequence[ResultRow]) -> Measures:
+    """How the problems were asked, as far as the results say so."""
+    found = tuple((row.suite, *_protocol(row.protocol)) for row in rows if row.protocol is not None)
     header = ("suite", "template", "temperature", "top-p", "response tokens", "stops at", "engine")
-    return ["How the problems were asked:", _table(header, found)] if found else []
+    return Measures(header, found, "How the problems were asked:")
+
+
+def breakdowns(row: ResultRow) -> dict[str, Mapping[str, Breakdown]]:
+    """The problems by `subject` and by `level`, those that there are."""
+    return {kind: parts for kind, parts in (("subject", row.by_subject), ("level", row.by_level)) if parts}
+
+
+def mean_accuracy(rows: Sequence[ResultRow]) -> str:
+    """A sentence; empty for one row."""
+    if len(rows) == 1:
+        return ""
+    mean = sum(row.accuracy for row in rows) / len(rows)
+    return f"Mean of these {len(rows)} accuracies, each suite counted once: {_percent(mean)}."
+
+
+def by_decoding(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
+    """The rows of each decoding, in their order."""
+    found: dict[str, list[ResultRow]] = {}
+    for row in rows:
+        found.setdefault(row.decoding, []).append(row)
+    return found
+
+
+def _of_decoding(name: str, rows: Sequence[ResultRow]) -> str:
+    others = (health(rows), agreements(rows), choices(rows), protocols(rows))
+    sections = [f"## {_escaped(name)}", *_section(scores(rows)), mean_accuracy(rows)]
+    sections += [text for measures in others for text in _section(measures)]
+    return "\n\n".join(filter(None, sections))
+
+
+def _section(measures: Measures) -> list[str]:
+    return [measures.text, _table(measures.header, measures.rows)] if measures.rows else []
 
 
 def _scores(row: ResultRow) -> tuple[str, ...]:
+    low, high = row.interval
+    return _percent(row.accuracy), f"{_percent(low)} to {_percent(high)}", row.method
+
+
+def _votes(row: ResultRow) -> tuple[str, ...]:
     passes = ", ".join(f"{k}: {_percent(value)}" for k, value in row.pass_at_k.items())
     majority = ", ".join(f"{k}: {_percent(value)}" for k, value in row.maj_at_k.items())
-    low, high = row.interval
-    return (
-        _percent(row.accuracy),
-        f"{_percent(low)} to {_percent(high)}",
-        row.method,
-        passes or _NONE,
-        majority or _NONE,
-    )
+    return passes or _NONE, majority or _NONE
 
 
 def _health(row: ResultRow) -> tuple[str, ...]:
@@ -128,15 +170,10 @@ def _protocol(protocol: Protocol) -> tuple[str, ...]:
 
 
 def _breakdowns(rows: Sequence[ResultRow]) -> list[str]:
-    kinds: list[tuple[str, Callable[[ResultRow], Mapping[str, Breakdown]]]] = [
-        ("subject", lambda row: row.by_subject),
-        ("level", lambda row: row.by_level),
-    ]
     return [
-        f"## {_escaped(row.suite)}, {_escaped(row.decoding)}: by {kind}\n\n{_label_table(kind, labels(row))}"
+        f"## {_escaped(row.suite)}, {_escaped(row.decoding)}: by {kind}\n\n{_label_table(kind, parts)}"
         for row in rows
-        for kind, labels in kinds
-        if labels(row)
+        for kind, parts in breakdowns(row).items()
     ]
 
 
@@ -146,13 +183,6 @@ def _label_table(kind: str, labels: Mapping[str, Breakdown]) -> str:
         for name, part in labels.items()
     ]
     return _table((kind, "problems", "accuracy", "interval"), rows)
-
-
-def _by_decoding(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
-    found: dict[str, list[ResultRow]] = {}
-    for row in rows:
-        found.setdefault(row.decoding, []).append(row)
-    return found
 
 
 def _percent(share: float | None) -> str:

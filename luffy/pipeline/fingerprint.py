@@ -10,7 +10,7 @@ The frame is left out: what it contributes to a result (settings, inputs) is in 
 import ast
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,16 +29,21 @@ _FRAME = (
 
 def code_fingerprint(stage: StageName, package: Path = _PACKAGE) -> dict[str, str]:
     """Module name (or path of a packaged file) to the hash of its code, for all that `stage` reaches."""
-    waiting, asked, reached = [f"{package.name}.stages.{stage}"], set[str](), dict[str, str]()
+    return module_fingerprint([f"{package.name}.stages.{stage}"], package)
+
+
+def module_fingerprint(modules: Sequence[str], package: Path = _PACKAGE) -> dict[str, str]:
+    """The same for all that `modules` reach, themselves included."""
+    waiting, asked, reached = [*modules], set[str](), dict[str, str]()
     facts = _facts_file(package)
     while waiting:
         module = waiting.pop()
         if module not in reached and not _is_frame(module):
             found = facts.of(module, _file(package, module), partial(_find_facts, package, module))
             reached[module] = found.code
-            modules = {name for name in {*found.names} - asked if _file(package, name).is_file()}
+            named = {name for name in {*found.names} - asked if _file(package, name).is_file()}
             asked.update(found.names)
-            waiting.extend(modules | {parent for name in modules for parent in _parents(name)})
+            waiting.extend(named | {parent for name in named for parent in _parents(name)})
     facts.save()
     folders = {_file(package, module).parent for module in reached}
     packaged = {file.relative_to(package.parent).as_posix(): _hash(file.read_bytes()) for file in _packaged(folders)}

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from luffy.config import StageName
-from luffy.config.settings import RLSettings, StageSettings
+from luffy.config.settings import ReportSettings, RLSettings, StageSettings
+from luffy.config.strict import FOR_IDENTITY
 from luffy.files import write_atomic
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
@@ -80,7 +81,15 @@ def identity_of(
 ) -> Identity:
     """The identity of a stage with these settings, upstream keys, code and outside files."""
     extendable = isinstance(settings, RLSettings) and not settings.depends_on_length
-    return Identity(stage, settings.model_dump(mode="json"), dict(upstream), dict(code), dict(files), extendable)
+    return Identity(stage, identifying(settings), dict(upstream), dict(code), dict(files), extendable)
+
+
+def identifying(settings: StageSettings) -> dict[str, Json]:
+    """The settings as a key has them: without what changes no result, although it stands beside what does.
+
+    A report shows all of its experiment's configuration, so that all of it counts.
+    """
+    return settings.model_dump(mode="json", context=None if isinstance(settings, ReportSettings) else FOR_IDENTITY)
 
 
 def canonical_json(value: Json) -> str:

@@ -26,7 +26,7 @@ from luffy.config.strict import StrictModel
 from luffy.config.yaml_source import dump_yaml, read_yaml
 from luffy.errors import ConfigError
 from luffy.files import write_atomic
-from luffy.pipeline.identity import Identity
+from luffy.pipeline.identity import Identity, identifying
 
 JOB_FILE = "config.yaml"
 SETTINGS_OF: Mapping[StageName, type[StageSettings]] = MappingProxyType(
@@ -80,8 +80,7 @@ class StageJob(StrictModel):
     @property
     def identity(self) -> Identity:
         """What `key` was made of."""
-        settings = self.settings.model_dump(mode="json")
-        return Identity(self.stage, settings, self.upstream, self.code, self.files, self.extendable)
+        return Identity(self.stage, identifying(self.settings), self.upstream, self.code, self.files, self.extendable)
 
 
 def write_job(path: Path, job: StageJob) -> None:

@@ -2,13 +2,16 @@
 
 Run: python -m luffy.stages.evaluate --config DIR/config.yaml --out DIR
 
-Writes samples.jsonl, results.json and summary.md. Each batch of graded responses is kept in parts/ before the next one
-is waited for, so that a killed evaluation goes on with the batch it was at, to the same bytes. What a model behind an
+Writes samples.jsonl.zst, responses.json, results.json, summary.md and summary.html (with plots). Each batch of graded
+responses is kept in parts/ before the next one is waited for, so that a killed evaluation goes on with the batch it was
+at, to the same bytes; parts/ is removed once samples.jsonl.zst is there. What an earlier evaluation has drawn of the
+same model in the same way is not drawn again, but graded anew (`luffy.stages.adoption`). What a model behind an
 endpoint answers is kept response by response.
 """
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -20,26 +23,19 @@ from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.evaluation.protocol import Evaluator, Suite, check_problems, check_suite, protocol_of
-from luffy.evaluation.respondents import TextRespondent, TokenRespondent, ask_by_text
-from luffy.evaluation.results import (
-    RESULTS_FILE,
-    SAMPLES_FILE,
-    EvaluationResults,
-    ResultRow,
-    join_sample_records,
-    read_sample_records,
-    result_row,
-    write_results,
-    write_sample_records,
-)
+from luffy.evaluation.asking import Ask, Suite
+from luffy.evaluation.protocol import Evaluator, check_problems, check_suite, protocol_of
+from luffy.evaluation.report.evaluation_page import PAGE_FILE, write_summaries
+from luffy.evaluation.respondents import TextRespondent, TokenRespondent, ask_by_ids, ask_by_text
+from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, ResultRow, tally_cells, write_results
+from luffy.evaluation.sample_files import SAMPLES_FILE, join_sample_records, read_sample_records, write_sample_records
 from luffy.evaluation.sample_log import SampleLog
-from luffy.evaluation.summary import SUMMARY_FILE, render_summary
-from luffy.files import write_atomic
+from luffy.evaluation.summary import SUMMARY_FILE
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.rollout.engine import SwappableEngine
 from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint, read_endpoint
+from luffy.stages.adoption import RESPONSES_FILE, Inquiries, adopt, find_drawn, write_digests
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.responses import ResponseProgress, open_endpoint, open_generator
 
@@ -49,7 +45,7 @@ _ANSWERS = "answers.jsonl"
 """What an endpoint has said, until all of it is graded."""
 _OPEN = "open"
 """Below it the part that is being generated."""
-OUTPUTS = (SAMPLES_FILE, RESULTS_FILE, SUMMARY_FILE)
+OUTPUTS = (SAMPLES_FILE, RESPONSES_FILE, RESULTS_FILE, SUMMARY_FILE, PAGE_FILE)
 _NODE_PREFIX = "evaluate_"
 
 Asked = tuple[Suite, str]
@@ -60,19 +56,24 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
     """Evaluate the upstream model by the protocol that every checkpoint of the chain shares."""
     model = context.inputs["model"] / "model"
     endpoint = read_endpoint(model)
+    ask: Ask
     opened: AbstractContextManager[tuple[Evaluator, object]]
     if endpoint is not None:
-        cells = _cells_of_endpoint(settings, context.inputs["data"])
+        cells, ask = _cells_of_endpoint(settings, context.inputs["data"]), ask_by_text
         opened = _open_endpoint(endpoint, cells, settings, context)
     else:
         cells, longest = read_cells(settings, context.inputs["data"], model)
+        ask = ask_by_ids(load_tokenizer(model))
         opened = open_evaluator(model, settings, context, longest)
     waiting = waiting_cells(cells, context.out)
     total, left = num_responses(cells, settings), num_responses(waiting, settings)
     progress = ResponseProgress(context, total, done=total - left)
+    inquiries = Inquiries(cells, settings, ask, context.inputs["model"])
+    waiting = adopt_parts(waiting, inquiries, settings, context, context.out, progress)
     if waiting:
         with opened as (evaluator, _):
             fill_parts(evaluator, waiting, context.out, progress)
+    write_digests(context.out, inquiries.digests)
     rows = write_cells(cells, settings, context.out, context.node.removeprefix(_NODE_PREFIX))
     return StageResult(OUTPUTS, _headline(rows), total - progress.graded)
 
@@ -95,6 +96,10 @@ def read_cells(settings: EvaluateSettings, data: Path, model: Path) -> tuple[lis
 
 def waiting_cells(cells: Sequence[Asked], out: Path) -> list[Asked]:
     """Those that have no finished part in `out`, which is made ready for them."""
+    for leftover in (path for name in OUTPUTS for path in out.glob(f".{name}.*")):
+        leftover.unlink()  # a kill while it was written; it may be as large as all responses
+    if (out / SAMPLES_FILE).exists():  # all parts were in it, and may be gone
+        return []
     (out / _PARTS / _OPEN).mkdir(parents=True, exist_ok=True)
     return [(suite, decoding) for suite, decoding in cells if not _part(out, suite, decoding).exists()]
 
@@ -103,15 +108,19 @@ def write_cells(
     cells: Sequence[Asked], settings: EvaluateSettings, out: Path, checkpoint: str
 ) -> tuple[ResultRow, ...]:
     """Write what the finished parts in `out` come to: `OUTPUTS`."""
-    config, parts = settings.evaluation, [_part(out, suite, decoding) for suite, decoding in cells]
+    config, samples = settings.evaluation, out / SAMPLES_FILE
+    if not samples.exists():
+        join_sample_records(samples, [_part(out, suite, decoding) for suite, decoding in cells])
+    # Whole and durable now: a kill from here on finds it.
+    shutil.rmtree(out / _PARTS, ignore_errors=True)
+    tallies = tally_cells(read_sample_records(samples))
     rows = tuple(
-        result_row(list(read_sample_records(part)), config.confidence, protocol_of(config, suite.name, decoding))
-        for part, (suite, decoding) in zip(parts, cells, strict=True)
+        tallies[suite.name, decoding].row(config.confidence, protocol_of(config, suite.name, decoding))
+        for suite, decoding in cells
     )
-    join_sample_records(out / SAMPLES_FILE, parts)
     results = EvaluationResults(checkpoint=checkpoint, confidence=config.confidence, rows=rows)
     write_results(out / RESULTS_FILE, results)
-    write_atomic(out / SUMMARY_FILE, render_summary(results))
+    write_summaries(out, results)
     return rows
 
 
@@ -137,7 +146,7 @@ def open_evaluator(
     """
     generator = open_generator(settings.evaluation.engine, model, settings.dtype, context.execution, longest)
     try:
-        with _graders(settings, context) as grader:
+        with open_grader(settings, context) as grader:
             respondent = TokenRespondent(generator.engine, load_tokenizer(model))
             evaluator = Evaluator(respondent, grader, settings.evaluation, settings.seed, generator.batch_size)
             yield evaluator, generator.engine
@@ -163,7 +172,7 @@ def _open_endpoint(
     try:
         generator = open_endpoint(model, templates, context.execution, answers)
         try:
-            with _graders(settings, context) as grader:
+            with open_grader(settings, context) as grader:
                 respondent = TextRespondent(generator.endpoint)
                 evaluator = Evaluator(respondent, grader, settings.evaluation, settings.seed, generator.batch_size)
                 yield evaluator, generator.endpoint
@@ -175,24 +184,54 @@ def _open_endpoint(
     answers.remove()
 
 
-def _graders(settings: EvaluateSettings, context: StageContext) -> GraderPool:
-    own = settings.evaluation.own_graders
-    return GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE, own)
+@contextmanager
+def open_grader(settings: EvaluateSettings, context: StageContext) -> Iterator[GraderPool]:
+    """The graders that the settings ask for."""
+    own, cache = settings.evaluation.own_graders, context.out / JUDGE_CACHE
+    with GraderPool.configured(context.execution.grader_workers, settings.grading, cache, own) as grader:
+        yield grader
+
+
+def adopt_parts(
+    waiting: Sequence[Asked],
+    inquiries: Inquiries,
+    settings: EvaluateSettings,
+    context: StageContext,
+    out: Path,
+    progress: ResponseProgress,
+) -> list[Asked]:
+    """Fill those parts in `out` whose responses an earlier evaluation has drawn; returns the cells that are left."""
+    names = {(suite.name, decoding): (suite, decoding) for suite, decoding in waiting}
+    found = find_drawn(context.out, {cell: inquiries.digests[cell] for cell in names if cell in inquiries.digests})
+    # What this evaluation has begun itself goes on as it began.
+    begun = {cell for cell, asked in names.items() if _log_file(out, *asked).exists()}
+    found = {folder: [cell for cell in cells if cell not in begun] for folder, cells in found.items()}
+    for folder, cells in found.items():
+        parts = {cell: _part(out, *names[cell]) for cell in cells}
+        with open_grader(settings, context) as grader:
+            for cell in adopt(folder, parts, inquiries, grader, progress.add_adopted):
+                context.events.message(f"{', '.join(cell)}: responses of {folder.name}, graded anew")
+                del names[cell]
+    return list(names.values())
 
 
 def fill_parts(evaluator: Evaluator, cells: Sequence[Asked], out: Path, progress: ResponseProgress) -> None:
     """Ask what `cells` want and keep the graded responses in `out`."""
     for suite, decoding in cells:
         part = _part(out, suite, decoding)
-        log = SampleLog(part.parent / _OPEN / part.name, progress.skip)
-        records = evaluator.evaluate(suite, decoding, progress.add, log)
-        write_sample_records(part, records)
+        log = SampleLog(_log_file(out, suite, decoding), progress.skip)
+        write_sample_records(part, evaluator.evaluate_into(log, suite, decoding, progress.add))
         log.remove()
-        logger.info("%s, %s: %d responses", suite.name, decoding, len(records))
+        logger.info("%s, %s is done", suite.name, decoding)
 
 
 def _part(out: Path, suite: Suite, decoding: str) -> Path:
-    return out / _PARTS / f"{quote(decoding, safe='')}@{quote(suite.name, safe='')}.jsonl"
+    return out / _PARTS / f"{quote(decoding, safe='')}@{quote(suite.name, safe='')}.jsonl.zst"
+
+
+def _log_file(out: Path, suite: Suite, decoding: str) -> Path:
+    part = _part(out, suite, decoding)
+    return part.parent / _OPEN / part.stem
 
 
 def num_responses(cells: Sequence[Asked], settings: EvaluateSettings) -> int:

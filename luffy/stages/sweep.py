@@ -3,7 +3,7 @@
 Run: python -m luffy.stages.sweep --config DIR/config.yaml --out DIR
 
 Writes for each step a folder `step_000100/` as `evaluate` writes its own, and curve.html. A killed sweep goes on with
-the batch it was at.
+the batch it was at; steps that an earlier sweep over the same run has drawn are graded anew.
 """
 
 import logging
@@ -12,15 +12,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from luffy.config.settings import SweepSettings
+from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.evaluation.results import RESULTS_FILE, SAMPLES_FILE, read_results, read_sample_records
+from luffy.evaluation.respondents import ask_by_ids
+from luffy.evaluation.results import RESULTS_FILE, count_correct, read_results
+from luffy.evaluation.sample_files import read_samples_of
 from luffy.evaluation.sweep.page import SweptStep, render_curve
 from luffy.files import write_atomic
 from luffy.pipeline.checkpoints import complete_checkpoints
 from luffy.rollout.engine import SwappableEngine
+from luffy.stages.adoption import Inquiries, write_digests
 from luffy.stages.evaluate import (
     OUTPUTS,
     Asked,
+    adopt_parts,
     fill_parts,
     num_responses,
     open_evaluator,
@@ -45,14 +50,27 @@ def run(settings: SweepSettings, context: StageContext) -> StageResult:
     waiting = {step: waiting_cells(cells, _folder(context, step)) for step in settings.steps}
     waiting = {step: left for step, left in waiting.items() if left}
     total = num_responses(cells, protocol) * len(settings.steps)
-    left = sum(num_responses(cells, protocol) for cells in waiting.values())
-    progress = ResponseProgress(context, total, done=total - left)
+    num_left = sum(num_responses(cells, protocol) for cells in waiting.values())
+    progress = ResponseProgress(context, total, done=total - num_left)
+    ask = ask_by_ids(load_tokenizer(rl / "model"))
+    inquiries = {
+        # Equal digests of the last model are not enough: the key of the run tells its checkpoints apart.
+        step: Inquiries(cells, protocol, ask, rl, variant=f"@{rl.name}/{step}")
+        for step in settings.steps
+    }
+    waiting = {
+        step: adopt_parts(cells_left, inquiries[step], protocol, context, _folder(context, step), progress)
+        for step, cells_left in waiting.items()
+    }
+    waiting = {step: left for step, left in waiting.items() if left}
     if waiting:
         checkpoints = _checkpoints(rl, list(waiting))
         with open_evaluator(rl / "model", protocol, context, longest) as (evaluator, engine):
             for step, cells_left in waiting.items():
                 _swap(engine, checkpoints[step], step, settings, context)
                 fill_parts(evaluator, cells_left, _folder(context, step), progress)
+    for step in settings.steps:
+        write_digests(_folder(context, step), inquiries[step].digests)
     metrics = _write(cells, settings, context)
     outputs = (*(f"{_folder(context, step).name}/{name}" for step in settings.steps for name in OUTPUTS), PAGE_FILE)
     return StageResult(outputs, metrics, total - progress.graded)
@@ -90,11 +108,7 @@ def _write(cells: Sequence[Asked], settings: SweepSettings, context: StageContex
 
 
 def _read(step: int, folder: Path) -> SweptStep:
-    correct: dict[tuple[str, str], dict[str, int]] = {}
-    for record in read_sample_records(folder / SAMPLES_FILE):
-        counts = correct.setdefault((record.suite, record.decoding), {})
-        counts[record.uid] = counts.get(record.uid, 0) + record.correct
-    return SweptStep(step, read_results(folder / RESULTS_FILE), correct)
+    return SweptStep(step, read_results(folder / RESULTS_FILE), count_correct(read_samples_of(folder)))
 
 
 def _folder(context: StageContext, step: int) -> Path:

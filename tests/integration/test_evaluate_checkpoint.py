@@ -80,7 +80,7 @@ def test_a_sweep_evaluates_each_kept_step_by_one_engine_and_its_last_is_the_fina
     assert (sweep / "log.txt").read_text().count("the engine has the weights of step") == 3
     results = {step: read_results(sweep / f"step_{step:06d}" / "results.json") for step in (2, 4, 6)}
     assert results[6].rows == read_results(stage(workspace, "evaluate_rl") / "results.json").rows
-    assert len({(sweep / f"step_{step:06d}" / "samples.jsonl").read_bytes() for step in (2, 4, 6)}) == 3
+    assert len({(sweep / f"step_{step:06d}" / "samples.jsonl.zst").read_bytes() for step in (2, 4, 6)}) == 3
     last = [event for event in EventReader(sweep / "events.jsonl").read() if event.kind == "progress"][-1]
     assert (last.step, last.total) == (3 * 96, 3 * 96)
     page = (workspace / "runs" / "smoke-2" / "curve.html").read_text()

@@ -31,7 +31,7 @@ from luffy.config.settings import EvaluateSettings, RLSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError
 from luffy.evaluation.respondents import TextRespondent, TokenRespondent
-from luffy.evaluation.results import read_sample_records
+from luffy.evaluation.sample_files import read_sample_records
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.graph import build_graph
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
@@ -287,7 +287,7 @@ def test_an_evaluation_gives_the_checkpoint_s_weights_to_the_server(served: Serv
             ),
         )
     embedded, remote = (
-        list(read_sample_records(tmp_path / name / "samples.jsonl")) for name in ("transformers", "openai")
+        list(read_sample_records(tmp_path / name / "samples.jsonl.zst")) for name in ("transformers", "openai")
     )
     assert remote == embedded
     assert len({record.response for record in remote}) > 1

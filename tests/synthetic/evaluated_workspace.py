@@ -6,14 +6,9 @@ from pathlib import Path
 
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig
-from luffy.evaluation.results import (
-    EvaluationResults,
-    SampleRecord,
-    join_sample_records,
-    result_row,
-    write_results,
-    write_sample_records,
-)
+from luffy.evaluation.records import SampleRecord, record_line
+from luffy.evaluation.results import EvaluationResults, result_row, write_results
+from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
 from luffy.pipeline.workspace import Workspace
 
@@ -49,12 +44,12 @@ def write_evaluation(
 ) -> Path:
     """A finished stage `key` whose model (digest `model`) gets `verdicts` by suite and decoding on `problems`.
 
-    Its samples lack the field `without`, as if another version had written them.
+    Its samples lack the field `without` and are not compressed, as if another version had written them.
     """
     protocol = {**PROTOCOL, **(evaluation or {})}
     directory = workspace.stage_directory("evaluate", key)
     directory.mkdir(parents=True)
-    rows, parts = [], []
+    rows, saved = [], []
     for (suite, decoding), verdict in verdicts.items():
         decodings = protocol["decodings"]
         assert isinstance(decodings, dict)
@@ -65,12 +60,13 @@ def write_evaluation(
             for sample in range(samples)
         ]
         rows.append(result_row(records, 0.95))
-        parts.append(directory / f"{len(parts)}.jsonl")
-        write_sample_records(parts[-1], records)
-    join_sample_records(directory / "samples.jsonl", parts)
+        saved += records
+    samples = directory / ("samples.jsonl" if without else SAMPLES_FILE)
     if without:
-        text = (directory / "samples.jsonl").read_text(encoding="utf-8")
-        (directory / "samples.jsonl").write_text(text.replace(f'"{without}"', '"other"'), encoding="utf-8")
+        lines = b"".join(map(record_line, saved))
+        samples.write_bytes(lines.replace(f'"{without}"'.encode(), b'"other"'))
+    else:
+        write_sample_records(samples, saved)
     write_results(
         directory / "results.json", EvaluationResults(checkpoint=checkpoint, confidence=0.95, rows=tuple(rows))
     )
@@ -86,7 +82,7 @@ def write_evaluation(
             settings={"seed": 0, "dtype": "float32", "evaluation": protocol, "grading": {"kind": "math"}},
             upstream={} if system_prompt is None else {"data": f"data_of_{key}"},
             consumed={"data": "d", "model": model or key},
-            outputs=collect_outputs(directory, ["samples.jsonl", "results.json"]),
+            outputs=collect_outputs(directory, [samples.name, "results.json"]),
             metrics={},
             execution=ExecutionConfig(),
             versions={},

@@ -8,14 +8,9 @@ from pathlib import Path
 
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.execution import ExecutionConfig
-from luffy.evaluation.results import (
-    EvaluationResults,
-    SampleRecord,
-    join_sample_records,
-    result_row,
-    write_results,
-    write_sample_records,
-)
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.results import EvaluationResults, result_row, write_results
+from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
 from luffy.tracking.metrics import MetricsWriter
 from luffy.tracking.samples import SampleRollout, SamplesWriter
@@ -25,6 +20,7 @@ SKILL = {
     "sft": {"in_distribution": 0.42, "longer": 0.21, "other_mix": 0.30, "retention": 0.955},
     "rl": {"in_distribution": 0.79, "longer": 0.52, "other_mix": 0.41, "retention": 0.94},
 }
+SUBJECTS = ("carrying", "a < b & *c*", "reversal")
 HOSTILE = "<script>alert(1)</script> & <b>bold</b> ``` |"
 """Model output that must never become markup."""
 
@@ -154,7 +150,7 @@ def _write_rollouts(directory: Path, steps: int) -> None:
 
 def _write_evaluation(directory: Path, checkpoint: str, config: ExperimentConfig, num_problems: int) -> None:
     assert config.evaluation is not None
-    rows, parts = [], []
+    rows, saved = [], []
     for decoding, how in config.evaluation.decodings.items():
         for suite in config.data.suites:
             difficulty = random.Random(suite)
@@ -168,9 +164,8 @@ def _write_evaluation(directory: Path, checkpoint: str, config: ExperimentConfig
                     _record(suite, decoding, problem, sample, chance, luck) for sample in range(how.num_samples)
                 ]
             rows.append(result_row(records, config.evaluation.confidence))
-            parts.append(directory / f"{decoding}@{suite}.jsonl")
-            write_sample_records(parts[-1], records)
-    join_sample_records(directory / "samples.jsonl", parts)
+            saved += records
+    write_sample_records(directory / SAMPLES_FILE, saved)
     write_results(
         directory / "results.json",
         EvaluationResults(checkpoint=checkpoint, confidence=config.evaluation.confidence, rows=tuple(rows)),
@@ -195,6 +190,11 @@ def _record(suite: str, decoding: str, problem: int, sample: int, chance: float,
         correct=correct,
         finish_reason="length" if outcome == "no_answer" else "stop",
         num_tokens=luck.randint(12, 60),
+        grader="math",
+        second_grader="math_strict",
+        second_outcome="correct" if correct and problem % 10 else "wrong",
+        subject=SUBJECTS[problem % len(SUBJECTS)],
+        level=str(1 + problem % 2) if suite == "longer" else None,
     )
 
 

@@ -13,14 +13,8 @@ from pathlib import Path
 from luffy.config import StageName
 from luffy.errors import LuffyError
 from luffy.evaluation.leaderboard.naming import RowName, Use, flatten, name_row, read_uses, tell_apart
-from luffy.evaluation.results import (
-    RESULTS_FILE,
-    SAMPLES_FILE,
-    EvaluationResults,
-    ResultRow,
-    read_results,
-    read_sample_records,
-)
+from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, ResultRow, read_results
+from luffy.evaluation.sample_files import read_samples_of
 from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
 from luffy.pipeline.workspace import Workspace
 
@@ -195,7 +189,7 @@ def _read_samples(directory: Path) -> tuple[dict[_Asked, dict[str, int]], dict[_
     """Correct responses and the reference answer, by suite and decoding and then by problem."""
     correct: dict[_Asked, dict[str, int]] = {}
     references: dict[_Asked, dict[str, str]] = {}
-    for record in read_sample_records(directory / SAMPLES_FILE):
+    for record in read_samples_of(directory):
         asked = record.suite, record.decoding
         counts = correct.setdefault(asked, {})
         counts[record.uid] = counts.get(record.uid, 0) + record.correct

@@ -9,17 +9,11 @@ from luffy.config import ExperimentConfig
 from luffy.data.difficulty import DifficultyCard, read_card
 from luffy.errors import LuffyError
 from luffy.evaluation.comparison import Comparison, PairedAccuracies, compare
-from luffy.evaluation.results import (
-    RESULTS_FILE,
-    SAMPLES_FILE,
-    EvaluationResults,
-    ResultRow,
-    read_results,
-    read_sample_records,
-)
+from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, ResultRow, count_correct, read_results
+from luffy.evaluation.sample_files import read_samples_of
 from luffy.pipeline.manifest import Manifest, finished_manifest
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
-from luffy.tracking.samples import SampleRollout, read_samples
+from luffy.tracking.samples import SAMPLES_FILE, SampleRollout, read_samples
 
 CHECKPOINTS = ("base", "sft", "rl")
 Cell = tuple[str, str]
@@ -117,11 +111,7 @@ def _paired(first: Evaluation, second: Evaluation, cell: Cell) -> PairedAccuraci
 
 def read_graded(directory: Path) -> Evaluation:
     """The finished evaluation in `directory`."""
-    correct: dict[Cell, dict[str, int]] = {}
-    for record in read_sample_records(directory / SAMPLES_FILE):
-        counts = correct.setdefault((record.suite, record.decoding), {})
-        counts[record.uid] = counts.get(record.uid, 0) + record.correct
-    return Evaluation(read_results(directory / RESULTS_FILE), correct)
+    return Evaluation(read_results(directory / RESULTS_FILE), count_correct(read_samples_of(directory)))
 
 
 def _read_data_card(directory: Path) -> Mapping[str, object]:

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from luffy.config.yaml_source import dump_yaml
 from luffy.evaluation.report import wording
+from luffy.evaluation.report.breakdown import BreakdownSection, Scored, breakdown_sections
 from luffy.evaluation.report.curves import (
     OUTCOME_COLORS,
     Figure,
@@ -32,14 +33,22 @@ from luffy.evaluation.report.tables import (
     difference_table,
     difficulty_tables,
     mapping_table,
+    measure_table,
     stage_table,
 )
+from luffy.evaluation.summary import agreements, choices, health, votes
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.tracking.samples import SampleRollout
 from luffy.types import Outcome
 
 _TEMPLATES = Path(__file__).parent
 _CHECKPOINT_COLORS = {"base": "c6", "sft": "c2", "rl": "c1"}
+_MEASURES = (
+    ("Several responses to a problem: at least one of k correct (pass@k), the most frequent answer (maj@k)", votes),
+    ("Responses: shares in percent, and how long they are", health),
+    ("Agreement of two graders on the same responses", agreements),
+    ("Multiple choice: a response that names no option counts as a guess in the adjusted score", choices),
+)
 _SAMPLES_SHOWN = 4
 _STAGE_TITLES = {"rl": "Reinforcement learning", "sft": "Supervised fine-tuning", "base": "Base policy"}
 
@@ -54,6 +63,10 @@ class DecodingResults:
     differences: Table | None
     dots: str
     outcomes: str
+    measures: list[tuple[str, Table]]
+    """Beside accuracy, each table with what it is about."""
+    breakdowns: list[BreakdownSection]
+    """By subject and level, where the data names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +191,20 @@ def _decoding(chain: FinishedChain, name: str) -> DecodingResults:
         differences=difference_table(chain, name) if chain.transitions else None,
         dots=dot_plot(f"accuracy-{name}", [(suite, _dots(chain, suite, name)) for suite in chain.suites]),
         outcomes=bar_plot(f"outcomes-{name}", [(suite, _bars(chain, suite, name)) for suite in chain.suites]),
+        measures=[
+            (title, table) for title, measure in _MEASURES if (table := measure_table(chain, name, measure)).rows
+        ],
+        breakdowns=[
+            section
+            for suite in chain.suites
+            for section in breakdown_sections(f"breakdown-{name}", _scored(chain, suite, name))
+        ],
     )
+
+
+def _scored(chain: FinishedChain, suite: str, decoding: str) -> list[Scored]:
+    found = ((e.checkpoint, e.row((suite, decoding))) for e in chain.evaluations)
+    return [Scored(wording.checkpoint(name), _CHECKPOINT_COLORS[name], row) for name, row in found if row is not None]
 
 
 def _dots(chain: FinishedChain, suite: str, decoding: str) -> list[Dot]:

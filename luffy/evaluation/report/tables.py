@@ -1,6 +1,6 @@
 """The tables of the report as rows of text and numbers, for both of its formats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +9,7 @@ from luffy.evaluation.comparison import BenchmarkComparison
 from luffy.evaluation.report import wording
 from luffy.evaluation.report.inputs import Evaluation, FinishedChain
 from luffy.evaluation.results import ResultRow
+from luffy.evaluation.summary import Measures
 from luffy.pipeline.manifest import Manifest
 
 Tone = Literal["", "better", "worse"]
@@ -123,6 +124,25 @@ def stage_table(manifests: Mapping[str, Manifest]) -> Table:
         for node, manifest in manifests.items()
     )
     return Table(header, rows)
+
+
+def text_table(measures: Measures) -> Table:
+    """A table of one model."""
+    return Table(measures.header, tuple(tuple(TableCell(text) for text in row) for row in measures.rows))
+
+
+def measure_table(chain: FinishedChain, decoding: str, measure: Callable[[Sequence[ResultRow]], Measures]) -> Table:
+    """What `measure` says of every checkpoint under a decoding: a row a suite and checkpoint, suites together."""
+    header: tuple[str, ...] = ()
+    found: list[tuple[str, tuple[TableCell, ...]]] = []
+    for evaluation in chain.evaluations:
+        measures = measure([row for row in evaluation.results.rows if row.decoding == decoding])
+        header = (measures.header[0], "checkpoint", *measures.header[1:])
+        for suite, *values in measures.rows:
+            cells = (suite, wording.checkpoint(evaluation.checkpoint), *values)
+            found.append((suite, tuple(TableCell(text) for text in cells)))
+    found.sort(key=lambda row: chain.suites.index(row[0]))  # stable: checkpoints stay in the order of the chain
+    return Table(header, tuple(cells for _, cells in found))
 
 
 def mapping_table(header: tuple[str, str], mapping: Mapping[str, str]) -> Table:

@@ -11,15 +11,9 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig, MathGrader
 from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.data.parquet import write_prompts
-from luffy.evaluation.results import (
-    EvaluationResults,
-    SampleRecord,
-    read_results,
-    read_sample_records,
-    result_row,
-    write_results,
-    write_sample_records,
-)
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.results import EvaluationResults, read_results, result_row, write_results
+from luffy.evaluation.sample_files import read_sample_records, write_sample_records
 from luffy.pipeline.job import StageJob, write_job
 from luffy.types import Message, Prompt
 
@@ -45,7 +39,7 @@ def evaluation(folder: Path, answers: str, suite: str = "arc", gold: str = "B") 
         for i, letter in enumerate(answers)
     ]  # fmt: skip
     folder.mkdir()
-    write_sample_records(folder / "samples.jsonl", records)
+    write_sample_records(folder / "samples.jsonl.zst", records)
     rows = (result_row(records, 0.95),)
     write_results(folder / "results.json", EvaluationResults(checkpoint="rl", confidence=0.95, rows=rows))
     return folder
@@ -85,7 +79,7 @@ def test_rescore_writes_a_summary_and_prints_what_changed(tmp_path: Path, capsys
     assert ["arc", "p0", "0", "B", "correct:", "B", "no_answer", "no", "box,", "or", "an", "empty", "one"] in shown
     folder = stage / "rescored" / "math"
     assert read_results(folder / "results.json").rows[0].accuracy == 0
-    assert [record.grader for record in read_sample_records(folder / "samples.jsonl")] == ["math"] * 3
+    assert [record.grader for record in read_sample_records(folder / "samples.jsonl.zst")] == ["math"] * 3
     assert (folder / "summary.md").is_file()
     assert read_results(stage / "results.json").rows[0].accuracy == pytest.approx(2 / 3)
 
@@ -103,17 +97,17 @@ def test_rescore_leaves_multiple_choice_beside_other_suites_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage = evaluation(tmp_path / "it", "BCB")
-    records = list(read_sample_records(stage / "samples.jsonl"))
+    records = list(read_sample_records(stage / "samples.jsonl.zst"))
     boxed = [replace(r, suite="sums", grader="math", response="\\boxed{3}", ground_truth="3") for r in records]
-    write_sample_records(stage / "samples.jsonl", [*records, *boxed])
+    write_sample_records(stage / "samples.jsonl.zst", [*records, *boxed])
     rows = (result_row(records, 0.95), result_row(boxed, 0.95))
     write_results(stage / "results.json", EvaluationResults(checkpoint="rl", confidence=0.95, rows=rows))
     assert command.main(["rescore", str(stage), "--grader", "math_strict", "--out", str(tmp_path / "all")]) == 0
     assert "arc: multiple choice, left as it is; --suite arc grades it, too" in capsys.readouterr().out
-    assert {r.suite for r in read_sample_records(tmp_path / "all" / "samples.jsonl")} == {"sums"}
+    assert {r.suite for r in read_sample_records(tmp_path / "all" / "samples.jsonl.zst")} == {"sums"}
     asked = ["rescore", str(stage), "--grader", "math_strict", "--suite", "arc", "--out", str(tmp_path / "one")]
     assert command.main(asked) == 0
-    assert {r.suite for r in read_sample_records(tmp_path / "one" / "samples.jsonl")} == {"arc"}
+    assert {r.suite for r in read_sample_records(tmp_path / "one" / "samples.jsonl.zst")} == {"arc"}
 
 
 def test_a_step_of_a_sweep_is_rescored_with_the_questions_of_its_stage(
@@ -193,12 +187,12 @@ def test_confidential_problems_are_named_and_nothing_else_of_them_is_shown(
     monkeypatch.chdir(tmp_path)
     for folder, answers in (("a", ["hush", SECRET]), ("b", [SECRET, "hush"])):
         evaluation(Path(folder), "BB", suite="gpqa_diamond", gold=SECRET)
-        records = list(read_sample_records(Path(folder) / "samples.jsonl"))
+        records = list(read_sample_records(Path(folder) / "samples.jsonl.zst"))
         told = [
             replace(record, answer=answer, correct=answer == "hush", reason=SECRET)
             for record, answer in zip(records, answers, strict=True)
         ]
-        write_sample_records(Path(folder) / "samples.jsonl", told)
+        write_sample_records(Path(folder) / "samples.jsonl.zst", told)
     assert command.main(arguments) == 0
     out = capsys.readouterr().out
     assert "p0" in out

@@ -21,7 +21,9 @@ from luffy.cli.sample_view import read_range
 from luffy.cli.settings_view import changed_settings, settings_of
 from luffy.config import load_experiment
 from luffy.errors import ConfigError
-from luffy.evaluation.results import EvaluationResults, SampleRecord, result_row, write_results, write_sample_records
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.results import EvaluationResults, result_row, write_results
+from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
 from luffy.pipeline.job import write_job
@@ -69,7 +71,7 @@ def evaluate(directory, correct, suite="arc", confidential=False):
         )
         for i in range(40)
     ]  # fmt: skip
-    write_sample_records(directory / "samples.jsonl", records)
+    write_sample_records(directory / SAMPLES_FILE, records)
     results = EvaluationResults(checkpoint="rl", confidence=0.95, rows=(result_row(records, 0.95),))
     write_results(directory / "results.json", results)
 

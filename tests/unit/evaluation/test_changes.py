@@ -1,7 +1,7 @@
 """Two evaluations beside each other: which problems changed, and how the whole compares."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +9,8 @@ import pytest
 from luffy.errors import DataError
 from luffy.evaluation.changes import find_changes
 from luffy.evaluation.comparison import compare_paired
-from luffy.evaluation.finished import FinishedEvaluation
-from luffy.evaluation.results import EvaluationResults, SampleRecord
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.results import EvaluationResults
 
 RECORD = SampleRecord(
     suite="s", decoding="d", uid="", sample=0, seed=1, prompt="p", response="r", answer="1", ground_truth="1",
@@ -18,15 +18,26 @@ RECORD = SampleRecord(
 )  # fmt: skip
 
 
-def evaluation(name: str, answers: Mapping[str, str], suite: str = "s") -> FinishedEvaluation:
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """A finished evaluation that no file holds."""
+
+    directory: Path
+    results: EvaluationResults
+    saved: list[SampleRecord]
+
+    def records(self) -> Iterator[SampleRecord]:
+        return iter(self.saved)
+
+
+def evaluation(name: str, answers: Mapping[str, str], suite: str = "s") -> InMemory:
     """A model that answers the problems so, a letter a response; `1` is right and `-` no answer."""
     records = [
         replace(RECORD, suite=suite, uid=uid, sample=i, answer=None if said == "-" else said, correct=said == "1")
         for uid, all_said in answers.items()
         for i, said in enumerate(all_said)
     ]
-    results = EvaluationResults(checkpoint="rl", confidence=0.95, rows=())
-    return FinishedEvaluation(Path(name), results, {(suite, "d"): records})
+    return InMemory(Path(name), EvaluationResults(checkpoint="rl", confidence=0.95, rows=()), records)
 
 
 def test_changed_problems_come_with_both_answers_gains_first() -> None:
@@ -59,7 +70,7 @@ def test_the_comparison_is_the_paired_one_over_the_problems_that_both_have() -> 
 
 def test_suites_that_one_of_them_lacks_are_named_and_nothing_shared_is_an_error() -> None:
     first, other = evaluation("a", {"p0": "1"}), evaluation("b", {"p0": "1"}, suite="t")
-    both = FinishedEvaluation(Path("c"), first.results, first.records | other.records)
+    both = InMemory(Path("c"), first.results, first.saved + other.saved)
     assert find_changes(first, both).left_out == (("t", "d"),)
     with pytest.raises(DataError, match="a and b share no problem: the first has s, d, the second t, d"):
         find_changes(first, other)
@@ -67,7 +78,7 @@ def test_suites_that_one_of_them_lacks_are_named_and_nothing_shared_is_an_error(
 
 def test_other_references_are_counted() -> None:
     first, second = evaluation("a", {"p0": "1"}), evaluation("b", {"p0": "1"})
-    second.records["s", "d"][0] = replace(second.records["s", "d"][0], ground_truth="2")
+    second.saved[0] = replace(second.saved[0], ground_truth="2")
     assert find_changes(first, second).cells[0].other_reference == 1
 
 
@@ -75,5 +86,5 @@ def test_other_references_are_counted() -> None:
 def test_a_confidential_problem_is_marked(suite: str) -> None:
     first, second = evaluation("a", {"p0": "1"}, suite), evaluation("b", {"p0": "2"}, suite)
     if suite == "s":
-        second.records["s", "d"][0] = replace(second.records["s", "d"][0], confidential=True)
+        second.saved[0] = replace(second.saved[0], confidential=True)
     assert find_changes(first, second).cells[0].changed[0].confidential

@@ -15,8 +15,9 @@ from luffy.evaluation.method_comparison.page import (
     difference_table,
     render_comparison,
 )
+from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.report.inputs import Evaluation
-from luffy.evaluation.results import EvaluationResults, SampleRecord, result_row
+from luffy.evaluation.results import EvaluationResults, result_row
 
 PROBLEMS = 40
 COSTS = Costs(12.0, 96.0, 1000.0, 1500.0, 61.0, None)

@@ -13,9 +13,10 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfi
 from luffy.config.grading import FormatGrader, JudgeGrader, MathGrader
 from luffy.data.templates import render_prompt
 from luffy.errors import ClusterError, DataError
-from luffy.evaluation.protocol import Evaluator, Suite, check_suite
+from luffy.evaluation.asking import Suite
+from luffy.evaluation.protocol import Evaluator, check_suite
+from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.respondents import TokenRespondent
-from luffy.evaluation.results import SampleRecord
 from luffy.evaluation.sample_log import SampleLog
 from luffy.grading import Grade, GradeRequest, GraderPool
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
@@ -191,10 +192,10 @@ def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_a
     with GraderPool(1, 5.0) as grader:
         evaluator = Evaluator(TokenRespondent(Failing(TOKENIZER, by_seed), TOKENIZER), grader, CONFIG, 7, 5)
         with pytest.raises(ClusterError, match="no answer"):
-            evaluator.evaluate(suite, "sampled", lambda batch: None, SampleLog(log))
+            evaluator.evaluate_into(SampleLog(log), suite, "sampled", lambda batch: None)
         engine = ScriptedEngine(TOKENIZER, by_seed)
         evaluator = Evaluator(TokenRespondent(engine, TOKENIZER), grader, CONFIG, 7, 5)
-        records = evaluator.evaluate(suite, "sampled", lambda batch: None, SampleLog(log, counts.append))
+        records = list(evaluator.evaluate_into(SampleLog(log, counts.append), suite, "sampled", lambda batch: None))
     assert (counts, len(engine.requests)) == ([10], 26)
     assert records == evaluate(by_seed, "sampled")
 

@@ -10,17 +10,14 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfi
 from luffy.config.grading import ChoiceGrader, GraderKind, MathGrader, StrictMathGrader
 from luffy.data.parquet import write_prompts
 from luffy.errors import DataError
+from luffy.evaluation.asking import Suite
 from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
-from luffy.evaluation.protocol import Evaluator, Suite, protocol_of
-from luffy.evaluation.rescoring import compare_gradings, read_problems, regrade, write_regraded
+from luffy.evaluation.protocol import Evaluator, protocol_of
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
 from luffy.evaluation.respondents import TokenRespondent
-from luffy.evaluation.results import (
-    EvaluationResults,
-    SampleRecord,
-    result_row,
-    write_results,
-    write_sample_records,
-)
+from luffy.evaluation.results import EvaluationResults, result_row, write_results
+from luffy.evaluation.sample_files import write_sample_records
 from luffy.grading import GraderPool
 
 STRICT, LENIENT = StrictMathGrader(), MathGrader(boxed="preferred")
@@ -43,7 +40,7 @@ def evaluated(folder: Path, kind: GraderKind) -> Path:
         evaluator = Evaluator(TokenRespondent(ScriptedEngine(tokenizer, answer), tokenizer), pool, config, 7, 4)
         records = evaluator.evaluate(Suite("sums", problems(9)), "greedy", lambda batch: None)
     folder.mkdir()
-    write_sample_records(folder / "samples.jsonl", records)
+    write_sample_records(folder / "samples.jsonl.zst", records)
     row = result_row(records, 0.95, protocol_of(config, "sums", "greedy"))
     write_results(folder / "results.json", EvaluationResults(checkpoint="rl", confidence=0.95, rows=(row,)))
     return folder
@@ -56,11 +53,9 @@ def test_the_result_is_that_of_an_evaluation_with_the_other_grader(
     evaluation = read_evaluation(evaluated(tmp_path / "before", before))
     counts: list[int] = []
     with GraderPool(1, 5.0) as pool:
-        regraded = regrade(evaluation, after, pool, {}, ["sums"], counts.append)
-    comparison = compare_gradings(evaluation, regraded)
-    write_regraded(tmp_path / "after", evaluation, comparison, regraded["sums", "greedy"])
+        write_regraded(tmp_path / "after", evaluation, regrade(evaluation, after, pool, {}, ["sums"], counts.append))
     other = evaluated(tmp_path / "from_the_start", after)
-    for name in ("samples.jsonl", "results.json"):
+    for name in ("samples.jsonl.zst", "results.json"):
         assert (tmp_path / "after" / name).read_bytes() == (other / name).read_bytes()
     assert counts == [9]
     assert (tmp_path / "after" / "summary.md").read_text().startswith("# Evaluation of `rl`")
@@ -80,24 +75,24 @@ def test_the_result_is_that_of_an_evaluation_with_the_other_grader(
     ],
 )
 def test_luffys_outputs_get_what_its_protocol_gives_and_the_letters_that_its_prompts_ask_for(
-    kind: GraderKind, response: str, gold: str, outcome: str
+    tmp_path: Path, kind: GraderKind, response: str, gold: str, outcome: str
 ) -> None:
     """Boxes behind `</think>` alone; its graders knew no letter outside a box, where GPQA's own prompt wants it."""
     record = SampleRecord(
         suite="s", decoding="d", uid="u", sample=0, seed=0, prompt="", response=response, answer=None,
         ground_truth=gold, outcome="", reason="", correct=False, finish_reason="stop", num_tokens=1,
     )  # fmt: skip
-    results = EvaluationResults(checkpoint="rl", confidence=0.95, rows=())
+    write_sample_records(tmp_path / "samples.jsonl.zst", [record])
+    saved = FinishedEvaluation(tmp_path, EvaluationResults(checkpoint="rl", confidence=0.95, rows=()))
     with GraderPool(1, 5.0) as pool:
-        (found,) = regrade(FinishedEvaluation(Path(), results, {("s", "d"): [record]}), kind, pool, {}, ["s"])["s", "d"]
-    assert found.outcome == outcome
+        ((before, after),) = regrade(saved, kind, pool, {}, ["s"])
+    assert (before, after.outcome) == (record, outcome)
 
 
 def test_what_changes_is_listed_with_both_verdicts(tmp_path: Path) -> None:
     evaluation = read_evaluation(evaluated(tmp_path / "before", MathGrader()))
     with GraderPool(1, 5.0) as pool:
-        regraded = regrade(evaluation, LENIENT, pool, {}, ["sums"])
-    (part,) = compare_gradings(evaluation, regraded)
+        (part,) = write_regraded(tmp_path / "after", evaluation, regrade(evaluation, LENIENT, pool, {}, ["sums"]))
     assert (part.before.accuracy, part.after.accuracy) == (part.before.accuracy, part.before.accuracy + 3 / 9)
     assert [(old.uid, old.outcome, new.outcome, new.answer) for old, new in part.changed] == [
         ("p1", "no_answer", "correct", "2"),
@@ -109,7 +104,7 @@ def test_what_changes_is_listed_with_both_verdicts(tmp_path: Path) -> None:
 def test_other_suites_are_left_out(tmp_path: Path) -> None:
     evaluation = read_evaluation(evaluated(tmp_path / "before", STRICT))
     with GraderPool(1, 5.0) as pool:
-        assert regrade(evaluation, STRICT, pool, {}, ["others"]) == {}
+        assert list(regrade(evaluation, STRICT, pool, {}, ["others"])) == []
 
 
 def test_the_questions_come_from_the_prepared_suites(tmp_path: Path) -> None:
@@ -124,17 +119,23 @@ def damage(name: str, text: str | None) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink() if text is None else (folder / name).write_text(text) and None
 
 
+def earlier(text: str) -> Callable[[Path], None]:
+    """The samples as an earlier version wrote them, a file that is not compressed."""
+    return lambda folder: (folder / "samples.jsonl.zst").rename(folder / "samples.jsonl").write_text(text) and None
+
+
 @pytest.mark.parametrize(
     ("damaging", "message"),
     [
         (damage("results.json", None), "is no finished evaluation .it has no results.json"),
-        (damage("samples.jsonl", None), "it has no samples.jsonl"),
-        (damage("samples.jsonl", '{"suite": "s"}\n'), "samples.jsonl: holds no graded responses .'decoding'"),
-        (damage("samples.jsonl", "{"), "holds no graded responses"),
+        (damage("samples.jsonl.zst", None), "it has no samples.jsonl.zst"),
+        (damage("samples.jsonl.zst", '{"suite": "s"}\n'), "samples.jsonl.zst: holds no graded responses"),
+        (earlier('{"suite": "s"}\n'), "samples.jsonl: holds no graded responses .'decoding'"),
+        (earlier("{"), "holds no graded responses"),
     ],
 )
 def test_what_is_no_evaluation_is_refused(tmp_path: Path, damaging: Callable[[Path], None], message: str) -> None:
     folder = evaluated(tmp_path / "it", STRICT)
     damaging(folder)
     with pytest.raises(DataError, match=message):
-        read_evaluation(folder)
+        list(read_evaluation(folder).records())

@@ -7,18 +7,8 @@ from pathlib import Path
 import pytest
 
 from luffy.errors import LuffyError
-from luffy.evaluation.results import (
-    EvaluationResults,
-    SampleRecord,
-    join_sample_records,
-    parse_record,
-    read_results,
-    read_sample_records,
-    record_line,
-    result_row,
-    write_results,
-    write_sample_records,
-)
+from luffy.evaluation.records import SampleRecord, parse_record, record_line
+from luffy.evaluation.results import EvaluationResults, read_results, result_row, write_results
 from luffy.evaluation.statistics import accuracy
 
 RECORD = SampleRecord(
@@ -102,10 +92,6 @@ def test_a_missing_response_is_not_averaged_away() -> None:
 
 
 def test_files_give_back_what_was_written(tmp_path: Path) -> None:
-    write_sample_records(tmp_path / "1.jsonl", [RECORD])
-    write_sample_records(tmp_path / "2.jsonl", [WRONG, RECORD])
-    join_sample_records(tmp_path / "all.jsonl", [tmp_path / "1.jsonl", tmp_path / "2.jsonl"])
-    assert list(read_sample_records(tmp_path / "all.jsonl")) == [RECORD, WRONG, RECORD]
     results = EvaluationResults(checkpoint="rl", confidence=0.9, rows=(result_row([RECORD], 0.9),))
     write_results(tmp_path / "results.json", results)
     assert read_results(tmp_path / "results.json") == results

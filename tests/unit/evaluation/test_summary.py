@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from luffy.evaluation.results import EvaluationResults, Protocol, ResultRow, SampleRecord, result_row
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.results import EvaluationResults, Protocol, ResultRow, result_row
 from luffy.evaluation.summary import render_summary
 
 RECORD = SampleRecord(

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,30 @@ def test_keys_are_the_same_every_time(opened):
 )
 def test_a_setting_changes_the_keys_of_what_depends_on_it(opened, override, stages):
     assert changed(keys(opened()), keys(opened(override))) == stages
+
+
+JUDGE = "kind: judge, url: 'http://judge:8000/v1', model: m"
+GRADED = {"prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "evaluate_rl", "report"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "stages"),
+    [
+        ("parallel: 3", {"report"}),
+        ("api_key_variable: JUDGE_KEY", {"report"}),
+        ("max_tokens: 64", GRADED),
+        ("url: 'http://other:8000/v1'", GRADED),
+    ],
+)
+@pytest.mark.parametrize("form", ["{{{}}}", "{{kind: any, of: [math, {{{}}}]}}"], ids=["alone", "within another"])
+def test_how_fast_and_with_which_key_a_judge_is_asked_changes_no_key_but_that_of_the_page(
+    opened, form, setting, stages
+):
+    other = JUDGE.replace("url: 'http://judge:8000/v1'", setting) if "url" in setting else f"{JUDGE}, {setting}"
+    before, after = (opened(f"grading.kind={form.format(judge)}") for judge in (JUDGE, other))
+    assert changed(keys(before), keys(after)) == stages
+    node = next(node for node in after.nodes if node.name == "evaluate_rl")
+    assert setting.split(":")[0] in json.dumps(node.settings.model_dump(mode="json"))
 
 
 BEHIND_DIFFICULTY = {"rl", "evaluate_rl", "report"}

@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
+from synthetic.interrupted import killed_before, parts_stay
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
@@ -19,14 +21,16 @@ from luffy.config.grading import GradingConfig
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
-from luffy.evaluation.results import read_results, read_sample_records
+from luffy.evaluation.results import read_results
+from luffy.evaluation.sample_files import read_sample_records, read_samples_of
 from luffy.pipeline.events import EventReader, EventWriter
 from luffy.pipeline.job import StageJob, write_job
 from luffy.pipeline.manifest import Manifest, collect_outputs, read_manifest, write_manifest
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
-from luffy.stages.evaluate import run
+from luffy.stages.adoption import write_digests
+from luffy.stages.evaluate import OUTPUTS, read_cells, run, write_cells
 from luffy.stages.program import StageContext
 
 SETTINGS = EvaluateSettings(
@@ -85,12 +89,10 @@ def test_rows_follow_the_configuration_and_samples_follow_the_rows(
     cells = [("longer", "greedy"), ("base", "greedy"), ("longer", "hot/1"), ("base", "hot/1")]
     assert [(row.suite, row.decoding) for row in results.rows] == cells
     assert {row.accuracy for row in results.rows} == {0.25}
-    records = list(read_sample_records(tmp_path / "out" / "samples.jsonl"))
+    records = list(read_sample_records(tmp_path / "out" / "samples.jsonl.zst"))
+    assert not (tmp_path / "out" / "parts").exists()
     assert list(dict.fromkeys((record.suite, record.decoding) for record in records)) == cells
     assert (len(records), result.metrics["accuracy/greedy/base"], engine.closed) == (24, 0.25, True)
-
-
-OUTPUTS = ("samples.jsonl", "results.json", "summary.md")
 
 
 @pytest.mark.parametrize(
@@ -115,14 +117,14 @@ def test_an_evaluation_that_ended_early_goes_on_within_the_suite(
     result = run(SETTINGS, context_in(tmp_path / "out", inputs))
     assert (result.resumed_from, len(second.requests)) == (kept, 24 - kept)
     assert EventReader(tmp_path / "out" / "events.jsonl").read()[-1].step == 24
-    assert list((tmp_path / "out" / "parts" / "open").iterdir()) == []
+    assert not (tmp_path / "out" / "parts").exists()
     use(monkeypatch, solve)
     run(SETTINGS, context_in(tmp_path / "undisturbed", inputs))
     for name in OUTPUTS:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
 
 
-def test_a_finished_part_is_not_opened_again(
+def test_a_finished_evaluation_is_not_opened_again(
     tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, solve)
@@ -130,6 +132,30 @@ def test_a_finished_part_is_not_opened_again(
     second = use(monkeypatch, solve)
     assert run(SETTINGS, context_in(tmp_path / "out", inputs)).resumed_from == 24
     assert second.requests == []
+
+
+def test_a_kill_between_any_two_steps_of_the_end_loses_nothing_and_leaves_no_parts(
+    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, solve)
+    with parts_stay():
+        run(SETTINGS, context_in(tmp_path / "done", inputs))
+    parts = shutil.copytree(tmp_path / "done" / "parts", tmp_path / "parts")
+    cells, _ = read_cells(SETTINGS, inputs["data"], inputs["model"] / "model")
+    engine = use(monkeypatch, solve)
+    killed, step = True, 0
+    while killed:
+        context = context_in(tmp_path / f"killed-{step}", inputs)  # as it is before the samples are joined
+        shutil.copytree(parts, context.out / "parts")
+        write_digests(context.out, {})
+        killed = killed_before(step, partial(write_cells, cells, SETTINGS, context.out, "sft"))
+        assert run(SETTINGS, context).resumed_from == 24
+        for name in OUTPUTS:
+            assert (context.out / name).read_bytes() == (tmp_path / "done" / name).read_bytes()
+        assert sorted(path.name for path in context.out.iterdir()) == sorted([*OUTPUTS, "events.jsonl"])
+        step += 1
+    assert step > 10
+    assert engine.requests == []
 
 
 KILLED_AT_ITS_FOURTH_BATCH = """
@@ -187,7 +213,8 @@ def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(
     killed = write_evaluation_job(tmp_path / "killed", inputs, rollout_batch_size=3)
     program = [sys.executable, "-c", KILLED_AT_ITS_FOURTH_BATCH, *killed]
     assert subprocess.run(program, check=False, capture_output=True).returncode == -9
-    kept = sum(path.read_bytes().count(b"\n") for path in (tmp_path / "killed" / "parts").rglob("*.jsonl"))
+    parts = tmp_path / "killed" / "parts"
+    kept = sum(len(list(read_sample_records(path))) for path in [*parts.glob("*.zst"), *(parts / "open").iterdir()])
     # Two batches of the first suite, one of the second; the one before the kill may still have been in grading.
     assert kept in (4, 7)
     undisturbed = write_evaluation_job(tmp_path / "undisturbed", inputs, rollout_batch_size=3)
@@ -202,7 +229,7 @@ def test_a_real_model_draws_the_same_whatever_the_batch_size(tmp_path: Path, inp
     for size in (1, 3, 256):
         context = context_in(tmp_path / str(size), inputs)
         run(SETTINGS, dataclasses.replace(context, execution=ExecutionConfig(rollout_batch_size=size)))
-    files = {(tmp_path / str(size) / "samples.jsonl").read_bytes() for size in (1, 3, 256)}
+    files = {(tmp_path / str(size) / "samples.jsonl.zst").read_bytes() for size in (1, 3, 256)}
     assert len(files) == 1
 
 
@@ -235,8 +262,10 @@ def test_progress_counts_responses(tmp_path: Path, inputs: dict[str, Path], monk
 def test_a_real_model_gives_the_same_results_twice(tmp_path: Path, inputs: dict[str, Path]) -> None:
     for name in ("one", "two"):
         run(SETTINGS, context_in(tmp_path / name, inputs))
-    assert (tmp_path / "one" / "samples.jsonl").read_bytes() == (tmp_path / "two" / "samples.jsonl").read_bytes()
-    records = list(read_sample_records(tmp_path / "one" / "samples.jsonl"))
+    assert (tmp_path / "one" / "samples.jsonl.zst").read_bytes() == (
+        tmp_path / "two" / "samples.jsonl.zst"
+    ).read_bytes()
+    records = list(read_sample_records(tmp_path / "one" / "samples.jsonl.zst"))
     assert all(1 <= record.num_tokens <= 16 for record in records)
 
 
@@ -279,17 +308,18 @@ def with_engine(name: str) -> EvaluateSettings:
 def test_vllm_says_what_the_embedded_engine_says_and_resumes_to_the_same_results(
     tmp_path: Path, wide_inputs: dict[str, Path]
 ) -> None:
-    for name in ("transformers", "vllm"):
-        run(with_engine(name), context_in(tmp_path / name, wide_inputs))
-    embedded, vllm = (list(read_sample_records(tmp_path / name / "samples.jsonl")) for name in ("transformers", "vllm"))
+    with parts_stay():
+        for name in ("transformers", "vllm"):
+            run(with_engine(name), context_in(tmp_path / name, wide_inputs))
+    embedded, vllm = (list(read_samples_of(tmp_path / name)) for name in ("transformers", "vllm"))
     assert [record for record in vllm if record.decoding == "greedy"] == embedded[:8]
     assert len({record.response for record in embedded}) > 4
     # As after a kill: two parts are done, and two are left.
     shutil.copytree(tmp_path / "vllm" / "parts", tmp_path / "resumed" / "parts")
     for suite in ("longer", "base"):
-        (tmp_path / "resumed" / "parts" / f"hot%2F1@{suite}.jsonl").unlink()
+        (tmp_path / "resumed" / "parts" / f"hot%2F1@{suite}.jsonl.zst").unlink()
     assert run(with_engine("vllm"), context_in(tmp_path / "resumed", wide_inputs)).resumed_from == 8
-    assert (tmp_path / "resumed/samples.jsonl").read_bytes() == (tmp_path / "vllm/samples.jsonl").read_bytes()
+    assert (tmp_path / "resumed/samples.jsonl.zst").read_bytes() == (tmp_path / "vllm/samples.jsonl.zst").read_bytes()
 
 
 @pytest.mark.slow
@@ -317,7 +347,7 @@ def test_top_p_and_stop_texts_mean_the_same_to_both_engines(
     for name in ("transformers", "vllm"):
         evaluation = settings.model_copy(update={"engine": name})
         run(SETTINGS.model_copy(update={"evaluation": evaluation}), context_in(tmp_path / name, wide_inputs))
-        records[name] = list(read_sample_records(tmp_path / name / "samples.jsonl"))
+        records[name] = list(read_sample_records(tmp_path / name / "samples.jsonl.zst"))
     greedy = [[record for record in rows if record.decoding == "greedy"] for rows in records.values()]
     assert greedy[0] == greedy[1]
     # vLLM itself has ended them: nothing was drawn that had to be cut off.

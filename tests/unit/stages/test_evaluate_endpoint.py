@@ -16,7 +16,8 @@ from luffy.config.model import EndpointModel, ModelConfig
 from luffy.config.settings import BaseSettings, EvaluateSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
-from luffy.evaluation.results import read_results, read_sample_records
+from luffy.evaluation.results import read_results
+from luffy.evaluation.sample_files import read_sample_records
 from luffy.pipeline.events import EventWriter
 from luffy.stages import base
 from luffy.stages.evaluate import run
@@ -35,7 +36,7 @@ SETTINGS = EvaluateSettings(
     ),
     grading=GradingConfig(kind=ExactGrader()),
 )
-OUTPUTS = ("samples.jsonl", "results.json", "summary.md")
+OUTPUTS = ("samples.jsonl.zst", "results.json", "summary.md")
 Serve = Callable[..., Endpoint]
 
 
@@ -86,7 +87,7 @@ def test_each_suite_is_asked_in_its_way_and_every_response_is_graded(
         ("chat", 12, 3, 7), ("plain", 4, 3, 7),
     ]  # fmt: skip
     assert results.rows[0].protocol is not None and results.rows[0].protocol.engine == "openai"
-    chat, *_, plain = list(read_sample_records(tmp_path / "out" / "samples.jsonl"))
+    chat, *_, plain = list(read_sample_records(tmp_path / "out" / "samples.jsonl.zst"))
     assert (chat.prompt, plain.prompt[-30:]) == ("user: 0 +1", "\nUser: 3 +1\nAssistant: <think>")
     assert (chat.response[:6], plain.response[:13]) == ("\\boxed", "<think>\\boxed")
     assert [path for path, _ in served.asked] == [CHAT] * 36 + [TEXT] * 12
@@ -142,7 +143,7 @@ def test_reasoning_that_is_not_closed_is_no_answer(tmp_path: Path, inputs: dict[
     said = completion("", "length", reasoning_content="\\boxed{1}")
     alone = SETTINGS.model_copy(update={"evaluation": SETTINGS.evaluation.model_copy(update={"suites": {}})})
     run(alone, context_in(tmp_path / "out", inputs, serve(lambda path, body: said)))
-    record = next(read_sample_records(tmp_path / "out" / "samples.jsonl"))
+    record = next(read_sample_records(tmp_path / "out" / "samples.jsonl.zst"))
     assert (record.response, record.outcome, record.finish_reason) == ("<think>\n\\boxed{1}", "no_answer", "length")
 
 

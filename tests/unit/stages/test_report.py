@@ -103,6 +103,32 @@ def test_text_from_a_model_is_never_markup(written: tuple[str, str]) -> None:
     assert block.startswith("\n11 rev +80")
 
 
+def test_the_page_has_what_summaries_have_for_the_checkpoints_side_by_side(
+    written: tuple[str, str], chain: Chain
+) -> None:
+    html, markdown = written
+    finished = read_chain(*chain)
+    row = finished.evaluations[-1].row(("longer", "sampled"))
+    assert row is not None and row.agreement is not None
+    maj, k = f"{100 * row.maj_at_k[str(row.num_samples)]:.1f}", row.num_samples
+    passed = ", ".join(f"{k}: {100 * share:.1f}" for k, share in row.pass_at_k.items())
+    assert f"| longer | RL | {k} | {passed} | {k}: {maj} |" in markdown
+    assert f"| longer | RL | math, math_strict | {100 * row.agreement.share:.1f} |" in markdown
+    shares = f"{100 * row.truncated_share:.1f} | {100 * row.no_answer_share:.1f}"
+    assert f"| longer | RL | {shares} |" in markdown
+    level = row.by_level["2"]
+    cells = next(line for line in markdown.splitlines() if line.startswith("| 2 15 problems |")).split(" | ")
+    assert len(cells) == 4
+    greedy = finished.evaluations[-1].row(("longer", "greedy"))
+    assert greedy is not None and cells[3].startswith(f"{100 * greedy.by_level['2'].accuracy:.1f} [")
+    assert level.num_problems == 15
+    decodings = len(finished.decodings)
+    for text, count in (("by subject", 4 * decodings), ("by level", decodings), ("pass@k</th>", 1)):
+        assert html.count(text) == count
+    assert "a &lt; b &amp; *c*" in html
+    assert "a < b" not in html
+
+
 def test_the_summary_says_the_headline_numbers_in_words(written: tuple[str, str], chain: Chain) -> None:
     for text in written:
         assert "Accuracy on in_distribution (30 problems, greedy decoding, 95\u00a0% intervals): base " in text

@@ -1,12 +1,12 @@
 """The stage `sweep`: each step is what `evaluate` finds for that model, by one engine, and a killed one goes on."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from synthetic.arithmetic import problems, tiny_tokenizer
+from synthetic.interrupted import parts_stay
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
@@ -16,6 +16,7 @@ from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import DataError
 from luffy.evaluation.results import read_results
+from luffy.evaluation.sample_files import read_samples_of
 from luffy.pipeline.checkpoints import COMPLETE_FILE
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.fingerprint import code_fingerprint
@@ -73,7 +74,7 @@ def alone(tmp_path: Path, inputs: dict[str, Path], step: int, engine: str = "tra
     model = tmp_path / f"alone-{step}"
     shutil.copytree(inputs["model"] / "checkpoints" / f"step_{step:06d}", model / "model")
     evaluate.run(protocol(engine), context_in(tmp_path / f"out-{step}", {"data": inputs["data"], "model": model}))
-    return (tmp_path / f"out-{step}" / "samples.jsonl").read_bytes()
+    return (tmp_path / f"out-{step}" / "samples.jsonl.zst").read_bytes()
 
 
 def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(
@@ -86,7 +87,7 @@ def test_each_step_is_what_its_model_gets_alone_and_one_engine_serves_all(
     )
     result = sweep.run(SweepSettings(protocol=protocol(), steps=STEPS), context_in(tmp_path / "out", inputs))
     assert opened == [inputs["model"] / "model"]
-    found = {step: (tmp_path / "out" / f"step_{step:06d}" / "samples.jsonl").read_bytes() for step in STEPS}
+    found = {step: (tmp_path / "out" / f"step_{step:06d}" / "samples.jsonl.zst").read_bytes() for step in STEPS}
     assert found == {step: alone(tmp_path, inputs, step) for step in STEPS}
     assert found[20] != found[40]
     assert read_results(tmp_path / "out" / "step_000040" / "results.json").checkpoint == "step 40"
@@ -99,13 +100,15 @@ def test_a_killed_sweep_asks_only_for_what_is_left(
     tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, out = SweepSettings(protocol=protocol(), steps=STEPS), tmp_path / "out"
-    sweep.run(settings, context_in(out, inputs))
-    before = (out / "step_000040" / "samples.jsonl").read_bytes()
-    (out / "step_000040" / "parts" / "hot@sums.jsonl").unlink()
+    with parts_stay():
+        sweep.run(settings, context_in(out, inputs))
+    before = (out / "step_000040" / "samples.jsonl.zst").read_bytes()
+    (out / "step_000040" / "samples.jsonl.zst").unlink()
+    (out / "step_000040" / "parts" / "hot@sums.jsonl.zst").unlink()
     (out / "swap").mkdir()
     shutil.rmtree(inputs["model"] / "checkpoints" / "step_000020")  # done, and no longer wanted
     assert sweep.run(settings, context_in(out, inputs)).resumed_from == 16
-    assert (out / "step_000040" / "samples.jsonl").read_bytes() == before
+    assert (out / "step_000040" / "samples.jsonl.zst").read_bytes() == before
     monkeypatch.setattr(TransformersEngine, "from_folder", None)
     assert sweep.run(settings, context_in(out, inputs)).resumed_from == 24
 
@@ -134,8 +137,11 @@ def test_vllm_draws_with_the_weights_that_were_swapped_in(tmp_path: Path, inputs
     settings = SweepSettings(protocol=protocol("vllm"), steps=STEPS)
     sweep.run(settings, context_in(tmp_path / "out", inputs))
     for step in STEPS:
-        swept = (tmp_path / "out" / f"step_{step:06d}" / "samples.jsonl").read_text().splitlines()
-        by_itself = alone(tmp_path, inputs, step).decode().splitlines()
-        pairs = [(json.loads(a), json.loads(b)) for a, b in zip(swept, by_itself, strict=True)]
-        greedy = [(a["response"], b["response"]) for a, b in pairs if a["decoding"] == "greedy"]
+        alone(tmp_path, inputs, step)
+        swept, by_itself = (
+            read_samples_of(tmp_path / "out" / f"step_{step:06d}"),
+            read_samples_of(tmp_path / f"out-{step}"),
+        )
+        pairs = zip(swept, by_itself, strict=True)
+        greedy = [(a.response, b.response) for a, b in pairs if a.decoding == "greedy"]
         assert [first for first, _ in greedy] == [second for _, second in greedy]

@@ -4,12 +4,15 @@ import base64
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from synthetic.finished_chain import HOSTILE, write_chain
 
 from luffy.config import STAGE_ORDER
+from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.sample_files import write_sample_records
 from tasks import artifacts
 from tasks.artifacts import views_of
 from tasks.curves import Line, Panel, picture_svg
@@ -118,12 +121,14 @@ def test_evaluated_samples_show_a_right_and_a_wrong_response_of_each_suite(chain
 
 @pytest.mark.parametrize("mark", [{"confidential": True}, {"suite": "gpqa_diamond"}, {"suite": "my GPQA"}])
 def test_nothing_of_a_confidential_benchmark_is_shown(tmp_path, mark):
-    row = {"suite": "open", "decoding": "greedy", "prompt": "SECRET", "response": "r", "correct": True}
-    row |= {"outcome": "correct", "answer": "1", "ground_truth": "1"}
+    record = SampleRecord(
+        suite="open", decoding="greedy", uid="u", sample=0, seed=0, prompt="SECRET", response="r", answer="1",
+        ground_truth="1", outcome="correct", reason="", correct=True, finish_reason="stop", num_tokens=1,
+    )  # fmt: skip
     directory = SimpleNamespace(directory=tmp_path, node=SimpleNamespace(name="evaluate_rl"))
-    (tmp_path / "samples.jsonl").write_text(json.dumps(row | mark) + "\n")
+    write_sample_records(tmp_path / "samples.jsonl.zst", [replace(record, **mark)])
     assert artifacts.evaluated_samples(directory) is None
-    (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
+    write_sample_records(tmp_path / "samples.jsonl.zst", [record])
     assert "SECRET" in artifacts.evaluated_samples(directory).data
 
 

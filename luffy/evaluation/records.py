@@ -1,0 +1,61 @@
+"""A graded response, and the line of JSON that stands for it in files."""
+
+import json
+from dataclasses import MISSING, dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """One graded response."""
+
+    suite: str
+    decoding: str
+    uid: str
+    """Of the problem."""
+    sample: int
+    """Which of the problem's responses, from 0."""
+    seed: int
+    prompt: str
+    """As the model saw it: chat template applied."""
+    response: str
+    answer: str | None
+    """What was extracted and held against the reference."""
+    ground_truth: str
+    outcome: str
+    reason: str
+    """Why grading found that, in a short phrase."""
+    correct: bool
+    finish_reason: str
+    num_tokens: int
+    """Of the response, stop token included."""
+    grader: str = ""
+    """Kind of the grader, e.g. `math`."""
+    second_grader: str | None = None
+    """Kind of the other grader of mathematics, which judged the same response; None where there is none."""
+    second_outcome: str | None = None
+    subject: str | None = None
+    """Of the problem, where its data says so."""
+    level: str | None = None
+    num_options: int | None = None
+    """Of a multiple-choice question."""
+    confidential: bool = False
+    """The problem's authors ask that its text be shown nowhere."""
+
+
+_NAMES = tuple(field.name for field in fields(SampleRecord))
+_REQUIRED = frozenset(field.name for field in fields(SampleRecord) if field.default is MISSING)
+
+
+def record_line(record: SampleRecord) -> bytes:
+    """The line of `record` in a file of samples."""
+    values = {name: getattr(record, name) for name in _NAMES}
+    return json.dumps(values, ensure_ascii=False).encode("utf-8", errors="replace") + b"\n"
+
+
+def parse_record(line: str | bytes) -> SampleRecord:
+    """The record of a line; ValueError (no JSON), KeyError or TypeError when `record_line` did not make it.
+
+    A file of an earlier version has no value for fields that came later, which have defaults.
+    """
+    values = json.loads(line)
+    return SampleRecord(**{name: values[name] for name in _NAMES if name in values or name in _REQUIRED})

@@ -1,0 +1,80 @@
+"""`summary.html` beside an evaluation: what `summary.md` says, with plots, as one file that needs no other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from luffy.evaluation.report import wording
+from luffy.evaluation.report.breakdown import BreakdownSection, Scored, breakdown_sections
+from luffy.evaluation.report.figures import Dot, dot_plot
+from luffy.evaluation.report.tables import Table, text_table
+from luffy.evaluation.results import EvaluationResults, ResultRow
+from luffy.evaluation.summary import (
+    SUMMARY_FILE,
+    agreements,
+    by_decoding,
+    choices,
+    health,
+    mean_accuracy,
+    protocols,
+    render_summary,
+    scores,
+)
+from luffy.files import write_atomic
+
+PAGE_FILE = "summary.html"
+_COLOR = "c1"
+_HEALTH = "Responses, in percent but for the counts and the tokens:"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingSection:
+    """One decoding."""
+
+    title: str
+    dots: str
+    scores: Table
+    mean: str
+    others: tuple[tuple[str, Table], ...]
+    """Each with what a reader must know before."""
+    breakdowns: tuple[BreakdownSection, ...]
+
+
+def write_summaries(folder: Path, results: EvaluationResults) -> None:
+    """Put `summary.md` and `summary.html` into the folder of an evaluation."""
+    write_atomic(folder / SUMMARY_FILE, render_summary(results))
+    write_atomic(folder / PAGE_FILE, render_page(results))
+
+
+def render_page(results: EvaluationResults) -> str:
+    """Return the page; the same results give the same bytes."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=select_autoescape(enabled_extensions=("html.jinja",), default=False),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["svg"] = Markup  # drawn by this package, which escapes what it writes into it
+    return environment.get_template("evaluation.html.jinja").render(
+        checkpoint=wording.checkpoint(results.checkpoint),
+        confidence=f"{100 * results.confidence:g}",
+        decodings=[_section(name, rows) for name, rows in by_decoding(results.rows).items()],
+    )
+
+
+def _section(name: str, rows: Sequence[ResultRow]) -> DecodingSection:
+    others = (health(rows), agreements(rows), choices(rows), protocols(rows))
+    return DecodingSection(
+        title=name,
+        dots=dot_plot(f"accuracy-{name}", [(row.suite, [Dot(_COLOR, row.accuracy, *row.interval)]) for row in rows]),
+        scores=text_table(scores(rows)),
+        mean=mean_accuracy(rows),
+        others=tuple((measures.text or _HEALTH, text_table(measures)) for measures in others if measures.rows),
+        breakdowns=tuple(
+            section for row in rows for section in breakdown_sections(name, [Scored("accuracy", _COLOR, row)])
+        ),
+    )

@@ -1,0 +1,88 @@
+"""`samples.jsonl.zst`: the graded responses of an evaluation, a line each (`zstdcat FILE | head`).
+
+Compressed in blocks that stand alone (zstd frames): files are joined by their bytes, and neither who writes nor who
+reads holds more than a block.
+"""
+
+import io
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+
+from luffy.errors import DataError
+from luffy.evaluation.records import SampleRecord, parse_record, record_line
+from luffy.files import replacing
+
+SAMPLES_FILE = "samples.jsonl.zst"
+_PLAIN_FILE = "samples.jsonl"
+"""What an earlier version called it."""
+_COMPRESSED = ".zst"
+_BLOCK_BYTES = 4 << 20
+"""The responses to a problem repeat its prompt: a block has room for many of them."""
+_LEVEL = 3
+
+
+def find_samples(directory: Path) -> Path | None:
+    """The file of graded responses in the directory of an evaluation; None where it has none."""
+    files = (directory / SAMPLES_FILE, directory / _PLAIN_FILE)
+    return next((file for file in files if file.is_file()), None)
+
+
+def read_samples_of(directory: Path) -> Iterator[SampleRecord]:
+    """Yield the graded responses of a finished evaluation, a suite and decoding after the other.
+
+    Raises DataError where there are none, or the file is damaged.
+    """
+    path = find_samples(directory)
+    if path is None:
+        raise DataError(f"{directory}: has no {SAMPLES_FILE}")
+    try:
+        yield from read_sample_records(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: holds no graded responses ({error})") from None
+
+
+def read_sample_records(path: Path) -> Iterator[SampleRecord]:
+    """Yield the records of a file, compressed or not.
+
+    Raises OSError, ValueError, KeyError or TypeError when it is not what `write_sample_records` wrote.
+    """
+    with _open(path) as file:
+        yield from map(parse_record, file)
+
+
+def write_sample_records(path: Path, records: Iterable[SampleRecord]) -> None:
+    """Write the records as they come: all of them or nothing."""
+    codec = pa.Codec("zstd", compression_level=_LEVEL)
+    with replacing(path) as file:
+        for block in _blocks(map(record_line, records)):
+            file.write(codec.compress(block, asbytes=True))
+
+
+def join_sample_records(path: Path, parts: Iterable[Path]) -> None:
+    """Write the records of `parts`, one file after the other, to `path`: all of them or nothing."""
+    with replacing(path) as target:
+        for part in parts:
+            with part.open("rb") as source:
+                shutil.copyfileobj(source, target)
+
+
+def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    waiting, size = [], 0
+    for line in lines:
+        waiting.append(line)
+        size += len(line)
+        if size >= _BLOCK_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.suffix != _COMPRESSED:
+        return path.open("rb")
+    return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), 1 << 16)

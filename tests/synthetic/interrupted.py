@@ -1,0 +1,60 @@
+"""What a kill leaves of an evaluation, at a chosen place and without waiting for it."""
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+_STEPS = ("open", "os.rename", "os.remove", "os.rmdir", "os.truncate")
+
+
+@contextmanager
+def parts_stay() -> Iterator[None]:
+    """Inside, evaluations keep their parts, as if they were killed before they remove them."""
+    remove = shutil.rmtree
+
+    def remove_others(path: Path, **options: bool) -> None:
+        if Path(path).name != "parts":
+            remove(path, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "rmtree", remove_others)
+        yield
+
+
+def killed_before(step: int, work: Callable[[], object]) -> bool:
+    """Do `work` as a process does it that is killed before its file operation of that number: no later one happens.
+
+    Returns whether it was; False: it had ended by then. Nothing tidies up either: what would is refused, too.
+    """
+    if not _hook_is_set:
+        sys.addaudithook(_refuse)
+        _hook_is_set.append(True)
+    _left.append(step)
+    try:
+        work()
+    except _Killed:
+        return True
+    finally:
+        _left.clear()
+    return False
+
+
+class _Killed(BaseException):
+    """Nobody catches it by accident."""
+
+
+_hook_is_set: list[bool] = []
+_left: list[int] = []
+"""File operations that are still allowed; empty while nobody is to be killed."""
+
+
+def _refuse(event: str, arguments: tuple[object, ...]) -> None:
+    if _left and event in _STEPS and threading.current_thread() is threading.main_thread():
+        if not _left[0]:
+            raise _Killed
+        _left[0] -= 1

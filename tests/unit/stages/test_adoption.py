@@ -1,0 +1,225 @@
+"""Responses that were drawn before are not drawn again, and what comes out is what a fresh evaluation gives."""
+
+import functools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.grading import ExactGrader, GradingConfig, MathGrader
+from luffy.config.settings import EvaluateSettings
+from luffy.data.parquet import write_prompts
+from luffy.evaluation.sample_files import SAMPLES_FILE
+from luffy.grading import GraderPool
+from luffy.pipeline.events import EventReader, EventWriter
+from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.stages import adoption
+from luffy.stages.evaluate import OUTPUTS, run
+from luffy.stages.program import StageContext, StageResult
+
+EVALUATION = EvaluationConfig(
+    decodings={"greedy": DecodingConfig(temperature=0.0), "hot": DecodingConfig(temperature=1.0, num_samples=2)},
+    max_response_tokens=16,
+)
+SETTINGS = EvaluateSettings(seed=7, dtype="float32", evaluation=EVALUATION, grading=GradingConfig())
+
+
+def evaluation(**changes: object) -> EvaluateSettings:
+    return SETTINGS.model_copy(update={"evaluation": EVALUATION.model_copy(update=changes)})
+
+
+def finish(directory: Path, outputs: tuple[str, ...], code_changed: tuple[str, ...] = ()) -> None:
+    now = "2026-03-04T10:00:00+00:00"
+    manifest = Manifest(
+        stage="evaluate", node="it", key=directory.name, series=None, settings={}, upstream={}, consumed={},
+        outputs=collect_outputs(directory, outputs), metrics={}, execution=ExecutionConfig(), versions={}, hardware={},
+        started=now, ended=now, code_changed=code_changed,
+    )  # fmt: skip
+    write_manifest(directory, manifest)
+
+
+def write_data(folder: Path, *suites: str) -> None:
+    (folder / "suites").mkdir(parents=True)
+    for name in suites:
+        write_prompts(folder / "suites" / f"{name}.parquet", problems(4))
+
+
+def write_model(folder: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokenizer = tiny_tokenizer()
+    config = Qwen2Config(vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=48, **shape)
+    Qwen2ForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    finish(folder, ("model",))
+
+
+def answer(prompt: str, seed: int) -> str:
+    """Differs from draw to draw, and graders differ on it."""
+    return (f"\\boxed{{{seed % 3}}}", f"The answer is {seed % 3}")[seed % 2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_graders() -> Iterator[None]:
+    """One pool for each way of grading: to start its workers takes longer than all the rest."""
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+
+        @functools.cache
+        def pool(config: str) -> GraderPool:
+            return stack.enter_context(GraderPool(1, 60.0, GradingConfig.model_validate_json(config)))
+
+        patch.setattr(GraderPool, "configured", lambda workers, config, *_: nullcontext(pool(config.model_dump_json())))
+        yield
+
+
+class Bench:
+    """Evaluations of one workspace, and fresh ones elsewhere."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self._patch = monkeypatch
+        self.inputs = {"data": root / "data", "model": root / "model"}
+        write_data(self.inputs["data"], "a", "b")
+        write_model(self.inputs["model"], seed=0)
+
+    def evaluate(self, name: str, settings: EvaluateSettings = SETTINGS, **inputs: Path) -> tuple[StageResult, int]:
+        """Run and finish it; returns the result, and how many responses were drawn."""
+        out = self.root / "workspace" / name
+        result, drawn = self._run(out, settings, inputs)
+        finish(out, result.outputs)
+        return result, drawn
+
+    def is_as_fresh(self, name: str, settings: EvaluateSettings, **inputs: Path) -> bool:
+        """Whether an evaluation that finds nothing to start from writes the same bytes."""
+        fresh = self.root / f"fresh-{name}" / name
+        self._run(fresh, settings, inputs)
+        pairs = [(fresh / output, self.root / "workspace" / name / output) for output in OUTPUTS]
+        return all(first.read_bytes() == second.read_bytes() for first, second in pairs)
+
+    def _run(self, out: Path, settings: EvaluateSettings, inputs: dict[str, Path]) -> tuple[StageResult, int]:
+        engine = ScriptedEngine(tiny_tokenizer(), answer)
+        self._patch.setattr(TransformersEngine, "from_folder", lambda folder, dtype, batch_size: engine)
+        out.mkdir(parents=True, exist_ok=True)
+        events = EventWriter(out / "events.jsonl")
+        execution = ExecutionConfig(rollout_batch_size=3)
+        both = {**self.inputs, **inputs}
+        context = StageContext(out, both, out.name, "evaluate_sft", execution, TrackingConfig(), events)
+        return run(settings, context), len(engine.requests)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    made = Bench(tmp_path, monkeypatch)
+    assert made.evaluate("first")[1] == 24
+    return made
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        evaluation(confidence=0.8),
+        SETTINGS.model_copy(update={"grading": GradingConfig(kind=MathGrader(boxed="preferred"))}),
+        evaluation(suites={"a": SuiteConfig(grader=ExactGrader())}),
+    ],
+    ids=["confidence", "grader", "grader of a suite"],
+)
+def test_another_confidence_or_grader_draws_nothing(bench: Bench, settings: EvaluateSettings) -> None:
+    result, drawn = bench.evaluate("second", settings)
+    assert (drawn, result.resumed_from) == (0, 0)
+    assert bench.is_as_fresh("second", settings)
+    events = EventReader(bench.root / "workspace" / "second" / "events.jsonl").read()
+    last = [event for event in events if event.kind == "progress"][-1]
+    assert (last.step, last.total) == (24, 24)
+    first, second = (bench.root / "workspace" / name / "results.json" for name in ("first", "second"))
+    assert first.read_bytes() != second.read_bytes()
+
+
+def test_another_suite_or_decoding_draws_itself_alone(bench: Bench) -> None:
+    write_data(bench.root / "more", "b", "a", "c")
+    assert bench.evaluate("second", data=bench.root / "more")[1] == 12
+    assert bench.is_as_fresh("second", SETTINGS, data=bench.root / "more")
+    warm = evaluation(decodings={"warm": DecodingConfig(temperature=0.5), **EVALUATION.decodings})
+    assert bench.evaluate("third", warm, data=bench.root / "more")[1] == 12
+    assert bench.is_as_fresh("third", warm, data=bench.root / "more")
+
+
+@pytest.mark.parametrize(
+    ("settings", "drawn"),
+    [
+        (SETTINGS.model_copy(update={"dtype": "bfloat16"}), 24),
+        (evaluation(max_response_tokens=15), 24),
+        (evaluation(stop=("1",)), 24),
+        (evaluation(suites={"a": SuiteConfig(num_samples=3)}), 12),
+        (evaluation(suites={"b": SuiteConfig(template="none")}), 12),
+    ],
+)
+def test_what_is_drawn_otherwise_is_drawn_again(bench: Bench, settings: EvaluateSettings, drawn: int) -> None:
+    assert bench.evaluate("second", settings)[1] == drawn
+
+
+def test_another_model_and_other_problems_are_asked_anew(bench: Bench) -> None:
+    write_model(bench.root / "other", seed=1)
+    assert bench.evaluate("second", model=bench.root / "other")[1] == 24
+    write_data(bench.root / "changed", "a", "b")
+    write_prompts(bench.root / "changed" / "suites" / "a.parquet", problems(5))
+    assert bench.evaluate("third", data=bench.root / "changed")[1] == 15
+
+
+def break_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def edited(path: Path) -> None:
+    finish(path.parent, OUTPUTS, code_changed=("luffy.grading.pool",))
+
+
+def other_responses(path: Path) -> None:
+    """Another evaluation's samples under this one's hashes; the manifest knows no better."""
+    shutil.copy(path.parents[1] / "eighth" / SAMPLES_FILE, path)
+    finish(path.parent, OUTPUTS)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, break_off, edited, other_responses])
+def test_an_evaluation_that_does_not_count_is_not_taken_from(bench: Bench, damage: Callable[[Path], None]) -> None:
+    bench.evaluate("eighth", SETTINGS.model_copy(update={"seed": 8}))
+    damage(bench.root / "workspace" / "first" / SAMPLES_FILE)
+    assert bench.evaluate("second")[1] == 24
+    assert bench.is_as_fresh("second", SETTINGS)
+
+
+def test_what_an_evaluation_has_begun_itself_goes_on_as_it_began(bench: Bench) -> None:
+    log = bench.root / "workspace" / "second" / "parts" / "open" / "greedy@a.jsonl"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    assert bench.evaluate("second", evaluation(confidence=0.8))[1] == 4
+    assert bench.is_as_fresh("second", evaluation(confidence=0.8))
+
+
+def test_other_code_that_asks_draws_anew_and_other_code_that_grades_does_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = adoption.module_fingerprint(("luffy.evaluation.asking", "luffy.stages.responses"))
+    assert {"luffy.evaluation.asking", "luffy.rollout.transformers_engine", "luffy.data.templates"} <= set(code)
+    assert not [name for name in code if name.startswith("luffy.grading") or "statistics" in name]
+    monkeypatch.setattr(adoption, "module_fingerprint", lambda modules: {**code, "luffy.seeds": "edited"})
+    assert bench.evaluate("second")[1] == 24
+
+
+def test_the_hashes_say_what_was_drawn_and_nothing_of_grading(bench: Bench) -> None:
+    bench.evaluate("second", evaluation(confidence=0.8))
+    first, second = (bench.root / "workspace" / name / "responses.json" for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+    lines = json.loads(first.read_text())
+    assert [(line["decoding"], line["suite"]) for line in lines] == [
+        ("greedy", "a"), ("greedy", "b"), ("hot", "a"), ("hot", "b"),
+    ]  # fmt: skip
+    assert len({line["digest"] for line in lines}) == 4
