@@ -1,5 +1,6 @@
 """What a kill leaves of an evaluation, at a chosen place and without waiting for it."""
 
+import os
 import shutil
 import sys
 import threading
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-_STEPS = ("open", "os.rename", "os.remove", "os.rmdir", "os.truncate")
+_STEPS = ("os.rename", "os.remove", "os.rmdir", "os.truncate")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 @contextmanager
@@ -54,7 +56,14 @@ _left: list[int] = []
 
 
 def _refuse(event: str, arguments: tuple[object, ...]) -> None:
-    if _left and event in _STEPS and threading.current_thread() is threading.main_thread():
+    if _left and _changes_files(event, arguments) and threading.current_thread() is threading.main_thread():
         if not _left[0]:
             raise _Killed
         _left[0] -= 1
+
+
+def _changes_files(event: str, arguments: tuple[object, ...]) -> bool:
+    if event != "open":
+        return event in _STEPS
+    flags = arguments[2]
+    return isinstance(flags, int) and bool(flags & _WRITING)
