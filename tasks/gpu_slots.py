@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import httpx
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound
 
@@ -19,35 +20,37 @@ from luffy.pipeline.gpus import QUEUE, Stopped, Waiting, pause
 
 logger = logging.getLogger(__name__)
 _LEASE_S = 60.0
-"""Renewed while the stage runs; of a killed one the slots are taken for so long at most."""
+"""The shortest that Prefect knows. Renewed while the stage runs; after a kill the slots are taken for so long."""
 _REQUEST_TIMEOUT_S = 10.0
 
 
 @contextmanager
 def gpu_slots(wanted: int, waiting: Waiting, stopped: Stopped) -> Iterator[None]:
     """Hold `wanted` slots of the limit; raises ConfigError where it will never have so many."""
-    there = _slots()
-    if there is None:
-        yield
-        return
-    if wanted > there:
-        raise ConfigError(
-            f"the stage takes {wanted} GPUs, and Prefect's limit {QUEUE!r} has {there} slots; lower what it asks for "
-            "(execution.vllm.tensor_parallel_size, execution.ray, execution.gpus) or raise the limit"
-        )
     told = False
     while True:
-        held = concurrency(
-            QUEUE, occupy=wanted, max_retries=0, lease_duration=_LEASE_S, raise_on_lease_renewal_failure=False
-        )
-        try:
-            held.__enter__()
-            break
-        except Exception as error:  # noqa: BLE001 - as said above: no fault of Prefect's may keep a stage from its GPU
-            if not _is_taken(error):
-                logger.warning("the stage goes on without a slot of the limit %r: %s", QUEUE, error)
-                yield
-                return
+        limit = _limit()
+        if limit is None:
+            yield
+            return
+        if wanted > limit.limit:
+            raise ConfigError(
+                f"the stage takes {wanted} GPUs, and Prefect's limit {QUEUE!r} has {limit.limit} slots; lower what it "
+                "asks for (execution.vllm.tensor_parallel_size, execution.ray, execution.gpus) or raise the limit"
+            )
+        # Looked at first, since Prefect writes an error into the log for each slot that it refuses.
+        if limit.active_slots + wanted <= limit.limit:
+            held = concurrency(
+                QUEUE, occupy=wanted, max_retries=0, lease_duration=_LEASE_S, raise_on_lease_renewal_failure=False
+            )
+            try:
+                held.__enter__()
+                break
+            except Exception as error:  # noqa: BLE001 - as said above: no fault of Prefect's may keep a stage waiting
+                if not _is_taken(error):
+                    logger.warning("the stage goes on without a slot of the limit %r: %s", QUEUE, error)
+                    yield
+                    return
         if not told:
             waiting(f"a slot of Prefect's limit {QUEUE!r}" if wanted == 1 else f"{wanted} slots of Prefect's {QUEUE!r}")
             told = True
@@ -61,8 +64,8 @@ def gpu_slots(wanted: int, waiting: Waiting, stopped: Stopped) -> Iterator[None]
             logger.debug("the slot of the limit %r could not be given back", QUEUE, exc_info=True)
 
 
-def _slots() -> int | None:
-    """How many the limit has; None without one, or without a server that says so."""
+def _limit() -> GlobalConcurrencyLimitResponse | None:
+    """None without a limit, or without a server that says so."""
     try:
         with get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S}) as client:
             found = client.read_global_concurrency_limit_by_name(QUEUE)
@@ -71,7 +74,7 @@ def _slots() -> int | None:
     except Exception as error:  # noqa: BLE001 - as above
         logger.warning("the limit %r could not be read, and the stage goes on without it: %s", QUEUE, error)
         return None
-    return found.limit if found.active else None
+    return found if found.active else None
 
 
 def _is_taken(error: Exception) -> bool:
