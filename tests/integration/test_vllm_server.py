@@ -23,22 +23,18 @@ from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2Fo
 
 from luffy.cluster.local import LocalCluster
 from luffy.config import load_experiment
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteProtocol
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
-from luffy.config.model import EndpointModel
 from luffy.config.settings import EvaluateSettings, RLSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError
-from luffy.evaluation.respondents import TextRespondent, TokenRespondent
 from luffy.evaluation.sample_files import read_sample_records
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.graph import build_graph
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.server_checks import check_servers
 from luffy.rollout.server_engine import ServerEngine
-from luffy.rollout.text_answers import TextAnswers
-from luffy.rollout.text_endpoint import CHAT, TEXT, TextEndpoint
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate
 from luffy.stages.program import StageContext
@@ -102,7 +98,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "--host", "127.0.0.1", "--port", port, "--api-key", KEY, "--dtype", "float32", "--enable-scale-out",
         "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--no-enable-chunked-prefill",
         "--worker-extension-cls", "luffy.rollout.vllm_worker.ServerWorker",
-        "--max-num-seqs", "16", "--kv-cache-memory-bytes", "50000000", "--enforce-eager",
+        "--max-num-seqs", "16", "--kv-cache-memory-bytes", "50000000", "--enforce-eager", "--skip-tokenizer-init",
     ]  # fmt: skip
     environment = os.environ | {
         "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1",
@@ -291,25 +287,6 @@ def test_an_evaluation_gives_the_checkpoint_s_weights_to_the_server(served: Serv
     )
     assert remote == embedded
     assert len({record.response for record in remote}) > 1
-
-
-@pytest.mark.parametrize("template", ["own", "none"])
-def test_as_text_the_server_says_what_the_embedded_engine_says(served: Served, tmp_path: Path, template: str) -> None:
-    """By OpenAI's protocol, as any endpoint is asked: text, reason and number of tokens."""
-    served.engine.load_weights_from(served.of(0), 0)
-    model = EndpointModel(name=str(served.folder / "0"), request={"skip_special_tokens": False})
-    endpoint = TextEndpoint.connect(model, served.config, (CHAT, TEXT), TextAnswers(tmp_path / "answers.jsonl"))
-    embedded = TokenRespondent(TransformersEngine(model_of(0), batch_size=64), tiny_tokenizer())
-    how = SuiteProtocol(0.0, 1.0, 1, template, ("1",), None)
-    said, expected = (
-        list(each.respond(each.ask(problems(12), template), range(12), how, 16))
-        for each in (TextRespondent(endpoint), embedded)
-    )
-    endpoint.close()
-    # Half a character is written in other ways.
-    whole = [i for i, response in enumerate(expected) if "\ufffd" not in response.text]
-    assert len(whole) > 2
-    assert [said[i] for i in whole] == [expected[i] for i in whole]
 
 
 def test_rl_takes_its_rollouts_from_the_server(served: Served, tmp_path: Path) -> None:

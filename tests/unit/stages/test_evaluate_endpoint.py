@@ -36,7 +36,7 @@ SETTINGS = EvaluateSettings(
     ),
     grading=GradingConfig(kind=ExactGrader()),
 )
-OUTPUTS = ("samples.jsonl.zst", "results.json", "summary.md")
+OUTPUTS = ("samples.jsonl.zst", "responses.json", "results.json", "summary.md", "summary.html")
 Serve = Callable[..., Endpoint]
 
 
