@@ -303,6 +303,9 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, one_gpu):
     def taken():
         return served.ask("v2/concurrency_limits/gpu")["active_slots"]
 
+    def started():
+        return set(served.workspace.glob("stages/base/*/events.jsonl"))
+
     def waiting():
         shown = served.ask("artifacts/filter", artifacts={"key": {"any_": ["smoke-base-progress"]}})
         return [one for one in shown if one["description"] == "base: waiting for a slot of Prefect's limit 'gpu'"]
@@ -314,15 +317,16 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, one_gpu):
     assert "base: reused" in cached
     sharing, _ = one_gpu(*SHORT, "seed=6", "execution.gpus=0").communicate(timeout=240)
     assert "base: finished" in sharing
-    waiter = one_gpu(*SHORT, "seed=7")
+    begun = started()
+    waiter = one_gpu(*SHORT, "seed=8")
     wait_until(waiting, timeout_s=240)
-    assert not [one for one in served.processes("luffy.stages.base") if "seed=7" in one]
-    assert (taken(), waiter.poll()) == (1, None)
+    assert (started(), taken(), waiter.poll()) == (begun, 1, None)
     holder.send_signal(signal.SIGINT)
     assert holder.wait(60) == 130
     said, _ = waiter.communicate(timeout=240)
     assert waiter.returncode == 0, said
     assert "waiting for a slot" in said
+    assert len(started() - begun) == 1
     assert taken() == 0
 
 
