@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-import pyarrow as pa
-
 from luffy.errors import DataError
 from luffy.evaluation.records import SampleRecord, parse_record, record_line
 from luffy.files import replacing
@@ -56,6 +54,8 @@ def read_sample_records(path: Path) -> Iterator[SampleRecord]:
 
 def write_sample_records(path: Path, records: Iterable[SampleRecord]) -> None:
     """Write the records as they come: all of them or nothing."""
+    import pyarrow as pa  # flows, which show samples, start without it
+
     codec = pa.Codec("zstd", compression_level=_LEVEL)
     with replacing(path) as file:
         for block in _blocks(map(record_line, records)):
@@ -85,4 +85,6 @@ def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
 def _open(path: Path) -> IO[bytes]:
     if path.suffix != _COMPRESSED:
         return path.open("rb")
+    import pyarrow as pa  # as above
+
     return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), 1 << 16)
