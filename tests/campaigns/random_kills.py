@@ -5,10 +5,10 @@ Tiny: the same with --config exp_configs/smoke.yaml --kills 5 --mean-s 8
 
 First an undisturbed run, the reference. Then chains: the same command over a new workspace, killed and started again
 until it is done and compared with the reference; chain after chain until the kills are used up. Overrides that change
-no result, as `execution.checkpoint.base_every=30`, spread the kills over more stages; give them from the start, since the
-report shows them. Every kill is printed and written
-to a CSV in the workspace (`random_kills.csv` beside this file is one); a campaign that was itself killed goes on where
-it was. About an hour and a half on two cores, in which the code must not be edited: the keys of stages stand for it.
+no result, as `execution.checkpoint.base_every=30`, spread the kills over more stages; give them from the start, since
+the report shows them. Every kill is printed and written to a CSV in the workspace (`random_kills.csv` beside this file
+is one); a campaign that was itself killed goes on where it was. About an hour and a half on two cores, in which the
+code must not be edited: the keys of stages stand for it.
 Exit code 1 when anything differed from what is promised.
 """
 
