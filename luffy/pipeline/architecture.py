@@ -71,13 +71,14 @@ class ModelArchitecture:
 
 
 def architecture_of(model: ModelConfig) -> ModelArchitecture | None:
-    """The shape of the experiment's policy; None for a hub id, or a kind of model, that is not known here.
+    """The shape of the experiment's policy; None where it is not known: of other hub ids and kinds, and behind an API.
 
     Raises DataError where `path` is a local one and no model folder.
     """
     if model.architecture is not None:
         return _tiny(model.architecture)
-    assert model.path is not None
+    if model.path is None:
+        return None
     folder = Path(model.path)
     if folder.exists() or model.path.startswith((".", "/", "~")):
         return _read(folder / "config.json")
