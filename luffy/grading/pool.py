@@ -9,6 +9,7 @@ A judge is asked from threads of the parent, which do no more than wait for a so
 """
 
 import asyncio
+import logging
 import queue
 import threading
 import time
@@ -28,6 +29,7 @@ from luffy.grading.protocol import Reply
 from luffy.grading.request import Consultation, Grade, GradeRequest, Work
 from luffy.types import Outcome
 
+logger = logging.getLogger(__name__)
 MEMO_SIZE = 65_536
 """Verdicts remembered, the least recently used forgotten first."""
 
@@ -255,6 +257,8 @@ class _Slot:
             reply, _ = self._ask(work)
         if reply.misconfigured:
             raise ConfigError(f"grading: {reply.reason}")
+        if reply.outcome is Outcome.CRASHED:
+            logger.warning("grading by %s crashed: %s", work.check, reply.reason)
         answer = None if work.check == "custom" else work.answer
         return Grade(reply.outcome, answer, reply.reason, time.monotonic() - started, reply.reward).saying(work.note)
 

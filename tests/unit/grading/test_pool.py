@@ -119,13 +119,16 @@ def kill_the_grading_worker(pool: GraderPool, killed: set[int]) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_an_answer_whose_two_workers_are_killed_is_a_crash_and_they_are_replaced() -> None:
+def test_an_answer_whose_two_workers_are_killed_is_a_crash_and_they_are_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with GraderPool(num_workers=1, timeout_s=60.0) as pool, ThreadPoolExecutor(1) as thread:
         crashing = thread.submit(grade_one, pool, HANGS, "3")
         killed: set[int] = set()
         kill_the_grading_worker(pool, killed)
         kill_the_grading_worker(pool, killed)
         assert crashing.result(30).outcome is Outcome.CRASHED
+        assert "grading by math crashed: the worker died" in caplog.text
         assert grade_one(pool, r"\boxed{x+2}", "2+x").outcome is Outcome.CORRECT
         assert len(killed) == 2
         assert not killed & set(pool.worker_pids())
