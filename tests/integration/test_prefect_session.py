@@ -170,9 +170,9 @@ def test_kill_9_of_the_flow_ends_the_embedded_server(tmp_path):
 
 
 def test_a_server_that_dies_under_the_flow_is_one_line(capsys):
-    def flow(*parameters):
+    def flow():
         raise httpx.ConnectError("refused")
 
-    assert Front("smoke.yaml", [], False, False, {}, None, None).run(flow) == 1
+    assert Front({}, False, None, None).run(flow) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "does not answer any more (ConnectError)" in said

@@ -122,7 +122,7 @@ def test_a_killed_rank_ends_the_stage_and_is_named(workspace: Path) -> None:
     victim.kill()
     assert driver.wait(timeout=60) == 1
     assert re.search(
-        r"^error: rl failed with exit code 1: trainer rank 1 died; the same command resumes",
+        r"^error: rl failed with exit code 75: trainer rank 1 died; the same command resumes",
         said(workspace),
         re.M,
     )
@@ -143,7 +143,7 @@ def test_the_loss_of_rays_head_ends_the_stage(workspace: Path) -> None:
     head.kill()
     assert driver.wait(timeout=60) == 1
     assert re.search(
-        r"^error: rl failed with exit code 1: Ray's head at \S+ is gone; the same command",
+        r"^error: rl failed with exit code 75: Ray's head at \S+ is gone; the same command",
         said(workspace),
         re.M,
     )
