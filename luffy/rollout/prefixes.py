@@ -30,16 +30,20 @@ class GuidedRow:
 def prefix_length(
     config: PrefixConfig, trace_tokens: int, row: GuidedRow, step: int, total_steps: int, seed: int
 ) -> int:
-    """Tokens that `row` is given of a trace of `trace_tokens` (its stop token counted): from 0 to all of them.
+    """Tokens of a trace of `trace_tokens` (its stop token counted) that `row` begins with: from 0 to all but one.
 
-    A pure function: the draw belongs to (seed, step, prompt, visit, row), and to the group as a whole where
-    `config.shared`. A share of the trace is cut down to whole tokens. Schedules are read at `step` (counted from 1) of
+    The last token is always the policy's to write, so that every row of an RL step has a sampled token: a length that
+    comes out as the whole trace leaves the stop token out, and a trace that is nothing but its stop token gives no
+    prefix at all.
+
+    A pure function: the random number belongs to (seed, step, prompt, visit, row), and to the group as a whole where
+    `config.shared`. A share of the trace is rounded down to whole tokens. Schedules are read at `step` (from 1) of
     `total_steps`.
     """
-    drawn_for = 0 if config.shared else row.index
-    draw = partial(uniform, seed, "prefix", step, row.uid, row.visit, drawn_for)
+    sampled_for = 0 if config.shared else row.index
+    draw = partial(uniform, seed, "prefix", step, row.uid, row.visit, sampled_for)
     at = partial(value_at, step=step, total_steps=total_steps)
-    return _LENGTHS[config.length.kind](config.length, trace_tokens, row, at, draw)
+    return min(_LENGTHS[config.length.kind](config.length, trace_tokens, row, at, draw), trace_tokens - 1)
 
 
 def _uniform(length: UniformLength, trace_tokens: int, row: GuidedRow, at: _At, draw: _Draw) -> int:

@@ -49,9 +49,9 @@ class ReplayBuffer:
     `config.retire_solved`. A replayed row is no rollout and does not count (in the code it does, so that a replayed
     prompt seems never to fail).
 
-    Nothing is recorded before the first step whose share of correct rollouts is above `config.start_accuracy`; that
-    step is. What the buffer holds is a pure function of the groups it has observed, and it holds places, not rows:
-    the responses stay in the rollout journal, where `read` finds them when they are drawn.
+    Recording begins with the step after the first whose share of correct rollouts is above `config.start_accuracy`, as
+    in the paper's code. What the buffer holds is a pure function of the groups it has observed, and it holds places,
+    not rows: the responses stay in the rollout journal, where `read` finds them when they are drawn.
     """
 
     def __init__(self, config: ReplayConfig, seed: int, read: ReadGroup) -> None:
@@ -64,8 +64,8 @@ class ReplayBuffer:
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
         """Record a step: all of its groups, before any filter, in order; groups without rollouts say nothing."""
-        self._started = self._started or _accuracy(groups) > self._config.start_accuracy
         if not self._started:
+            self._started = _accuracy(groups) > self._config.start_accuracy
             return
         for index, group in enumerate(groups):
             if group.rollouts and group.uid not in self._retired:

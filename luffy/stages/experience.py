@@ -64,7 +64,7 @@ class Experience:
         self._prompts_taken = 0
         self._planned: dict[int, int] = {}
         """Prompts that steps take from the stream which are planned and not observed yet."""
-        self._failed = None if objective.interleaved_sft is None else FailedPrompts()
+        self._failed = None if objective.interleaved_sft is None else FailedPrompts(objective.interleaved_sft.take)
 
     @property
     def replays(self) -> bool:

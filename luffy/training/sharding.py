@@ -4,8 +4,7 @@ Advantages are those of whole groups and are settled here, before rows part: aft
 since everything else that looks beyond one row (denominators, whitening, metrics) is summed over ranks.
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from luffy.config.objective import AdvantageConfig, GroupAdvantage
 from luffy.objectives.advantages import RowRewards, group_advantages
+from luffy.training.dealing import deal_groups
 from luffy.types import Group, Trajectory
 
 
@@ -44,15 +44,19 @@ class Shard:
     """The rows of each optimizer step; every rank has as many optimizer steps, and a row in each."""
 
 
-def shard_groups(groups: Sequence[Group], config: AdvantageConfig, num_updates: int, num_ranks: int) -> list[Shard]:
-    """The groups of an RL step as one shard a rank.
+def shard_groups(
+    groups: Sequence[Group], config: AdvantageConfig, num_updates: int, num_ranks: int, seed: int
+) -> list[Shard]:
+    """The groups of an RL step as one shard for each rank.
 
-    An optimizer step takes whole groups, in the order they were sampled; filters may have left fewer groups than there
-    are optimizer steps. Its rows are balanced over ranks by their tokens.
+    Whole groups are dealt out to the optimizer steps (`deal_groups`, which does not know the number of ranks); the rows
+    of an optimizer step are then balanced over ranks by their tokens.
     """
     rows = iter(learn_rows(groups, config))
     of_group = [[next(rows) for _ in group.trajectories] for group in groups]
-    updates = [[row for group in part for row in group] for part in _mini_batches(of_group, num_updates)]
+    updates = [
+        [row for place in places for row in of_group[place]] for places in deal_groups(groups, num_updates, seed)
+    ]
     return _shards(len(groups), updates, num_ranks)
 
 
@@ -84,13 +88,6 @@ def learn_rows(groups: Sequence[Group], config: AdvantageConfig) -> list[LearnRo
         LearnRow(row, index, advantage, group.accuracy)
         for (index, group, row), advantage in zip(members, advantages, strict=True)
     ]
-
-
-def _mini_batches(groups: Sequence[list[LearnRow]], num_updates: int) -> Iterator[Sequence[list[LearnRow]]]:
-    cuts = [len(groups) * update // num_updates for update in range(num_updates + 1)]
-    for first, last in itertools.pairwise(cuts):
-        if last > first:
-            yield groups[first:last]
 
 
 def _shards(num_groups: int, updates: Sequence[Sequence[LearnRow]], num_ranks: int) -> list[Shard]:

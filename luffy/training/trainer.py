@@ -111,8 +111,14 @@ class Trainer:
         """The optimizer steps of RL step `step` (from 1); returns their metrics, averaged. No group, no update."""
         if not groups:
             return {}
-        num_updates = self._settings.rl.updates_per_step
-        shards = shard_groups(groups, self._settings.objective.advantage, num_updates, self._num_ranks)
+        settings = self._settings
+        shards = shard_groups(
+            groups,
+            settings.objective.advantage,
+            settings.rl.updates_per_step,
+            self._num_ranks,
+            seed=derive_seed(settings.seed, "updates", step),
+        )
         return self._call("learn", [(shard, step) for shard in shards])[0]
 
     def imitate(self, rows: Sequence[Trajectory], step: int) -> Metrics:

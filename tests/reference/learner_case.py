@@ -43,8 +43,8 @@ RL = RLConfig(
     max_response_tokens=MAX_RESPONSE_TOKENS,
     optimizer=OPTIMIZER.model_copy(update={"schedule": SCHEDULE}),
 )
-# A filter may leave five groups of six: the first update takes two of them, the second three.
-CUT = 2
+DEAL = 4
+"""Seed of the deal. A filter may leave five groups of six: one update takes two of them, the other three."""
 METHODS = [name for name in available_presets("methods") if name not in ("sft", "dft", "ppo")]
 
 
@@ -59,7 +59,7 @@ def rate(update: int) -> float:
 
 
 def shard_of(rows: Sequence[Trajectory], index: Sequence[int], preset: str, num_ranks: int = 1, rank: int = 0) -> Shard:
-    return shard_groups(as_groups(rows, index), objective(preset).advantage, 2, num_ranks)[rank]
+    return shard_groups(as_groups(rows, index), objective(preset).advantage, 2, num_ranks, DEAL)[rank]
 
 
 def make_learner(preset: str, **settings: object) -> Learner:
@@ -81,8 +81,10 @@ def two_updates(preset: str, num_ranks: int = 1, rank: int = 0, **settings: obje
         old = [evaluate(model64, row)[0] for row in rows]
         start = [evaluate(tiny_model(seed=1).double(), row)[0] for row in rows]
     written = reference_rows(preset, rows, index, old, start)
-    for update, part in enumerate((slice(0, 4 * CUT), slice(4 * CUT, None))):
-        reference_of(preset)([forward(model64, row) for row in written[part]]).backward()
+    dealt = [{row.group for row in update} for update in shard_of(rows, index, preset).updates]
+    for update, groups in enumerate(dealt):
+        part = [row for row, group in zip(written, index, strict=True) if group in groups]
+        reference_of(preset)([forward(model64, row) for row in part]).backward()
         adamw_step(model64, optimizer, rate(update))
     return _movement_error(learner.policy, model64), metrics
 

@@ -74,8 +74,8 @@ PrefixLength = Annotated[UniformLength | BinomialLength | EvenlySpacedLength, Fi
 class PrefixConfig(StrictModel):
     """Guided rows begin with the start of a trace and go on with the policy's own tokens (hybrid rows).
 
-    A prefix that would be the whole trace is a demonstration: nothing is generated behind it. An empty one makes a
-    rollout.
+    A prefix never holds the whole trace: the policy writes at least the last token (the stop token). An empty prefix
+    makes a rollout.
     """
 
     length: PrefixLength

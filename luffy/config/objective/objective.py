@@ -1,6 +1,7 @@
 """An objective is a list of terms behind a group and an advantage estimator (DESIGN: "The objective")."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -44,6 +45,9 @@ class InterleavedSFTConfig(SupervisedObjectiveConfig):
 
     buffer_size: PositiveInt
     """Prompts (that have a trace) an SFT step takes."""
+    take: Literal["newest", "oldest"] = "newest"
+    """Which of the waiting prompts an SFT step takes: those that failed last, as the authors' code does, or those that
+    have waited longest."""
     lr_scale: PositiveFloat = 1.0
     """Times the learning rate of RL at that step."""
 

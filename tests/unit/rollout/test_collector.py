@@ -125,11 +125,13 @@ def test_a_hybrid_row_is_graded_as_one_text() -> None:
     assert group.trajectories[-1].is_correct
 
 
-def test_a_whole_prefix_is_a_demonstration_and_an_empty_one_a_rollout() -> None:
+def test_a_prefix_never_holds_the_stop_token_and_an_empty_one_makes_a_rollout() -> None:
     engine, (whole,) = _collect([_known("a", 20, 21)], prefix=WHOLE_THEN_NOTHING)
-    _, (plain,) = _collect([_known("a", 20, 21)])
-    assert len(engine.requests) == 3
-    assert whole == plain
+    assert len(engine.requests) == 4
+    assert engine.requests[-1].prefix_ids == (20,)
+    assert whole.trajectories[-1].response_ids == (20, RIGHT, 3)
+    _, (nothing_given,) = _collect([_known("a", 21)], prefix=WHOLE_THEN_NOTHING)
+    assert len(nothing_given.rollouts) == 4
     engine, (empty,) = _collect([_known("a", 20, 21)], step=10, prefix=WHOLE_THEN_NOTHING)
     assert len(engine.requests) == 4
     assert len(empty.rollouts) == 4

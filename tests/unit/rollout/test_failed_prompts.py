@@ -20,13 +20,13 @@ def _group(uid: str, *corrects: bool, source: Source = Source.ON_POLICY) -> Grou
 
 
 def _waiting(*uids: str) -> FailedPrompts:
-    failed = FailedPrompts()
+    failed = FailedPrompts("oldest")
     failed.observe([_group(uid, False, False) for uid in uids], lambda uid: True)
     return failed
 
 
 def test_only_prompts_that_every_rollout_failed_and_that_have_a_trace_are_queued() -> None:
-    failed = FailedPrompts()
+    failed = FailedPrompts("newest")
     groups = [_group("some", True, False), _group("none", False, False), _group("bare", False, False)]
     failed.observe([*groups, _group("guided", False, source=Source.OFF_POLICY)], lambda uid: uid != "bare")
     assert failed.take(1) == ["none"]
@@ -38,6 +38,14 @@ def test_a_full_queue_gives_the_longest_waiting_and_keeps_the_rest() -> None:
     assert failed.take(4) is None
     assert failed.take(2) == ["a", "b"]
     assert failed.take(1) == ["c"]
+
+
+def test_the_newest_step_is_taken_first_in_its_own_order() -> None:
+    failed = FailedPrompts("newest")
+    for uids in ("ab", "cd", "ae"):
+        failed.observe([_group(uid, False) for uid in uids], lambda uid: True)
+    assert failed.take(3) == ["a", "e", "c"]  # a failed again, and waits once
+    assert failed.take(2) == ["d", "b"]
 
 
 def test_a_prompt_waits_once_in_its_old_place_and_may_come_back() -> None:

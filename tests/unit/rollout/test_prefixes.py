@@ -34,12 +34,12 @@ def _lengths(length: dict, trace_tokens: int, step: int = 1, total: int = 101, r
     step=st.integers(1, 50),
     seed=st.integers(0, 2**31),
 )
-def test_a_prefix_is_a_part_of_the_trace_and_the_same_again(
+def test_a_prefix_leaves_a_token_to_write_and_is_the_same_again(
     length: dict, trace_tokens: int, index: int, step: int, seed: int
 ) -> None:
     arguments = (_config(length), trace_tokens, GuidedRow("p", index, 8), step, 50, seed)
     tokens = prefix_length(*arguments)
-    assert 0 <= tokens <= trace_tokens
+    assert 0 <= tokens < trace_tokens
     assert tokens == prefix_length(*arguments)
 
 
@@ -51,10 +51,10 @@ def test_uniform_shares_fill_their_moving_interval() -> None:
     assert fmean(last) == pytest.approx(500, abs=4 * 231 / 500**0.5)
 
 
-def test_a_share_of_one_is_the_whole_trace_and_of_zero_nothing() -> None:
+def test_a_share_of_one_leaves_the_stop_token_to_write_and_of_zero_everything() -> None:
     falling = {"kind": "linear", "start": 1.0, "end": 0.0}
     length = {"kind": "uniform", "low": falling, "high": falling}
-    assert set(_lengths(length, 37, step=1)) == {37}
+    assert set(_lengths(length, 37, step=1)) == {36}
     assert set(_lengths(length, 37, step=101)) == {0}
     assert set(_lengths({"kind": "uniform", "low": 0.29, "high": 0.29}, 100)) == {29}
 
@@ -62,18 +62,23 @@ def test_a_share_of_one_is_the_whole_trace_and_of_zero_nothing() -> None:
 def test_binomial_prefixes_end_at_chunks_with_the_binomial_s_shares() -> None:
     length = {"kind": "binomial", "chunks": 4, "probability": 0.5}
     found = _lengths(length, 10, rows=4000)
-    assert set(found) == {0, 2, 5, 7, 10}
-    for tokens, probability in {0: 1 / 16, 2: 4 / 16, 5: 6 / 16, 7: 4 / 16, 10: 1 / 16}.items():
+    assert set(found) == {0, 2, 5, 7, 9}
+    for tokens, probability in {0: 1 / 16, 2: 4 / 16, 5: 6 / 16, 7: 4 / 16, 9: 1 / 16}.items():
         error = (probability * (1 - probability) / 4000) ** 0.5
         assert found.count(tokens) / 4000 == pytest.approx(probability, abs=4 * error)
 
 
 def test_a_trace_shorter_than_its_chunks_is_cut_token_by_token() -> None:
-    assert set(_lengths({"kind": "binomial", "chunks": 5, "probability": 0.5}, 3)) == {0, 1, 2, 3}
+    assert set(_lengths({"kind": "binomial", "chunks": 5, "probability": 0.5}, 3)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_trace_that_is_only_its_stop_token_gives_no_prefix(length: dict) -> None:
+    assert set(_lengths(length, 1)) == {0}
 
 
 def test_evenly_spaced_rows_go_from_low_to_high_and_a_lone_one_stands_between() -> None:
-    assert _lengths({"kind": "evenly_spaced"}, 100, rows=5) == [0, 25, 50, 75, 100]
+    assert _lengths({"kind": "evenly_spaced"}, 100, rows=5) == [0, 25, 50, 75, 99]
     assert _lengths({"kind": "evenly_spaced", "low": 0.2, "high": 0.6}, 100, rows=3) == [20, 40, 60]
     assert _lengths({"kind": "evenly_spaced", "low": 0.2, "high": 0.6}, 100, rows=1) == [40]
 

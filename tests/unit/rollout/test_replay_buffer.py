@@ -38,19 +38,27 @@ class Journalled(ReplayBuffer):
         super().observe(step, groups)
 
 
-def _buffer(*groups: Group, config: ReplayConfig = ANY_STEP) -> Journalled:
+def _started(config: ReplayConfig = ANY_STEP) -> Journalled:
+    """A buffer that has seen a step which was good enough."""
     buffer = Journalled(config)
+    buffer.observe(0, [_group("not recorded", 7)])
+    return buffer
+
+
+def _buffer(*groups: Group, config: ReplayConfig = ANY_STEP) -> Journalled:
+    buffer = _started(config)
     buffer.observe(1, groups)
     return buffer
 
 
-def test_nothing_is_kept_before_the_first_step_that_is_good_enough() -> None:
+def test_recording_begins_with_the_step_after_the_first_that_is_good_enough() -> None:
     buffer = Journalled(ReplayConfig(start_accuracy=0.5))
     buffer.observe(2, [_group("early", 4)])
+    buffer.observe(3, [_group("trigger", 5)])
     assert buffer.draw(1, 1) == []
-    buffer.observe(3, [_group("a", 5)])
-    buffer.observe(4, [_group("late", 1)])
-    assert sorted(buffer.draw(3, 9)) == ["a", "late"]
+    buffer.observe(4, [_group("a", 1)])
+    buffer.observe(5, [_group("b", 2)])
+    assert sorted(buffer.draw(3, 9)) == ["a", "b"]
 
 
 def test_only_right_rollouts_are_kept_and_neither_traces_nor_replayed_rows_count() -> None:
@@ -143,7 +151,8 @@ def test_the_state_comes_back_exactly_from_json(corrects: list[tuple[int, int]],
 
 def test_a_step_that_the_journal_has_lost_is_said_in_one_line() -> None:
     buffer = ReplayBuffer(ANY_STEP, 5, lambda step, index: None)
-    buffer.observe(1, [_group("a", 2)])
+    for step in (0, 1):
+        buffer.observe(step, [_group("a", 2)])
     with pytest.raises(CheckpointError, match="lost step 1"):
         buffer.candidates("a")
 
