@@ -1,0 +1,231 @@
+"""What every method's updates are made of: each preset from the plan of a step to the rows of each rank.
+
+The parts are those of a run (prompts, replay, prefixes, dynamic sampling, journal, trainer); only the engine follows a
+script, and in place of a model stands a record of what each rank would have learned.
+"""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luffy.config import available_presets, load_experiment
+from luffy.config.objective import RefillGroups
+from luffy.config.settings import RLSettings
+from luffy.grading import GraderPool
+from luffy.pipeline.graph import build_graph
+from luffy.rollout.collector import GroupCollector
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.rollout.tasks import Demonstration, RolloutTask
+from luffy.stages.experience import Experience, Sources
+from luffy.tracking.journal import RolloutJournal
+from luffy.training.dealing import is_demonstrated, is_hinted
+from luffy.training.sharding import LearnRow, Shard
+from luffy.training.trainer import Trainer
+from luffy.types import FinishReason, Group, Source, Trajectory
+
+ROOT = Path(__file__).resolve().parents[3]
+METHODS = [name for name in available_presets("methods") if name not in ("sft", "dft")]
+"""Every preset with an RL step; the other two learn from traces alone."""
+RIGHT, WRONG, STOP = 1, 2, 3
+PROMPTS, STEPS = 12, 4
+UPDATES, RANKS = (1, 2, 4), (1, 2)
+SMALL = {
+    "relift": ("objective.interleaved_sft.buffer_size=3",),
+    "exgrpo": ("objective.replay.start_accuracy=0.05",),
+}
+KINDS: dict[str, Callable[[Group], bool]] = {
+    "replayed": lambda group: group.is_replayed,
+    "hinted": is_hinted,
+    "demonstrated": is_demonstrated,
+}
+
+
+class Script:
+    """An engine whose response depends on the request alone: of every four prompts one is never solved, one always."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        return [self._response(request) for request in requests]
+
+    def close(self) -> None: ...
+
+    def _response(self, request: RolloutRequest) -> Completion:
+        rng = random.Random(request.seed)
+        is_right = rng.random() < (0.0, 0.3, 0.7, 1.0)[request.prompt_ids[0] % 4]
+        ids = (*[9] * rng.randrange(6), RIGHT if is_right else WRONG, STOP)
+        return Completion(ids, (-0.5,) * len(ids), FinishReason.STOP, (self._version,) * len(ids))
+
+
+def _tasks() -> list[RolloutTask]:
+    """48 prompts: of every six, one without a trace, one with a trace of one token, one with two traces."""
+    return [
+        RolloutTask(f"p{i}", (10 + i,), "7", tuple(_trace(i + j) for j in range((0, 1, 2, 1, 1, 1)[i % 6])))
+        for i in range(48)
+    ]
+
+
+def _trace(index: int) -> Demonstration:
+    ids = (STOP,) if index % 6 == 3 else (*[20] * (index % 11), RIGHT, STOP)
+    return Demonstration(_decode(ids), ids, (-0.1,) * len(ids))
+
+
+def _decode(ids: Sequence[int]) -> str:
+    return r"\boxed{7}" if RIGHT in ids else r"\boxed{8}"
+
+
+def _settings(method: str) -> RLSettings:
+    overrides = [
+        "chain=rl", f"method={method}", f"rl.prompts_per_step={PROMPTS}", f"rl.steps={STEPS}", *SMALL.get(method, ()),
+    ]  # fmt: skip
+    nodes = build_graph(load_experiment(ROOT / "exp_configs/smoke.yaml", overrides))
+    (settings,) = (node.settings for node in nodes if isinstance(node.settings, RLSettings))
+    return settings
+
+
+def _record(sent: list[list[Shard]], method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Stands for the trainer's ranks: keeps the shards that they are sent."""
+    if method == "entropies":
+        return [[float(len(row.response_ids)) for row in rows] for (rows,) in arguments]
+    sent.append([shard for shard, _ in arguments])
+    return [{} for _ in arguments]
+
+
+def _learned(settings: RLSettings, groups: Sequence[Group], step: int, num_updates: int, num_ranks: int) -> list[Shard]:
+    """What each rank would learn of a step's groups."""
+    rl = settings.rl.model_copy(update={"prompts_per_update": PROMPTS // num_updates})
+    sent: list[list[Shard]] = []
+    Trainer(settings.model_copy(update={"rl": rl}), num_ranks, partial(_record, sent)).learn(groups, step)
+    return sent[0]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One RL step as it was composed."""
+
+    groups: list[Group]
+    kept: list[Group]
+    shards: dict[tuple[int, int], list[Shard]]
+    """By updates and ranks: what each rank learns."""
+    imitated: list[list[Shard]]
+    """The SFT step after it, if any."""
+
+    def updates(self, num_updates: int, num_ranks: int) -> list[list[LearnRow]]:
+        """The rows that all ranks together learn in each update."""
+        shards = self.shards[num_updates, num_ranks]
+        return [
+            [row for part in parts for row in part if row.counted]
+            for parts in zip(*(s.updates for s in shards), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A few steps of one method."""
+
+    settings: RLSettings
+    steps: list[Step]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Run]]:
+    with GraderPool(1, 5.0) as grader:
+        yield cache(lambda method: _run(grader, tmp_path_factory.mktemp("journal"), method))
+
+
+def _run(grader: GraderPool, journal: Path, method: str) -> Run:
+    settings, sent = _settings(method), []
+    trainer = Trainer(settings, 2, partial(_record, sent))
+    params = SamplingParams(1.0, 64, (STOP,))
+    collector = GroupCollector(grader, _decode, params, settings.objective.group, settings.seed, STEPS)
+    experience = Experience(settings, Sources(_tasks(), collector, RolloutJournal(journal), trainer))
+    return Run(settings, [_step(settings, experience, trainer, sent, step) for step in range(1, STEPS + 1)])
+
+
+def _step(settings: RLSettings, experience: Experience, trainer: Trainer, sent: list[list[Shard]], step: int) -> Step:
+    engine = Script(version=step - 1)
+    plan = experience.plan(step)
+    groups = experience.generate(plan, engine)
+    experience.commit(plan, groups)
+    kept = experience.kept(step, groups)
+    experience.observe(step, groups)
+    hard = experience.hard_demonstrations(step)
+    sent.clear()
+    if hard is not None:
+        trainer.imitate(hard, step)
+    shards = {case: _learned(settings, kept, step, *case) for case in itertools.product(UPDATES, RANKS)}
+    return Step(groups, kept, shards, list(sent))
+
+
+CASES = pytest.mark.parametrize("method", METHODS)
+
+
+@CASES
+def test_updates_differ_by_at_most_one_group_of_each_kind(method: str, run: Callable[[str], Run]) -> None:
+    for step, num_updates in itertools.product(run(method).steps, UPDATES):
+        dealt = [{row.group for row in rows} for rows in step.updates(num_updates, 1)]
+        assert len(dealt) == min(num_updates, len(step.kept))
+        for is_kind in (lambda group: True, *KINDS.values()):
+            counts = [sum(is_kind(step.kept[group]) for group in groups) for groups in dealt]
+            assert max(counts) - min(counts) <= 1
+
+
+@CASES
+def test_every_row_is_in_one_update_and_the_same_one_on_any_number_of_ranks(
+    method: str, run: Callable[[str], Run]
+) -> None:
+    for step, num_updates in itertools.product(run(method).steps, UPDATES):
+        alone, shared = (step.updates(num_updates, num_ranks) for num_ranks in RANKS)
+        rows = [row for group in step.kept for row in group.trajectories]
+        assert Counter(row.trajectory for update in alone for row in update) == Counter(rows)
+        assert list(map(Counter, alone)) == list(map(Counter, shared))
+        assert all(rows for shard in step.shards[num_updates, 2] for rows in shard.updates), "ranks must keep step"
+
+
+@CASES
+def test_every_group_and_every_update_holds_a_sampled_token(method: str, run: Callable[[str], Run]) -> None:
+    for step, num_updates in itertools.product(run(method).steps, UPDATES):
+        assert all(any(map(_is_sampled, group.trajectories)) for group in step.groups)
+        for rows in step.updates(num_updates, 1):
+            assert any(_is_sampled(row.trajectory) for row in rows)
+
+
+def _is_sampled(row: Trajectory) -> bool:
+    return Source.ON_POLICY in row.source
+
+
+@CASES
+def test_the_steps_above_have_what_makes_their_method(method: str, run: Callable[[str], Run]) -> None:
+    """Else nothing would be tested: replay that has begun, hints, demonstrations, rounds, failed prompts."""
+    found = run(method)
+    objective, groups = found.settings.objective, [group for step in found.steps for group in step.groups]
+    group = objective.group
+    expected = {
+        "replayed": objective.replay is not None,
+        "hinted": group.prefix is not None,
+        "demonstrated": group.off_policy > 0 and group.prefix is None,
+    }
+    assert {kind: any(map(is_kind, groups)) for kind, is_kind in KINDS.items()} == expected
+    if objective.replay is not None:
+        assert sum(group.is_replayed for group in found.steps[-1].groups) == objective.replay.share * PROMPTS
+    if isinstance(group.filter, RefillGroups):
+        assert all(len(step.groups) > PROMPTS for step in found.steps)
+    imitated = [shard for step in found.steps for shards in step.imitated for shard in shards]
+    assert bool(imitated) == (objective.interleaved_sft is not None)
+    assert all(rows for shard in imitated for rows in shard.updates)
+
+
+def test_another_seed_and_another_step_deal_otherwise(run: Callable[[str], Run]) -> None:
+    settings, step = run("exgrpo").settings, run("exgrpo").steps[-1]
+    other = settings.model_copy(update={"seed": settings.seed + 1})
+    assert _learned(settings, step.kept, STEPS, 2, 1) == step.shards[2, 1]
+    assert _learned(settings, step.kept, STEPS + 1, 2, 1) != step.shards[2, 1]
+    assert _learned(other, step.kept, STEPS, 2, 1) != step.shards[2, 1]
