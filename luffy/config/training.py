@@ -47,7 +47,19 @@ class OptimizerConfig(StrictModel):
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.01
     max_grad_norm: PositiveFloat = 1.0
+    """Gradients of a larger norm are scaled down to it."""
+    skip_grad_norm: PositiveFloat | None = None
+    """Gradients whose norm is above this before clipping make no update; None: every gradient does."""
     schedule: ScheduleConfig = ScheduleConfig()
+
+    @model_validator(mode="after")
+    def _effective(self) -> "OptimizerConfig":
+        if self.skip_grad_norm is not None and self.skip_grad_norm <= self.max_grad_norm:
+            raise ValueError(
+                f"skip_grad_norm {self.skip_grad_norm:g} must be above max_grad_norm {self.max_grad_norm:g}: "
+                "nothing would ever be clipped"
+            )
+        return self
 
 
 class BaseConfig(StrictModel):
@@ -88,6 +100,13 @@ class SFTConfig(StrictModel):
     def _one_length(self) -> "SFTConfig":
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give exactly one of epochs and steps; the other one is null")
+        return self
+
+    @model_validator(mode="after")
+    def _untempered(self) -> "SFTConfig":
+        for term in self.objective.terms:
+            if isinstance(term.loss, NegativeLogLikelihoodLoss) and term.loss.temperature == "rollout":
+                raise ValueError(f"term {term.name!r}: temperature: rollout has no effect without rollouts; remove it")
         return self
 
     def num_steps(self, num_traces: int) -> int:

@@ -18,9 +18,10 @@ _WIDTH = 110
 _LABEL = 12
 _SELECTED = {"on_policy": "on-policy tokens", "off_policy": "off-policy tokens", "response": "all response tokens"}
 _SYMBOLS = (
-    "A advantage; p = pi_theta(token), with gradient; pi_old: the policy before this RL step's updates; "
-    "r = p / pi_old; mu: what drew the token; rho = p / pi_phi, pi_phi the author of the trace (1 where unknown) or, "
-    "for a replayed row, the policy that drew it; H entropy; sg(x): x without gradient"
+    "A advantage; p = pi_theta(token), with gradient, at the temperature of the rollouts where nothing else is said; "
+    "pi_old: the policy before this RL step's updates; r = p / pi_old; mu: the policy that sampled the token; "
+    "rho = p / pi_phi, pi_phi the log-probability recorded with a trace or a replayed row (1 where there is none, or "
+    "where it says so); H entropy; sg(x): x without gradient"
 )
 
 
@@ -69,14 +70,16 @@ def _term(term: TermConfig, terms: Sequence[TermConfig], max_response_tokens: in
 
 
 def _denominator(term: TermConfig, terms: Sequence[TermConfig], max_response_tokens: int) -> str:
-    mode, joint = term.normaliser.mode, term.normaliser.population == "joint"
-    members = [other.name for other in terms if other.is_policy_gradient] if joint else [term.name]
-    owners = " and ".join(members)
+    mode, population = term.normaliser.mode, term.normaliser.population
+    members = [other.name for other in terms if other.is_policy_gradient] if population == "joint" else [term.name]
+    owners = "all responses" if population == "all" else " and ".join(members)
     counted = {
         "token": f"the number of tokens of {owners}",
         "sequence": f"the number of rows of {owners} (a row's tokens are averaged first)",
         "constant": f"the number of rows of {owners} x {max_response_tokens}",
     }[mode]
+    if population == "all":
+        return f"{counted} in the optimizer step"
     gated = any(other.gate is not None for other in terms if other.name in members)
     when = "" if not gated else ", before the gate" if term.normaliser.before_gate else ", after the gate"
     return f"{counted} in the optimizer step{when}"

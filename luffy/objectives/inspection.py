@@ -27,14 +27,25 @@ from luffy.objectives.shaping import shape
 
 @torch.enable_grad()
 def logp_gradients(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: Tensor) -> Tensor:
-    """`(K, B, T)` derivative of each term's loss by logp: the factor on grad log pi_theta of every token."""
-    logp_BT = tokens.logp_BT.detach().requires_grad_()
-    alone = replace(tokens, logp_BT=logp_BT, entropy_BT=tokens.entropy_BT.detach())
-    gradients = []
-    for share in objective_loss(terms, alone, weight_KBT).term_K.unbind():
-        (gradient_BT,) = torch.autograd.grad(share, logp_BT, retain_graph=True, allow_unused=True)
-        gradients.append(torch.zeros_like(logp_BT) if gradient_BT is None else gradient_BT)
-    return torch.stack(gradients)
+    """`(K, B, T)` derivative of each term's loss by logp: the factor on grad log pi_theta of every token.
+
+    A term is differentiated by the log-probability that it looks at, that of the rollouts' temperature or of 1.
+    """
+    leaves = [logp_BT.detach().requires_grad_() for logp_BT in (tokens.logp_BT, tokens.untempered_logp_BT)]
+    alone = replace(
+        tokens,
+        logp_BT=leaves[0],
+        untempered_logp_BT=leaves[1],
+        entropy_BT=tokens.entropy_BT.detach(),
+        untempered_entropy_BT=tokens.untempered_entropy_BT.detach(),
+    )
+    shares = objective_loss(terms, alone, weight_KBT).term_K.unbind()
+    return torch.stack([_gradient_sum(share, leaves) for share in shares])
+
+
+def _gradient_sum(share: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+    gradients = torch.autograd.grad(share, leaves, retain_graph=True, allow_unused=True)
+    return sum((gradient for gradient in gradients if gradient is not None), torch.zeros_like(leaves[0]))
 
 
 @torch.no_grad()

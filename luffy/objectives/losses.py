@@ -5,7 +5,7 @@ decided outside (`luffy.objectives.normalisation`). Values at unselected tokens 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from luffy.config.objective import (
     SurrogateLoss,
     TokenWeight,
     TotalVariationMaskedLoss,
+    is_untempered,
 )
 from luffy.objectives.ratios import bounded_exp, sequence_mean
 from luffy.objectives.shaping import shape
@@ -37,9 +38,13 @@ class TokenBatch:
     """What a loss may look at; every tensor is `(B, T)`."""
 
     logp_BT: Tensor
-    """log pi_theta of the tokens, with gradient."""
+    """log pi_theta of the tokens at the temperature of the rollouts, with gradient."""
     entropy_BT: Tensor
-    """Entropy of pi_theta at the tokens, in nats."""
+    """Entropy of pi_theta at the tokens at that temperature, in nats."""
+    untempered_logp_BT: Tensor
+    """log pi_theta at temperature 1, with gradient; `logp_BT` where no term asks for it."""
+    untempered_entropy_BT: Tensor
+    """Entropy at temperature 1; `entropy_BT` where no term asks for it."""
     logp_old_BT: Tensor
     """Trainer's log-probabilities at the start of the optimizer phase, constant."""
     logp_behavior_BT: Tensor
@@ -104,7 +109,7 @@ def moved_too_far(tokens: TokenBatch, config: TotalVariationMaskedLoss) -> Tenso
 
 
 def shaped_surrogate(tokens: TokenBatch, config: ShapedSurrogateLoss) -> Tensor:
-    """-A f(rho), rho = pi_theta / pi_phi, with pi_phi = 1 where the author is unknown (LUFFY eq. 6)."""
+    """-A f(rho), rho = pi_theta / pi_phi (LUFFY eq. 6)."""
     weight_BT = shape(log_rho(tokens, config), config.shaping)
     if config.min_weight is not None or config.max_weight is not None:
         weight_BT = weight_BT.clamp(config.min_weight, config.max_weight)
@@ -112,7 +117,7 @@ def shaped_surrogate(tokens: TokenBatch, config: ShapedSurrogateLoss) -> Tensor:
 
 
 def log_rho(tokens: TokenBatch, config: ShapedSurrogateLoss) -> Tensor:
-    """`(B, T)` log(pi_theta / pi_phi)."""
+    """`(B, T)` log(pi_theta / pi_phi); with `recorded`, pi_phi = 1 where the data has no log-probability."""
     if config.behavior == "one":
         return tokens.logp_BT
     return tokens.logp_BT - torch.nan_to_num(tokens.logp_behavior_BT, nan=0.0)
@@ -128,12 +133,20 @@ def multiple_importance(tokens: TokenBatch, config: MultipleImportanceLoss) -> T
 
 def nll(tokens: TokenBatch, config: NegativeLogLikelihoodLoss) -> Tensor:
     """-sg(w) log pi_theta: cross entropy on demonstrations."""
+    tokens = at_temperature(tokens, config)
     return -_TOKEN_WEIGHTS[config.token_weight](tokens).detach() * tokens.logp_BT
 
 
 def entropy(tokens: TokenBatch, config: EntropyLoss) -> Tensor:
     """-H(pi_theta): minimising it raises entropy."""
-    return -tokens.entropy_BT
+    return -at_temperature(tokens, config).entropy_BT
+
+
+def at_temperature(tokens: TokenBatch, loss: LossConfig) -> TokenBatch:
+    """The tokens under the distribution that `loss` is about: the sampled one, or that of temperature 1."""
+    if not is_untempered(loss):
+        return tokens
+    return replace(tokens, logp_BT=tokens.untempered_logp_BT, entropy_BT=tokens.untempered_entropy_BT)
 
 
 def kl(tokens: TokenBatch, config: KLLoss) -> Tensor:

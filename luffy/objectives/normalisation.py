@@ -66,6 +66,8 @@ def token_weights(objective: StepObjective, batch: TrainBatch, sum_over_ranks: S
 
 def _counted(term: TermConfig, terms: Sequence[TermConfig], batch: TrainBatch) -> Tensor:
     """`(B, T)` bool: the tokens that a term's denominator counts."""
+    if term.normaliser.population == "all":
+        return batch.response_mask_BT
     joint = term.normaliser.population == "joint"
     members = [other for other in terms if other.is_policy_gradient] if joint else [term]
     gated = not term.normaliser.before_gate

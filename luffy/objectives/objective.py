@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from luffy.config.objective import EntropyLoss, TermConfig
+from luffy.config.objective import EntropyLoss, TermConfig, is_untempered
 from luffy.objectives.losses import TokenBatch, token_loss
 from luffy.objectives.modifiers import token_factor
 
@@ -27,6 +27,11 @@ class LossOutput:
 def needs_entropy_gradient(terms: Sequence[TermConfig]) -> bool:
     """Whether a term differentiates the entropy (otherwise it is only measured)."""
     return any(isinstance(term.loss, EntropyLoss) for term in terms)
+
+
+def needs_untempered(terms: Sequence[TermConfig]) -> bool:
+    """Whether a term sees the policy at temperature 1."""
+    return any(is_untempered(term.loss) for term in terms)
 
 
 def objective_loss(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: Tensor) -> LossOutput:

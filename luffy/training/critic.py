@@ -70,7 +70,7 @@ class Critic:
         causal_lm.train()
         causal_lm.to(device())  # type: ignore[arg-type]
         self.engine = start_engine(ValueModel(causal_lm), config.optimizer, execution, dtype)
-        self._step = ClippedStep(self.engine, config.optimizer.max_grad_norm)
+        self._step = ClippedStep(self.engine, config.optimizer)
         self._config = config
         self._execution = execution
 
@@ -85,7 +85,7 @@ class Critic:
         NumericalError when the loss or the gradient is not finite; the weights are then unchanged.
         """
         metrics = self.accumulate(batch, value_old_BT, return_BT)
-        return metrics | {"critic/grad_norm": self._step.take(lr), "critic/lr": lr}
+        return metrics | self._step.take(lr, "critic")
 
     def accumulate(self, batch: TrainBatch, value_old_BT: Tensor, return_BT: Tensor) -> dict[str, float]:
         """Add the gradient of a batch to the engine without stepping; returns the batch's metrics."""

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 
 import deepspeed
 import torch
@@ -63,7 +64,7 @@ def start_engine(
         # The head loops over chunks; as a leaf its weight is gathered once, however many chunks a rank has.
         # A critic has none.
         set_z3_leaf_modules(model, [LogProbHead], raise_if_not_found=False)
-    adamw = torch.optim.AdamW(
+    adamw = SkippableAdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=optimizer.lr,
         weight_decay=optimizer.weight_decay,
@@ -76,35 +77,65 @@ def start_engine(
     return engine
 
 
+class SkippableAdamW(torch.optim.AdamW):
+    """AdamW that leaves weights and moments alone where `skips` says so.
+
+    A subclass because DeepSpeed clips and calls `step` in one go: the norm is known only in between.
+    """
+
+    skips: Callable[[], bool] | None = None
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update, or none."""
+        return None if self.skips is not None and self.skips() else super().step(closure)
+
+
 class ClippedStep:
     """The optimizer step of an engine: the gradient clipped at any ZeRO stage, and its norm before that.
 
-    To be made together with the engine: at stage 0, where DeepSpeed tells no norm, it puts itself before each step.
+    To be made together with the engine: at stage 0, where DeepSpeed reports no norm, it hooks itself before each step.
     """
 
-    def __init__(self, engine: deepspeed.DeepSpeedEngine, max_grad_norm: float) -> None:
+    def __init__(self, engine: deepspeed.DeepSpeedEngine, config: OptimizerConfig) -> None:
         self._engine = engine
-        self._max_grad_norm = max_grad_norm
+        self._config = config
         self._grad_norm = math.nan
         self._clips = engine.zero_optimization_stage() == 0
         if self._clips:
             engine.optimizer.register_step_pre_hook(self._clip)
+        if config.skip_grad_norm is not None:
+            adamw = engine.optimizer if self._clips else engine.optimizer.optimizer
+            assert isinstance(adamw, SkippableAdamW)
+            adamw.skips = self._is_too_large
 
-    def take(self, lr: float) -> float:
-        """Step at the rate `lr` with the gradient gathered so far; returns its norm before clipping, over all ranks.
+    def take(self, lr: float, model: str) -> dict[str, float]:
+        """Step at the rate `lr` with the accumulated gradient; returns its metrics, under the name of the model.
 
-        Raises NumericalError when the norm is not finite; the weights are then unchanged.
+        `grad_norm` is the norm before clipping, over all ranks; `skipped_update` is 1 where it was above
+        `skip_grad_norm`, so that weights and moments stayed. Raises NumericalError when the norm is not finite; the
+        weights are then unchanged.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()
-        norm = self._grad_norm if self._clips else float(self._engine.get_global_grad_norm())
+        norm = self._norm()
         check_finite("gradient norm", norm)  # ZeRO 1 to 3 skip such a step without a word
-        return norm
+        metrics = {f"{model}/grad_norm": norm, f"{model}/lr": lr}
+        if self._config.skip_grad_norm is not None:
+            metrics[f"{model}/skipped_update"] = float(self._is_too_large())
+        return metrics
+
+    def _norm(self) -> float:
+        # DeepSpeed's optimizer knows the norm from its clipping on, the engine only after the step.
+        return self._grad_norm if self._clips else float(self._engine.optimizer._global_grad_norm)
+
+    def _is_too_large(self) -> bool:
+        assert self._config.skip_grad_norm is not None
+        return self._norm() > self._config.skip_grad_norm
 
     def _clip(self, *_: object) -> None:
         parameters = self._engine.module.parameters()
-        self._grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm))
+        self._grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm))
         check_finite("gradient norm", self._grad_norm)
 
 

@@ -128,8 +128,8 @@ class Learner:
         last_update = self._rl.updates_per_step - 1
         lr = config.lr_scale * self._lr(step, last_update)
         metrics = self.policy.update(batch, self._objective_at(config.terms, step), lr)
-        kept = {name: metrics[f"actor/{name}"] for name in ("loss", "grad_norm", "lr")}
-        return {f"actor/interleaved_{name}": value for name, value in kept.items()}
+        kept = [name for name in ("loss", "grad_norm", "lr", "skipped_update") if f"actor/{name}" in metrics]
+        return {f"actor/interleaved_{name}": metrics[f"actor/{name}"] for name in kept}
 
     def state(self) -> Mapping[str, float]:
         """What a checkpoint must hold beside the engines."""

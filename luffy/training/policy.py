@@ -18,7 +18,7 @@ from luffy.config.training import OptimizerConfig
 from luffy.errors import ConfigError, DataError
 from luffy.objectives.losses import TokenBatch
 from luffy.objectives.normalisation import token_weights
-from luffy.objectives.objective import needs_entropy_gradient, objective_loss
+from luffy.objectives.objective import needs_entropy_gradient, needs_untempered, objective_loss
 from luffy.objectives.step import StepObjective
 from luffy.training.batching import MicroBatch
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
@@ -38,7 +38,7 @@ class Policy:
     """A causal language model that learns from `TrainBatch`es by a list of objective terms.
 
     Its logits are divided by `temperature`, that of the rollouts, so that its log-probabilities are those of the
-    distribution that was sampled from.
+    distribution that was sampled from. Terms that learn from demonstrations see it at temperature 1.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class Policy:
         refuse_processed_logits(causal_lm)
         model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens)
         self.engine = start_engine(model, optimizer, execution, dtype)
+        self._temperature = temperature
         self._execution = execution
-        self._step = ClippedStep(self.engine, optimizer.max_grad_norm)
+        self._step = ClippedStep(self.engine, optimizer)
 
     @property
     def causal_lm(self) -> PreTrainedModel:
@@ -78,17 +79,17 @@ class Policy:
         Raises NumericalError when the loss or the gradient is not finite; the weights are then unchanged.
         """
         metrics = self.accumulate(batch, objective)
-        return metrics | {"actor/grad_norm": self._step.take(lr), "actor/lr": lr}
+        return metrics | self._step.take(lr, "actor")
 
     def accumulate(self, batch: TrainBatch, objective: StepObjective) -> dict[str, float]:
         """Add the gradient of a batch to the engine without stepping; returns the batch's metrics."""
         weight_KBT = token_weights(objective, batch, sum_over_ranks)
         entropy_gradient = needs_entropy_gradient(objective.terms)
+        untempered = self._temperature != 1.0 and needs_untempered(objective.terms)
         metrics = UpdateMetrics(objective.terms)
         for micro in micro_batches(batch, weight_KBT, self._execution):
-            logp_BT, entropy_BT = self._forward(micro, entropy_gradient)
-            tokens = _token_batch(micro, logp_BT, entropy_BT)
-            output = objective_loss(objective.terms, tokens, micro.weight_KBT.to(logp_BT.device))
+            tokens = _token_batch(micro, self._forward(micro, entropy_gradient, untempered))
+            output = objective_loss(objective.terms, tokens, micro.weight_KBT.to(tokens.logp_BT.device))
             # DeepSpeed averages gradients over ranks; the weights already divide by the total over all of them.
             self.engine.backward(output.loss * self.engine.world_size)
             if micro.counted:
@@ -136,16 +137,20 @@ class Policy:
         module = self.engine.module
         return score(module, lambda micro: self._forward(micro, False)[which], batch, self._execution)
 
-    def _forward(self, micro: MicroBatch, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-        return self.engine(*model_inputs(micro), entropy_gradient)
+    def _forward(self, micro: MicroBatch, entropy_gradient: bool, untempered: bool = False) -> tuple[Tensor, ...]:
+        return self.engine(*model_inputs(micro), entropy_gradient, untempered)
 
 
-def _token_batch(micro: MicroBatch, logp_BT: Tensor, entropy_BT: Tensor) -> TokenBatch:
+def _token_batch(micro: MicroBatch, scores: tuple[Tensor, ...]) -> TokenBatch:
+    """The micro-batch as losses see it; `scores` is what `PolicyModel` returns."""
+    (logp_BT, entropy_BT), (untempered_logp_BT, untempered_entropy_BT) = scores[:2], scores[-2:]
     where = logp_BT.device
     logp_old_BT = micro.batch.logp_old_BT.to(where)
     return TokenBatch(
         logp_BT=logp_BT,
         entropy_BT=entropy_BT,
+        untempered_logp_BT=untempered_logp_BT,
+        untempered_entropy_BT=untempered_entropy_BT,
         # With one update a phase the weights have not moved since it began: the policy stands in for itself.
         logp_old_BT=torch.where(logp_old_BT.isnan(), logp_BT.detach(), logp_old_BT),
         logp_behavior_BT=micro.batch.logp_behavior_BT.to(where),

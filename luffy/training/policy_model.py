@@ -25,26 +25,40 @@ class LogProbHead(nn.Module):
         self.temperature = temperature
         self.chunk_tokens = chunk_tokens
 
-    def forward(self, hidden_NH: Tensor, target_N: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-        """`(N,)` log-probabilities of `target_N` and `(N,)` entropies (nats), float32, at the head's temperature."""
+    def forward(
+        self, hidden_NH: Tensor, target_N: Tensor, entropy_gradient: bool, untempered: bool = False
+    ) -> tuple[Tensor, ...]:
+        """`(N,)` log-probabilities of `target_N` and `(N,)` entropies (nats), float32, at the head's temperature.
+
+        With `untempered`, those at temperature 1 follow, from the same logits.
+        """
+        temperatures = (self.temperature, 1.0) if untempered else (self.temperature,)
         parts = [
-            checkpoint(self._chunk, hidden, target, entropy_gradient, use_reentrant=False)
+            checkpoint(self._chunk, hidden, target, temperatures, entropy_gradient, use_reentrant=False)
             if torch.is_grad_enabled()
-            else self._chunk(hidden, target, entropy_gradient)
+            else self._chunk(hidden, target, temperatures, entropy_gradient)
             for hidden, target in zip(
                 hidden_NH.split(self.chunk_tokens), target_N.split(self.chunk_tokens), strict=True
             )
         ]
-        logps, entropies = zip(*parts, strict=True)
-        return torch.cat(logps), torch.cat(entropies)
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
-    def _chunk(self, hidden_NH: Tensor, target_N: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-        logits_NV = F.linear(hidden_NH, self.linear.weight, self.linear.bias).float() / self.temperature
-        logp_NV = torch.log_softmax(logits_NV, dim=-1)
-        logp_N = logp_NV.gather(-1, target_N.unsqueeze(-1)).squeeze(-1)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropy_N = -(logp_NV.exp() * logp_NV).sum(dim=-1)
-        return logp_N, entropy_N
+    def _chunk(
+        self, hidden_NH: Tensor, target_N: Tensor, temperatures: tuple[float, ...], entropy_gradient: bool
+    ) -> tuple[Tensor, ...]:
+        logits_NV = F.linear(hidden_NH, self.linear.weight, self.linear.bias).float()
+        found: list[Tensor] = []
+        for temperature in temperatures:
+            found += _score(logits_NV / temperature, target_N, entropy_gradient)
+        return tuple(found)
+
+
+def _score(logits_NV: Tensor, target_N: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    logp_NV = torch.log_softmax(logits_NV, dim=-1)
+    logp_N = logp_NV.gather(-1, target_N.unsqueeze(-1)).squeeze(-1)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropy_N = -(logp_NV.exp() * logp_NV).sum(dim=-1)
+    return logp_N, entropy_N
 
 
 class PolicyModel(nn.Module):
@@ -71,8 +85,9 @@ class PolicyModel(nn.Module):
         position_ids_BT: Tensor,
         response_mask_BT: Tensor,
         entropy_gradient: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """`(B, T)` log-probabilities and entropies at response tokens, 0 elsewhere.
+        untempered: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """`(B, T)` log-probabilities and entropies at response tokens, 0 elsewhere; see `LogProbHead.forward`.
 
         Packed rows pass `attention_mask_BT=None` with positions that restart at every sequence. `use_cache` must be
         off: with it on, packed sequences see each other.
@@ -81,10 +96,10 @@ class PolicyModel(nn.Module):
             input_ids=input_ids_BT, attention_mask=attention_mask_BT, position_ids=position_ids_BT, use_cache=False
         ).last_hidden_state
         predicted_BT = response_mask_BT[:, 1:]
-        logp_N, entropy_N = self.head(
-            hidden_BTH[:, :-1][predicted_BT], input_ids_BT[:, 1:][predicted_BT], entropy_gradient
+        found = self.head(
+            hidden_BTH[:, :-1][predicted_BT], input_ids_BT[:, 1:][predicted_BT], entropy_gradient, untempered
         )
-        return scatter(logp_N, response_mask_BT), scatter(entropy_N, response_mask_BT)
+        return tuple(scatter(value_N, response_mask_BT) for value_N in found)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from luffy.config.objective import TermConfig
 from luffy.objectives.inspection import limited, logp_gradients
-from luffy.objectives.losses import TokenBatch
+from luffy.objectives.losses import TokenBatch, at_temperature
 from luffy.objectives.normalisation import passes, select
 from luffy.objectives.objective import LossOutput
 from luffy.objectives.ranks import SumOverRanks
@@ -91,7 +91,7 @@ class UpdateMetrics:
         if term.gate is not None:
             shut_BT, own_BT = ~passes(batch, term.gate), select(batch, term.select)
             self._mean(f"actor/{term.name}_gated_fraction", shut_BT, own_BT)
-        self._mean(f"actor/{term.name}_entropy", tokens.entropy_BT, selected_BT)
+        self._mean(f"actor/{term.name}_entropy", at_temperature(tokens, term.loss).entropy_BT, selected_BT)
         if not term.is_policy_gradient:
             return
         limited_BT = limited(tokens, term, selected_BT)

@@ -286,26 +286,32 @@ def reference_rows(
 
 
 @functools.cache
-def reference_step(case: str, model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def reference_step(
+    case: str, model: PreTrainedModel, temperature: float = 1.0
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Gradients and parameters after one AdamW step, in float64 on the whole batch; kept for the next split."""
     model64 = copy.deepcopy(model).double()
-    gradients = reference_gradients(case, model64, model, reference_of(case))
+    gradients = reference_gradients(case, model64, model, reference_of(case), temperature)
     adamw_step(model64, reference_optimizer(model64))
     return gradients, {name: parameter.detach() for name, parameter in model64.named_parameters()}
 
 
 def reference_gradients(
-    case: str, model64: torch.nn.Module, model: PreTrainedModel, loss: Callable[[Sequence[Evaluated]], Tensor]
+    case: str,
+    model64: torch.nn.Module,
+    model: PreTrainedModel,
+    loss: Callable[[Sequence[Evaluated]], Tensor],
+    temperature: float = 1.0,
 ) -> dict[str, Tensor]:
-    """Of `loss` on the rows of a case, left in `model64`, too; `model` is what the noise was added to."""
-    loss([forward(model64, row) for row in _written(case, model)]).backward()
+    """Gradients of `loss` on the rows of a case, also left in `model64`; `model` is what the noise was added to."""
+    loss([forward(model64, row, temperature) for row in _written(case, model)]).backward()
     return {name: parameter.grad.clone() for name, parameter in model64.named_parameters()}
 
 
 @functools.cache
-def reference_loss(case: str, model: PreTrainedModel) -> float:
+def reference_loss(case: str, model: PreTrainedModel, temperature: float = 1.0) -> float:
     model64 = copy.deepcopy(model).double()
-    return float(reference_of(case)([forward(model64, row) for row in _written(case, model)]))
+    return float(reference_of(case)([forward(model64, row, temperature) for row in _written(case, model)]))
 
 
 def _written(case: str, model: PreTrainedModel) -> list[ReferenceRow]:

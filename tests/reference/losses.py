@@ -31,23 +31,26 @@ def clipped(r: Evaluated, low: float = 0.2, high: float = 0.2) -> Tensor:
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
 
 
-def _dual_clip(r: Evaluated, bound: float) -> Tensor:
+def dual_clip(r: Evaluated, bound: float = 3.0) -> Tensor:
     """arXiv 1912.09729 eq. 5: where A < 0 the loss is at most -bound A."""
     loss = clipped(r)
     return torch.where(r.row.advantage < 0, torch.minimum(loss, -bound * r.row.advantage), loss)
 
 
 def _nll(r: Evaluated) -> Tensor:
-    return -r.logp
-
-
-def _rho(r: Evaluated) -> Tensor:
-    """pi_theta / pi_phi, pi_phi = 1 where the author is unknown."""
-    return (r.logp - torch.where(r.row.logp_sampler.isnan(), 0.0, r.row.logp_sampler)).exp()
+    """Supervised learning is about the model's own distribution, at temperature 1."""
+    return -r.untempered_logp
 
 
 def _luffy_shape(r: Evaluated) -> Tensor:
-    rho = _rho(r)
+    """pi_phi = 1, whatever is recorded."""
+    p = r.logp.exp()
+    return -r.row.advantage * p / (p + 0.1)
+
+
+def _recorded_shape(r: Evaluated) -> Tensor:
+    """Replayed rows: the ratio to the policy that sampled them."""
+    rho = (r.logp - r.row.logp_sampler).exp()
     return -r.row.advantage * rho / (rho + 0.1)
 
 
@@ -88,12 +91,12 @@ def sft(rows: Rows) -> Tensor:
 
 def dft(rows: Rows) -> Tensor:
     """arXiv 2508.05629: each token's cross entropy times its probability, without gradient."""
-    return mean(_given(rows, lambda r: -r.logp.exp().detach() * r.logp))
+    return mean(_given(rows, lambda r: -r.untempered_logp.exp().detach() * r.untempered_logp))
 
 
 def relift_sft(rows: Rows) -> Tensor:
     """arXiv 2506.07527, its supervised step: cross entropy - 1e-4 entropy."""
-    return mean(_given(rows, _nll)) - 1e-4 * mean(_given(rows, lambda r: r.entropy))
+    return mean(_given(rows, _nll)) - 1e-4 * mean(_given(rows, lambda r: r.untempered_entropy))
 
 
 # ---- on-policy ----
@@ -175,7 +178,7 @@ def mixed(off_policy: Callable[[Evaluated], Tensor]) -> Loss:
 
 
 def _unshaped(r: Evaluated) -> Tensor:
-    return -r.row.advantage * _rho(r)
+    return -r.row.advantage * r.logp.exp()
 
 
 def _multiple_importance(r: Evaluated) -> Tensor:
@@ -194,7 +197,7 @@ def chord(mu: float, weight: Callable[[Tensor], Tensor]) -> Loss:
     """arXiv 2508.11408: (1 - mu) GRPO + mu SFT, tokens of the latter weighted without gradient."""
 
     def loss(rows: Rows) -> Tensor:
-        weighted = _given(rows, lambda r: -weight(r.logp.detach().exp()) * r.logp)
+        weighted = _given(rows, lambda r: -weight(r.untempered_logp.detach().exp()) * r.untempered_logp)
         return (1 - mu) * mean(_own(rows, clipped)) + mu * mean(weighted)
 
     return loss
@@ -208,7 +211,7 @@ def hpt(rows: Rows) -> Tensor:
         if _group_accuracy(rows, r.row.group) > 0:
             rl.append(_surrogate(r)[r.own])
         else:
-            supervised.append(-r.logp[r.given])
+            supervised.append(_nll(r)[r.given])
     return total(rl) / sum(int(r.own.sum()) for r in rows) + mean(supervised) + _entropy_bonus(rows)
 
 
@@ -219,32 +222,41 @@ def superrl(rows: Rows) -> Tensor:
         if _group_accuracy(rows, r.row.group) > 0:
             rl.append(clipped(r)[r.own])
         else:
-            supervised.append(-r.logp[r.given])
+            supervised.append(_nll(r)[r.given])
     return total(rl) / sum(int(r.own.sum()) for r in rows) + total(supervised) / sum(int(r.given.sum()) for r in rows)
 
 
 def srft(rows: Rows) -> Tensor:
-    """arXiv 2506.19767: demonstrations by SFT (0.5 e^-H) and by RL, rollouts by rewards +1 (0.1 e^H) and -1."""
-    demonstrations = [r for r in rows if not r.row.is_rollout]
-    rollouts = [r for r in rows if r.row.is_rollout]
-    supervised = mean([-(-r.entropy.detach().mean()).exp() * r.logp for r in demonstrations])
-    right = [-r.entropy.detach().mean().exp() * r.logp for r in rollouts if r.row.reward == 1]
-    wrong = [r.logp for r in rollouts if r.row.reward != 1]
-    num_own = sum(len(r.logp) for r in rollouts)
-    by_outcome = 0.1 * total(right) / num_own + total(wrong) / num_own
-    return 0.5 * supervised + mean([_luffy_shape(r) for r in demonstrations]) + by_outcome
+    """arXiv 2506.19767: demonstrations by SFT (0.5 e^-H) and by A p, rollouts by rewards +1 (0.1 e^H) and -1.
 
-
-def prefix_rft(rows: Rows) -> Tensor:
-    """arXiv 2507.01679: dual-clip PPO on what the policy wrote; on each prefix the fifth of highest entropy, unclipped;
-    sums over a constant."""
+    Log-probabilities of sequences are summed over their tokens, and averaged over all sequences.
+    """
     per_row = []
     for r in rows:
-        own = _dual_clip(r, bound=3.0)[r.own].sum()
-        prefix, entropy = _surrogate(r)[r.given], r.entropy[r.given].tolist()
-        uncertain = by_entropy(entropy)[: -(-len(entropy) // 5)]
-        per_row.append((own + prefix[uncertain].sum()) / LENGTH_LIMIT)
+        if not r.row.is_rollout:
+            trust = 0.5 * (-r.untempered_entropy.detach().mean()).exp()
+            loss = (-r.row.advantage * r.logp.exp()).sum() - trust * r.untempered_logp.sum()
+        elif r.row.reward == 1:
+            loss = -0.1 * r.entropy.detach().mean().exp() * r.logp.sum()
+        else:
+            loss = r.logp.sum()
+        per_row.append(loss / LENGTH_LIMIT)
     return torch.stack(per_row).mean()
+
+
+def prefix_rft(on_prefix: Callable[[Evaluated], Tensor]) -> Loss:
+    """arXiv 2507.01679: dual-clip PPO on what the policy wrote; `on_prefix` on the fifth of each prefix with the highest
+    entropy; sums over a constant."""
+
+    def loss(rows: Rows) -> Tensor:
+        per_row = []
+        for r in rows:
+            prefix, entropy = on_prefix(r)[r.given], r.entropy[r.given].tolist()
+            uncertain = by_entropy(entropy)[: -(-len(entropy) // 5)]
+            per_row.append((dual_clip(r)[r.own].sum() + prefix[uncertain].sum()) / LENGTH_LIMIT)
+        return torch.stack(per_row).mean()
+
+    return loss
 
 
 def uft(rows: Rows) -> Tensor:
@@ -276,13 +288,13 @@ REFERENCES: dict[str, Reference] = {
     "luffy_no_shaping": Reference("demonstrations", estimators.centred, mixed(_unshaped)),
     "luffy_prefix": Reference("guided", estimators.centred, mixed(_luffy_shape)),
     "rl_plus": Reference("demonstrations", estimators.centred, mixed(_multiple_importance)),
-    "exgrpo": Reference("replayed", estimators.centred, mixed(_luffy_shape)),
+    "exgrpo": Reference("replayed", estimators.centred, mixed(_recorded_shape)),
     "rl_sft_loss": Reference("demonstrations", estimators.centred_rollouts, rl_sft_loss),
     "chord": Reference("demonstrations", estimators.standardised_rollouts, chord(0.1, lambda p: p * (1 - p))),
     "hpt": Reference("where_failing", estimators.centred_rollouts, hpt),
     "superrl": Reference("demonstrations", estimators.standardised_rollouts, superrl),
-    "srft": Reference("demonstrations", estimators.centred, srft),
-    "prefix_rft": Reference("guided", estimators.centred, prefix_rft),
+    "srft": Reference("demonstrations", estimators.standardised, srft),
+    "prefix_rft": Reference("guided", estimators.centred, prefix_rft(_surrogate)),
     "uft": Reference("all_guided", estimators.standardised, uft),
 }
 """By the name of the preset; `relift_sft` is the supervised half of `relift`."""

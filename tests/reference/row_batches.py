@@ -54,10 +54,13 @@ def row_batch(rows: Sequence[Row], advantage: float = 1.0) -> TrainBatch:
 
 
 def tokens_of(batch: TrainBatch, logp_BT: Tensor, entropy_BT: Tensor | None = None) -> TokenBatch:
-    """What the losses see of a batch under the given log-probabilities."""
+    """What the losses see of a batch under the given log-probabilities, at temperature 1."""
+    entropy_BT = torch.ones_like(logp_BT) if entropy_BT is None else entropy_BT
     return TokenBatch(
         logp_BT=logp_BT,
-        entropy_BT=torch.ones_like(logp_BT) if entropy_BT is None else entropy_BT,
+        entropy_BT=entropy_BT,
+        untempered_logp_BT=logp_BT,
+        untempered_entropy_BT=entropy_BT,
         logp_old_BT=batch.logp_old_BT,
         logp_behavior_BT=batch.logp_behavior_BT,
         logp_ref_BT=batch.logp_ref_BT,

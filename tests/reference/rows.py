@@ -55,7 +55,11 @@ class Evaluated:
 
     row: ReferenceRow
     logp: Tensor
+    """At the temperature of the rollouts, as is `entropy`."""
     entropy: Tensor
+    untempered_logp: Tensor
+    """At temperature 1, as is `untempered_entropy`: what supervised learning is about."""
+    untempered_entropy: Tensor
 
     @property
     def given(self) -> Tensor:
@@ -81,18 +85,26 @@ class Reference:
         return self.loss(rows)
 
 
-def evaluate(model: nn.Module, text: Text) -> tuple[Tensor, Tensor]:
+def evaluate(model: nn.Module, text: Text, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy at each token of the response."""
+    return _scores(_logits(model, text), text, temperature)
+
+
+def forward(model: nn.Module, row: ReferenceRow, temperature: float = 1.0) -> Evaluated:
+    """A row under a policy whose rollouts are sampled at `temperature`."""
+    logits = _logits(model, row)
+    return Evaluated(row, *_scores(logits, row, temperature), *_scores(logits, row, 1.0))
+
+
+def _logits(model: nn.Module, text: Text) -> Tensor:
     ids = torch.tensor([[*text.prompt_ids, *text.response_ids]])
-    logits = model(input_ids=ids, use_cache=False).logits[0].double()
-    start = len(text.prompt_ids)
-    logp_all = torch.log_softmax(logits[start - 1 : -1], dim=-1)
+    return model(input_ids=ids, use_cache=False).logits[0].double()[len(text.prompt_ids) - 1 : -1]
+
+
+def _scores(logits: Tensor, text: Text, temperature: float) -> tuple[Tensor, Tensor]:
+    logp_all = torch.log_softmax(logits / temperature, dim=-1)
     logp = logp_all[torch.arange(len(text.response_ids)), torch.tensor(text.response_ids)]
     return logp, -(logp_all.exp() * logp_all).sum(-1)
-
-
-def forward(model: nn.Module, row: ReferenceRow) -> Evaluated:
-    return Evaluated(row, *evaluate(model, row))
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -90,10 +90,12 @@ def packed(parts: Sequence[Tokens], dtype: torch.dtype = torch.float64) -> Token
         return torch.tensor(np.concatenate([getattr(part, name) for part in parts])).to(dtype).unsqueeze(0)
 
     owner = list(itertools.chain.from_iterable([7 + 3 * i] * len(part) for i, part in enumerate(parts)))
-    logp_BT = row("logp_T").requires_grad_()
+    logp_BT, entropy_BT = row("logp_T").requires_grad_(), row("entropy_T").requires_grad_()
     return TokenBatch(
         logp_BT=logp_BT,
-        entropy_BT=row("entropy_T").requires_grad_(),
+        entropy_BT=entropy_BT,
+        untempered_logp_BT=logp_BT,
+        untempered_entropy_BT=entropy_BT,
         logp_old_BT=row("logp_old_T"),
         logp_behavior_BT=row("logp_mu_T"),
         logp_ref_BT=row("logp_ref_T"),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from reference import estimators
-from reference.losses import Rows, by_entropy, chord, clipped, ratio_to_old
+from reference.losses import Rows, by_entropy, chord, clipped, dual_clip, prefix_rft, ratio_to_old
 from reference.rows import Evaluated, Reference, mean, total
 
 STEP, TOTAL_STEPS = 3, 10
@@ -145,7 +145,8 @@ terms:
     normaliser: {mode: sequence, population: joint}
   - name: power
     select: off_policy
-    loss: {kind: shaped_surrogate, shaping: {kind: power, exponent: 0.5}, min_weight: 0.2, max_weight: 0.3}
+    loss:
+      {kind: shaped_surrogate, shaping: {kind: power, exponent: 0.5}, behavior: recorded, min_weight: 0.2, max_weight: 0.3}
     coefficient: {kind: linear, start: 1.0, end: 0.0, levels: 10}
     normaliser: {mode: sequence, population: joint}
   - name: logs
@@ -155,7 +156,7 @@ terms:
     normaliser: {mode: sequence, population: joint}
   - name: both
     select: off_policy
-    loss: {kind: shaped_surrogate, shaping: {kind: linear_log, weight: 0.1}}
+    loss: {kind: shaped_surrogate, shaping: {kind: linear_log, weight: 0.1}, behavior: recorded}
     coefficient: 0.2
     normaliser: {mode: sequence, population: joint}
   - name: entropy
@@ -177,6 +178,54 @@ def shaped_otherwise(rows: Rows) -> Tensor:
     return torch.stack(per_row).mean() - ADAPTIVE["entropy"] * mean([r.entropy for r in rows])
 
 
+# The other temperatures: SFT at the rollouts', as descendants of verl compute it, and an entropy bonus at 1.
+OTHER_TEMPERATURES = """
+group: {size: 4, off_policy: 1}
+advantage: {kind: group_mean, population: on_policy, scale_by_std: false}
+terms:
+  - name: on_policy
+    select: on_policy
+    loss: {kind: surrogate}
+    normaliser: {mode: token, population: joint}
+  - name: sft
+    select: off_policy
+    loss: {kind: nll, token_weight: p_one_minus_p, temperature: rollout}
+    normaliser: {mode: token, population: all}
+  - name: entropy
+    select: response
+    loss: {kind: entropy, temperature: one}
+    coefficient: 0.02
+    normaliser: {mode: sequence, population: all}
+"""
+
+
+def other_temperatures(rows: Rows) -> Tensor:
+    """The SFT term counts all response tokens in its denominator."""
+    num_tokens = sum(len(r.logp) for r in rows)
+    p_one_minus_p = [(r.logp.detach().exp() * (1 - r.logp.detach().exp())) for r in rows]
+    sft = total([(-w * r.logp)[r.given] for w, r in zip(p_one_minus_p, rows, strict=True)]) / num_tokens
+    bonus = torch.stack([r.untempered_entropy.mean() for r in rows]).mean()
+    surrogate = mean([(-r.row.advantage * ratio_to_old(r))[r.own] for r in rows])
+    return surrogate + sft - 0.02 * bonus
+
+
+# Prefix-RFT (arXiv 2507.01679) with the clip on the prefix, too.
+CLIPPED_PREFIX = """
+group: {size: 4, off_policy: 1, prefix: {length: {kind: evenly_spaced}}}
+advantage: {kind: group_mean, population: joint, scale_by_std: false}
+terms:
+  - name: on_policy
+    select: on_policy
+    loss: {kind: clipped_surrogate, clip_low: 0.2, clip_high: 0.2, dual_clip: 3.0}
+    normaliser: {mode: constant, population: joint}
+  - name: prefix
+    select: off_policy
+    loss: {kind: clipped_surrogate, clip_low: 0.2, clip_high: 0.2, dual_clip: 3.0}
+    top_entropy_share: 0.2
+    normaliser: {mode: constant, population: joint}
+"""
+
+
 def _one(p: Tensor) -> Tensor:
     return torch.ones_like(p)
 
@@ -189,5 +238,10 @@ VARIANTS: dict[str, tuple[str, Reference]] = {
     "masked_sequences": (MASKED_SEQUENCES, Reference("rollouts", estimators.centred, masked_sequences)),
     "total_variation": (TOTAL_VARIATION, Reference("rollouts", estimators.centred, total_variation)),
     "shaped_otherwise": (SHAPED_OTHERWISE, Reference("guided", _SCALED, shaped_otherwise)),
+    "other_temperatures": (
+        OTHER_TEMPERATURES,
+        Reference("demonstrations", estimators.centred_rollouts, other_temperatures),
+    ),
+    "clipped_prefix": (CLIPPED_PREFIX, Reference("guided", estimators.centred, prefix_rft(dual_clip))),
 }
 """`rl` objectives in YAML, and what they are held against."""

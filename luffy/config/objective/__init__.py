@@ -43,8 +43,10 @@ from luffy.config.objective.losses import (
     SequenceSurrogateLoss,
     ShapedSurrogateLoss,
     SurrogateLoss,
+    Temperature,
     TokenWeight,
     TotalVariationMaskedLoss,
+    is_untempered,
 )
 from luffy.config.objective.objective import InterleavedSFTConfig, ObjectiveConfig, SupervisedObjectiveConfig
 from luffy.config.objective.schedule import (
@@ -133,6 +135,7 @@ __all__ = [
     "ShapingConfig",
     "SupervisedObjectiveConfig",
     "SurrogateLoss",
+    "Temperature",
     "TermConfig",
     "TokenWeight",
     "TotalVariationMaskedLoss",
@@ -142,4 +145,5 @@ __all__ = [
     "check_terms",
     "constant",
     "depends_on_length",
+    "is_untempered",
 ]

@@ -94,13 +94,13 @@ class TotalVariationMaskedLoss(StrictModel):
 
 
 class ShapedSurrogateLoss(StrictModel):
-    """Off-policy surrogate with policy shaping: -A f(rho), rho = pi_theta / pi_phi, pi_phi = 1 where unknown."""
+    """Off-policy surrogate with policy shaping (LUFFY, arXiv 2504.14945, eq. 6): -A f(rho), rho = pi_theta / pi_phi."""
 
     kind: Literal["shaped_surrogate"]
     shaping: ShapingConfig
-    behavior: Literal["recorded", "one"] = "recorded"
-    """pi_phi: `recorded` takes the author's log-probabilities where the data has them (replayed rows always do); `one`
-    sets it to 1 everywhere, as the LUFFY paper trains."""
+    behavior: Literal["recorded", "one"] = "one"
+    """pi_phi. `one`: 1 everywhere, as the LUFFY paper trains, whatever the data holds. `recorded`: by the data's
+    log-probabilities, 1 where there are none; replayed rows always have theirs."""
     min_weight: float | None = None
     """Lower clamp of f(rho); a token below it has no gradient."""
     max_weight: float | None = None
@@ -147,6 +147,10 @@ class MultipleImportanceLoss(StrictModel):
         return f"-A (1 - sg(p))^{self.exploration_exponent:g} 2 p / (pi_old + (pi_old + 1) / 2)"
 
 
+Temperature = Literal["one", "rollout"]
+"""At which temperature a loss sees the policy: 1, the model's own distribution, or `rl.temperature`, the distribution
+that rollouts are sampled from. Equal where `rl.temperature` is 1."""
+
 TokenWeight = Literal["one", "probability", "p_one_minus_p", "exp_entropy", "exp_minus_entropy"]
 _WEIGHT_FORMULAS: dict[TokenWeight, str] = {
     "one": "",
@@ -158,24 +162,32 @@ _WEIGHT_FORMULAS: dict[TokenWeight, str] = {
 
 
 class NegativeLogLikelihoodLoss(StrictModel):
-    """-w logp: supervised learning; the weight w has no gradient."""
+    """-w log p: supervised learning; the weight w has no gradient."""
 
     kind: Literal["nll"]
+    temperature: Temperature = "one"
+    """Of p, and of H in the weights. `rollout` is for terms on rollouts, and for the implementations of verl's descent,
+    which compute one log-probability for all terms."""
     token_weight: TokenWeight = "one"  # noqa: S105 - a token of text
     """`probability`: DFT (arXiv 2508.05629); `p_one_minus_p`: CHORD-phi (2508.11408); `exp_entropy` and
     `exp_minus_entropy`: SRFT (2506.19767), H the mean entropy of the row's selected tokens."""
 
     def formula(self) -> str:
-        return f"-{_WEIGHT_FORMULAS[self.token_weight]}log p"
+        return f"-{_WEIGHT_FORMULAS[self.token_weight]}log p{_at(self.temperature)}"
 
 
 class EntropyLoss(StrictModel):
     """-H(pi_theta): a bonus for entropy."""
 
     kind: Literal["entropy"]
+    temperature: Temperature = "rollout"
 
     def formula(self) -> str:
-        return "-H"
+        return f"-H{_at(self.temperature)}"
+
+
+def _at(temperature: Temperature) -> str:
+    return ", at temperature 1" if temperature == "one" else ""
 
 
 _KL_FORMULAS = {"k1": "log p - log q", "k2": "(log p - log q)^2 / 2", "k3": "q / p - 1 - log(q / p)"}
@@ -206,5 +218,11 @@ PolicyGradientLoss = OnPolicySurrogate | OffPolicySurrogate
 """Losses that weigh a token by its advantage; together they share the joint denominator."""
 BehaviorLoss = AipoLoss | TotalVariationMaskedLoss
 """Losses whose ratio is against what drew the token: they correct for the sampler by themselves."""
+
+
+def is_untempered(loss: object) -> bool:
+    """Whether a loss sees the policy at temperature 1, whatever the rollouts' temperature is."""
+    return isinstance(loss, NegativeLogLikelihoodLoss | EntropyLoss) and loss.temperature == "one"
+
 
 LossConfig = Annotated[PolicyGradientLoss | AuxiliaryLoss, Field(discriminator="kind")]

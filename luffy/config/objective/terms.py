@@ -18,7 +18,7 @@ from luffy.config.strict import StrictModel
 
 Selector = Literal["on_policy", "off_policy", "response"]
 NormaliserMode = Literal["token", "sequence", "constant"]
-Population = Literal["joint", "own"]
+Population = Literal["joint", "own", "all"]
 _Accuracy = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -29,7 +29,8 @@ class NormaliserConfig(StrictModel):
     """`token`: number of tokens; `sequence`: mean over sequences of each one's token mean; `constant`: number of
     sequences x `rl.max_response_tokens` (Dr.GRPO)."""
     population: Population
-    """`joint`: the tokens of all policy-gradient terms together (LUFFY eq. 5); `own`: the term's own."""
+    """Whose tokens or sequences are counted. `joint`: those of all policy-gradient terms together (LUFFY eq. 5); `own`:
+    the term's; `all`: every response, so that terms of any kind share one denominator."""
     before_gate: bool = False
     """Count what the gate shuts out, too: a term then shrinks with the share of rows its gate lets through."""
 
@@ -136,7 +137,9 @@ class TermConfig(StrictModel):
     def _complaints(self) -> Sequence[str]:
         found = []
         if not self.is_policy_gradient and self.normaliser.population == "joint":
-            found.append("an auxiliary term counts its own rows; set population: own")
+            found.append("an auxiliary term has no part in the joint denominator; set population: own or all")
+        if self.normaliser.before_gate and self.normaliser.population == "all":
+            found.append("normaliser.before_gate has no effect with population: all, which counts every row; remove it")
         if self.normaliser.before_gate and self.gate is None and self.normaliser.population == "own":
             found.append("normaliser.before_gate has no effect without a gate; remove it")
         if isinstance(self.loss, OffPolicySurrogate) and self.select != "off_policy":

@@ -194,7 +194,10 @@ TERMS = [
         objective(terms=(term(correction="{kind: truncate, low: 0.5}"),)),
         "low has no effect with kind: truncate",
     ),
-    (mixed(ON, term("{kind: nll}", "off_policy")), "an auxiliary term counts its own rows; set population: own"),
+    (
+        mixed(ON, term("{kind: nll}", "off_policy")),
+        "an auxiliary term has no part in the joint denominator; set population: own or all",
+    ),
     (
         objective(terms=(term(normaliser=f"{OWN}, before_gate: true"),)),
         "normaliser.before_gate has no effect without a gate",

@@ -183,9 +183,12 @@ def _entropy(logits_LV: Tensor, batch: TrainBatch) -> Tensor:
 def _descend(toy: Toy, terms: Sequence[TermConfig], batch: TrainBatch, step: int, lr: float) -> None:
     objective = objective_at(terms, step, STEPS, max_response_tokens=len(toy.logits_LV))
     weight_KBT = token_weights(objective, batch, alone)
+    logp_BT, entropy_BT = _logp(toy.logits_LV, batch), _entropy(toy.logits_LV, batch)
     tokens = TokenBatch(
-        logp_BT=_logp(toy.logits_LV, batch),
-        entropy_BT=_entropy(toy.logits_LV, batch),
+        logp_BT=logp_BT,
+        entropy_BT=entropy_BT,
+        untempered_logp_BT=logp_BT,
+        untempered_entropy_BT=entropy_BT,
         logp_old_BT=batch.logp_old_BT,
         logp_behavior_BT=batch.logp_behavior_BT.double(),
         logp_ref_BT=batch.logp_ref_BT,

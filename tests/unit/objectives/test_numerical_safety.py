@@ -61,9 +61,12 @@ def _extreme_tokens(one_sequence: bool) -> TokenBatch:
     grid = list(itertools.product(LOGPS, LOGPS, (*LOGPS, NAN), (-2.6, 0.0, 2.6)))
     logp_BT, logp_old_BT, logp_mu_BT, advantage_BT = torch.tensor(grid, dtype=torch.float32).T.unsqueeze(1)
     numbers_BT = torch.arange(len(grid)).unsqueeze(0)
+    logp_BT, entropy_BT = logp_BT.contiguous().requires_grad_(), (numbers_BT % 3 * 6.0).requires_grad_()
     return TokenBatch(
-        logp_BT=logp_BT.contiguous().requires_grad_(),
-        entropy_BT=(numbers_BT % 3 * 6.0).requires_grad_(),
+        logp_BT=logp_BT,
+        entropy_BT=entropy_BT,
+        untempered_logp_BT=logp_BT,
+        untempered_entropy_BT=entropy_BT,
         logp_old_BT=logp_old_BT,
         logp_behavior_BT=logp_mu_BT,
         logp_ref_BT=logp_old_BT.flip(-1),

@@ -16,6 +16,8 @@ def _tokens(logp: torch.Tensor, advantage: float, logp_behavior: float = float("
     return TokenBatch(
         logp_BT=logp,
         entropy_BT=full,
+        untempered_logp_BT=logp,
+        untempered_entropy_BT=full,
         logp_old_BT=full,
         logp_behavior_BT=full * logp_behavior,
         logp_ref_BT=full,
@@ -28,7 +30,7 @@ def _tokens(logp: torch.Tensor, advantage: float, logp_behavior: float = float("
 def _gradient_coefficient(p: float, shaping: RationalShaping | IdentityShaping, teacher: float = float("nan")) -> float:
     """The coefficient on grad log pi: minus the derivative of the loss by logp, at advantage 1."""
     logp = torch.tensor([[p]], dtype=torch.float64).log().requires_grad_()
-    loss = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=shaping)
+    loss = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=shaping, behavior="recorded")
     token_loss(_tokens(logp, 1.0, teacher), loss).sum().backward()
     return -float(logp.grad)
 

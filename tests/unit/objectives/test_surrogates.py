@@ -215,20 +215,22 @@ def test_shaped_surrogate(
 def test_behavior_one_is_the_recorded_loss_of_an_unknown_author(case: Tokens) -> None:
     shaping = RationalShaping(kind="rational")
     ones = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=shaping, behavior="one")
-    recorded = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=shaping)
+    recorded = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=shaping, behavior="recorded")
     unknown = Tokens(**{**case.__dict__, "logp_mu_T": np.full(len(case), np.nan)})
     assert_same(evaluate(ones, case), evaluate(recorded, unknown))
 
 
 def test_shaped_surrogate_by_hand() -> None:
-    loss = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=RationalShaping(kind="rational", gamma=0.1))
+    shaping = RationalShaping(kind="rational", gamma=0.1)
+    loss = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=shaping, behavior="recorded")
     case = tokens([LOG(0.1), LOG(0.1)], mu=[math.nan, LOG(0.25)], advantage=0.875)  # rho 0.1 and 0.4
     found = evaluate(loss, case)
     assert_same(found, (np.array([-0.4375, -0.7]), np.array([-0.875 * 0.25, -0.875 * 0.16])))
 
 
 def test_a_clamped_weight_has_no_gradient() -> None:
-    loss = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=IdentityShaping(kind="identity"), max_weight=2.0)
+    identity = IdentityShaping(kind="identity")
+    loss = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=identity, behavior="recorded", max_weight=2.0)
     case = tokens([LOG(0.6), LOG(0.6)], mu=[LOG(0.2), LOG(0.5)], advantage=1.0)
     assert_same(evaluate(loss, case), (np.array([-2.0, -1.2]), np.array([0.0, -1.2])))
 

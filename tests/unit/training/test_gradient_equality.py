@@ -47,8 +47,8 @@ def _model() -> PreTrainedModel:
     return tiny_model()
 
 
-def _policy(**settings: object) -> Policy:
-    return Policy(copy.deepcopy(_model()), OPTIMIZER, execution(**settings), "float32")
+def _policy(temperature: float = 1.0, **settings: object) -> Policy:
+    return Policy(copy.deepcopy(_model()), OPTIMIZER, execution(**settings), "float32", temperature)
 
 
 def _names(policy: Policy) -> dict[str, torch.nn.Parameter]:
@@ -63,14 +63,19 @@ def test_every_shipped_method_has_a_reference() -> None:
     assert set(PRESETS) == {*available_presets("methods"), "relift_sft"}
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(
+    ("split", "temperature"),
+    [*((split, 1.0) for split in SPLITS), ("one_row_each", 0.7), ("packed_some_rows", 0.7)],
+)
 @pytest.mark.parametrize("case", CASES)
-def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(case: str, split: str) -> None:
-    expected_gradients, expected_parameters = reference_step(case, _model())
-    policy = _policy(**SPLITS[split])
+def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(
+    case: str, split: str, temperature: float
+) -> None:
+    expected_gradients, expected_parameters = reference_step(case, _model(), temperature)
+    policy = _policy(temperature, **SPLITS[split])
     metrics = policy.accumulate(make_batch(case, _model()), step_of(case))
     # Where a clip has stopped the gradient, the loss still shows its bound.
-    assert metrics["actor/loss"] == pytest.approx(reference_loss(case, _model()), rel=1e-5, abs=1e-6)
+    assert metrics["actor/loss"] == pytest.approx(reference_loss(case, _model(), temperature), rel=1e-5, abs=1e-6)
     assert relative_l2(_gradients(policy), expected_gradients) < TOLERANCE
     policy.engine.step()
     parameters = {name: parameter.detach() for name, parameter in _names(policy).items()}
