@@ -3,14 +3,14 @@
 import inspect
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAliasType, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import click
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from typer.testing import CliRunner
 
 from luffy.cli.main import app
 from luffy.config import ExperimentConfig
@@ -52,9 +52,7 @@ def reachable(model: type[BaseModel], seen: set[type[BaseModel]]) -> Iterator[ty
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     """The model classes inside a type annotation."""
-    if isinstance(annotation, TypeAliasType):
-        yield from models_in(annotation.__value__)
-    elif inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         yield annotation
     else:
         for part in get_args(annotation):
@@ -86,7 +84,9 @@ def written(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {written(part)}" for key, part in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(written, value)) + "]"
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if not isinstance(value, str) else value
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
 
 
 def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
@@ -96,8 +96,6 @@ def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
 
 
 def _bare_type(annotation: Any) -> str:
-    if isinstance(annotation, TypeAliasType):
-        return _bare_type(annotation.__value__)
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -115,13 +113,10 @@ def _bare_type(annotation: Any) -> str:
 
 
 def commands_page() -> str:
-    """Every command with its help, arguments and options."""
-    command = typer.main.get_command(app)
-    assert isinstance(command, click.Group)
-    text = "# Commands\n\nGenerated from `luffy --help`; `python -m luffy` is the same program.\n"
-    for name in command.list_commands(click.Context(command)):
-        child = command.get_command(click.Context(command), name)
-        assert child is not None
-        context = click.Context(child, info_name=f"luffy {name}", terminal_width=100, max_content_width=100)
-        text += f"\n## luffy {name}\n\n```text\n{click.Command.get_help(child, context)}\n```\n"
+    """What `luffy COMMAND --help` prints, for every command."""
+    text = "# Commands\n\nWhat `luffy COMMAND --help` prints; `python -m luffy` is the same program.\n"
+    for name in typer.main.get_command(app).commands:
+        shown = CliRunner().invoke(app, [name, "--help"], prog_name="luffy", env={"COLUMNS": "110", "NO_COLOR": "1"})
+        assert shown.exit_code == 0, shown.output
+        text += f"\n## luffy {name}\n\n```text\n{shown.output.strip()}\n```\n"
     return text
