@@ -1,0 +1,122 @@
+"""Pages of the site that are generated from the code: every configuration field and every command."""
+
+import inspect
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from typer.testing import CliRunner
+
+from luffy.cli.main import app
+from luffy.config import ExperimentConfig
+from luffy.config.comparison import ComparisonConfig
+
+ROOTS: Mapping[str, type[BaseModel]] = {"An experiment": ExperimentConfig, "A comparison": ComparisonConfig}
+PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}
+BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages to the site."""
+    files.append(File.generated(config, "reference/configuration.md", content=configuration_page()))
+    files.append(File.generated(config, "reference/commands.md", content=commands_page()))
+    return files
+
+
+def configuration_page() -> str:
+    """Every configuration class that a YAML file can reach, in the order in which fields name them."""
+    text = "# Configuration\n\nGenerated from `luffy/config`. Every key is checked when a file is loaded.\n"
+    seen: set[type[BaseModel]] = set()
+    for title, root in ROOTS.items():
+        text += f"\n## {title}\n"
+        for model in reachable(root, seen):
+            text += section(model)
+    return text
+
+
+def reachable(model: type[BaseModel], seen: set[type[BaseModel]]) -> Iterator[type[BaseModel]]:
+    """`model` and the models that its fields mention, each once, depth first."""
+    if model in seen:
+        return
+    seen.add(model)
+    yield model
+    for field in model.model_fields.values():
+        for mentioned in models_in(field.annotation):
+            yield from reachable(mentioned, seen)
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The model classes inside a type annotation."""
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    else:
+        for part in get_args(annotation):
+            yield from models_in(part)
+
+
+def section(model: type[BaseModel]) -> str:
+    """One class: its docstring and a table of its fields."""
+    doc = inspect.cleandoc(model.__doc__ or "")
+    rows = "".join(row(name, field) for name, field in model.model_fields.items())
+    table = f"\n| key | value | default | meaning |\n|---|---|---|---|\n{rows}" if rows else ""
+    return f"\n### {model.__name__} {{ #{model.__name__.lower()} }}\n\n{doc}\n{table}"
+
+
+def row(name: str, field: FieldInfo) -> str:
+    """A line of the table."""
+    default = "*required*" if field.is_required() else f"`{written(field.get_default(call_default_factory=True))}`"
+    meaning = " ".join((field.description or "").split())
+    cells = (f"`{name}`", type_text(field.annotation, field.metadata), default, meaning)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def written(value: Any) -> str:
+    """A default as YAML would say it."""
+    if isinstance(value, BaseModel):
+        given = value.model_dump(exclude_defaults=True)
+        return "{" + ", ".join(f"{key}: {written(part)}" for key, part in given.items()) + "}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {written(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(written, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def type_text(annotation: Any, metadata: Sequence[object] = ()) -> str:
+    """A type as a reader of YAML would say it, with its bounds and links to other classes."""
+    bounds = " ".join(f"{sign} {getattr(m, key)}" for m in metadata for key, sign in BOUNDS.items() if hasattr(m, key))
+    return f"{_bare_type(annotation)} {bounds}".strip()
+
+
+def _bare_type(annotation: Any) -> str:
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_text(arguments[0], arguments[1:])
+    if origin is Literal:
+        return ", ".join(f"`{written(value)}`" for value in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(_bare_type, arguments)))
+    if origin in (tuple, list):
+        return "list of " + " or ".join(dict.fromkeys(_bare_type(part) for part in arguments if part is not Ellipsis))
+    if origin is not None and issubclass(origin, Mapping):
+        return f"mapping to {_bare_type(arguments[1])}"
+    return PLAIN.get(annotation, "any value")
+
+
+def commands_page() -> str:
+    """What `luffy COMMAND --help` prints, for every command."""
+    text = "# Commands\n\nWhat `luffy COMMAND --help` prints; `python -m luffy` is the same program.\n"
+    for name in typer.main.get_command(app).commands:
+        shown = CliRunner().invoke(app, [name, "--help"], prog_name="luffy", env={"COLUMNS": "110", "NO_COLOR": "1"})
+        assert shown.exit_code == 0, shown.output
+        text += f"\n## luffy {name}\n\n```text\n{shown.output.strip()}\n```\n"
+    return text

@@ -1,0 +1,100 @@
+"""Screenshots for the README and the site, from a real run: the report, and the run in the Prefect UI.
+
+Run: make docs-pictures           (after `make pipeline`; needs Chromium: `apt-get install chromium imagemagick`)
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs/images"
+BROWSER_FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+PATIENCE_S = 120.0
+
+
+def main() -> None:
+    """Take both pictures of the newest run of an experiment."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workspace", type=Path, default=ROOT / "workspace")
+    parser.add_argument("--experiment", default="arithmetic")
+    arguments = parser.parse_args()
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        sys.exit("pictures: no Chromium on the path; install it, e.g. apt-get install chromium")
+    run = newest_run(arguments.workspace, arguments.experiment)
+    take(browser, (run / "report.html").resolve().as_uri(), IMAGES / "report.png", height=1150)
+    port = free_port()
+    serve = [sys.executable, ROOT / "flows/serve.py", "--port", str(port), "--workspace", arguments.workspace]
+    server = subprocess.Popen(serve, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        flow_run = newest_flow_run(f"http://127.0.0.1:{port}/api", arguments.experiment)
+        page = f"http://127.0.0.1:{port}/runs/flow-run/{flow_run}"
+        take(browser, page, IMAGES / "prefect_run.png", height=1000, settle_ms=20_000)
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(PATIENCE_S)
+
+
+def newest_run(workspace: Path, experiment: str) -> Path:
+    """The directory of the experiment's last run."""
+    runs = sorted(workspace.glob(f"runs/{experiment}-*"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        sys.exit(f"pictures: no run of {experiment} in {workspace}; make one first: make pipeline")
+    return runs[-1]
+
+
+def newest_flow_run(api: str, experiment: str) -> str:
+    """Id of the experiment's last completed run, once the server answers."""
+    query = {
+        "sort": "START_TIME_DESC",
+        "limit": 1,
+        "flow_runs": {"tags": {"all_": [f"experiment:{experiment}"]}, "state": {"type": {"any_": ["COMPLETED"]}}},
+    }
+    request = urllib.request.Request(
+        f"{api}/flow_runs/filter", json.dumps(query).encode(), {"Content-Type": "application/json"}
+    )
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                found = json.load(answer)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(1)
+            continue
+        if not found:
+            sys.exit(f"pictures: the server knows no completed run of {experiment}")
+        return str(found[0]["id"])
+    sys.exit(f"pictures: {api} did not answer within {PATIENCE_S:.0f} s")
+
+
+def take(browser: str, url: str, image: Path, height: int, settle_ms: int = 3000) -> None:
+    """Photograph a page at 1400 pixels of width, and keep the picture small."""
+    with tempfile.TemporaryDirectory() as profile:
+        size = (f"--window-size=1400,{height}", f"--virtual-time-budget={settle_ms}")
+        command = [browser, *BROWSER_FLAGS, *size, f"--user-data-dir={profile}", f"--screenshot={image}", url]
+        subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+    subprocess.run(["convert", image, "-colors", "128", "-strip", f"png8:{image}"], check=True, timeout=PATIENCE_S)
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()
