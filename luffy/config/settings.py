@@ -26,7 +26,7 @@ class PrepareDataSettings(StrictModel):
     data: DataConfig
     grading: GradingConfig
     model_path: str | None
-    """Folder or hub id whose tokenizer is adapted; None: a tokenizer is built from the data."""
+    """`ModelConfig.source` whose tokenizer is adapted; None: a tokenizer is built from the data."""
     chat_template: str | None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
+from luffy.config.model import GGUF, locate
 from luffy.config.shipped import template_file
 from luffy.data.templates import PLAIN_TEMPLATE, stop_token_ids
 from luffy.errors import DataError
@@ -72,15 +73,21 @@ def _without_whole_tokens(texts: Iterable[str]) -> Iterator[str]:
 
 
 def adapt_tokenizer(model_path: str, chat_template: str | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a model folder or hub id, with the chat template `chat_template` (name or file) if given.
+    """Return the tokenizer of a `ModelConfig.source`, with the chat template `chat_template` (name or file) if given.
 
     DataError where the model has no tokenizer, or no chat template and none is given. A missing pad token becomes the
     stop token: padding is always masked.
     """
     from transformers import AutoTokenizer  # loads torch, which a tokenizer built from the data can do without
 
+    here = locate(model_path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path)
+        if here.endswith(GGUF):
+            tokenizer = AutoTokenizer.from_pretrained(Path(here).parent, gguf_file=Path(here).name)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(here)
+    except ImportError as error:
+        raise DataError(f"model.path: a {GGUF} file needs `pip install 'luffy-rl[gguf]'` ({error})") from None
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(f"model.path: no tokenizer at {model_path!r}: {reason}") from None

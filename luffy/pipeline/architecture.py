@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from luffy.config.model import ModelConfig, TinyArchitecture
+from luffy.config.model import GGUF, ModelConfig, TinyArchitecture
 from luffy.errors import DataError
 
 TINY_VOCABULARY = 512
@@ -71,13 +71,16 @@ class ModelArchitecture:
 
 
 def architecture_of(model: ModelConfig) -> ModelArchitecture | None:
-    """The shape of the experiment's policy; None where it is not known: of other hub ids and kinds, and behind an API.
+    """The shape of the experiment's policy; None where it is not known: GGUF files, other hub ids and
+    kinds, models behind an API.
 
     Raises DataError where `path` is a local one and no model folder.
     """
     if model.architecture is not None:
         return _tiny(model.architecture)
     if model.path is None:
+        return None
+    if model.path.endswith(GGUF):  # its header takes seconds to read
         return None
     folder = Path(model.path)
     if folder.exists() or model.path.startswith((".", "/", "~")):

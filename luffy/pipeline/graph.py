@@ -76,7 +76,7 @@ def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
         seed=config.seed,
         data=config.data,
         grading=config.grading,
-        model_path=config.model.path,
+        model_path=config.model.source,
         chat_template=config.model.chat_template,
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from luffy.config.data import CustomSource, DataConfig, FileSource, HubSource
+from luffy.config.model import locate
 from luffy.config.settings import BaseSettings, PrepareDataSettings, StageSettings
 from luffy.config.shipped import expand_pattern, template_file
 from luffy.errors import DataError
@@ -32,7 +33,7 @@ def _named(settings: StageSettings) -> Iterator[Named]:
         yield from _sources(settings.data)
         yield from _model(settings.model_path, settings.chat_template)
     elif isinstance(settings, BaseSettings):
-        yield from _model(settings.model.path, settings.model.chat_template)
+        yield from _model(settings.model.source, settings.model.chat_template)
 
 
 def _sources(data: DataConfig) -> Iterator[Named]:
@@ -56,8 +57,10 @@ def _module(field: str, factory: str) -> Iterator[Named]:
 
 
 def _model(path: str | None, chat_template: str | None) -> Iterator[Named]:
-    if path is not None and (Path(path).exists() or path.startswith((".", "/", "~"))):
-        yield "model.path", path, Path(path)
+    if path is not None:
+        here = locate(path)
+        if Path(here).exists() or here.startswith((".", "/", "~")):
+            yield "model.path", path, Path(here)
     if chat_template is not None:
         yield "model.chat_template", chat_template, template_file(chat_template)
 

@@ -34,7 +34,7 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
         write_endpoint(context.out / "model", settings.model.endpoint)
         context.events.progress(1, 1)
         return StageResult(outputs=("model",), metrics={})
-    if settings.model.path is not None:
+    if settings.model.source is not None:
         turn_ends = adapt_model_folder(settings.model, context.out / "model")
         copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
         _warn_of_other_ends(context.out / "model", turn_ends)

@@ -1,4 +1,4 @@
-"""The starting policy: a tiny Qwen2 made from nothing, or a model folder adapted file by file."""
+"""The starting policy: a tiny Qwen2 from scratch, an adapted model folder, or a dequantised GGUF file."""
 
 import json
 import shutil
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
-from luffy.config.model import ModelConfig, TinyArchitecture
+from luffy.config.model import GGUF, ModelConfig, TinyArchitecture, locate
 from luffy.errors import DataError
 from luffy.files import link_or_copy
 
@@ -43,15 +43,45 @@ def new_tiny_model(architecture: TinyArchitecture, tokenizer: PreTrainedTokenize
 
 
 def adapt_model_folder(model: ModelConfig, out: Path) -> tuple[int, ...]:
-    """Copy the folder (or hub snapshot) at `model.path` to `out` with its configuration adapted, weights untouched.
+    """Copy the folder (or hub snapshot) of `model` to `out` with its configuration adapted, weights untouched.
 
-    The tokenizer stays behind: `prepare_data` has adapted it. Sampling habits in `generation_config.json` are dropped:
-    only the settings of the experiment decide how text is drawn. Returns the tokens that end a response by them.
+    The tokenizer is left out: `prepare_data` has adapted it. Sampling habits in `generation_config.json` are dropped:
+    only the settings of the experiment decide how text is sampled. Returns the tokens that end a response by them.
+    A GGUF file is dequantised and written as a folder first.
     """
-    assert model.path is not None
-    source = Path(model.path)
+    assert model.source is not None
+    here = locate(model.source)
+    if here.endswith(GGUF):
+        folder = out.with_name("dequantised")
+        dequantise(Path(here), folder)
+        turn_ends = _adapt_folder(folder, model, out)
+        shutil.rmtree(folder)
+        return turn_ends
+    source = Path(here)
     if not source.is_dir():
-        source = Path(snapshot_download(model.path, allow_patterns=["*.json", "*.safetensors"]))
+        source = Path(snapshot_download(here, allow_patterns=["*.json", "*.safetensors"]))
+    return _adapt_folder(source, model, out)
+
+
+def dequantise(file: Path, out: Path) -> None:
+    """Write the weights of a GGUF file to `out` as a Hugging Face folder in float32.
+
+    transformers refuses to save a model that it has read from a GGUF file, so the weights move to a fresh model of the
+    same configuration.
+    """
+    try:
+        read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    except ImportError as error:
+        raise DataError(f"model.path: a {GGUF} file needs `pip install 'luffy-rl[gguf]'` ({error})") from None
+    config = type(read.config).from_dict(
+        {name: value for name, value in read.config.to_dict().items() if name != "quantization_config"}
+    )
+    fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    fresh.load_state_dict(read.state_dict())
+    fresh.save_pretrained(out)
+
+
+def _adapt_folder(source: Path, model: ModelConfig, out: Path) -> tuple[int, ...]:
     if not (source / "config.json").is_file():
         raise DataError(f"model.path: {source} has no config.json; give a Hugging Face model folder")
     shutil.copytree(
