@@ -2,6 +2,7 @@
 
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.load import available_presets, load_experiment
-from luffy.config.stage_names import STAGE_ORDER, StageName
+from luffy.config.stage_kinds import STAGE_KINDS, STAGE_ORDER
+from luffy.config.stage_names import StageName
 
-__all__ = ["STAGE_ORDER", "ExperimentConfig", "StageName", "available_presets", "load_experiment"]
+__all__ = ["STAGE_KINDS", "STAGE_ORDER", "ExperimentConfig", "StageName", "available_presets", "load_experiment"]

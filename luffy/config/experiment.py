@@ -12,11 +12,9 @@ from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, Tra
 from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
 from luffy.config.objective import ObjectiveConfig, RefillGroups
-from luffy.config.stage_names import STAGE_ORDER, StageName
+from luffy.config.stage_names import StageName
 from luffy.config.strict import StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
-
-_ALWAYS: tuple[StageName, ...] = ("prepare_data", "base")
 
 
 class ExperimentConfig(StrictModel):
@@ -31,7 +29,7 @@ class ExperimentConfig(StrictModel):
     difficulty: DifficultyConfig | None = None
     """Chooses RL's prompts by a policy's pass rates; None: RL takes them all."""
     stages: tuple[StageName, ...]
-    """The stages of the chain, in order; `difficulty` may be left to its section."""
+    """The stages of the chain, in order. The section `difficulty` adds the stage of that name, and says where."""
     cluster: Literal["local", "ray"] = "local"
     """Where RL runs: `local` in one process with the embedded engine; `ray` with DeepSpeed ranks and vLLM engines as
     Ray actors, on one machine or many."""
@@ -68,38 +66,19 @@ class ExperimentConfig(StrictModel):
     @field_validator("stages", mode="after")
     @classmethod
     def _difficulty_by_its_section(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
-        if info.data.get("difficulty") is None or "difficulty" in stages or not {"base", "rl"} <= set(stages):
+        from luffy.config.chain_rules import place_difficulty  # late: it needs this class
+
+        difficulty = info.data.get("difficulty")
+        if difficulty is None or stages.count("difficulty") > 1 or not {"base", "rl"} <= set(stages):
             return stages
-        behind = stages.index("base") + 1
-        return (*stages[:behind], "difficulty", *stages[behind:])
+        added = stages if "difficulty" in stages else place_difficulty((*stages, "difficulty"), "base")
+        return place_difficulty(added, difficulty.policy)
 
     @model_validator(mode="after")
-    def _chain_is_ordered(self) -> "ExperimentConfig":
-        expected = tuple(stage for stage in STAGE_ORDER if stage in self.stages)
-        if self.stages != expected:
-            raise ValueError(f"stages: must be in the order {', '.join(expected)}, each once")
-        missing = [stage for stage in _ALWAYS if stage not in self.stages]
-        if missing:
-            raise ValueError(f"stages: {', '.join(missing)} missing; every chain starts with {', '.join(_ALWAYS)}")
-        if "report" in self.stages and "evaluate" not in self.stages:
-            raise ValueError("stages: report needs evaluate before it")
-        return self
+    def _chain_makes_sense(self) -> "ExperimentConfig":
+        from luffy.config.chain_rules import check_chain  # late: it needs this class
 
-    @model_validator(mode="after")
-    def _sections_of_stages(self) -> "ExperimentConfig":
-        needs = {
-            "difficulty": ("difficulty",),
-            "sft": ("sft",),
-            "rl": ("rl", "objective"),
-            "evaluate": ("evaluation",),
-        }
-        for stage, sections in needs.items():
-            for section in sections:
-                if stage in self.stages and getattr(self, section) is None:
-                    raise ValueError(f"{section}: missing; stage {stage} needs it")
-        for stage in ("sft", "rl"):
-            if stage in self.stages and self.data.train is None:
-                raise ValueError(f"data.train: missing; stage {stage} learns from it")
+        check_chain(self)
         return self
 
     @model_validator(mode="after")

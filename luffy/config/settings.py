@@ -18,6 +18,9 @@ from luffy.config.objective import ObjectiveConfig
 from luffy.config.strict import StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
+StageSettings = StrictModel
+"""What any stage is given; `luffy.config.stage_kinds` says which class belongs to which stage."""
+
 
 class PrepareDataSettings(StrictModel):
     """`prepare_data`: sources to verified parquet, and the tokenizer that counts its tokens."""
@@ -95,15 +98,3 @@ class ReportSettings(StrictModel):
     """`report`: the page a person opens. It shows the experiment's configuration, so that is its identity."""
 
     experiment: ExperimentConfig
-
-
-StageSettings = (
-    PrepareDataSettings
-    | BaseSettings
-    | DifficultySettings
-    | SFTSettings
-    | RLSettings
-    | EvaluateSettings
-    | ReportSettings
-    | SweepSettings
-)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
-from luffy.config import ExperimentConfig, StageName
+from luffy.config import ExperimentConfig
 from luffy.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, StageFailed
 from luffy.pipeline.claims import claiming
 from luffy.pipeline.events import Event
@@ -108,7 +108,7 @@ def open_experiment(
     workspace: Workspace,
     *,
     verify: bool = False,
-    fingerprint: Callable[[StageName], Mapping[str, str]] = code_fingerprint,
+    fingerprint: Callable[[str], Mapping[str, str]] = code_fingerprint,
     sweep_steps: tuple[int, ...] = (),
 ) -> Experiment:
     """The experiment with all keys computed; raises DataError when a file that it names is missing.
@@ -156,9 +156,8 @@ class ExperimentRun:
             if plan.action != "reuse":
                 self._start(plan, observer, turn)
             manifest = finished_manifest(plan.directory)
-            if plan.node.stage == "report":
-                for page in manifest.outputs:
-                    link(plan.directory / page.path, self.directory / page.path)
+            for page in plan.node.kind.pages:
+                link(plan.directory / page, self.directory / page)
         observer.finished(plan, manifest)
         return manifest
 

@@ -14,22 +14,25 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from luffy.config import StageName
+from luffy.config import STAGE_KINDS
 from luffy.pipeline.module_facts import FactsFile, ModuleFacts
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _FRAME = (
     "luffy.pipeline",
     "luffy.stages.program",
+    "luffy.config.chain_rules",
     "luffy.config.load",
+    "luffy.config.stage_kinds",
     "luffy.config.complaints",
     "luffy.config.yaml_source",
 )
 
 
-def code_fingerprint(stage: StageName, package: Path = _PACKAGE) -> dict[str, str]:
+def code_fingerprint(stage: str, package: Path = _PACKAGE) -> dict[str, str]:
     """Module name (or path of a packaged file) to the hash of its code, for all that `stage` reaches."""
-    return module_fingerprint([f"{package.name}.stages.{stage}"], package)
+    program = STAGE_KINDS[stage].program.partition(".")[2]
+    return module_fingerprint([f"{package.name}.{program}"], package)
 
 
 def module_fingerprint(modules: Sequence[str], package: Path = _PACKAGE) -> dict[str, str]:

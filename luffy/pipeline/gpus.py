@@ -14,9 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from pathlib import Path
 
-from luffy.config import ExperimentConfig, StageName
-from luffy.config.difficulty import DifficultyConfig
-from luffy.config.evaluation import EvaluationConfig
+from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.errors import EXIT_INTERRUPTED, ConfigError, StageFailed
 
 QUEUE = "gpu"
@@ -70,16 +68,9 @@ def detected_gpus() -> tuple[Gpu, ...] | None:
     )
 
 
-def gpus_of_cluster(config: ExperimentConfig) -> int:
-    """GPUs that the trainer's ranks and the engines of `cluster: ray` take together."""
-    ray, vllm = config.execution.ray, config.execution.vllm
-    engines = config.num_engines * vllm.tensor_parallel_size
-    return ray.trainer_ranks + engines if ray.placement == "disaggregated" else max(ray.trainer_ranks, engines)
-
-
-def gpus_of_stage(config: ExperimentConfig, stage: StageName) -> int:
+def gpus_of_stage(config: ExperimentConfig, stage: str) -> int:
     """GPUs of this machine that `stage` takes where there are any (`execution.gpus`)."""
-    found = _GPUS_OF[stage](config) if stage in _GPUS_OF else 0
+    found = STAGE_KINDS[stage].gpus(config)
     return found if found == 0 or config.execution.gpus is None else config.execution.gpus
 
 
@@ -152,24 +143,3 @@ def _environment(gpus: Sequence[Gpu]) -> dict[str, str]:
     names = {_VISIBLE: ",".join(gpu.name for gpu in gpus)}
     # CUDA counts by speed unless it is told to count as nvidia-smi does.
     return names if _VISIBLE in os.environ else {**names, _ORDER: "PCI_BUS_ID"}
-
-
-def _of_rl(config: ExperimentConfig) -> int:
-    if config.cluster == "local":
-        return 1
-    return gpus_of_cluster(config) if config.execution.ray.address is None else 0  # else the cluster deals them out
-
-
-def _of_generation(section: EvaluationConfig | DifficultyConfig | None, config: ExperimentConfig) -> int:
-    engine = section.engine if section is not None else None
-    return {"openai": 0, "vllm": config.execution.vllm.tensor_parallel_size}.get(engine or "", 1)
-
-
-_GPUS_OF: Mapping[StageName, Callable[[ExperimentConfig], int]] = {
-    "base": lambda config: 1 if config.model.architecture is not None else 0,  # a folder is only copied
-    "sft": lambda config: 1,
-    "rl": _of_rl,
-    "difficulty": lambda config: _of_generation(config.measured_difficulty, config),
-    "evaluate": lambda config: _of_generation(config.evaluation, config),
-    "sweep": lambda config: _of_generation(config.evaluation, config),
-}

@@ -1,24 +1,15 @@
-"""The experiment as a graph of stages: which programs run, on what, in which order."""
+"""An experiment's chain as data: one node for each stage that it makes, with what the stage reads.
 
-from collections.abc import Mapping
+This is the one place that knows which stages there are and what follows what. Flows walk these nodes; plans,
+comparisons, the report and garbage collection read them.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from luffy.config import ExperimentConfig, StageName
-from luffy.config.settings import (
-    BaseSettings,
-    DifficultySettings,
-    EvaluateSettings,
-    PrepareDataSettings,
-    ReportSettings,
-    RLSettings,
-    SFTSettings,
-    StageSettings,
-    SweepSettings,
-)
-from luffy.config.training import RLConfig, SFTConfig
-
-Trained = TypeVar("Trained", SFTConfig, RLConfig)
+from luffy.config import STAGE_KINDS, ExperimentConfig
+from luffy.config.settings import StageSettings, SweepSettings
+from luffy.config.stage_kinds import Role, StageKind, evaluate_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,105 +17,56 @@ class StageNode:
     """One stage of the chain."""
 
     name: str
-    """Unique in the chain; the stage's name, or `evaluate_<checkpoint>`."""
-    stage: StageName
+    """Unique in the chain: `rl`, or `evaluate_rl` and `rl_2` where there are several of a kind."""
+    stage: str
+    """Its kind's name."""
     inputs: Mapping[str, str]
     """Input name to the name of the node that fills it."""
     settings: StageSettings
 
+    @property
+    def kind(self) -> StageKind:
+        return STAGE_KINDS[self.stage]
+
 
 def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> tuple[StageNode, ...]:
     """The stages of `config`, each after the ones it reads from; with `sweep_steps` the sweep over them comes last."""
-    nodes = [StageNode("prepare_data", "prepare_data", {}, _prepare_data(config))]
-    if "base" not in config.stages:  # flows/prepare_data.py
-        return tuple(nodes)
-    nodes.append(StageNode("base", "base", {"data": "prepare_data"}, _base(config)))
-    checkpoints = ["base"]
-    nodes += _difficulty_behind("base", config)
-    if "sft" in config.stages:
-        nodes.append(StageNode("sft", "sft", _data_and(checkpoints[-1]), _sft(config)))
-        checkpoints.append("sft")
-        nodes += _difficulty_behind("sft", config)
-    if "rl" in config.stages:
-        prompts = "difficulty" if "difficulty" in config.stages else "prepare_data"
-        nodes.append(StageNode("rl", "rl", _data_and(checkpoints[-1], prompts), _rl(config)))
-        checkpoints.append("rl")
-    if "evaluate" in config.stages:
-        evaluation = _evaluate(config)
-        nodes += [StageNode(f"evaluate_{name}", "evaluate", _data_and(name), evaluation) for name in checkpoints]
-    if "report" in config.stages:
-        inputs = {"data" if node.name == "prepare_data" else node.name: node.name for node in nodes}
-        nodes.append(StageNode("report", "report", inputs, ReportSettings(experiment=config)))
+    nodes: list[StageNode] = []
+    for name, stage in _numbered(config.stages):
+        kind = STAGE_KINDS[stage]
+        assert kind.configure is not None, f"{stage} belongs to no chain"
+        nodes += _nodes(name, kind, kind.configure(config), nodes)
     if sweep_steps:
-        settings = SweepSettings(protocol=_evaluate(config), steps=sweep_steps)
-        nodes.append(StageNode("sweep", "sweep", _data_and("rl"), settings))
+        sweep = SweepSettings(protocol=evaluate_settings(config), steps=sweep_steps)
+        nodes += _nodes("sweep", STAGE_KINDS["sweep"], sweep, nodes)
     return tuple(nodes)
 
 
-def _data_and(model: str, data: str = "prepare_data") -> Mapping[str, str]:
-    return {"data": data, "model": model}
+def _numbered(stages: Sequence[str]) -> list[tuple[str, str]]:
+    """Node name and stage; a stage that comes several times is numbered (`sft_1`, `sft_2`)."""
+    rounds = [stages[: place + 1].count(stage) for place, stage in enumerate(stages)]
+    return [
+        (f"{stage}_{number}" if stages.count(stage) > 1 else stage, stage)
+        for stage, number in zip(stages, rounds, strict=True)
+    ]
 
 
-def _difficulty_behind(policy: str, config: ExperimentConfig) -> list[StageNode]:
-    if config.measured_policy != policy:
-        return []
-    return [StageNode("difficulty", "difficulty", _data_and(policy), _difficulty(config))]
+def _nodes(name: str, kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> list[StageNode]:
+    """The nodes of one stage after those in `before`: one, or one for each result of the role `kind.for_each`."""
+    if kind.for_each is None:
+        return [StageNode(name, kind.name, _inputs(kind, before), settings)]
+    found: list[StageNode] = []
+    for result in (node for node in before if kind.for_each in node.kind.provides):
+        own = {entry: result.name for entry, role in kind.inputs.items() if role == kind.for_each}
+        found.append(StageNode(f"{name}_{result.name}", kind.name, {**_inputs(kind, before), **own}, settings))
+    return found
 
 
-def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
-    return PrepareDataSettings(
-        seed=config.seed,
-        data=config.data,
-        grading=config.grading,
-        model_path=config.model.source,
-        chat_template=config.model.chat_template,
-    )
+def _inputs(kind: StageKind, before: Sequence[StageNode]) -> dict[str, str]:
+    named = {entry: _newest(role, before) for entry, role in kind.inputs.items()}
+    others = {node.name: node.name for node in before if node.name not in named.values()}
+    return {**named, **others} if kind.reads_all else named
 
 
-def _base(config: ExperimentConfig) -> BaseSettings:
-    return BaseSettings(seed=config.seed, model=config.model, base=config.base)
-
-
-def _difficulty(config: ExperimentConfig) -> DifficultySettings:
-    assert config.measured_difficulty is not None
-    return DifficultySettings(
-        seed=config.seed,
-        dtype=config.model.dtype,
-        difficulty=config.measured_difficulty,
-        grading=config.grading,
-    )
-
-
-def _sft(config: ExperimentConfig) -> SFTSettings:
-    assert config.sft is not None
-    return SFTSettings(seed=_seed(config, config.sft), dtype=config.model.dtype, sft=_seedless(config.sft))
-
-
-def _rl(config: ExperimentConfig) -> RLSettings:
-    assert config.rl is not None
-    assert config.objective is not None
-    correction = config.rl.correction
-    return RLSettings(
-        seed=_seed(config, config.rl),
-        dtype=config.model.dtype,
-        cluster=config.cluster,
-        rl=_seedless(config.rl).model_copy(update={"correction": None}),
-        objective=config.objective if correction is None else config.objective.with_correction(correction),
-        grading=config.grading,
-    )
-
-
-def _seed(config: ExperimentConfig, stage: SFTConfig | RLConfig) -> int:
-    return config.seed if stage.seed is None else stage.seed
-
-
-def _seedless(stage: Trained) -> Trained:
-    """Without the seed that the settings name already: 0 spelled out and 0 inherited are the same stage."""
-    return stage.model_copy(update={"seed": None})
-
-
-def _evaluate(config: ExperimentConfig) -> EvaluateSettings:
-    assert config.evaluation is not None
-    return EvaluateSettings(
-        seed=config.seed, dtype=config.model.dtype, evaluation=config.evaluation, grading=config.grading
-    )
+def _newest(role: Role, before: Sequence[StageNode]) -> str:
+    return next(node.name for node in reversed(before) if role in node.kind.provides)

@@ -1,27 +1,14 @@
 """The order a stage program is given: `config.yaml` in its directory."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated
 
 from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
 
-from luffy.config import StageName
+from luffy.config import STAGE_KINDS, StageName
 from luffy.config.complaints import explain
 from luffy.config.execution import ExecutionConfig, TrackingConfig
-from luffy.config.settings import (
-    BaseSettings,
-    DifficultySettings,
-    EvaluateSettings,
-    PrepareDataSettings,
-    ReportSettings,
-    RLSettings,
-    SFTSettings,
-    StageSettings,
-    SweepSettings,
-)
+from luffy.config.settings import StageSettings
 from luffy.config.strict import StrictModel
 from luffy.config.yaml_source import dump_yaml, read_yaml
 from luffy.errors import ConfigError
@@ -29,18 +16,6 @@ from luffy.files import write_atomic
 from luffy.pipeline.identity import Identity, identifying
 
 JOB_FILE = "config.yaml"
-SETTINGS_OF: Mapping[StageName, type[StageSettings]] = MappingProxyType(
-    {
-        "prepare_data": PrepareDataSettings,
-        "base": BaseSettings,
-        "difficulty": DifficultySettings,
-        "sft": SFTSettings,
-        "rl": RLSettings,
-        "evaluate": EvaluateSettings,
-        "report": ReportSettings,
-        "sweep": SweepSettings,
-    }
-)
 
 
 class StageJob(StrictModel):
@@ -51,7 +26,7 @@ class StageJob(StrictModel):
     stage: StageName
     """The program."""
     key: str
-    settings: Annotated[SerializeAsAny[StageSettings], Field(union_mode="left_to_right")]
+    settings: SerializeAsAny[StageSettings]
     inputs: dict[str, str]
     """Input name to the directory of the finished upstream stage (absolute)."""
     upstream: dict[str, str]
@@ -72,10 +47,10 @@ class StageJob(StrictModel):
     @field_validator("settings", mode="before")
     @classmethod
     def _of_the_stage(cls, value: object, info: ValidationInfo) -> object:
-        settings_class = SETTINGS_OF.get(info.data.get("stage", ""))
-        if settings_class is None or isinstance(value, settings_class):
+        kind = STAGE_KINDS.get(info.data.get("stage", ""))
+        if kind is None or isinstance(value, kind.settings):
             return value
-        return settings_class.model_validate_json(json.dumps(value))
+        return kind.settings.model_validate_json(json.dumps(value))
 
     @property
     def identity(self) -> Identity:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from luffy.config import ExperimentConfig
+from luffy.config.stage_kinds import cluster_gpus
 from luffy.errors import ConfigError
 from luffy.pipeline.architecture import ModelArchitecture, architecture_of
-from luffy.pipeline.gpus import detected_gpus, gpus_of_cluster
+from luffy.pipeline.gpus import detected_gpus
 from luffy.pipeline.memory import GpuMemory, engine_share, estimate_memory
 
 _ROUNDING = 1.03
@@ -55,12 +56,12 @@ def detected_gpus_gib() -> tuple[float, ...] | None:
 
 
 def _too_few_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> list[str]:
-    if not here or gpus_of_cluster(config) <= len(here):
+    if not here or cluster_gpus(config) <= len(here):
         return []
     ray, ways = config.execution.ray, config.execution.vllm.tensor_parallel_size
     return [
         f"execution.ray: {ray.trainer_ranks} trainer ranks and {config.num_engines} engines x {ways} GPUs "
-        f"({ray.placement}) take {gpus_of_cluster(config)} GPUs, this machine has {len(here)}; lower "
+        f"({ray.placement}) take {cluster_gpus(config)} GPUs, this machine has {len(here)}; lower "
         "execution.ray.trainer_ranks or execution.ray.engines, or give the execution.ray.address of a larger cluster"
     ]
 
@@ -148,7 +149,7 @@ def _notes(
     gpu_gib: float | None,
     architecture: ModelArchitecture | None,
 ) -> list[str]:
-    address, wanted = config.execution.ray.address, gpus_of_cluster(config)
+    address, wanted = config.execution.ray.address, cluster_gpus(config)
     notes = []
     if address is not None:
         notes.append(f"{wanted} GPUs wanted of a cluster (address: {address}), which was not asked what it has")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from luffy.config import STAGE_KINDS
 from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, EXIT_USER_ERROR, StageFailed
 from luffy.pipeline.disk import free_bytes
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
@@ -53,7 +54,7 @@ class _Child:
 
 def stage_command(stage: str, directory: Path) -> list[str]:
     """The command line of a stage program whose job is written in `directory`."""
-    program = [sys.executable, "-m", f"luffy.stages.{stage}"]
+    program = [sys.executable, "-m", STAGE_KINDS[stage].program]
     return [*program, "--config", str(directory / "config.yaml"), "--out", str(directory)]
 
 

@@ -82,7 +82,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stages", ["[prepare_data, base, sft]", "[prepare_data, base, rl]"])
 def test_what_trains_needs_its_data(stages: str) -> None:
-    with pytest.raises(ConfigError, match=r"data.train: missing; stage (sft|rl) learns from it"):
+    with pytest.raises(ConfigError, match=r"data.train: missing; stage (sft|rl) needs it"):
         load_experiment(SMOKE, ["data.train=null", f"stages={stages}"])
 
 

@@ -1,8 +1,7 @@
 import pytest
 
-from luffy.config import load_experiment
+from luffy.config import STAGE_KINDS, load_experiment
 from luffy.pipeline.graph import build_graph
-from luffy.pipeline.job import SETTINGS_OF
 
 CHAINS = {
     "sft_then_luffy": ["prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "evaluate_rl", "report"],
@@ -30,7 +29,7 @@ def test_every_node_stands_after_its_inputs(smoke_path, chain):
     seen = set()
     for node in graph(smoke_path, chain):
         assert set(node.inputs.values()) <= seen
-        assert isinstance(node.settings, SETTINGS_OF[node.stage])
+        assert isinstance(node.settings, STAGE_KINDS[node.stage].settings)
         seen.add(node.name)
 
 
@@ -61,3 +60,13 @@ def test_report_reads_every_other_stage(smoke_path):
     *others, report = graph(smoke_path, "sft_then_luffy")
     assert set(report.inputs.values()) == {node.name for node in others}
     assert report.inputs["data"] == "prepare_data"
+
+
+def test_a_stage_that_comes_again_is_a_round_of_its_own(smoke_path):
+    config = load_experiment(smoke_path)
+    rounds = ("prepare_data", "base", "sft", "rl", "sft", "rl", "evaluate")
+    nodes = {node.name: node for node in build_graph(config.model_copy(update={"stages": rounds}))}
+    assert list(nodes)[2:6] == ["sft_1", "rl_1", "sft_2", "rl_2"]
+    assert nodes["sft_2"].inputs == {"data": "prepare_data", "model": "rl_1"}
+    assert list(nodes)[6:] == [f"evaluate_{name}" for name in ("base", "sft_1", "rl_1", "sft_2", "rl_2")]
+    assert nodes["evaluate_sft_2"].inputs["model"] == "sft_2"

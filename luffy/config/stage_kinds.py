@@ -1,0 +1,240 @@
+"""The kinds of stages: all that chains, plans, runs, Prefect and the pages know of each.
+
+A new stage takes two edits: its program in `luffy/stages/`, and its entry here. The place of the entry is the place of
+the stage in a chain.
+
+A stage names the *role* of what it reads, not the stage that makes it: `policy` is the newest policy of the chain,
+whichever stage that comes from. So the same entries wire every chain (`luffy.pipeline.graph`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, TypeVar
+
+from luffy.config.difficulty import DifficultyConfig
+from luffy.config.evaluation import EvaluationConfig
+from luffy.config.experiment import ExperimentConfig
+from luffy.config.settings import (
+    BaseSettings,
+    DifficultySettings,
+    EvaluateSettings,
+    PrepareDataSettings,
+    ReportSettings,
+    RLSettings,
+    SFTSettings,
+    StageSettings,
+    SweepSettings,
+)
+from luffy.config.training import RLConfig, SFTConfig
+
+Role = Literal["data", "prompts", "policy", "evaluation"]
+"""What a stage makes for others: suites and tokenizer; training prompts; a model; graded responses."""
+View = Literal[
+    "accuracies", "accuracy_curves", "card", "curves", "evaluated_samples", "metrics", "report_page", "rollout_samples"
+]
+"""What the Prefect UI can show of a stage (`tasks/artifacts.py`)."""
+Trained = TypeVar("Trained", SFTConfig, RLConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class StageKind:
+    """One kind of stage."""
+
+    name: str
+    title: str
+    settings: type[StageSettings]
+    """What its program is given."""
+    configure: Callable[[ExperimentConfig], StageSettings] | None
+    """The settings that an experiment gives it; None: it belongs to no chain and is asked for by itself."""
+    inputs: Mapping[str, Role] = field(default_factory=dict)
+    """Input name to the role of what the input is."""
+    provides: tuple[Role, ...] = ()
+    for_each: Role | None = None
+    """The chain has one such stage for each result of this role, named after it (`evaluate_sft`)."""
+    requires: tuple[Role, ...] = ()
+    """Further roles that stages before it must have filled."""
+    reads_all: bool = False
+    """It reads every stage before it, each under its own name unless `inputs` gives it one."""
+    sections: tuple[str, ...] = ()
+    """Sections of the experiment that it cannot do without."""
+    gpus: Callable[[ExperimentConfig], int] = lambda config: 0
+    """GPUs of this machine that it can use."""
+    views: tuple[View, ...] = ()
+    pages: tuple[str, ...] = ()
+    """Outputs that a run links into its own directory, for a person to open."""
+
+    @property
+    def program(self) -> str:
+        """The module that runs it."""
+        return f"luffy.stages.{self.name}"
+
+
+def cluster_gpus(config: ExperimentConfig) -> int:
+    """GPUs that the trainer's ranks and the engines of `cluster: ray` take together."""
+    ray, vllm = config.execution.ray, config.execution.vllm
+    engines = config.num_engines * vllm.tensor_parallel_size
+    return ray.trainer_ranks + engines if ray.placement == "disaggregated" else max(ray.trainer_ranks, engines)
+
+
+def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
+    return PrepareDataSettings(
+        seed=config.seed,
+        data=config.data,
+        grading=config.grading,
+        model_path=config.model.source,
+        chat_template=config.model.chat_template,
+    )
+
+
+def _base(config: ExperimentConfig) -> BaseSettings:
+    return BaseSettings(seed=config.seed, model=config.model, base=config.base)
+
+
+def _difficulty(config: ExperimentConfig) -> DifficultySettings:
+    assert config.measured_difficulty is not None
+    return DifficultySettings(
+        seed=config.seed,
+        dtype=config.model.dtype,
+        difficulty=config.measured_difficulty,
+        grading=config.grading,
+    )
+
+
+def _sft(config: ExperimentConfig) -> SFTSettings:
+    assert config.sft is not None
+    return SFTSettings(seed=_seed(config, config.sft), dtype=config.model.dtype, sft=_seedless(config.sft))
+
+
+def _rl(config: ExperimentConfig) -> RLSettings:
+    assert config.rl is not None
+    assert config.objective is not None
+    correction = config.rl.correction
+    return RLSettings(
+        seed=_seed(config, config.rl),
+        dtype=config.model.dtype,
+        cluster=config.cluster,
+        rl=_seedless(config.rl).model_copy(update={"correction": None}),
+        objective=config.objective if correction is None else config.objective.with_correction(correction),
+        grading=config.grading,
+    )
+
+
+def _seed(config: ExperimentConfig, stage: SFTConfig | RLConfig) -> int:
+    return config.seed if stage.seed is None else stage.seed
+
+
+def _seedless(stage: Trained) -> Trained:
+    """The section without the seed, which the settings have beside it: a seed of 0, given or not, is one stage."""
+    return stage.model_copy(update={"seed": None})
+
+
+def evaluate_settings(config: ExperimentConfig) -> EvaluateSettings:
+    """The protocol of the experiment, by which a checkpoint is evaluated."""
+    assert config.evaluation is not None
+    return EvaluateSettings(
+        seed=config.seed, dtype=config.model.dtype, evaluation=config.evaluation, grading=config.grading
+    )
+
+
+def _gpus_of_rl(config: ExperimentConfig) -> int:
+    if config.cluster == "local":
+        return 1
+    return cluster_gpus(config) if config.execution.ray.address is None else 0  # a remote cluster assigns its own
+
+
+def _gpus_of_generation(section: EvaluationConfig | DifficultyConfig | None, config: ExperimentConfig) -> int:
+    engine = section.engine if section is not None else None
+    return {"openai": 0, "vllm": config.execution.vllm.tensor_parallel_size}.get(engine or "", 1)
+
+
+_KINDS = (
+    StageKind(
+        "prepare_data",
+        "Verified prompts with traces, evaluation suites, and the tokenizer",
+        PrepareDataSettings,
+        _prepare_data,
+        provides=("data", "prompts"),
+        views=("card",),
+    ),
+    StageKind(
+        "base",
+        "The starting policy",
+        BaseSettings,
+        _base,
+        inputs={"data": "data"},
+        provides=("policy",),
+        gpus=lambda config: 1 if config.model.architecture is not None else 0,  # a folder is only copied
+        views=("metrics", "curves"),
+    ),
+    StageKind(
+        "difficulty",
+        "Training prompts that the policy solves neither too rarely nor too often",
+        DifficultySettings,
+        _difficulty,
+        inputs={"data": "data", "model": "policy"},
+        provides=("prompts",),
+        sections=("difficulty",),
+        gpus=lambda config: _gpus_of_generation(config.measured_difficulty, config),
+        views=("card",),
+    ),
+    StageKind(
+        "sft",
+        "The policy after supervised fine-tuning on traces",
+        SFTSettings,
+        _sft,
+        inputs={"data": "data", "model": "policy"},
+        provides=("policy",),
+        sections=("sft", "data.train"),
+        gpus=lambda config: 1,
+        views=("metrics", "curves"),
+    ),
+    StageKind(
+        "rl",
+        "The policy after mixed-policy reinforcement learning",
+        RLSettings,
+        _rl,
+        inputs={"data": "prompts", "model": "policy"},
+        provides=("policy",),
+        sections=("rl", "objective", "data.train"),
+        gpus=_gpus_of_rl,
+        views=("metrics", "curves", "rollout_samples"),
+    ),
+    StageKind(
+        "evaluate",
+        "Accuracy of one checkpoint on all suites, with all decodings",
+        EvaluateSettings,
+        evaluate_settings,
+        inputs={"data": "data", "model": "policy"},
+        provides=("evaluation",),
+        for_each="policy",
+        sections=("evaluation",),
+        gpus=lambda config: _gpus_of_generation(config.evaluation, config),
+        views=("accuracies", "evaluated_samples"),
+    ),
+    StageKind(
+        "report",
+        "The report: accuracies, learning curves, samples and the configuration",
+        ReportSettings,
+        lambda config: ReportSettings(experiment=config),
+        inputs={"data": "data"},
+        requires=("evaluation",),
+        reads_all=True,
+        views=("accuracies", "accuracy_curves", "report_page"),
+        pages=("report.html", "report.md"),
+    ),
+    StageKind(
+        "sweep",
+        "Accuracy of checkpoints within an RL run, evaluated by one engine in turn",
+        SweepSettings,
+        None,
+        inputs={"data": "data", "model": "policy"},
+        provides=("evaluation",),
+        gpus=lambda config: _gpus_of_generation(config.evaluation, config),
+        views=("accuracies", "accuracy_curves"),
+        pages=("curve.html",),
+    ),
+)
+STAGE_KINDS: Mapping[str, StageKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
+STAGE_ORDER = tuple(kind.name for kind in _KINDS if kind.configure is not None)
+"""The stages that a chain may have, in the order in which it has them."""
