@@ -21,7 +21,7 @@ from luffy.cli.console import show_report_path, text_table, wide_terminal
 from luffy.config.comparison import load_comparison
 from luffy.errors import LuffyError
 from luffy.evaluation.method_comparison.findings import Findings
-from luffy.evaluation.method_comparison.page import accuracy_table, as_text, cost_table, difference_table
+from luffy.pages.method_comparison_page import accuracy_table, as_text, cost_table, difference_table
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from tasks.comparison import PAGE_FILE, conclude, make_shared, open_comparison, run_arms

@@ -12,8 +12,8 @@ from typing import Literal
 
 from luffy.cli.results import Accuracy, by_suite, read_accuracies
 from luffy.config import StageName
-from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.sample_files import find_samples, read_samples_of
+from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.jsonl import Json, read_last_lines

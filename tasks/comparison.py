@@ -22,18 +22,18 @@ from luffy.cli.console import PlainDisplay, TitledDisplay, stage_title, terminal
 from luffy.cli.progress import ChainProgress
 from luffy.config.comparison import SHARED_NODES, ArmRun, Comparison
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed
+from luffy.evaluation.checkpoint_scores import read_scores
 from luffy.evaluation.method_comparison.arms import Arm, FinishedSeed, read_seed
 from luffy.evaluation.method_comparison.findings import Findings, as_json, find
-from luffy.evaluation.method_comparison.page import (
+from luffy.files import write_atomic
+from luffy.pages.method_comparison_page import (
     accuracy_table,
     as_text,
     cost_table,
     difference_table,
     render_comparison,
 )
-from luffy.evaluation.report.inputs import read_graded
-from luffy.evaluation.report.tables import Table
-from luffy.files import write_atomic
+from luffy.pages.tables import Table
 from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
 from luffy.pipeline.workspace import Workspace, link
 from tasks.artifacts import Artifact
@@ -145,7 +145,7 @@ def conclude(arena: Arena, evaluated_base: FinishedStage) -> Findings:
         config.budget.text,
         config.reference,
         config.seeds,
-        read_graded(evaluated_base.directory),
+        read_scores(evaluated_base.directory),
         [_arm(arena, name) for name in config.arms],
     )
     folder = arena.session.run.directory

@@ -16,11 +16,12 @@ from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.changes import CellChanges, ChangedProblem, Changes, Said, find_changes
 from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
-from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.rescoring import Regraded, read_problems, regrade, write_regraded
 from luffy.evaluation.results import ResultRow
+from luffy.evaluation.sample_records import SampleRecord
 from luffy.grading import JUDGE_CACHE, GraderPool, Problem
 from luffy.grading.kinds import leaves
+from luffy.pages.evaluation_page import write_summaries
 from luffy.pipeline.job import JOB_FILE, read_job
 
 Rows = list[tuple[str, ...]]
@@ -74,7 +75,8 @@ def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be made ({error.strerror}); give another folder") from None
     with GraderPool.configured(os.cpu_count() or 1, grading, folder / JUDGE_CACHE, (kind,)) as pool:
-        comparison = write_regraded(folder, evaluation, regrade(evaluation, kind, pool, problems, chosen))
+        regraded = regrade(evaluation, kind, pool, problems, chosen)
+        comparison = write_regraded(folder, evaluation, regraded, write_summaries)
     return Rescored(folder, [_scores(part) for part in comparison], _changed_rows(comparison), tuple(notes))
 
 

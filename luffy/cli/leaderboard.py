@@ -4,12 +4,12 @@ from pathlib import Path
 
 from luffy.cli.console import terminal, text_table, wide_terminal
 from luffy.errors import DataError
-from luffy.evaluation.leaderboard import page
 from luffy.evaluation.leaderboard.board import Board, BoardTable, build_board
+from luffy.evaluation.leaderboard.board_json import board_json
 from luffy.evaluation.leaderboard.entries import read_entries
 from luffy.evaluation.leaderboard.published import read_published
-from luffy.evaluation.leaderboard.record import board_json
 from luffy.files import write_atomic
+from luffy.pages import leaderboard_page as page
 from luffy.pipeline.workspace import Workspace
 
 HTML_FILE = "leaderboard.html"

@@ -10,7 +10,7 @@ from luffy.pipeline.records import RunRecord
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 
 if TYPE_CHECKING:  # loads matplotlib
-    from luffy.evaluation.report.curves import Panel
+    from luffy.pages.panels import Panel
 
 _WIDTH, _HEIGHT = 60, 6
 _DOT_ROWS, _DOT_COLUMNS = 4, 2
@@ -72,7 +72,7 @@ def _curves(record: RunRecord) -> dict[str, list[MetricRow]]:
 
 
 def _panels(record: RunRecord, node: str) -> "Sequence[Panel]":
-    from luffy.evaluation.report.curves import rl_panels, supervised_panels
+    from luffy.pages.panels import rl_panels, supervised_panels
 
     if node != "rl":
         return supervised_panels()

@@ -5,12 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.errors import DataError
-from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, read_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, find_samples, read_samples_of
-
-Cell = tuple[str, str]
-"""Suite and decoding."""
+from luffy.evaluation.sample_records import SampleRecord
 
 
 @dataclass(frozen=True, slots=True)

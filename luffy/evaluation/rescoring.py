@@ -7,12 +7,11 @@ from pathlib import Path
 from luffy.config.grading import GraderKind
 from luffy.data.parquet import read_prompts
 from luffy.errors import DataError
-from luffy.evaluation.finished import Cell, FinishedEvaluation
-from luffy.evaluation.opinions import opinions
-from luffy.evaluation.records import SampleRecord
-from luffy.evaluation.report.evaluation_page import write_summaries
-from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, ResultRow, Tally, write_results
+from luffy.evaluation.finished import FinishedEvaluation
+from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, Tally, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
+from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.second_grades import opinions
 from luffy.grading import GradeRequest, GraderPool, Problem, problem_of
 
 _BATCH = 1024
@@ -67,7 +66,12 @@ def regrade(
         progress(len(batch))
 
 
-def write_regraded(folder: Path, evaluation: FinishedEvaluation, regraded: Iterable[Verdicts]) -> list[Regraded]:
+def write_regraded(
+    folder: Path,
+    evaluation: FinishedEvaluation,
+    regraded: Iterable[Verdicts],
+    write_pages: Callable[[Path, EvaluationResults], None],
+) -> list[Regraded]:
     """Write to `folder` what an evaluation with the new grader would have written.
 
     Returns what the new verdicts change, a suite and decoding each, in the order of the results.
@@ -95,7 +99,7 @@ def write_regraded(folder: Path, evaluation: FinishedEvaluation, regraded: Itera
         checkpoint=evaluation.results.checkpoint, confidence=level, rows=tuple(part.after for part in comparison)
     )
     write_results(folder / RESULTS_FILE, results)
-    write_summaries(folder, results)
+    write_pages(folder, results)
     return comparison
 
 

@@ -1,6 +1,6 @@
 """What an evaluation finds: a row a suite and decoding, counted from the records of the responses.
 
-The rows are `results.json`; `summary.md` says the same for a reader (`luffy.evaluation.summary`).
+The rows are `results.json`; `summary.md` says the same for a reader (`luffy.pages.evaluation_tables`).
 """
 
 from collections import Counter
@@ -12,13 +12,15 @@ from pydantic import Field, ValidationError
 
 from luffy.config.strict import StrictModel
 from luffy.errors import LuffyError
-from luffy.evaluation.records import SampleRecord
-from luffy.evaluation.statistics import Estimate, accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
+from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
+from luffy.statistics.accuracy import Estimate, accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
 from luffy.types import FinishReason, Outcome
 
 RESULTS_FILE = "results.json"
-
+Cell = tuple[str, str]
+"""Suite and decoding."""
+_CHECKPOINT_NAMES = {"base": "base", "sft": "SFT", "rl": "RL"}
 
 _UNPARSED = (Outcome.NO_ANSWER, Outcome.UNPARSABLE)
 _CHOICE = "choice"
@@ -80,7 +82,7 @@ class ResultRow(StrictModel):
     accuracy: float
     """Mean over all responses (avg@k)."""
     interval: tuple[float, float]
-    """Over problems: what another set of problems of this kind would give (`luffy.evaluation.statistics`)."""
+    """Over problems: what another set of problems of this kind would give (`luffy.statistics.accuracy`)."""
     outcomes: dict[str, int]
     """Responses by what grading found; outcomes that never occurred are 0."""
     mean_tokens: float
@@ -115,6 +117,11 @@ class EvaluationResults(StrictModel):
     confidence: float
     """Level of the intervals."""
     rows: tuple[ResultRow, ...]
+
+
+def checkpoint_name(checkpoint: str) -> str:
+    """What people read for `base`, `sft` or `rl`; any other name as it is."""
+    return _CHECKPOINT_NAMES.get(checkpoint, checkpoint)
 
 
 class Tally:

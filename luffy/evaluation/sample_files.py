@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from luffy.errors import DataError
-from luffy.evaluation.records import SampleRecord, parse_record, record_line
+from luffy.evaluation.sample_records import SampleRecord, parse_record, record_line
 from luffy.files import replacing
 
 SAMPLES_FILE = "samples.jsonl.zst"

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from luffy.evaluation.records import SampleRecord, parse_record, record_line
+from luffy.evaluation.sample_records import SampleRecord, parse_record, record_line
 from luffy.files import sync_directory
 
 Key = tuple[str, int, int]

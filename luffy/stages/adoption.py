@@ -17,10 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 from luffy.config.settings import EvaluateSettings
 from luffy.config.strict import StrictModel
 from luffy.errors import DataError
-from luffy.evaluation.asking import Ask, Inquiry, Suite
-from luffy.evaluation.protocol import Progress, grade_drawn
-from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.evaluator import Progress, grade_drawn
+from luffy.evaluation.requests import Ask, Inquiry, Suite
 from luffy.evaluation.sample_files import read_samples_of, write_sample_records
+from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
 from luffy.grading import GraderPool
 from luffy.pipeline.fingerprint import module_fingerprint
@@ -28,7 +28,7 @@ from luffy.pipeline.manifest import consumed_digest, read_manifest
 
 logger = logging.getLogger(__name__)
 RESPONSES_FILE = "responses.json"
-_ASKING = ("luffy.evaluation.asking", "luffy.evaluation.respondents", "luffy.stages.responses")
+_ASKING = ("luffy.evaluation.requests", "luffy.evaluation.model_clients", "luffy.stages.responses")
 """What they reach is the code that responses depend on."""
 
 Cell = tuple[str, str]

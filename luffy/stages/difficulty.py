@@ -38,10 +38,10 @@ from luffy.data.difficulty import (
 from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.errors import DataError
-from luffy.evaluation.asking import Suite
-from luffy.evaluation.protocol import Evaluator
-from luffy.evaluation.records import SampleRecord
-from luffy.evaluation.respondents import TokenRespondent
+from luffy.evaluation.evaluator import Evaluator
+from luffy.evaluation.model_clients import TokenRespondent
+from luffy.evaluation.requests import Suite
+from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import link_or_copy, write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.pipeline.identity import Identity, IdentityRecord, read_identity

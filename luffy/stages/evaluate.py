@@ -23,15 +23,15 @@ from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.evaluation.asking import Ask, Suite
-from luffy.evaluation.protocol import Evaluator, check_problems, check_suite, protocol_of
-from luffy.evaluation.report.evaluation_page import PAGE_FILE, write_summaries
-from luffy.evaluation.respondents import TextRespondent, TokenRespondent, ask_by_ids, ask_by_text
+from luffy.evaluation.evaluator import Evaluator, check_problems, check_suite, protocol_of
+from luffy.evaluation.model_clients import TextRespondent, TokenRespondent, ask_by_ids, ask_by_text
+from luffy.evaluation.requests import Ask, Suite
 from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, ResultRow, tally_cells, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, join_sample_records, read_sample_records, write_sample_records
 from luffy.evaluation.sample_log import SampleLog
-from luffy.evaluation.summary import SUMMARY_FILE
 from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.pages.evaluation_page import PAGE_FILE, write_summaries
+from luffy.pages.evaluation_tables import SUMMARY_FILE
 from luffy.rollout.engine import SwappableEngine
 from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint, read_endpoint

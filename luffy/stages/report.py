@@ -6,9 +6,9 @@ Writes report.html, which needs no other file, and report.md.
 """
 
 from luffy.config.settings import ReportSettings
-from luffy.evaluation.report.inputs import read_chain
-from luffy.evaluation.report.page import build_page, render_html, render_markdown
 from luffy.files import write_atomic
+from luffy.pages.report.inputs import read_chain
+from luffy.pages.report.report_page import build_page, render_html, render_markdown
 from luffy.stages.program import StageContext, StageResult, main
 
 HTML_FILE = "report.html"

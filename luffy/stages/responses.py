@@ -8,7 +8,7 @@ from pathlib import Path
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType, EndpointModel
 from luffy.data.prompt_templates import OWN
-from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.sample_records import SampleRecord
 from luffy.rollout.engine import SwappableEngine
 from luffy.rollout.server_engine import ServerEngine
 from luffy.rollout.text_answers import TextAnswers

@@ -14,11 +14,11 @@ from pathlib import Path
 from luffy.config.settings import SweepSettings
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.evaluation.respondents import ask_by_ids
+from luffy.evaluation.model_clients import ask_by_ids
 from luffy.evaluation.results import RESULTS_FILE, count_correct, read_results
 from luffy.evaluation.sample_files import read_samples_of
-from luffy.evaluation.sweep.page import SweptStep, render_curve
 from luffy.files import write_atomic
+from luffy.pages.sweep_page import SweptStep, render_curve
 from luffy.pipeline.checkpoints import complete_checkpoints
 from luffy.rollout.engine import SwappableEngine
 from luffy.stages.adoption import Inquiries, write_digests

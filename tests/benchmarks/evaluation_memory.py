@@ -29,7 +29,7 @@ from luffy.config.grading import GradingConfig
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
 from luffy.data.tokenizer import build_tokenizer
-from luffy.evaluation.report.inputs import read_graded
+from luffy.evaluation.checkpoint_scores import read_scores
 from luffy.pipeline.events import EventWriter
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -98,7 +98,7 @@ PARTS: dict[str, Callable[[Path, int, int], object]] = {
     "evaluate": evaluate,
     "rescore": lambda folder, *_: rescore(folder / "out", "math_strict", folder / "rescored", ()),
     "diff": lambda folder, *_: diff(folder / "out", folder / "rescored"),
-    "report, leaderboard": lambda folder, *_: read_graded(folder / "out"),
+    "report, leaderboard": lambda folder, *_: read_scores(folder / "out"),
 }
 
 

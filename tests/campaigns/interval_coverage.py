@@ -24,9 +24,9 @@ from statistics import NormalDist
 
 import numpy as np
 
-from luffy.evaluation.comparison import MIN_CHANGED, changed_problems
-from luffy.evaluation.intervals import clustered_wilson, verdict_interval, wilson_interval
-from luffy.evaluation.statistics import paired_difference
+from luffy.statistics.accuracy import paired_difference
+from luffy.statistics.intervals import clustered_wilson, verdict_interval, wilson_interval
+from luffy.statistics.paired import MIN_CHANGED, changed_problems
 
 CONFIDENCE = 0.95
 LOWEST, HIGHEST = 0.93, 0.97

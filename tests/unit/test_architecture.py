@@ -9,8 +9,9 @@ ROOT = Path(__file__).parents[2]
 FLOORS = (
     {"config", "errors", "types", "seeds", "files"},
     {"objectives", "grading", "pipeline", "tracking"},
-    {"data", "environments", "rollout", "training"},
+    {"data", "environments", "rollout", "training", "statistics"},
     {"cluster", "evaluation"},
+    {"pages"},
     {"stages"},
     {"cli"},
     {"__main__"},

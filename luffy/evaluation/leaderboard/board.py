@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from luffy.evaluation.comparison import BenchmarkComparison, compare_paired, holm
 from luffy.evaluation.leaderboard.entries import Cell, Column, Entry, LeftOut, Protocol
 from luffy.evaluation.leaderboard.published import PublishedRow, PublishedTable
-from luffy.evaluation.statistics import PairedDifference
+from luffy.statistics.accuracy import PairedDifference
+from luffy.statistics.paired import BenchmarkComparison, compare_paired, holm
 
 
 @dataclass(frozen=True, slots=True)

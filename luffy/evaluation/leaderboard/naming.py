@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from luffy.evaluation.report import wording
+from luffy.evaluation.results import checkpoint_name
 from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
 
 _NODE_PREFIX = "evaluate_"
@@ -134,9 +134,9 @@ def _checkpoint(checkpoint: str, config: Mapping[str, object], step: int | None)
         path, served = model.get("path"), _section(model, "endpoint").get("name")
         if isinstance(served, str):
             return f"{served} (API)"
-        return _model(path) if isinstance(path, str) else wording.checkpoint("base")
+        return _model(path) if isinstance(path, str) else checkpoint_name("base")
     steps = step if step is not None else _section(config, "rl").get("steps") if checkpoint == "rl" else None
-    return wording.checkpoint(checkpoint) + (f" step {steps}" if steps is not None else "")
+    return checkpoint_name(checkpoint) + (f" step {steps}" if steps is not None else "")
 
 
 def _model(path: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from luffy.config.comparison import ArmRun
-from luffy.evaluation.report.inputs import Evaluation, read_graded
+from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 
 TRAINING = ("sft", "rl")
@@ -48,7 +48,7 @@ class FinishedSeed:
     """One arm with one seed."""
 
     seed: int
-    evaluation: Evaluation
+    evaluation: CheckpointScores
     costs: Costs
     curve: tuple[CurvePoint, ...]
     """Empty without RL."""
@@ -88,7 +88,7 @@ def read_seed(run: ArmRun, stages: Mapping[str, Path]) -> FinishedSeed:
     """A finished run, whose stages lie in the directories `stages`; raises LuffyError where a file is missing."""
     metrics = {name: read_metrics(stages[name] / METRICS_FILE) for name in TRAINING if name in stages}
     updates = run.config.rl.updates_per_step if run.config.rl is not None else 1
-    evaluation = read_graded(stages[f"evaluate_{run.last}"])
+    evaluation = read_scores(stages[f"evaluate_{run.last}"])
     return FinishedSeed(run.seed, evaluation, _costs(metrics, updates), tuple(_curve(metrics, updates)))
 
 

@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from luffy.errors import LuffyError
-from luffy.evaluation.comparison import holm
+from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.method_comparison.arms import Arm, FinishedSeed
-from luffy.evaluation.over_seeds import SeededDifference, seeded_accuracy, seeded_difference
-from luffy.evaluation.report.inputs import Cell, Evaluation
-from luffy.evaluation.statistics import Estimate
+from luffy.evaluation.results import Cell
+from luffy.statistics.accuracy import Estimate
+from luffy.statistics.over_seeds import SeededDifference, seeded_accuracy, seeded_difference
+from luffy.statistics.paired import holm
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Findings:
 
 
 def find(
-    name: str, budget: str, reference: str, seeds: Sequence[int], base: Evaluation, arms: Sequence[Arm]
+    name: str, budget: str, reference: str, seeds: Sequence[int], base: CheckpointScores, arms: Sequence[Arm]
 ) -> Findings:
     """The findings on `arms`, in their order. Raises LuffyError where arms were asked different problems."""
     confidence = base.results.confidence
@@ -143,7 +144,7 @@ def _cell(cell: Cell) -> dict[str, str]:
     return {"suite": cell[0], "decoding": cell[1]}
 
 
-def _base(base: Evaluation, cell: Cell) -> Estimate:
+def _base(base: CheckpointScores, cell: Cell) -> Estimate:
     row = base.row(cell)
     assert row is not None
     return Estimate(row.accuracy, *row.interval, row.method, row.num_problems)
@@ -179,7 +180,7 @@ def _correct(seed: FinishedSeed, cell: Cell, uids: Sequence[str]) -> Mapping[str
     return found
 
 
-def _num_samples(evaluation: Evaluation, cell: Cell) -> int:
+def _num_samples(evaluation: CheckpointScores, cell: Cell) -> int:
     row = evaluation.row(cell)
     assert row is not None
     return row.num_samples

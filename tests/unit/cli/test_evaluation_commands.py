@@ -11,9 +11,9 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig, MathGrader
 from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.data.parquet import write_prompts
-from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.results import EvaluationResults, read_results, result_row, write_results
 from luffy.evaluation.sample_files import read_sample_records, write_sample_records
+from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.job import StageJob, write_job
 from luffy.types import Message, Prompt
 

@@ -21,9 +21,9 @@ from luffy.cli.sample_view import read_range
 from luffy.cli.settings_view import changed_settings, settings_of
 from luffy.config import load_experiment
 from luffy.errors import ConfigError
-from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.results import EvaluationResults, result_row, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
+from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
 from luffy.pipeline.job import write_job

@@ -8,9 +8,9 @@ import pytest
 
 from luffy.errors import DataError
 from luffy.evaluation.changes import find_changes
-from luffy.evaluation.comparison import compare_paired
-from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.results import EvaluationResults
+from luffy.evaluation.sample_records import SampleRecord
+from luffy.statistics.paired import compare_paired
 
 RECORD = SampleRecord(
     suite="s", decoding="d", uid="", sample=0, seed=1, prompt="p", response="r", answer="1", ground_truth="1",

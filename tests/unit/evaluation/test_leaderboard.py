@@ -12,8 +12,8 @@ from luffy.cli.main import main
 from luffy.errors import ConfigError
 from luffy.evaluation.leaderboard.board import Board, build_board
 from luffy.evaluation.leaderboard.entries import read_entries
-from luffy.evaluation.leaderboard.page import accuracy_table, render_page
 from luffy.evaluation.leaderboard.published import read_published
+from luffy.pages.leaderboard_page import accuracy_table, render_page
 from luffy.pipeline.workspace import Workspace
 
 GREEDY = ("math", "greedy")

@@ -6,18 +6,18 @@ import pytest
 from synthetic.finished_chain import HOSTILE
 
 from luffy.errors import LuffyError
+from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed, _costs, _curve
 from luffy.evaluation.method_comparison.findings import as_json, find
-from luffy.evaluation.method_comparison.page import (
+from luffy.evaluation.results import EvaluationResults, result_row
+from luffy.evaluation.sample_records import SampleRecord
+from luffy.pages.method_comparison_page import (
     accuracy_table,
     as_text,
     cost_table,
     difference_table,
     render_comparison,
 )
-from luffy.evaluation.records import SampleRecord
-from luffy.evaluation.report.inputs import Evaluation
-from luffy.evaluation.results import EvaluationResults, result_row
 
 PROBLEMS = 40
 COSTS = Costs(12.0, 96.0, 1000.0, 1500.0, 61.0, None)
@@ -37,7 +37,7 @@ def evaluation(problems=PROBLEMS, **right):
         records = [record(suite, uid, uid < count) for uid in range(problems)]
         rows.append(result_row(records, 0.95))
         correct[suite, "greedy"] = {row.uid: int(row.correct) for row in records}
-    return Evaluation(EvaluationResults(checkpoint="rl", confidence=0.95, rows=tuple(rows)), correct)
+    return CheckpointScores(EvaluationResults(checkpoint="rl", confidence=0.95, rows=tuple(rows)), correct)
 
 
 def record(suite, uid, correct):

@@ -10,15 +10,16 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfi
 from luffy.config.grading import ChoiceGrader, GraderKind, MathGrader, StrictMathGrader
 from luffy.data.parquet import write_prompts
 from luffy.errors import DataError
-from luffy.evaluation.asking import Suite
+from luffy.evaluation.evaluator import Evaluator, protocol_of
 from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
-from luffy.evaluation.protocol import Evaluator, protocol_of
-from luffy.evaluation.records import SampleRecord
+from luffy.evaluation.model_clients import TokenRespondent
+from luffy.evaluation.requests import Suite
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
-from luffy.evaluation.respondents import TokenRespondent
 from luffy.evaluation.results import EvaluationResults, result_row, write_results
 from luffy.evaluation.sample_files import write_sample_records
+from luffy.evaluation.sample_records import SampleRecord
 from luffy.grading import GraderPool
+from luffy.pages.evaluation_page import write_summaries
 
 STRICT, LENIENT = StrictMathGrader(), MathGrader(boxed="preferred")
 DECODINGS = {"greedy": DecodingConfig(temperature=0.0)}
@@ -53,7 +54,12 @@ def test_the_result_is_that_of_an_evaluation_with_the_other_grader(
     evaluation = read_evaluation(evaluated(tmp_path / "before", before))
     counts: list[int] = []
     with GraderPool(1, 5.0) as pool:
-        write_regraded(tmp_path / "after", evaluation, regrade(evaluation, after, pool, {}, ["sums"], counts.append))
+        write_regraded(
+            tmp_path / "after",
+            evaluation,
+            regrade(evaluation, after, pool, {}, ["sums"], counts.append),
+            write_summaries,
+        )
     other = evaluated(tmp_path / "from_the_start", after)
     for name in ("samples.jsonl.zst", "results.json"):
         assert (tmp_path / "after" / name).read_bytes() == (other / name).read_bytes()
@@ -92,7 +98,9 @@ def test_luffys_outputs_get_what_its_protocol_gives_and_the_letters_that_its_pro
 def test_what_changes_is_listed_with_both_verdicts(tmp_path: Path) -> None:
     evaluation = read_evaluation(evaluated(tmp_path / "before", MathGrader()))
     with GraderPool(1, 5.0) as pool:
-        (part,) = write_regraded(tmp_path / "after", evaluation, regrade(evaluation, LENIENT, pool, {}, ["sums"]))
+        (part,) = write_regraded(
+            tmp_path / "after", evaluation, regrade(evaluation, LENIENT, pool, {}, ["sums"]), write_summaries
+        )
     assert (part.before.accuracy, part.after.accuracy) == (part.before.accuracy, part.before.accuracy + 3 / 9)
     assert [(old.uid, old.outcome, new.outcome, new.answer) for old, new in part.changed] == [
         ("p1", "no_answer", "correct", "2"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from luffy.errors import LuffyError
-from luffy.evaluation.records import SampleRecord, parse_record, record_line
 from luffy.evaluation.results import EvaluationResults, read_results, result_row, write_results
-from luffy.evaluation.statistics import accuracy
+from luffy.evaluation.sample_records import SampleRecord, parse_record, record_line
+from luffy.statistics.accuracy import accuracy
 
 RECORD = SampleRecord(
     suite="s", decoding="d", uid="a", sample=0, seed=1, prompt="p\n", response="r\u2028\\boxed{1}", answer="1",

@@ -9,7 +9,6 @@ import pytest
 
 from luffy.errors import DataError
 from luffy.evaluation import sample_files
-from luffy.evaluation.records import SampleRecord, record_line
 from luffy.evaluation.sample_files import (
     SAMPLES_FILE,
     join_sample_records,
@@ -17,6 +16,7 @@ from luffy.evaluation.sample_files import (
     read_samples_of,
     write_sample_records,
 )
+from luffy.evaluation.sample_records import SampleRecord, record_line
 
 RECORD = SampleRecord(
     suite="s", decoding="d", uid="a", sample=0, seed=1, prompt="p\n", response="r\u2028\\boxed{1}", answer="1",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from luffy.evaluation.records import SampleRecord, record_line
 from luffy.evaluation.sample_log import SampleLog
+from luffy.evaluation.sample_records import SampleRecord, record_line
 
 RECORD = SampleRecord(
     suite="s", decoding="d", uid="p0", sample=0, seed=0, prompt="p\n", response="r\u2028\\boxed{1}", answer="1",

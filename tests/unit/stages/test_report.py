@@ -15,13 +15,13 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import ReportSettings
 from luffy.data.difficulty import PassRate, card_json, difficulty_card, fit_of
 from luffy.errors import LuffyError
-from luffy.evaluation.comparison import holm
-from luffy.evaluation.report.inputs import read_chain
-from luffy.evaluation.report.tables import difference_table
+from luffy.pages.report.inputs import read_chain
+from luffy.pages.report.report_tables import difference_table
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.manifest import finished_manifest, write_manifest
 from luffy.stages.program import StageContext
 from luffy.stages.report import run
+from luffy.statistics.paired import holm
 
 Chain = tuple[ExperimentConfig, dict[str, Path]]
 VOID = {"meta", "link", "br", "img", "hr", "input"}

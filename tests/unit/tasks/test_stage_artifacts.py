@@ -11,8 +11,8 @@ import pytest
 from synthetic.finished_chain import HOSTILE, write_chain
 
 from luffy.config import STAGE_ORDER
-from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.sample_files import write_sample_records
+from luffy.evaluation.sample_records import SampleRecord
 from tasks import artifacts
 from tasks.artifacts import views_of
 from tasks.curves import Line, Panel, picture_svg

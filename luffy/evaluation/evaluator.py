@@ -9,12 +9,12 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.evaluation import EvaluationConfig
 from luffy.data.prompt_templates import OWN, ask, stops_of
 from luffy.errors import DataError, LostError
-from luffy.evaluation.asking import Inquiry, Response, Suite, Task, asking_order, places
-from luffy.evaluation.opinions import Opinions, opinions
-from luffy.evaluation.records import SampleRecord
-from luffy.evaluation.respondents import Respondent
+from luffy.evaluation.model_clients import Respondent
+from luffy.evaluation.requests import Inquiry, Response, Suite, Task, asking_order, places
 from luffy.evaluation.results import Protocol
 from luffy.evaluation.sample_log import SampleLog
+from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.second_grades import Opinions, opinions
 from luffy.grading import GradeRequest, GraderPool, is_unjudged, problem_of
 from luffy.types import FinishReason, Prompt
 

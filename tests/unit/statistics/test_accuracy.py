@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.evaluation.statistics import (
+from luffy.statistics.accuracy import (
     accuracy,
     by_label,
     effective_samples,

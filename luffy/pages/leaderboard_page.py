@@ -3,25 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
 
 from luffy.evaluation.leaderboard.board import Board, BoardTable, Lead, Reference
 from luffy.evaluation.leaderboard.entries import Column, Entry
 from luffy.evaluation.leaderboard.published import PublishedTable
-from luffy.evaluation.report import page as report
-from luffy.evaluation.report import wording
-from luffy.evaluation.report.figures import Dot, dot_plot
-from luffy.evaluation.report.tables import Table, TableCell
+from luffy.pages import wording
+from luffy.pages.plots import Dot, dot_plot
+from luffy.pages.rendering import render
+from luffy.pages.tables import Table, TableCell
 
 MARK = "★"
 PUBLISHED = "published"
 _NONE = "–"
 _NAME_HEADER = ("checkpoint", "method", "experiment")
-_FOLDERS = (Path(__file__).parent, Path(report.__file__).parent)
-"""Of this page, and of the report, whose style it has."""
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7", "c6")
 
 
@@ -45,17 +39,9 @@ class Section:
 
 def render_page(board: Board, workspace: str) -> str:
     """The HTML page; `workspace` is its title."""
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDERS),
-        autoescape=select_autoescape(enabled_extensions=("html.jinja",), default=False),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["svg"] = Markup  # drawn by this package, which escapes what it writes into it
     sections = [_section(number, table) for number, table in enumerate(board.tables)]
-    return environment.get_template("leaderboard.html.jinja").render(
+    return render(
+        "leaderboard.html.jinja",
         workspace=workspace,
         mark=MARK,
         about=about,

@@ -13,11 +13,11 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfi
 from luffy.config.grading import FormatGrader, JudgeGrader, MathGrader
 from luffy.data.templates import render_prompt
 from luffy.errors import ClusterError, DataError
-from luffy.evaluation.asking import Suite
-from luffy.evaluation.protocol import Evaluator, check_suite
-from luffy.evaluation.records import SampleRecord
-from luffy.evaluation.respondents import TokenRespondent
+from luffy.evaluation.evaluator import Evaluator, check_suite
+from luffy.evaluation.model_clients import TokenRespondent
+from luffy.evaluation.requests import Suite
 from luffy.evaluation.sample_log import SampleLog
+from luffy.evaluation.sample_records import SampleRecord
 from luffy.grading import Grade, GradeRequest, GraderPool
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.types import Prompt

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.evaluation import SuiteProtocol
 from luffy.data.prompt_templates import OWN, ask, opener_behind, prompt_text, stops_of
 from luffy.data.templates import decode, stop_token_ids
-from luffy.evaluation.asking import Ask, AskedPrompt, Response
+from luffy.evaluation.requests import Ask, AskedPrompt, Response
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.text_answers import TextCompletion
 from luffy.rollout.text_endpoint import TextEndpoint, TextRequest

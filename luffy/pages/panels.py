@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from luffy.config.objective import EntropyLoss, TermConfig
-from luffy.evaluation.report.figures import Series, curve_plot, stacked_plot
+from luffy.pages.plots import Series, curve_plot, stacked_plot
 from luffy.tracking.metrics import MetricRow
 from luffy.types import Outcome
 

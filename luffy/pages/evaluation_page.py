@@ -4,15 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
-
-from luffy.evaluation.report import wording
-from luffy.evaluation.report.breakdown import BreakdownSection, Scored, breakdown_sections
-from luffy.evaluation.report.figures import Dot, dot_plot
-from luffy.evaluation.report.tables import Table, text_table
-from luffy.evaluation.results import EvaluationResults, ResultRow
-from luffy.evaluation.summary import (
+from luffy.evaluation.results import EvaluationResults, ResultRow, checkpoint_name
+from luffy.files import write_atomic
+from luffy.pages.breakdown import BreakdownSection, Scored, breakdown_sections
+from luffy.pages.evaluation_tables import (
     SUMMARY_FILE,
     agreements,
     by_decoding,
@@ -23,7 +18,10 @@ from luffy.evaluation.summary import (
     render_summary,
     scores,
 )
-from luffy.files import write_atomic
+from luffy.pages.plots import Dot, dot_plot
+from luffy.pages.rendering import render
+from luffy.pages.report.report_tables import text_table
+from luffy.pages.tables import Table
 
 PAGE_FILE = "summary.html"
 _COLOR = "c1"
@@ -51,16 +49,9 @@ def write_summaries(folder: Path, results: EvaluationResults) -> None:
 
 def render_page(results: EvaluationResults) -> str:
     """Return the page; the same results give the same bytes."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=select_autoescape(enabled_extensions=("html.jinja",), default=False),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["svg"] = Markup  # drawn by this package, which escapes what it writes into it
-    return environment.get_template("evaluation.html.jinja").render(
-        checkpoint=wording.checkpoint(results.checkpoint),
+    return render(
+        "evaluation.html.jinja",
+        checkpoint=checkpoint_name(results.checkpoint),
         confidence=f"{100 * results.confidence:g}",
         decodings=[_section(name, rows) for name, rows in by_decoding(results.rows).items()],
     )

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from luffy.evaluation.comparison import BenchmarkComparison
-from luffy.evaluation.report import wording
-from luffy.evaluation.report.inputs import Evaluation, FinishedChain
-from luffy.evaluation.report.tables import seconds
-from luffy.evaluation.results import ResultRow
+from luffy.evaluation.checkpoint_scores import CheckpointScores
+from luffy.evaluation.results import ResultRow, checkpoint_name
+from luffy.pages import wording
+from luffy.pages.report.inputs import FinishedChain
+from luffy.pages.report.report_tables import seconds
+from luffy.statistics.paired import BenchmarkComparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Headline:
 def headlines(chain: FinishedChain) -> list[Headline]:
     """Each checkpoint on the first suite under the first decoding."""
     return [
-        Headline(wording.checkpoint(name), wording.percent(row.accuracy), wording.interval(*row.interval))
+        Headline(checkpoint_name(name), wording.percent(row.accuracy), wording.interval(*row.interval))
         for name, row in _first_rows(chain)
     ]
 
@@ -37,7 +38,7 @@ def summarise(chain: FinishedChain) -> str:
 def _accuracies(chain: FinishedChain) -> str:
     suite, decoding = chain.suites[0], chain.decodings[0]
     rows = _first_rows(chain)
-    way = ", ".join(f"{wording.checkpoint(name)} {wording.accuracy(row)}" for name, row in rows)
+    way = ", ".join(f"{checkpoint_name(name)} {wording.accuracy(row)}" for name, row in rows)
     problems = wording.count(rows[0][1].num_problems, "problem")
     level = f"{100 * chain.evaluations[0].results.confidence:g}"
     return f"Accuracy on {suite} ({problems}, {decoding} decoding, {level}{wording.NBSP}% intervals): {way}."
@@ -48,7 +49,7 @@ def _step_sentences(chain: FinishedChain) -> list[str]:
     for first, second in chain.transitions:
         row = chain.comparison(first, second, chain.decodings[0]).on(chain.suites[0])
         verdict = "a clear difference" if row.is_significant else "not distinguishable from no change"
-        names = f"{wording.checkpoint(second.checkpoint)} minus {wording.checkpoint(first.checkpoint)}"
+        names = f"{checkpoint_name(second.checkpoint)} minus {checkpoint_name(first.checkpoint)}"
         sentences.append(
             f"{names} on the same problems: {wording.points(row.paired)} points ({verdict}{_correction(chain, row)})."
         )
@@ -72,11 +73,11 @@ def _elsewhere(chain: FinishedChain) -> list[str]:
         changes[comparison.on(suite).is_significant].append(_change(chain, first, last, suite))
     clear = f"clearly on {_enumerate(changes[True])}" if changes[True] else ""
     noise = f"within the noise on {_enumerate(changes[False])}" if changes[False] else ""
-    names = f"{wording.checkpoint(first.checkpoint)} to {wording.checkpoint(last.checkpoint)}"
+    names = f"{checkpoint_name(first.checkpoint)} to {checkpoint_name(last.checkpoint)}"
     return [f"From {names}, accuracy changed {', '.join(filter(None, (clear, noise)))}."]
 
 
-def _change(chain: FinishedChain, first: Evaluation, last: Evaluation, suite: str) -> str:
+def _change(chain: FinishedChain, first: CheckpointScores, last: CheckpointScores, suite: str) -> str:
     cell = (suite, chain.decodings[0])
     before, after = first.row(cell), last.row(cell)
     assert before is not None

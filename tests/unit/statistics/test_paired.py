@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luffy.evaluation.comparison import (
+from luffy.statistics.accuracy import paired_difference
+from luffy.statistics.paired import (
     BOOTSTRAP_DRAWS,
     PairedAccuracies,
     bootstrap_means,
@@ -18,7 +19,6 @@ from luffy.evaluation.comparison import (
     compare_paired,
     holm,
 )
-from luffy.evaluation.statistics import paired_difference
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.results import EvaluationResults, Protocol, ResultRow, result_row
-from luffy.evaluation.summary import render_summary
+from luffy.evaluation.sample_records import SampleRecord
+from luffy.pages.evaluation_tables import render_summary
 
 RECORD = SampleRecord(
     suite="math", decoding="hot", uid="a", sample=0, seed=1, prompt="p", response="r", answer="1", ground_truth="1",

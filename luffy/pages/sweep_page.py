@@ -2,20 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
-
-from luffy.evaluation.comparison import Comparison, PairedAccuracies, compare
-from luffy.evaluation.report import page as report
-from luffy.evaluation.report import wording
-from luffy.evaluation.report.figures import Dot, band_plot
-from luffy.evaluation.report.tables import Table, TableCell
 from luffy.evaluation.results import EvaluationResults, ResultRow
+from luffy.pages import wording
+from luffy.pages.plots import Dot, band_plot
+from luffy.pages.rendering import render
+from luffy.pages.tables import Table, TableCell
+from luffy.statistics.paired import Comparison, PairedAccuracies, compare
 
-_FOLDERS = (Path(__file__).parent, Path(report.__file__).parent)
-"""Of this page, and of the report, whose style it has."""
 _COLOR = "c1"
 Counts = Mapping[tuple[str, str], Mapping[str, int]]
 """Correct responses by problem, of each suite and decoding."""
@@ -47,16 +41,9 @@ class Section:
 
 def render_curve(steps: Sequence[SweptStep]) -> str:
     """The page on `steps`, in ascending order, as HTML that needs no other file."""
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDERS),
-        autoescape=select_autoescape(enabled_extensions=("html.jinja",), default=False),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["svg"] = Markup  # drawn by this package, which escapes what it writes into it
     decodings = dict.fromkeys(row.decoding for row in steps[0].results.rows)
-    return environment.get_template("sweep.html.jinja").render(
+    return render(
+        "sweep.html.jinja",
         steps=[swept.step for swept in steps],
         confidence=f"{100 * steps[0].results.confidence:g} %",
         sections=[_section(decoding, steps) for decoding in decodings],

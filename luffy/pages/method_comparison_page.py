@@ -3,23 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import cycle
-from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
 
 from luffy.evaluation.method_comparison.arms import Arm, Costs, CurvePoint
 from luffy.evaluation.method_comparison.findings import Findings, Score, Test
-from luffy.evaluation.report import page as report
-from luffy.evaluation.report import wording
-from luffy.evaluation.report.curves import Figure
-from luffy.evaluation.report.figures import Dot, Series, curve_plot, dot_plot
-from luffy.evaluation.report.inputs import Cell
-from luffy.evaluation.report.tables import Table, TableCell, Tone
-from luffy.evaluation.statistics import Estimate
+from luffy.evaluation.results import Cell
+from luffy.pages import wording
+from luffy.pages.panels import Figure
+from luffy.pages.plots import Dot, Series, curve_plot, dot_plot
+from luffy.pages.rendering import render
+from luffy.pages.tables import Table, TableCell, Tone
+from luffy.statistics.accuracy import Estimate
 
-_FOLDERS = (Path(__file__).parent, Path(report.__file__).parent)
-"""Of this page, and of the report, whose style it has."""
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
 _BASE_COLOR = "c6"
 _NONE = "–"
@@ -48,16 +42,9 @@ class Section:
 
 def render_comparison(findings: Findings) -> str:
     """The page, which needs no other file; the same findings give the same bytes."""
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDERS),
-        autoescape=select_autoescape(enabled_extensions=("html.jinja",), default=False),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["svg"] = Markup  # drawn by this package, which escapes what it writes into it
     colors = _colors(findings)
-    return environment.get_template("comparison.html.jinja").render(
+    return render(
+        "comparison.html.jinja",
         findings=findings,
         confidence=f"{100 * findings.confidence:g} %",
         num_tests=len(findings.tests),

@@ -2,12 +2,11 @@
 
 from datetime import UTC, datetime
 
-from luffy.evaluation.comparison import BenchmarkComparison
 from luffy.evaluation.results import ResultRow
-from luffy.evaluation.statistics import PairedDifference
+from luffy.statistics.accuracy import PairedDifference
+from luffy.statistics.paired import BenchmarkComparison
 
 NBSP = "\u00a0"
-CHECKPOINT_NAMES = {"base": "base", "sft": "SFT", "rl": "RL"}
 
 
 def percent(share: float) -> str:
@@ -45,10 +44,6 @@ def signed(share: float) -> str:
     """Percentage points with their sign; a true minus, so that it lines up."""
     text = f"{100 * share:+.1f}"
     return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
-
-
-def checkpoint(name: str) -> str:
-    return CHECKPOINT_NAMES.get(name, name)
 
 
 def duration(seconds: float) -> str:

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from luffy.evaluation.over_seeds import seeded_accuracy, seeded_difference, student_p, student_quantile
-from luffy.evaluation.statistics import accuracy
+from luffy.statistics.accuracy import accuracy
+from luffy.statistics.over_seeds import seeded_accuracy, seeded_difference, student_p, student_quantile
 
 
 @pytest.mark.parametrize(

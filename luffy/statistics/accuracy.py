@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from luffy.evaluation.intervals import (
+from luffy.grading.shortcuts import canonical_number, normalise
+from luffy.statistics.intervals import (
     FEW_PROBLEMS,
     Interval,
     clustered_wilson,
@@ -22,7 +23,6 @@ from luffy.evaluation.intervals import (
     normal_quantile,
     verdict_interval,
 )
-from luffy.grading.shortcuts import canonical_number, normalise
 
 _PSEUDO_PROBLEMS = 2.0
 """Number of the problems imagined by Bonett and Price (`paired_difference`)."""
@@ -106,7 +106,7 @@ def paired_difference(
     """Compare two checkpoints by their per-problem accuracies (in [0, 1], same problems, same order).
 
     The closed form of D. G. Bonett and R. M. Price, J. Educ. Behav. Stat. 37 (2012), for few problems
-    (`luffy.evaluation.comparison` for any): a normal interval after adding two imagined problems, one won and one lost.
+    (`luffy.statistics.paired` for any): a normal interval after adding two imagined problems, one won and one lost.
     With one sample a problem that is their interval for paired proportions. With `num_samples` the imagined problems
     are won and lost by 1 / sqrt(num_samples), about what chance makes of a problem's accuracy; by 1 the interval would
     be several times too wide. Raises ValueError when the lengths differ or are 0.

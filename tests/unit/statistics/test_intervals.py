@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luffy.evaluation.intervals import (
+from luffy.statistics.intervals import (
     blaker_interval,
     clustered_wilson,
     design_effect,

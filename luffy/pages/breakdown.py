@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from luffy.evaluation.report import wording
-from luffy.evaluation.report.figures import Dot, dot_plot
-from luffy.evaluation.report.tables import Table, TableCell
 from luffy.evaluation.results import Breakdown, ResultRow
-from luffy.evaluation.summary import breakdowns
+from luffy.pages import wording
+from luffy.pages.evaluation_tables import breakdowns
+from luffy.pages.plots import Dot, dot_plot
+from luffy.pages.tables import Table, TableCell
 
 
 @dataclass(frozen=True, slots=True)

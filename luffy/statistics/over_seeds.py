@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from luffy.evaluation.statistics import Estimate, accuracy
+from luffy.statistics.accuracy import Estimate, accuracy
 
 Array = NDArray[np.float64]
 _IMAGINED = 2.0

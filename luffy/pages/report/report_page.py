@@ -3,18 +3,17 @@
 Whatever comes from a model or a file is escaped; the same inputs give the same bytes (times are those of the stages).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup
 
 from luffy.config.yaml_source import dump_yaml
-from luffy.evaluation.report import wording
-from luffy.evaluation.report.breakdown import BreakdownSection, Scored, breakdown_sections
-from luffy.evaluation.report.curves import (
+from luffy.evaluation.results import checkpoint_name
+from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
+from luffy.pages import wording
+from luffy.pages.breakdown import BreakdownSection, Scored, breakdown_sections
+from luffy.pages.evaluation_tables import agreements, choices, health, votes
+from luffy.pages.panels import (
     OUTCOME_COLORS,
     Figure,
     draw_outcomes,
@@ -22,11 +21,11 @@ from luffy.evaluation.report.curves import (
     rl_panels,
     supervised_panels,
 )
-from luffy.evaluation.report.figures import Dot, Share, bar_plot, dot_plot
-from luffy.evaluation.report.inputs import FinishedChain
-from luffy.evaluation.report.summary import Headline, headlines, summarise
-from luffy.evaluation.report.tables import (
-    Table,
+from luffy.pages.plots import Dot, Share, bar_plot, dot_plot
+from luffy.pages.rendering import render
+from luffy.pages.report.inputs import FinishedChain
+from luffy.pages.report.opening import Headline, headlines, summarise
+from luffy.pages.report.report_tables import (
     accuracy_table,
     data_table,
     detail_table,
@@ -36,12 +35,10 @@ from luffy.evaluation.report.tables import (
     measure_table,
     stage_table,
 )
-from luffy.evaluation.summary import agreements, choices, health, votes
-from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
+from luffy.pages.tables import Table
 from luffy.tracking.samples import SampleRollout
 from luffy.types import Outcome
 
-_TEMPLATES = Path(__file__).parent
 _CHECKPOINT_COLORS = {"base": "c6", "sft": "c2", "rl": "c1"}
 _MEASURES = (
     ("Several responses to a problem: at least one of k correct (pass@k), the most frequent answer (maj@k)", votes),
@@ -128,7 +125,7 @@ def build_page(chain: FinishedChain) -> Page:
         headlines=headlines(chain),
         headline_note=f"{chain.suites[0]}, {chain.decodings[0]} decoding",
         checkpoint_legend=[
-            (_CHECKPOINT_COLORS[e.checkpoint], wording.checkpoint(e.checkpoint)) for e in chain.evaluations
+            (_CHECKPOINT_COLORS[e.checkpoint], checkpoint_name(e.checkpoint)) for e in chain.evaluations
         ],
         outcome_legend=[(OUTCOME_COLORS[name], name.replace("_", " ")) for name in _seen_outcomes(chain)],
         decodings=[_decoding(chain, name) for name in chain.decodings],
@@ -146,33 +143,18 @@ def build_page(chain: FinishedChain) -> Page:
 
 def render_html(page: Page) -> str:
     """The page a person opens."""
-    return _environment().get_template("report.html.jinja").render(page=page)
+    return render("report.html.jinja", page=page)
 
 
 def render_markdown(page: Page) -> str:
     """The same in text: tables and samples, no plots."""
-    return _environment().get_template("report.md.jinja").render(page=page)
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=select_autoescape(enabled_extensions=("html.jinja",), default=False),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["svg"] = Markup  # drawn by this package, which escapes what it writes into it
-    environment.filters["cell"] = _markdown_cell
-    environment.filters["fence"] = _fenced
-    return environment
+    return render("report.md.jinja", page=page)
 
 
 def _subtitle(chain: FinishedChain) -> str:
     config = chain.config
     parts = (
-        " → ".join(wording.checkpoint(evaluation.checkpoint) for evaluation in chain.evaluations),
+        " → ".join(checkpoint_name(evaluation.checkpoint) for evaluation in chain.evaluations),
         f"method {config.method}" if config.method else "",
         f"seed {config.seed}",
     )
@@ -204,7 +186,7 @@ def _decoding(chain: FinishedChain, name: str) -> DecodingResults:
 
 def _scored(chain: FinishedChain, suite: str, decoding: str) -> list[Scored]:
     found = ((e.checkpoint, e.row((suite, decoding))) for e in chain.evaluations)
-    return [Scored(wording.checkpoint(name), _CHECKPOINT_COLORS[name], row) for name, row in found if row is not None]
+    return [Scored(checkpoint_name(name), _CHECKPOINT_COLORS[name], row) for name, row in found if row is not None]
 
 
 def _dots(chain: FinishedChain, suite: str, decoding: str) -> list[Dot]:
@@ -219,7 +201,7 @@ def _bars(chain: FinishedChain, suite: str, decoding: str) -> list[tuple[str, li
         if row is not None:
             total = sum(row.outcomes.values())
             shares = [Share(OUTCOME_COLORS[o], row.outcomes[o] / total) for o in OUTCOME_COLORS if row.outcomes.get(o)]
-            bars.append((wording.checkpoint(evaluation.checkpoint), shares))
+            bars.append((checkpoint_name(evaluation.checkpoint), shares))
     return bars
 
 
@@ -255,18 +237,3 @@ def _shown(rollout: SampleRollout) -> ShownSample:
     if not close and THINK_OPEN in rollout.response:
         return ShownSample(rollout, reasoning=rollout.response, reply="")
     return ShownSample(rollout, reasoning=before + close, reply=after)
-
-
-def _markdown_cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
-
-
-def _fenced(text: str) -> str:
-    """A code block whose fence is longer than any run of backticks inside."""
-    longest = max((len(run) for run in _backticks(text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}\n{text}\n{fence}"
-
-
-def _backticks(text: str) -> Iterable[str]:
-    return ("".join(run) for is_tick, run in groupby(text, key=lambda letter: letter == "`") if is_tick)

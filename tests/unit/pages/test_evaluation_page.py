@@ -3,9 +3,9 @@
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from luffy.evaluation.records import SampleRecord
-from luffy.evaluation.report.evaluation_page import render_page
 from luffy.evaluation.results import EvaluationResults, ResultRow, result_row
+from luffy.evaluation.sample_records import SampleRecord
+from luffy.pages.evaluation_page import render_page
 
 RECORD = SampleRecord(
     suite="math", decoding="hot & <b>", uid="a", sample=0, seed=1, prompt="p", response="r", answer="1",

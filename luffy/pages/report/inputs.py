@@ -8,33 +8,14 @@ from pathlib import Path
 from luffy.config import ExperimentConfig
 from luffy.data.difficulty import DifficultyCard, read_card
 from luffy.errors import LuffyError
-from luffy.evaluation.comparison import Comparison, PairedAccuracies, compare
-from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, ResultRow, count_correct, read_results
-from luffy.evaluation.sample_files import read_samples_of
+from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
+from luffy.evaluation.results import Cell
 from luffy.pipeline.manifest import Manifest, finished_manifest
+from luffy.statistics.paired import Comparison, PairedAccuracies, compare
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout, read_samples
 
 CHECKPOINTS = ("base", "sft", "rl")
-Cell = tuple[str, str]
-"""Suite and decoding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """One evaluated checkpoint."""
-
-    results: EvaluationResults
-    correct: Mapping[Cell, Mapping[str, int]]
-    """Correct responses by problem."""
-
-    @property
-    def checkpoint(self) -> str:
-        return self.results.checkpoint
-
-    def row(self, cell: Cell) -> ResultRow | None:
-        """The result on a suite under a decoding, if it was evaluated."""
-        return next((row for row in self.results.rows if (row.suite, row.decoding) == cell), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +29,7 @@ class FinishedChain:
     """Training curves by node (`base`, `sft`, `rl`), those that exist."""
     samples: tuple[tuple[int, SampleRollout], ...]
     """Rollouts of RL with their steps."""
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[CheckpointScores, ...]
     """In the order of the chain."""
     data_card: Mapping[str, object]
     difficulty: DifficultyCard | None = None
@@ -66,11 +47,11 @@ class FinishedChain:
         return list(self.config.evaluation.decodings) if self.config.evaluation else []
 
     @property
-    def transitions(self) -> list[tuple[Evaluation, Evaluation]]:
+    def transitions(self) -> list[tuple[CheckpointScores, CheckpointScores]]:
         """Consecutive checkpoints."""
         return list(zip(self.evaluations, self.evaluations[1:], strict=False))
 
-    def comparison(self, first: Evaluation, second: Evaluation, decoding: str) -> Comparison:
+    def comparison(self, first: CheckpointScores, second: CheckpointScores, decoding: str) -> Comparison:
         """How `second` compares with `first` on the same problems of every suite."""
         pairs = {suite: _paired(first, second, (suite, decoding)) for suite in self.suites}
         return compare(pairs, second.results.confidence)
@@ -93,13 +74,13 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         manifests={manifest.node: manifest for manifest in manifests},
         metrics={name: rows for name, rows in curves.items() if rows},
         samples=tuple(read_samples(inputs["rl"] / SAMPLES_FILE)) if "rl" in inputs else (),
-        evaluations=tuple(read_graded(inputs[name]) for name in evaluations),
+        evaluations=tuple(read_scores(inputs[name]) for name in evaluations),
         data_card=_read_data_card(inputs["data"]) if "data" in inputs else {},
         difficulty=read_card(inputs["difficulty"] / "card.json") if "difficulty" in inputs else None,
     )
 
 
-def _paired(first: Evaluation, second: Evaluation, cell: Cell) -> PairedAccuracies:
+def _paired(first: CheckpointScores, second: CheckpointScores, cell: Cell) -> PairedAccuracies:
     before, after = first.correct[cell], second.correct[cell]
     if before.keys() != after.keys():
         raise LuffyError(f"{first.checkpoint} and {second.checkpoint} were evaluated on different problems of {cell}")
@@ -107,11 +88,6 @@ def _paired(first: Evaluation, second: Evaluation, cell: Cell) -> PairedAccuraci
     assert row is not None
     k = row.num_samples
     return PairedAccuracies([before[uid] / k for uid in before], [after[uid] / k for uid in before], k)
-
-
-def read_graded(directory: Path) -> Evaluation:
-    """The finished evaluation in `directory`."""
-    return Evaluation(read_results(directory / RESULTS_FILE), count_correct(read_samples_of(directory)))
 
 
 def _read_data_card(directory: Path) -> Mapping[str, object]:

@@ -1,35 +1,16 @@
 """The tables of the report as rows of text and numbers, for both of its formats."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from luffy.data.difficulty import DifficultyCard, Fit
-from luffy.evaluation.comparison import BenchmarkComparison
-from luffy.evaluation.report import wording
-from luffy.evaluation.report.inputs import Evaluation, FinishedChain
-from luffy.evaluation.results import ResultRow
-from luffy.evaluation.summary import Measures
+from luffy.evaluation.checkpoint_scores import CheckpointScores
+from luffy.evaluation.results import ResultRow, checkpoint_name
+from luffy.pages import wording
+from luffy.pages.evaluation_tables import Measures
+from luffy.pages.report.inputs import FinishedChain
+from luffy.pages.tables import Table, TableCell, Tone
 from luffy.pipeline.manifest import Manifest
-
-Tone = Literal["", "better", "worse"]
-
-
-@dataclass(frozen=True, slots=True)
-class TableCell:
-    """A number with what stands behind it in small print."""
-
-    text: str
-    details: tuple[str, ...] = ()
-    tone: Tone = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table whose first column names the rows."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[TableCell, ...], ...]
+from luffy.statistics.paired import BenchmarkComparison
 
 
 def accuracy_table(chain: FinishedChain, decoding: str) -> Table:
@@ -40,7 +21,7 @@ def accuracy_table(chain: FinishedChain, decoding: str) -> Table:
         problems = max(row.num_problems for row in found if row)
         name = TableCell(suite, (wording.count(problems, "problem"),))
         rows.append((name, *(_accuracy_cell(row) for row in found)))
-    names = (wording.checkpoint(evaluation.checkpoint) for evaluation in chain.evaluations)
+    names = (checkpoint_name(evaluation.checkpoint) for evaluation in chain.evaluations)
     return Table(("suite", *names), tuple(rows))
 
 
@@ -62,7 +43,7 @@ def detail_table(chain: FinishedChain) -> Table:
         "mean tokens", "truncated %", "other outcomes",
     )  # fmt: skip
     rows = tuple(
-        tuple(TableCell(text) for text in (wording.checkpoint(evaluation.checkpoint), *_details(row)))
+        tuple(TableCell(text) for text in (checkpoint_name(evaluation.checkpoint), *_details(row)))
         for evaluation in chain.evaluations
         for row in evaluation.results.rows
     )
@@ -95,7 +76,7 @@ def difficulty_tables(card: DifficultyCard) -> tuple[Table, Table]:
     """Which prompts RL was given, and how many were solved how often."""
     header = ("measured by", "responses", "bounds", "kept", "too hard", "too easy", "mean pass rate %", "truncated %")
     row = (
-        wording.checkpoint(card.policy),
+        checkpoint_name(card.policy),
         f"{card.num_samples} a prompt",
         f"{card.min_pass_rate:g} to {card.max_pass_rate:g}",
         *(f"{card.fits[fit]:,} of {card.prompts:,}" for fit in Fit),
@@ -139,7 +120,7 @@ def measure_table(chain: FinishedChain, decoding: str, measure: Callable[[Sequen
         measures = measure([row for row in evaluation.results.rows if row.decoding == decoding])
         header = (measures.header[0], "checkpoint", *measures.header[1:])
         for suite, *values in measures.rows:
-            cells = (suite, wording.checkpoint(evaluation.checkpoint), *values)
+            cells = (suite, checkpoint_name(evaluation.checkpoint), *values)
             found.append((suite, tuple(TableCell(text) for text in cells)))
     found.sort(key=lambda row: chain.suites.index(row[0]))  # stable: checkpoints stay in the order of the chain
     return Table(header, tuple(cells for _, cells in found))
@@ -170,8 +151,8 @@ def _difference_cell(row: BenchmarkComparison) -> TableCell:
     )
 
 
-def _step_name(first: Evaluation, second: Evaluation) -> str:
-    return f"{wording.checkpoint(first.checkpoint)} → {wording.checkpoint(second.checkpoint)}"
+def _step_name(first: CheckpointScores, second: CheckpointScores) -> str:
+    return f"{checkpoint_name(first.checkpoint)} → {checkpoint_name(second.checkpoint)}"
 
 
 def _details(row: ResultRow) -> Sequence[str]:

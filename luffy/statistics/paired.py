@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from luffy.evaluation.statistics import (
+from luffy.statistics.accuracy import (
     Estimate,
     PairedDifference,
     paired_difference,
