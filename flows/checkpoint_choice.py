@@ -7,9 +7,9 @@ from dataclasses import replace
 from pydantic import JsonValue
 from yaml import YAMLError
 
-from flows.front import Question, Work
+from luffy.flows.front import Question, Work
 from luffy.config import ExperimentConfig, load_experiment
-from luffy.config.of_checkpoint import evaluation_of, sweep_of
+from luffy.config.derived import evaluation_of, sweep_of
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.checkpoints import complete_checkpoints

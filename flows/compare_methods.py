@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    from flows.comparison_choice import QUESTION
-    from flows.front import begin
+    from luffy.flows.comparison_choice import QUESTION
+    from luffy.flows.front import begin
 
     # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
     front = begin(__doc__, QUESTION)
@@ -24,7 +24,7 @@ from luffy.evaluation.method_comparison.findings import Findings
 from luffy.evaluation.method_comparison.page import accuracy_table, as_text, cost_table, difference_table
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
-from tasks.comparison import PAGE_FILE, conclude, make_shared, open_comparison, run_arms
+from luffy.tasks.comparison import PAGE_FILE, conclude, make_shared, open_comparison, run_arms
 
 
 def _run_name() -> str:

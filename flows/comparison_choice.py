@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from flows.front import Question
+from luffy.flows.front import Question
 from luffy.cli.commands.plan import show_resources
 from luffy.cli.console import text_table, wide_terminal
 from luffy.config.comparison import SHARED_NODES, Comparison, load_comparison

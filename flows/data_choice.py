@@ -2,7 +2,7 @@
 
 import argparse
 
-from flows.front import Question, Work
+from luffy.flows.front import Question, Work
 from luffy.config import ExperimentConfig, load_experiment
 
 _EXAMPLES = """\

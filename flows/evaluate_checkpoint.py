@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    from flows.checkpoint_choice import QUESTION
-    from flows.front import begin
+    from luffy.flows.checkpoint_choice import QUESTION
+    from luffy.flows.front import begin
 
     # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
     front = begin(__doc__, QUESTION)
@@ -19,13 +19,13 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import JsonValue
 
-from flows.checkpoint_choice import check_checkpoints, choose
+from luffy.flows.checkpoint_choice import check_checkpoints, choose
 from luffy.cli.console import show_report_path, terminal, text_table
 from luffy.cli.results import by_suite, read_accuracies
 from luffy.config import load_experiment
 from luffy.pipeline.workspace import find_workspace, link
-from tasks.session import Session, open_session
-from tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, report, sweep, train_rl, train_sft
+from luffy.tasks.session import Session, open_session
+from luffy.tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, report, sweep, train_rl, train_sft
 
 _PAGE = "curve.html"
 

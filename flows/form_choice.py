@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from flows.front import Question, Work
+from luffy.flows.front import Question, Work
 from luffy.config.form import experiment_of_form, form_of_file
 
 _EXAMPLES = """\

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Protocol
 
-from flows.prefect_session import ApiServer, prefect_api, set_environment
+from luffy.flows.prefect_session import ApiServer, prefect_api, set_environment
 from luffy.cli.commands.plan import show_plan_of, show_resources
 from luffy.cli.console import show_error
 from luffy.cli.main import parse_with_overrides

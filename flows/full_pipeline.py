@@ -6,7 +6,7 @@ Each stage is a cached, restartable program; a second run reuses what is finishe
 import sys
 
 if __name__ == "__main__":
-    from flows.front import begin
+    from luffy.flows.front import begin
 
     # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
     front = begin(__doc__)
@@ -19,8 +19,8 @@ from luffy.cli.results import by_suite, read_accuracies
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
-from tasks.session import open_session, run_name
-from tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, report, train_rl, train_sft
+from luffy.tasks.session import open_session, run_name
+from luffy.tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, report, train_rl, train_sft
 
 
 def _run_name() -> str:

@@ -6,8 +6,8 @@ It makes and reuses the very stages that flows/full_pipeline.py makes of a file 
 import sys
 
 if __name__ == "__main__":
-    from flows.form_choice import QUESTION
-    from flows.front import begin
+    from luffy.flows.form_choice import QUESTION
+    from luffy.flows.front import begin
 
     # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
     front = begin(__doc__, QUESTION)
@@ -15,7 +15,7 @@ if __name__ == "__main__":
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.full_pipeline import run_chain
+from luffy.flows.full_pipeline import run_chain
 from luffy.config.form import ExperimentForm, experiment_of_form
 
 

@@ -6,8 +6,8 @@ The result is the one that flows/full_pipeline.py with the same experiment would
 import sys
 
 if __name__ == "__main__":
-    from flows.data_choice import QUESTION
-    from flows.front import begin
+    from luffy.flows.data_choice import QUESTION
+    from luffy.flows.front import begin
 
     # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
     front = begin(__doc__, QUESTION)
@@ -15,13 +15,13 @@ if __name__ == "__main__":
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.data_choice import data_alone
+from luffy.flows.data_choice import data_alone
 from luffy.cli.card_summary import summarise_card
 from luffy.cli.console import terminal, text_table, wide_terminal
 from luffy.config import load_experiment
 from luffy.pipeline.workspace import find_workspace
-from tasks.session import open_session, run_name
-from tasks.stages import prepare_data
+from luffy.tasks.session import open_session, run_name
+from luffy.tasks.stages import prepare_data
 
 
 def _run_name() -> str:

@@ -22,9 +22,9 @@ from types import FrameType
 
 import httpx
 
-from flows.gpu_limit import limit_gpus
-from flows.pages import served_pages
-from flows.prefect_session import ApiServer, answers, set_environment
+from luffy.flows.gpu_limit import limit_gpus
+from luffy.flows.pages import served_pages
+from luffy.flows.prefect_session import ApiServer, answers, set_environment
 from luffy.cli.console import show_error, terminal
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
 from luffy.files import write_atomic

@@ -19,7 +19,7 @@ from luffy.pipeline.workspace import Workspace
 from luffy.tracking.jsonl import Json, read_last_lines
 from luffy.tracking.metrics import METRICS_FILE, NAMESPACES, MetricRow, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE
-from tasks.curves import Line, Panel, picture_url
+from luffy.tasks.curves import Line, Panel, picture_url
 
 ArtifactKind = Literal["progress", "table", "markdown"]
 _HEADLINES = (

@@ -22,7 +22,7 @@ _FRAME = (
     "luffy.pipeline",
     "luffy.stages.program",
     "luffy.config.load",
-    "luffy.config.complaints",
+    "luffy.config.validation_errors",
     "luffy.config.yaml_source",
 )
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
 
 from luffy.config import StageName
-from luffy.config.complaints import explain
+from luffy.config.validation_errors import explain
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import (
     BaseSettings,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.prefect_session import ApiServer
+from luffy.flows.prefect_session import ApiServer
 from luffy.cli.main import main
 from luffy.evaluation.results import read_results
 from luffy.pipeline.events import EventReader

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.prefect_session import ApiServer
+from luffy.flows.prefect_session import ApiServer
 from luffy.cli.main import main
 from luffy.pipeline.lock import holder_of
 

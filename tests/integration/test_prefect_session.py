@@ -14,13 +14,13 @@ import httpx
 import psutil
 import pytest
 
-from flows.front import Front
-from flows.prefect_session import answers, configured_api, free_port, prefect_api
+from luffy.flows.front import Front
+from luffy.flows.prefect_session import answers, configured_api, free_port, prefect_api
 
 START = """
 import sys, time
 from pathlib import Path
-from flows.prefect_session import ApiServer
+from luffy.flows.prefect_session import ApiServer
 server = ApiServer(Path(sys.argv[1]))
 server.wait()
 print(server.url, flush=True)
@@ -133,7 +133,7 @@ def test_no_proxy_is_asked_for_what_is_on_this_machine(listener, monkeypatch):
 )
 def test_prefect_itself_goes_straight_to_this_machine(tmp_path, before, after):
     script = (
-        "import json, os, sys; from pathlib import Path; from flows.prefect_session import set_environment;"
+        "import json, os, sys; from pathlib import Path; from luffy.flows.prefect_session import set_environment;"
         "set_environment(Path(sys.argv[1]), debug=False);"
         "print(json.dumps([os.environ['NO_PROXY'], os.environ['no_proxy']]))"
     )

@@ -19,8 +19,8 @@ import httpx
 import psutil
 import pytest
 
-from flows.gpu_limit import limit_gpus
-from flows.prefect_session import free_port
+from luffy.flows.gpu_limit import limit_gpus
+from luffy.flows.prefect_session import free_port
 from luffy.config.form import form_of_file
 
 pytestmark = pytest.mark.slow
@@ -332,7 +332,7 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, one_gpu):
 
 def test_the_slots_of_a_killed_process_are_free_again_when_its_lease_ends(served, one_gpu):
     """After a minute, which is as short as Prefect makes a lease."""
-    code = "from tasks.gpu_slots import gpu_slots; import time\n"
+    code = "from luffy.tasks.gpu_slots import gpu_slots; import time\n"
     code += "with gpu_slots(1, print, bool): print('mine', flush=True); time.sleep({})"
     command = [sys.executable, "-c", code.format(600)]
     api = {**served.environment, "PREFECT_API_URL": served.api, "PREFECT_HOME": str(served.workspace / "prefect")}

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from flows import serve
-from flows.prefect_session import free_port
+from luffy.flows import serve
+from luffy.flows.prefect_session import free_port
 from luffy.errors import EXIT_FAILURE, LuffyError, UserError
 from luffy.pipeline.lock import StageLock
 from luffy.pipeline.workspace import Workspace

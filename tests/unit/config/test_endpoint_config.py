@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.checkpoint_choice import choose
+from luffy.flows.checkpoint_choice import choose
 from luffy.config import load_experiment
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.of_checkpoint import evaluation_of
+from luffy.config.derived import evaluation_of
 from luffy.errors import ConfigError
 from luffy.pipeline.graph import build_graph
 

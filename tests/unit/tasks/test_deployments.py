@@ -10,7 +10,7 @@ import yaml
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
 
-from flows.checkpoint_choice import choose
+from luffy.flows.checkpoint_choice import choose
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.comparison import load_comparison
 from luffy.config.form import experiment_of_form, form_of_file
