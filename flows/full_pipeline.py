@@ -1,15 +1,13 @@
 """The whole experiment: data, base policy, SFT, mixed-policy RL, evaluation of every checkpoint, report.
 
 Each stage is a cached, restartable program; a second run reuses what is finished.
+`python flows/full_pipeline.py CONFIG` is `luffy run CONFIG`.
 """
 
-import sys
-
 if __name__ == "__main__":
-    from luffy.flows.front import begin
+    from luffy.cli.main import script
 
-    # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
-    front = begin(__doc__)
+    script("run")
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -64,7 +62,3 @@ def run_chain(config: ExperimentConfig, *, verify: bool) -> None:
         terminal().print(text_table(header, rows, title="\nAccuracy in % with its interval"))
     if page is not None:
         show_report_path(page)
-
-
-if __name__ == "__main__":
-    sys.exit(front.run(full_pipeline))

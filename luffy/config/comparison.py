@@ -21,13 +21,13 @@ from typing import Annotated, NoReturn
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
-from luffy.config.validation_errors import explain
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.load import chain_stages, load_experiment, read_overridden
 from luffy.config.objective import ObjectiveConfig, RefillGroups
 from luffy.config.shipped import experiment_file
 from luffy.config.strict import StrictModel
 from luffy.config.training import RLConfig
+from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import KeyPath
 from luffy.errors import ConfigError
 
@@ -156,6 +156,11 @@ class Comparison:
     def runs_of(self, arm: str) -> tuple[ArmRun, ...]:
         """Those of one arm, seed by seed."""
         return tuple(run for run in self.runs if run.arm == arm)
+
+
+def is_comparison(path: Path | str) -> bool:
+    """Whether the file `path`, or the shipped one of that name, is a comparison and not an experiment."""
+    return "arms" in read_overridden(experiment_file(path))[0]
 
 
 def load_comparison(path: Path | str, overrides: Sequence[str] = ()) -> Comparison:

@@ -1,4 +1,4 @@
-"""Paths of keys in nested YAML values: `("objective", "terms", "1", "loss")`, written `objective.terms.off_policy.loss`.
+"""Paths of keys in nested YAML values, such as `("objective", "terms", "1")`, written `objective.terms.off_policy`.
 
 An element of a list of mappings goes by its `name`; one without a name goes by its index.
 """

@@ -16,7 +16,7 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.config.key_paths import child, key_paths
 from luffy.config.layers import Layer, Override, parse_overrides, split_overrides
 from luffy.config.recipes import resolve_recipes
-from luffy.config.shipped import PresetKind, experiment_file, preset_file, available_presets
+from luffy.config.shipped import PresetKind, available_presets, experiment_file, preset_file
 from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import KeyPath, Value, read_yaml
 from luffy.errors import ConfigError

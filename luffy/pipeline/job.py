@@ -9,7 +9,6 @@ from typing import Annotated
 from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
 
 from luffy.config import StageName
-from luffy.config.validation_errors import explain
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import (
     BaseSettings,
@@ -23,6 +22,7 @@ from luffy.config.settings import (
     SweepSettings,
 )
 from luffy.config.strict import StrictModel
+from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import dump_yaml, read_yaml
 from luffy.errors import ConfigError
 from luffy.files import write_atomic

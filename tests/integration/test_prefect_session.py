@@ -14,7 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from luffy.flows.front import Front
+from luffy.cli.launch import call_flow
+from luffy.errors import LuffyError
 from luffy.flows.prefect_session import answers, configured_api, free_port, prefect_api
 
 START = """
@@ -169,10 +170,10 @@ def test_kill_9_of_the_flow_ends_the_embedded_server(tmp_path):
         time.sleep(0.05)
 
 
-def test_a_server_that_dies_under_the_flow_is_one_line(capsys):
+def test_a_server_that_dies_under_the_flow_is_one_line():
     def flow():
         raise httpx.ConnectError("refused")
 
-    assert Front({}, False, None, None).run(flow) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "does not answer any more (ConnectError)" in said
+    with pytest.raises(LuffyError, match=r"does not answer any more \(ConnectError\)") as caught:
+        call_flow(flow, {}, None, None)
+    assert "\n" not in str(caught.value)
