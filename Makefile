@@ -20,10 +20,10 @@ help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 pipeline: $(VENV)/.installed  ## Run the whole experiment (CONFIG=..., ARGS='key.path=value ...')
-	$(BIN)/python flows/full_pipeline.py $(CONFIG) $(ARGS)
+	$(BIN)/python -m luffy run $(CONFIG) $(ARGS)
 
 serve: $(VENV)/.installed  ## Prefect server with UI, worker and deployments on this machine (ARGS='--port 4200')
-	@$(BIN)/python flows/serve.py --end-with-parent $(ARGS)
+	@$(BIN)/python -m luffy serve --end-with-parent $(ARGS)
 
 test: $(VENV)/.installed-dev  ## Run all tests
 	$(BIN)/python -m pytest $(ARGS)
@@ -55,4 +55,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:  ## Remove the environment and the workspace
-	rm -rf $(VENV) workspace
+	rm -rf $(VENV) build dist workspace

@@ -2,17 +2,15 @@
 
 What all arms share (data, base policy, its evaluation, a seed's SFT start) is made once. A failed run is shown as
 failed and the others go on; the same command again tries it once more and reuses the rest.
+`python flows/compare_methods.py CONFIG` is `luffy compare CONFIG`.
 """
 
-import sys
-from pathlib import Path
-
 if __name__ == "__main__":
-    from flows.comparison_choice import QUESTION
-    from flows.front import begin
+    from luffy.cli.main import script
 
-    # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
-    front = begin(__doc__, QUESTION)
+    script("compare")
+
+from pathlib import Path
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -24,7 +22,7 @@ from luffy.evaluation.method_comparison.findings import Findings
 from luffy.pages.method_comparison_page import accuracy_table, as_text, cost_table, difference_table
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
-from tasks.comparison import PAGE_FILE, conclude, make_shared, open_comparison, run_arms
+from luffy.tasks.comparison import PAGE_FILE, conclude, make_shared, open_comparison, run_arms
 
 
 def _run_name() -> str:
@@ -57,7 +55,3 @@ def _show(findings: Findings) -> None:
         if (differences := difference_table(findings, decoding)) is not None:
             out.print(text_table(*as_text(differences), title="\nPercentage points, p-values after Holm's correction"))
     out.print(text_table(*as_text(cost_table(findings)), title="\nCosts of a seed, mean over seeds"))
-
-
-if __name__ == "__main__":
-    sys.exit(front.run(compare_methods))

@@ -1,31 +1,39 @@
 """One model, or the kept checkpoints of an RL run, evaluated by the suites and the protocol of an experiment.
 
---model takes any Hugging Face folder or hub id, or api:NAME for a model that others serve at --url by OpenAI's
-protocol; --steps the checkpoints of the experiment's own RL run, which one engine evaluates in turn. Results are cached
-and restartable, as those of the whole experiment are.
+A model is a Hugging Face folder, a hub id, or `api:NAME` behind OpenAI's protocol; one engine evaluates all checkpoints
+of an RL run in turn. Results are cached and restartable, as those of the whole experiment are.
+`python flows/evaluate_checkpoint.py CONFIG` is `luffy evaluate CONFIG`.
 """
 
-import sys
-from pathlib import Path
-
 if __name__ == "__main__":
-    from flows.checkpoint_choice import QUESTION
-    from flows.front import begin
+    from luffy.cli.main import script
 
-    # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
-    front = begin(__doc__, QUESTION)
+    script("evaluate")
+
+from pathlib import Path
 
 from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import JsonValue
 
-from flows.checkpoint_choice import check_checkpoints, choose
 from luffy.cli.console import show_report_path, terminal, text_table
 from luffy.cli.results import by_suite, read_accuracies
 from luffy.config import load_experiment
+from luffy.config.derived import EvaluatedModel, evaluated
+from luffy.pipeline.swept_checkpoints import check_checkpoints
 from luffy.pipeline.workspace import find_workspace, link
-from tasks.session import Session, open_session
-from tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, report, sweep, train_rl, train_sft
+from luffy.tasks.session import Session, open_session
+from luffy.tasks.stages import (
+    FinishedStage,
+    base,
+    difficulty,
+    evaluate,
+    prepare_data,
+    report,
+    sweep,
+    train_rl,
+    train_sft,
+)
 
 _PAGE = "curve.html"
 
@@ -50,15 +58,15 @@ def evaluate_checkpoint(
 ) -> None:
     """Evaluate `model`, or the RL run's checkpoints of `steps`, as the experiment in `config_file` says.
 
-    `urls` and `request` are --url and --request, of a model `api:NAME`.
+    `urls` and `request` belong to a model `api:NAME`: its servers, and further fields of each request.
     """
-    config = load_experiment(config_file, overrides or [])
-    work = choose(config, model, tuple(steps or ()), chat_template, urls or (), request)
-    check_checkpoints(work, find_workspace())
-    with open_session(work.config, find_workspace(), verify=verify, sweep_steps=work.sweep_steps) as session:
+    wanted = EvaluatedModel(model, tuple(steps or ()), chat_template, tuple(urls or ()), request or {})
+    config = evaluated(load_experiment(config_file, overrides or []), wanted)
+    check_checkpoints(config, wanted.steps, find_workspace())
+    with open_session(config, find_workspace(), verify=verify, sweep_steps=wanted.steps) as session:
         data = prepare_data(session)
         policy = base(session, data)
-        if work.sweep_steps:
+        if wanted.steps:
             results, page = _sweep(session, data, policy)
         else:
             results, page = _one(session, data, policy)
@@ -86,7 +94,3 @@ def _sweep(session: Session, data: FinishedStage, policy: FinishedStage) -> tupl
     swept = sweep(session, data, train_rl(session, prompts, policy))
     link(swept.directory / _PAGE, session.run.directory / _PAGE)
     return sorted(swept.directory.glob("step_*")), session.run.directory / _PAGE
-
-
-if __name__ == "__main__":
-    sys.exit(front.run(evaluate_checkpoint))

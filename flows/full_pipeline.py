@@ -1,15 +1,13 @@
 """The whole experiment: data, base policy, SFT, mixed-policy RL, evaluation of every checkpoint, report.
 
 Each stage is a cached, restartable program; a second run reuses what is finished.
+`python flows/full_pipeline.py CONFIG` is `luffy run CONFIG`.
 """
 
-import sys
-
 if __name__ == "__main__":
-    from flows.front import begin
+    from luffy.cli.main import script
 
-    # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
-    front = begin(__doc__)
+    script("run")
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -19,8 +17,8 @@ from luffy.cli.results import by_suite, read_accuracies
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
-from tasks.session import open_session, run_name
-from tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, report, train_rl, train_sft
+from luffy.tasks.session import open_session, run_name
+from luffy.tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, report, train_rl, train_sft
 
 
 def _run_name() -> str:
@@ -64,7 +62,3 @@ def run_chain(config: ExperimentConfig, *, verify: bool) -> None:
         terminal().print(text_table(header, rows, title="\nAccuracy in % with its interval"))
     if page is not None:
         show_report_path(page)
-
-
-if __name__ == "__main__":
-    sys.exit(front.run(full_pipeline))

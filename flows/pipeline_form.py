@@ -1,22 +1,18 @@
 """The whole experiment, given value by value instead of as a file: a form in the Prefect UI.
 
-It makes and reuses the very stages that flows/full_pipeline.py makes of a file with these values.
+It makes and reuses the same stages as a file with these values.
 """
-
-import sys
-
-if __name__ == "__main__":
-    from flows.form_choice import QUESTION
-    from flows.front import begin
-
-    # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
-    front = begin(__doc__, QUESTION)
 
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.full_pipeline import run_chain
-from luffy.config.form import ExperimentForm, experiment_of_form
+from luffy.config.form import ExperimentForm, experiment_of_form, form_of_file
+from luffy.flows.full_pipeline import run_chain
+
+
+def values_of(config_file: str) -> dict[str, object]:
+    """A build step of `prefect.yaml`: `experiment`, the values of a form that says what the file says."""
+    return {"experiment": form_of_file(config_file)}
 
 
 def _run_name() -> str:
@@ -34,7 +30,3 @@ def pipeline_form(experiment: ExperimentForm, verify: bool = False) -> None:
         verify: Compare full hashes of earlier results before they are reused.
     """
     run_chain(experiment_of_form(experiment), verify=verify)
-
-
-if __name__ == "__main__":
-    sys.exit(front.run(pipeline_form))

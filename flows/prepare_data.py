@@ -1,27 +1,24 @@
 """The data of an experiment alone: sources read, graded, filtered and split, with the tokenizer that counts them.
 
-The result is the one that flows/full_pipeline.py with the same experiment would make, and reuses.
+The result is the one that the whole experiment would make, and it reuses it. `python flows/prepare_data.py CONFIG` is
+`luffy prepare CONFIG`.
 """
 
-import sys
-
 if __name__ == "__main__":
-    from flows.data_choice import QUESTION
-    from flows.front import begin
+    from luffy.cli.main import script
 
-    # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
-    front = begin(__doc__, QUESTION)
+    script("prepare")
 
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.data_choice import data_alone
 from luffy.cli.card_summary import summarise_card
 from luffy.cli.console import terminal, text_table, wide_terminal
 from luffy.config import load_experiment
+from luffy.config.derived import data_alone
 from luffy.pipeline.workspace import find_workspace
-from tasks.session import open_session, run_name
-from tasks.stages import prepare_data
+from luffy.tasks.session import open_session, run_name
+from luffy.tasks.stages import prepare_data
 
 
 def _run_name() -> str:
@@ -41,7 +38,3 @@ def prepare_data_alone(config_file: str, overrides: list[str] | None = None, ver
     wide_terminal().print(text_table(summary.header, summary.rows, title="\nRows by source"))
     for note in summary.notes:
         terminal().print(note, markup=False, soft_wrap=True)
-
-
-if __name__ == "__main__":
-    sys.exit(front.run(prepare_data_alone))

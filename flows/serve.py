@@ -1,14 +1,18 @@
 """Prefect on this machine in one command: server with UI, work pool, worker, and the deployments of prefect.yaml.
 
-    make serve                                         (or: python flows/serve.py [--port 4200] [--workspace DIR])
-    prefect deployment run full-pipeline/arithmetic    (in any other terminal of the checkout)
+    luffy serve                                        (or: make serve, python flows/serve.py)
+    prefect deployment run full-pipeline/arithmetic    (in any other terminal of the same folder)
 
-Everything is kept under the workspace and bound to the loopback address. While it serves, `prefect.toml` in the
-checkout tells Prefect's own command line, and the flows, where the server is. Ctrl-C ends all of it, and so does a
-`kill -9` of this process; a stage that was running resumes when its run is started again.
+Everything is kept under the workspace and bound to the loopback address. While it serves, `prefect.toml` in the folder
+tells Prefect's own command line, and the flows, where the server is. Ctrl-C ends all of it, and so does a `kill -9` of
+this process; a stage that was running resumes when its run is started again.
 """
 
-import argparse
+if __name__ == "__main__":
+    from luffy.cli.main import script
+
+    script("serve")
+
 import os
 import signal
 import socket
@@ -22,20 +26,24 @@ from types import FrameType
 
 import httpx
 
-from flows.gpu_limit import limit_gpus
-from flows.pages import served_pages
-from flows.prefect_session import ApiServer, answers, set_environment
 from luffy.cli.console import show_error, terminal
+from luffy.config.shipped import SHIPPED
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
 from luffy.files import write_atomic
+from luffy.flows.gpu_limit import limit_gpus
+from luffy.flows.pages import served_pages
+from luffy.flows.prefect_session import ApiServer, answers, set_environment
 from luffy.pipeline.lock import StageLock
 from luffy.pipeline.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
-from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace, find_workspace
+from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 
-ROOT = Path(__file__).resolve().parents[1]
+_DEPLOYMENTS = (SHIPPED / "prefect.yaml").resolve()
+_CHECKOUT = SHIPPED.parents[1]
+PROJECT = _CHECKOUT if (_CHECKOUT / "prefect.yaml").is_file() else Path.cwd()
+"""The checkout, or where an installed luffy was started: runs work in it."""
 POOL = "luffy"
-_POINTER = ROOT / "prefect.toml"
-_POINTER_HEAD = "# Written by `make serve` and removed when it ends; not to be committed.\n"
+_POINTER = PROJECT / "prefect.toml"
+_POINTER_HEAD = "# Written by `luffy serve` and removed when it ends; not to be committed.\n"
 _ENVIRONMENT = {
     "PREFECT_SERVER_API_HOST": "127.0.0.1",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
@@ -65,30 +73,26 @@ _CRASH_SILENT_RUNS = {
     "actions": [{"type": "change-flow-run-state", "state": "CRASHED", "message": "no sign of life for ten minutes"}],
 }
 _ENDED = "the server that ran it was ended; start the run again, and its stages resume"
-_MAX_PORT = 65534
-"""The next one is for the reports."""
 _POOL_TIMEOUT_S = 60.0
 _GRACE_S = 15.0
 _POLL_S = 0.5
 
 
-def main() -> int:
-    """Serve until Ctrl-C; returns the exit code."""
-    options = _parser().parse_args()
+def serve_until_interrupted(workspace: Workspace, port: int, limit: int, *, end_with_parent: bool) -> int:
+    """Serve until Ctrl-C; returns the exit code, raises LuffyError."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    if options.end_with_parent:
+    if end_with_parent:
         watch_parent(os.getppid(), lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        _serve(find_workspace(options.workspace), options.port, options.limit)
+        _serve(workspace, port, limit)
     except KeyboardInterrupt:
         terminal().print("ended")
-    except LuffyError as error:
-        show_error(str(error))
-        return error.exit_code
     except httpx.HTTPError as error:
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        show_error(f"the Prefect server does not answer as it should ({said}); is the machine overloaded? Start again")
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        show_error(
+            f"the Prefect server does not answer as it should ({reason}); the machine may be overloaded, try again"
+        )
         return EXIT_FAILURE
     return EXIT_OK
 
@@ -137,7 +141,7 @@ def _refuse_if_taken(url: str, port: int) -> None:
     if _POINTER.exists() and not _POINTER.read_text(encoding="utf-8").startswith(_POINTER_HEAD):
         raise UserError(f"{_POINTER}: is your own, and would be overwritten; move its settings to a Prefect profile")
     if (other := _pointed_at()) and answers(other, timeout_s=2.0):
-        raise UserError(f"this checkout is served already, at {other} ({_POINTER.name}); end that first")
+        raise UserError(f"this folder is served already, at {other} ({_POINTER.name}); end that first")
 
 
 def _the_only_one(workspace: Workspace) -> StageLock:
@@ -176,7 +180,7 @@ def _worker(url: str, limit: int, log_path: Path) -> Iterator[subprocess.Popen[b
     with log_path.open("ab") as log:
         process = subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=PROJECT,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -211,8 +215,8 @@ def _has_pool(url: str) -> bool:
 
 
 def _deploy() -> None:
-    command = [*_prefect(), "--no-prompt", "deploy", "--all"]
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    command = [*_prefect(), "--no-prompt", "deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)]
+    done = subprocess.run(command, cwd=PROJECT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
@@ -252,7 +256,7 @@ def _say(url: str, workspace: Workspace, num_gpus: int) -> None:
     out.print(f"Prefect UI:  {url.removesuffix('/api')}")
     out.print(f"workspace:   {workspace.root}")
     out.print(f"GPUs:        {num_gpus or 'none'}")
-    out.print("deployments, to run in another terminal of this checkout:")
+    out.print("deployments, to run in another terminal of this folder:")
     for name in names:
         out.print(f"    prefect deployment run {name} --watch")
     out.print("Ctrl-C ends server, worker and runs.")
@@ -264,24 +268,3 @@ def _prefect() -> list[str]:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MAX_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_MAX_PORT}; the next port is used, too")
-    return int(text)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--port", type=_port, default=4200, help="of the server, on 127.0.0.1; the next one is for the reports"
-    )
-    parser.add_argument("--workspace", help="where results go (default: $LUFFY_WORKSPACE, else ./workspace)")
-    parser.add_argument("--limit", type=int, default=1, help="runs at the same time; the others wait")
-    parser.add_argument("--end-with-parent", action="store_true", help="end when the process that started this ends")
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,6 @@
-"""`python -m luffy plan CONFIG [key.path=value ...]` and `python -m luffy runs`."""
+"""`python -m luffy COMMAND ...`, for where the console script `luffy` is not on the path."""
 
-import sys
-
-from luffy.cli.main import main
+from luffy.cli.main import script
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

@@ -16,10 +16,10 @@ from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
+from luffy.tasks.curves import Line, Panel, picture_url
 from luffy.tracking.jsonl import Json, read_last_lines
 from luffy.tracking.metrics import METRICS_FILE, NAMESPACES, MetricRow, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE
-from tasks.curves import Line, Panel, picture_url
 
 ArtifactKind = Literal["progress", "table", "markdown"]
 _HEADLINES = (

@@ -36,11 +36,11 @@ from luffy.pages.method_comparison_page import (
 from luffy.pages.tables import Table
 from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
 from luffy.pipeline.workspace import Workspace, link
-from tasks.artifacts import Artifact
-from tasks.curves import Line, Panel, picture_url
-from tasks.publisher import Publisher, Slot
-from tasks.session import Session, artifact_key, heeding_the_server, publishing
-from tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, train_rl, train_sft
+from luffy.tasks.artifacts import Artifact
+from luffy.tasks.curves import Line, Panel, picture_url
+from luffy.tasks.publisher import Publisher, Slot
+from luffy.tasks.session import Session, artifact_key, heeding_the_server, publishing
+from luffy.tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, train_rl, train_sft
 
 PAGE_FILE = "comparison.html"
 DATA_FILE = "comparison.json"

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Protocol
 from uuid import UUID
 
-from tasks.artifacts import Artifact
+from luffy.tasks.artifacts import Artifact
 
 logger = logging.getLogger(__name__)
 _MAX_SHARE = 0.02

@@ -27,11 +27,11 @@ from luffy.pipeline.manifest import Manifest
 from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.processes import watch_parent
 from luffy.pipeline.workspace import Workspace
-from tasks.artifacts import Artifact, views_of
-from tasks.cancellation import heeding_cancellation
-from tasks.one_line import explain_in_one_line
-from tasks.publisher import Publisher, Slot
-from tasks.stage_log import StageLog
+from luffy.tasks.artifacts import Artifact, views_of
+from luffy.tasks.cancellation import heeding_cancellation
+from luffy.tasks.one_line import explain_in_one_line
+from luffy.tasks.publisher import Publisher, Slot
+from luffy.tasks.stage_log import StageLog
 
 _PROGRESS_INTERVAL_S = 2.0
 _LOG_INTERVAL_S = 30.0

@@ -10,8 +10,8 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.gpu_slots import gpu_slots
-from tasks.session import PrefectObserver, Session
+from luffy.tasks.gpu_slots import gpu_slots
+from luffy.tasks.session import PrefectObserver, Session
 
 
 @dataclass(frozen=True)

@@ -1,96 +1,82 @@
-"""`python -m luffy`: looking at what is there and what would be done. Starts nothing, needs no Prefect; torch for
-`export --step` alone.
+"""The command line: `luffy COMMAND ...`, the same as `python -m luffy COMMAND ...`.
 
-python -m luffy plan exp_configs/arithmetic.yaml [key.path=value ...]
-python -m luffy runs
-python -m luffy show arithmetic [--plots] [--samples 5 --reward 0..0.5]
-python -m luffy watch [arithmetic-1]
-python -m luffy diff arithmetic-1 arithmetic-2
-python -m luffy gc [--keep-runs 3] [--delete]
-python -m luffy export workspace/runs/arithmetic-1/stages/rl FOLDER [--step 40]
-python -m luffy leaderboard [workspace]
-python -m luffy rescore workspace/runs/arithmetic-1/stages/evaluate_rl --grader math_strict
-python -m luffy diff workspace/runs/arithmetic-1/stages/evaluate_sft workspace/runs/arithmetic-1/stages/evaluate_rl
+Help and plans load neither torch nor Prefect.
 """
 
-import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
-from luffy.cli.commands import diff, export, gc, leaderboard, plan, rescore, runs, show, watch
+from typer import Abort, Typer, TyperException
+
+from luffy.cli.commands.compare import compare
+from luffy.cli.commands.config import config
+from luffy.cli.commands.diff import diff
+from luffy.cli.commands.evaluate import evaluate
+from luffy.cli.commands.explain import explain
+from luffy.cli.commands.export import export
+from luffy.cli.commands.gc import gc
+from luffy.cli.commands.leaderboard import leaderboard
+from luffy.cli.commands.plan import plan
+from luffy.cli.commands.prepare import prepare
+from luffy.cli.commands.rescore import rescore
+from luffy.cli.commands.run import run
+from luffy.cli.commands.runs import runs
+from luffy.cli.commands.serve import serve
+from luffy.cli.commands.show import show
+from luffy.cli.commands.watch import watch
 from luffy.cli.console import show_error
-from luffy.errors import EXIT_INTERRUPTED, LuffyError
+from luffy.cli.options import fields_help
+from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyError
 
+_NAME = "luffy"
+_GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
+    "Experiments": (run, plan, explain, config, prepare, evaluate, compare, serve),
+    "Results": (runs, show, watch, diff, leaderboard, rescore, export, gc),
+}
+_TAKE_FIELDS = (run, plan, explain, config, prepare, evaluate)
+_EPILOG = """\
+luffy COMMAND --help shows the options of a command; luffy config --fields lists every field of an experiment.
 
-class Command(Protocol):
-    """What a module in `luffy/cli/commands/` has."""
+Exit codes: 0 done, 1 failure, 2 mistake in the command, the configuration or the data, 130 interrupted.
+"""
 
-    HELP: str
-    """One line."""
-
-    def add(self, parser: argparse.ArgumentParser) -> None:
-        """Add the command's own arguments."""
-        ...
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Do it; returns the exit code, raises LuffyError."""
-        ...
-
-
-COMMANDS: Mapping[str, Command] = MappingProxyType(
-    {
-        "plan": plan,
-        "runs": runs,
-        "show": show,
-        "watch": watch,
-        "diff": diff,
-        "leaderboard": leaderboard,
-        "rescore": rescore,
-        "export": export,
-        "gc": gc,
-    }
+app = Typer(
+    name=_NAME,
+    help="Off-policy-guided RL of language models as cached, restartable stages.",
+    epilog=_EPILOG,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+for _group, _commands in _GROUPS.items():
+    for _command in _commands:
+        _epilog = fields_help() if _command in _TAKE_FIELDS else None
+        app.command(rich_help_panel=_group, epilog=_epilog)(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    options = parse_with_overrides(_parser(), arguments)
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        return COMMANDS[options.command].run(options)
+        return app(arguments, prog_name=_NAME, standalone_mode=False) or 0
     except LuffyError as error:
-        if options.debug:
+        if "--debug" in arguments:
             raise
         show_error(str(error))
         return error.exit_code
+    except TyperException as error:
+        show_error(" ".join(f"{error.format_message()} (luffy --help)".split()))
+        return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except Abort:
+        return EXIT_FAILURE
 
 
-def parse_with_overrides(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Like `parse_args`, but `key.path=value` may also stand after options, which argparse alone refuses."""
-    options, left = parser.parse_known_args(arguments)
-    unknown = [text for text in left if text.startswith("-") or "=" not in text or "overrides" not in options]
-    if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if left:
-        options.overrides = [*options.overrides, *left]
-    return options
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m luffy", description="Look at experiments and take models out of them; runs nothing."
-    )
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--workspace", help="default: $LUFFY_WORKSPACE, else ./workspace")
-    shared.add_argument("--debug", action="store_true", help="show tracebacks")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, command in COMMANDS.items():
-        command.add(commands.add_parser(name, parents=[shared], help=command.HELP, description=f"{command.HELP}."))
-    return parser
+def script(command: str | None = None) -> NoReturn:
+    """Run the command line of this process, as arguments of `command` where one is given, and exit."""
+    sys.exit(main([command, *sys.argv[1:]] if command else None))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

@@ -1,7 +1,8 @@
 """Typed, strict configuration. Imports without torch."""
 
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.load import available_presets, load_experiment
+from luffy.config.load import load_experiment
+from luffy.config.shipped import available_presets
 from luffy.config.stage_kinds import STAGE_KINDS, STAGE_ORDER
 from luffy.config.stage_names import StageName
 

@@ -21,12 +21,13 @@ from typing import Annotated, NoReturn
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
-from luffy.config.complaints import explain
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.load import chain_stages, load_experiment, read_overridden
 from luffy.config.objective import ObjectiveConfig, RefillGroups
+from luffy.config.shipped import experiment_file
 from luffy.config.strict import StrictModel
 from luffy.config.training import RLConfig
+from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import KeyPath
 from luffy.errors import ConfigError
 
@@ -157,17 +158,22 @@ class Comparison:
         return tuple(run for run in self.runs if run.arm == arm)
 
 
+def is_comparison(path: Path | str) -> bool:
+    """Whether the file `path`, or the shipped one of that name, is a comparison and not an experiment."""
+    return "arms" in read_overridden(experiment_file(path))[0]
+
+
 def load_comparison(path: Path | str, overrides: Sequence[str] = ()) -> Comparison:
-    """The comparison in `path` with `overrides` (`key.path=value`, the value in YAML) applied.
+    """The comparison in the file `path`, or the shipped one of that name, with `overrides` (`key.path=value`) applied.
 
     Raises ConfigError with one line for each mistake of the comparison, or of the first arm that has one.
     """
-    path = Path(path)
+    path = experiment_file(path)
     values, origins = read_overridden(path, overrides)
     try:
         config = ComparisonConfig.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        raise ConfigError(explain(error, ComparisonConfig, origins, default_where=str(path))) from None
+        raise ConfigError(explain(error, ComparisonConfig, origins, default_where=str(path), values=values)) from None
     experiment = path.parent / config.experiment
     _refuse_fixed(config.overrides, (*_BUDGETED, *_SEEDED[1:], *_NAMED), _place(origins, ("overrides",), path))
     arms = {name: _Arm(name, arm, _place(origins, ("arms", name), path)) for name, arm in config.arms.items()}

@@ -15,9 +15,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.load import PresetKind, available_presets, experiment_of_values, load_experiment, read_overridden
+from luffy.config.load import experiment_of_values, load_experiment, read_overridden
 from luffy.config.recipes import RECIPE_KEYS
-from luffy.config.shipped import recipe_names
+from luffy.config.shipped import PresetKind, available_presets, experiment_file, recipe_names
 from luffy.errors import ConfigError
 
 _WHERE = "form"
@@ -61,11 +61,12 @@ def experiment_of_form(values: dict[str, Any]) -> ExperimentConfig:
     return experiment_of_values(json.loads(json.dumps(given)), given_at=_WHERE)  # a copy: recipes are resolved in place
 
 
-def form_of_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def form_of_file(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The values of a form that is the experiment in `path` with `overrides`.
 
     Raises ConfigError, also where a form cannot say the same.
     """
+    path = experiment_file(path)
     values, _ = read_overridden(path, overrides)
     for kind in _PRESETS:
         name = values.get(kind)
@@ -78,7 +79,7 @@ def form_of_file(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
             return candidate
     raise ConfigError(
         f"{path}: a null in {', '.join(_FILLED_BY_PRESETS)} takes back what a preset says, which a form cannot; "
-        "use flows/full_pipeline.py"
+        "run the file instead"
     )
 
 

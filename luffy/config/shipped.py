@@ -1,42 +1,85 @@
-"""Files that configuration names: recipes, benchmarks and chat templates that ship with the project, and patterns."""
+"""Files that ship with luffy and are named in configurations: experiments, presets, recipes, benchmarks, templates.
+
+They stand in `exp_configs/` and `data/` of the checkout. `luffy/shipped/` links to both, and a wheel has copies there.
+"""
 
 from pathlib import Path
+from typing import Literal
 
-DATA = Path(__file__).resolve().parents[2] / "data"
+from luffy.errors import ConfigError
+
+PresetKind = Literal["chains", "methods"]
+SHIPPED = Path(__file__).resolve().parents[1] / "shipped"
+EXPERIMENTS = (SHIPPED / "exp_configs").resolve()
+DATA = (SHIPPED / "data").resolve()
 _RECIPE_FOLDERS = ("recipes", "benchmarks")
+_SAMPLES = "data/samples/"
+
+
+def experiment_names() -> list[str]:
+    """Names of the shipped experiments and comparisons."""
+    return sorted(file.stem for file in EXPERIMENTS.glob("*.yaml"))
+
+
+def experiment_file(text: Path | str) -> Path:
+    """The file at the path `text`, or the shipped experiment of that name; ConfigError where there is neither."""
+    path = Path(text)
+    if path.exists():
+        return path
+    shipped = EXPERIMENTS / f"{text}.yaml"
+    if len(path.parts) == 1 and shipped.is_file():
+        return shipped
+    raise ConfigError(
+        f"{text}: no such file; give the path of a YAML file, or a shipped name: {', '.join(experiment_names())}"
+    )
+
+
+def available_presets(kind: PresetKind) -> list[str]:
+    """Names of the shipped presets of one kind."""
+    return sorted(file.stem for file in (EXPERIMENTS / kind).glob("*.yaml"))
+
+
+def preset_file(kind: PresetKind, name: str) -> Path | None:
+    """The file of a shipped preset, if there is one of that name."""
+    file = EXPERIMENTS / kind / f"{name}.yaml"
+    return file if file.is_file() else None
 
 
 def template_file(chat_template: str) -> Path:
-    """Return the file of a chat template given by shipped name (`qwen`, `luffy`, `r1_zero`, `none`) or by path."""
+    """The file of a chat template given by shipped name (`qwen`, `luffy`, `r1_zero`, `none`) or by path."""
     shipped = DATA / "templates" / f"{chat_template}.jinja"
     return shipped if shipped.is_file() else Path(chat_template)
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the shipped recipes and benchmarks."""
+    """Names of the shipped recipes and benchmarks."""
     return sorted(file.stem for folder in _RECIPE_FOLDERS for file in (DATA / folder).glob("*.yaml"))
 
 
 def recipe_file(name: str) -> Path | None:
-    """Return the shipped recipe or benchmark of that name, if there is one."""
+    """The shipped recipe or benchmark of that name, if there is one."""
     files = [DATA / folder / f"{name}.yaml" for folder in _RECIPE_FOLDERS]
     return next((file for file in files if file.is_file()), None)
 
 
 def benchmark_names() -> list[str]:
-    """Return the names of the registered benchmarks (`data/benchmarks/`)."""
+    """Names of the registered benchmarks (`data/benchmarks/`)."""
     return sorted(file.stem for file in (DATA / "benchmarks").glob("*.yaml"))
 
 
 def published_files() -> list[Path]:
-    """Return the tables of published results (`data/published/`)."""
+    """Tables of published results (`data/published/`)."""
     return sorted((DATA / "published").glob("*.yaml"))
 
 
 def expand_pattern(path: str) -> list[Path]:
-    """Return the files that a path or a pattern with `*` names, sorted; a plain path is returned unseen."""
+    """Files that a path or a pattern with `*` names, sorted; a path without `*` is returned whether it exists or not.
+
+    `data/samples/FILE` that is not in the working directory is the shipped sample.
+    """
     plain = Path(path).expanduser()
     if "*" not in path:
-        return [plain]
+        sample = SHIPPED / path
+        return [sample.resolve() if path.startswith(_SAMPLES) and not plain.exists() and sample.is_file() else plain]
     fixed = next(parent for parent in plain.parents if "*" not in str(parent))
     return sorted(fixed.glob(str(plain.relative_to(fixed))))

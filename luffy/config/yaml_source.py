@@ -1,6 +1,7 @@
 """Reading one YAML file strictly: duplicate keys refused, `1e-4` a number, every key's line remembered; writing one."""
 
 import re
+from math import inf
 from pathlib import Path
 
 import yaml
@@ -37,8 +38,14 @@ def dump_yaml(content: object) -> str:
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
+def flow_yaml(value: object) -> str:
+    """`value` as YAML on one line: `{kind: constant}`, `[0.9, 0.95]`, `"a: b"`."""
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=inf)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
 def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
-    """The mapping in `path`, and for each key path the `file:line` it stands on.
+    """The mapping in `path`, and the `file:line` of each of its keys.
 
     Raises ConfigError when the file is missing, is not UTF-8, is not YAML, is not a mapping or repeats a key.
     """

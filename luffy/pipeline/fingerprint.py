@@ -24,7 +24,7 @@ _FRAME = (
     "luffy.config.chain_rules",
     "luffy.config.load",
     "luffy.config.stage_kinds",
-    "luffy.config.complaints",
+    "luffy.config.validation_errors",
     "luffy.config.yaml_source",
 )
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
 
 from luffy.config import STAGE_KINDS, StageName
-from luffy.config.complaints import explain
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
 from luffy.config.strict import StrictModel
+from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import dump_yaml, read_yaml
 from luffy.errors import ConfigError
 from luffy.files import write_atomic

@@ -2,12 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from luffy.config import StageName, load_experiment
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.settings import RLSettings, SFTSettings
+from luffy.config.shipped import experiment_file
 from luffy.config.training import CriticConfig
 from luffy.config.yaml_source import read_yaml
 from luffy.errors import EXIT_OK, ConfigError, UserError
@@ -31,11 +32,41 @@ def explain_program(stage: StageName, arguments: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the experiment")
     options = parser.parse_args(arguments)
     try:
-        sys.stdout.write(_EXPLAIN[stage](_settings(stage, options.explain, options.overrides)) + "\n")
+        sys.stdout.write(explain_stage(_settings(stage, options.explain, options.overrides)) + "\n")
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     return EXIT_OK
+
+
+def explain_experiment(
+    config: Path | str, overrides: Sequence[str] = (), only: str | None = None
+) -> list[tuple[str, str]]:
+    """Name and explanation of each training stage in an experiment's chain, or of the one stage in its `config.yaml`.
+
+    Raises ConfigError where there is no training stage, or none called `only`.
+    """
+    path = experiment_file(config)
+    values, _ = read_yaml(path)
+    if "settings" in values and "stage" in values:
+        job = read_job(path)
+        found = {job.stage: job.settings} if job.stage in _EXPLAIN else {}
+    else:
+        nodes = build_graph(load_experiment(config, overrides))
+        found = {node.name: node.settings for node in nodes if node.stage in _EXPLAIN}
+    if not found:
+        raise ConfigError(f"{config}: has no training stage (sft, rl), and so nothing to explain")
+    if only is not None and only not in found:
+        raise ConfigError(f"{config}: has no training stage {only!r}; there are {', '.join(found)}")
+    return [(name, explain_stage(settings)) for name, settings in found.items() if only in (None, name)]
+
+
+def explain_stage(settings: object) -> str:
+    """The explanation of one training stage."""
+    if isinstance(settings, RLSettings):
+        return explain_rl(settings)
+    assert isinstance(settings, SFTSettings)
+    return explain_sft(settings)
 
 
 def explain_rl(settings: RLSettings) -> str:
@@ -90,7 +121,4 @@ def _settings_in(experiment: ExperimentConfig, stage: StageName, path: Path) -> 
     return next(node.settings for node in build_graph(experiment) if node.stage == stage)
 
 
-_EXPLAIN: dict[str, Callable[[object], str]] = {
-    "rl": explain_rl,  # type: ignore[dict-item]
-    "sft": explain_sft,  # type: ignore[dict-item]
-}
+_EXPLAIN = ("sft", "rl")

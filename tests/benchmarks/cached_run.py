@@ -22,8 +22,8 @@ from pipeline_overhead import FLOW, ROOT, timed_run
 from rich.console import Console
 from rich.table import Table
 
-from flows.prefect_session import ApiServer, set_environment
 from luffy.config import load_experiment
+from luffy.flows.prefect_session import ApiServer, set_environment
 from luffy.pipeline.graph import build_graph
 
 YARDSTICK = "--yardstick"

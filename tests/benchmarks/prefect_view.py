@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 if __name__ == "__main__":
-    from flows.prefect_session import ApiServer, set_environment
+    from luffy.flows.prefect_session import ApiServer, set_environment
 
     home = tempfile.TemporaryDirectory()
     set_environment(Path(home.name), debug=False)
@@ -34,7 +34,7 @@ from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
-from tasks.session import PrefectObserver, Session, open_session
+from luffy.tasks.session import PrefectObserver, Session, open_session
 
 ROOT = Path(__file__).resolve().parents[2]
 METRICS = [f"actor/metric_{index}" for index in range(50)]

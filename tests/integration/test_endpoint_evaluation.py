@@ -9,7 +9,7 @@ from toy_run import Recorder
 
 from luffy.cli.main import main
 from luffy.config import load_experiment
-from luffy.config.of_checkpoint import evaluation_of
+from luffy.config.derived import evaluation_of
 from luffy.errors import StageFailed
 from luffy.evaluation.results import read_results
 from luffy.pipeline.experiment import ExperimentRun, open_experiment

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.prefect_session import ApiServer
 from luffy.cli.main import main
+from luffy.flows.prefect_session import ApiServer
 from luffy.pipeline.lock import holder_of
 
 pytestmark = pytest.mark.slow

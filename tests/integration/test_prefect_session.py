@@ -14,13 +14,14 @@ import httpx
 import psutil
 import pytest
 
-from flows.front import Front
-from flows.prefect_session import answers, configured_api, free_port, prefect_api
+from luffy.cli.launch import call_flow
+from luffy.errors import LuffyError
+from luffy.flows.prefect_session import answers, configured_api, free_port, prefect_api
 
 START = """
 import sys, time
 from pathlib import Path
-from flows.prefect_session import ApiServer
+from luffy.flows.prefect_session import ApiServer
 server = ApiServer(Path(sys.argv[1]))
 server.wait()
 print(server.url, flush=True)
@@ -133,7 +134,7 @@ def test_no_proxy_is_asked_for_what_is_on_this_machine(listener, monkeypatch):
 )
 def test_prefect_itself_goes_straight_to_this_machine(tmp_path, before, after):
     script = (
-        "import json, os, sys; from pathlib import Path; from flows.prefect_session import set_environment;"
+        "import json, os, sys; from pathlib import Path; from luffy.flows.prefect_session import set_environment;"
         "set_environment(Path(sys.argv[1]), debug=False);"
         "print(json.dumps([os.environ['NO_PROXY'], os.environ['no_proxy']]))"
     )
@@ -169,10 +170,10 @@ def test_kill_9_of_the_flow_ends_the_embedded_server(tmp_path):
         time.sleep(0.05)
 
 
-def test_a_server_that_dies_under_the_flow_is_one_line(capsys):
+def test_a_server_that_dies_under_the_flow_is_one_line():
     def flow():
         raise httpx.ConnectError("refused")
 
-    assert Front({}, False, None, None).run(flow) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "does not answer any more (ConnectError)" in said
+    with pytest.raises(LuffyError, match=r"does not answer any more \(ConnectError\)") as caught:
+        call_flow(flow, {}, None, None)
+    assert "\n" not in str(caught.value)

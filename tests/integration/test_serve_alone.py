@@ -9,9 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from flows import serve
-from flows.prefect_session import free_port
+from luffy.cli.main import main
 from luffy.errors import EXIT_FAILURE, LuffyError, UserError
+from luffy.flows import serve
+from luffy.flows.prefect_session import free_port
 from luffy.pipeline.lock import StageLock
 from luffy.pipeline.workspace import Workspace
 
@@ -107,9 +108,8 @@ def test_an_api_that_fails_ends_it_in_one_line(monkeypatch, capsys, error):
 
     monkeypatch.setattr(serve, "_serve", fail)
     monkeypatch.setattr(serve.signal, "signal", lambda *arguments: None)
-    monkeypatch.setattr(sys, "argv", ["serve.py"])
     monkeypatch.setenv("COLUMNS", "300")
-    assert serve.main() == EXIT_FAILURE
+    assert main(["serve"]) == EXIT_FAILURE
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "does not answer as it should" in said
@@ -117,8 +117,6 @@ def test_an_api_that_fails_ends_it_in_one_line(monkeypatch, capsys, error):
 
 @pytest.mark.parametrize("port", ["0", "65535", "-1", "x", "70000"])
 def test_a_port_without_a_next_one_is_refused(port, capsys):
-    with pytest.raises(SystemExit) as caught:
-        serve._parser().parse_args([f"--port={port}"])
-    assert caught.value.code == 2
-    assert "is not a number from 1 to 65534" in capsys.readouterr().err
-    assert serve._parser().parse_args(["--port=65534"]).port == 65534
+    assert main(["serve", f"--port={port}"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: Invalid value for '--port'") and said.count("\n") == 1

@@ -14,11 +14,16 @@ FLOORS = (
     {"pages"},
     {"stages"},
     {"cli"},
-    {"__main__"},
+    {"__main__", "tasks"},
+    {"flows"},
 )
 FLOOR_OF = {package: number for number, packages in enumerate(FLOORS) for package in packages}
-MODULES = sorted((ROOT / "luffy").rglob("*.py"))
-PREFECT_SIDE = {"prefect", "tasks", "flows"}
+PREFECT_SIDE = {"tasks", "flows"}
+"""Folders of the checkout that the package holds as links."""
+MODULES = sorted(path for path in (ROOT / "luffy").rglob("*.py") if not PREFECT_SIDE & {*path.parts})
+FLOW_MODULES = sorted(path for folder in PREFECT_SIDE for path in (ROOT / folder).glob("*.py"))
+STARTERS = {"luffy/cli/launch.py", "luffy/cli/commands/serve.py"}
+"""Modules of the package that may import flows."""
 
 
 def imported(path):
@@ -40,7 +45,9 @@ def test_a_module_imports_only_from_floors_below(path):
     own = package_of(path)
     for name in imported(path):
         parts = name.split(".")
-        assert parts[0] not in PREFECT_SIDE, f"{path} imports {name}"
+        assert parts[0] != "prefect", f"{path} imports {name}"
+        if len(parts) > 1 and parts[1] in PREFECT_SIDE and path.relative_to(ROOT).as_posix() in STARTERS:
+            continue
         if parts[0] == "luffy" and own != "__init__" and len(parts) > 1 and parts[1] not in (own, "__version__"):
             below = FLOOR_OF[parts[1]] < FLOOR_OF[own]
             ground = FLOOR_OF[parts[1]] == FLOOR_OF[own] == 0
@@ -51,6 +58,12 @@ def test_a_module_imports_only_from_floors_below(path):
 def test_nobody_imports_private_names(path):
     private = [name for name in imported(path) if name.startswith("luffy.") and name.split(".")[-1].startswith("_")]
     assert [name for name in private if not name.endswith("__version__")] == []
+
+
+@pytest.mark.parametrize("path", FLOW_MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_flows_and_tasks_are_imported_as_parts_of_the_package(path):
+    """A wheel has them there alone, and no package of an environment is called `flows` or `tasks`."""
+    assert [name for name in imported(path) if name.split(".")[0] in PREFECT_SIDE] == []
 
 
 def test_every_package_has_a_floor():

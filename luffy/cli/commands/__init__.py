@@ -1,4 +1,4 @@
-"""The commands of `python -m luffy`, a module each: `HELP`, `add` (its arguments) and `run` (returns the exit code).
+"""The commands of `luffy`, a module each with a function of the same name, which returns the exit code.
 
-`luffy.cli.main` has the table. What loads slowly is imported where a command needs it.
+`luffy.cli.main` registers them. A command imports what loads slowly inside its function.
 """

@@ -1,10 +1,13 @@
-"""`python -m luffy diff FIRST SECOND`: two runs, or two evaluations, beside each other."""
+"""`luffy diff FIRST SECOND`: two runs, or two evaluations, beside each other."""
 
-import argparse
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
 
 from luffy.cli import run_diff
 from luffy.cli.console import say, shown_of, terminal, text_table, wide_terminal
+from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.cli.results import RESULTS_FILE, by_suite
 from luffy.cli.run_view import accuracies
 from luffy.cli.settings_view import changed_settings
@@ -12,28 +15,27 @@ from luffy.errors import EXIT_OK, DataError
 from luffy.pipeline.records import RunRecord, find_run
 from luffy.pipeline.workspace import Workspace, find_workspace
 
-HELP = "two runs: configuration, stages, metrics, accuracies; or two evaluations: the problems that changed"
 
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("first", help="a run (name or directory), or the directory of a finished evaluation")
-    parser.add_argument("second", help="another one; evaluations must share suites")
-    parser.add_argument("--show", type=int, default=20, metavar="N", help="of evaluations list N changes at most (20)")
-    parser.add_argument("--all", action="store_true", help="of runs list every metric")
-
-
-def run(options: argparse.Namespace) -> int:
-    workspace = find_workspace(options.workspace)
-    first, second = (_find(workspace, text) for text in (options.first, options.second))
-    if isinstance(first, RunRecord) and isinstance(second, RunRecord):
-        return show_runs(first, second, everything=options.all)
-    if isinstance(first, Path) and isinstance(second, Path):
-        return show_evaluations(first, second, options.show)
-    raise DataError(f"{options.first} and {options.second}: one is a run, the other an evaluation; give two of a kind")
+def diff(
+    first: Annotated[str, Argument(help="a run (name or directory), or the directory of a finished evaluation")],
+    second: Annotated[str, Argument(help="another one of the same kind; evaluations must share suites")],
+    show: Annotated[int, Option(metavar="N", help="list N changed problems at most")] = 20,
+    everything: Annotated[bool, Option("--all", help="list every metric of two runs")] = False,
+    workspace: WorkspaceFolder = None,
+    debug: Debug = False,
+) -> int:
+    """Compare two runs (configuration, stages, metrics, accuracies) or two evaluations (the problems that changed)."""
+    where = find_workspace(workspace)
+    one, other = (_find(where, text) for text in (first, second))
+    if isinstance(one, RunRecord) and isinstance(other, RunRecord):
+        return show_runs(one, other, everything=everything)
+    if isinstance(one, Path) and isinstance(other, Path):
+        return show_evaluations(one, other, show)
+    raise DataError(f"{first} and {second}: one is a run, the other an evaluation; give two of a kind")
 
 
 def show_runs(first: RunRecord, second: RunRecord, *, everything: bool) -> int:
-    """Print in what the second of two runs differs from the first."""
+    """Print how the second of two runs differs from the first."""
     console = wide_terminal()
     say(f"first {first.name} ({first.condition}), second {second.name} ({second.condition})")
     fields = changed_settings(first.config, second.config)
@@ -50,7 +52,7 @@ def show_runs(first: RunRecord, second: RunRecord, *, everything: bool) -> int:
 
 
 def _find(workspace: Workspace, text: str) -> RunRecord | Path:
-    """A run, or else the directory of an evaluation, which need not be one: its reader says what is wrong with it."""
+    """A run, else a directory; the reader of evaluations says so where it holds none."""
     path = Path(text).expanduser()
     if (path / RESULTS_FILE).is_file():
         return path

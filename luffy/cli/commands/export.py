@@ -1,39 +1,41 @@
-"""`python -m luffy export STAGE FOLDER`: the policy of a training stage as a plain Hugging Face folder."""
+"""`luffy export STAGE FOLDER`: the policy of a training stage as a plain Hugging Face folder."""
 
-import argparse
 from pathlib import Path
 from shutil import copytree
+from typing import Annotated
+
+from typer import Argument, Option
 
 from luffy.cli.console import say
+from luffy.cli.options import Debug
 from luffy.config.settings import RLSettings, SFTSettings
 from luffy.errors import EXIT_OK, DataError
 from luffy.pipeline.checkpoints import complete_checkpoints
 from luffy.pipeline.job import read_job
 from luffy.pipeline.manifest import MANIFEST_FILE
 
-HELP = "the policy of a training stage as a model folder"
 _MODEL = "model"
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("stage", help="a stage's directory, e.g. workspace/runs/arithmetic-1/stages/rl")
-    parser.add_argument("folder", help="where to write; not there yet, or empty")
-    parser.add_argument(
-        "--step", type=int, help="of a checkpoint; default: the final model, else the newest checkpoint"
-    )
-
-
-def run(options: argparse.Namespace) -> int:
-    what = export_stage(Path(options.stage), Path(options.folder), options.step)
-    say(f"{what} of {options.stage} is in {options.folder}")
+def export(
+    stage: Annotated[Path, Argument(metavar="STAGE", help="a stage's directory: workspace/runs/RUN/stages/rl")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="where to write; a folder that is new or empty")],
+    step: Annotated[
+        int | None, Option(metavar="N", help="a checkpoint's step [the final model, else the newest checkpoint]")
+    ] = None,
+    debug: Debug = False,
+) -> int:
+    """Write the policy of a training stage as a Hugging Face model folder."""
+    what = export_stage(stage, folder, step)
+    say(f"{what} of {stage} is in {folder}")
     return EXIT_OK
 
 
 def export_stage(stage: Path, folder: Path, step: int | None) -> str:
     """Write the policy of the stage in the directory `stage` to `folder`; returns what it was.
 
-    Without `step` its final model, or, of a stage that is not finished, the newest checkpoint. Raises DataError when
-    there is nothing to write, or something in the way.
+    Without `step` this is its final model, or the newest checkpoint of an unfinished stage. Raises DataError when there
+    is nothing to write, or the folder is not empty.
     """
     if folder.exists() and any(folder.iterdir()):
         raise DataError(f"{folder}: is not empty; give a folder that is not there yet")

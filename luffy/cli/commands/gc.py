@@ -1,10 +1,12 @@
-"""`python -m luffy gc`: what of the workspace can go; with `--delete` it goes."""
+"""`luffy gc`: what can be deleted from the workspace; with `--delete` it is."""
 
-import argparse
 from collections.abc import Sequence
-from typing import get_args
+from typing import Annotated, get_args
+
+from typer import BadParameter, Option
 
 from luffy.cli.console import duration, say, size_words, text_table, wide_terminal
+from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.errors import EXIT_FAILURE, EXIT_OK, DataError
 from luffy.pipeline.disk import Extent, joined, measure
 from luffy.pipeline.disposal import dispose
@@ -12,43 +14,52 @@ from luffy.pipeline.garbage import Garbage, Kind, survey
 from luffy.pipeline.retention import Retention
 from luffy.pipeline.workspace import Workspace, find_workspace
 
-HELP = "what can go from the workspace, with sizes and reasons; --delete deletes it"
 _HEADER = ("kind", "what", "size", "age", "why")
 _DAY_S = 86400.0
+_KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--delete", action="store_true", help="delete it; without this nothing is touched")
-    parser.add_argument("--keep-runs", type=int, metavar="N", help="give up all but the newest N of each experiment")
-    parser.add_argument("--older-than", type=float, metavar="DAYS", help="give up the runs that began before")
-    parser.add_argument("--runs", nargs="+", default=[], metavar="NAME", help="give up these runs")
-    parser.add_argument("--only", action="append", choices=get_args(Kind), help="only this kind; may be repeated")
-    parser.add_argument(
-        "--all-checkpoints",
-        action="store_true",
-        help="of finished stages all but the newest, whatever was asked to stay",
-    )
-
-
-def run(options: argparse.Namespace) -> int:
-    workspace = find_workspace(options.workspace)
-    if not workspace.root.is_dir():
-        raise DataError(f"workspace {workspace.root}: no such folder; give another with --workspace")
-    retention = _retention(options)
-    found = survey(workspace, retention)
-    garbage = [item for item in found.garbage if not options.only or item.kind in options.only]
-    say(f"workspace {workspace.root}")
+def gc(
+    delete: Annotated[bool, Option("--delete", help="delete it; without this nothing is touched")] = False,
+    keep_runs: Annotated[
+        int | None, Option(min=0, metavar="N", help="give up all but the newest N runs of each experiment")
+    ] = None,
+    older_than: Annotated[
+        float | None, Option(min=0, metavar="DAYS", help="give up runs that began more than DAYS ago")
+    ] = None,
+    runs: Annotated[list[str] | None, Option(metavar="NAME", help="give up this run; may be repeated")] = None,
+    only: Annotated[
+        list[str] | None, Option(metavar="KIND", help=f"only {' or '.join(_KINDS)}; may be repeated")
+    ] = None,
+    all_checkpoints: Annotated[
+        bool, Option("--all-checkpoints", help="keep only the newest checkpoint of each finished stage")
+    ] = False,
+    workspace: WorkspaceFolder = None,
+    debug: Debug = False,
+) -> int:
+    """List what can be deleted from the workspace, with sizes and reasons; --delete deletes it."""
+    unknown = [kind for kind in only or () if kind not in _KINDS]
+    if unknown:
+        raise BadParameter(f"{unknown[0]!r} is none of {', '.join(_KINDS)}", param_hint="--only")
+    where = find_workspace(workspace)
+    if not where.root.is_dir():
+        raise DataError(f"workspace {where.root}: no such folder; give another with --workspace")
+    older_than_s = None if older_than is None else older_than * _DAY_S
+    retention = Retention(keep_runs, older_than_s, tuple(runs or ()), all_checkpoints)
+    found = survey(where, retention)
+    garbage = [item for item in found.garbage if not only or item.kind in only]
+    say(f"workspace {where.root}")
     for note in found.notes:
         say(f"left alone: {note}")
     extents = [measure(item.path) for item in garbage]
     if garbage:
-        rows = [_row(workspace, item, extent) for item, extent in zip(garbage, extents, strict=True)]
+        rows = [_row(where, item, extent) for item, extent in zip(garbage, extents, strict=True)]
         wide_terminal().print(text_table(_HEADER, rows))
     total = size_words(joined(extents).freed_bytes)
-    if not options.delete:
-        say(f"{total} can go; nothing was deleted: --delete does" if garbage else "nothing can go")
-        return EXIT_OK
-    return _delete(workspace, retention, garbage, total)
+    if delete:
+        return _delete(where, retention, garbage, total)
+    say(f"{total} can go; nothing was deleted: --delete does" if garbage else "nothing can go")
+    return EXIT_OK
 
 
 def _delete(workspace: Workspace, retention: Retention, garbage: Sequence[Garbage], total: str) -> int:
@@ -58,16 +69,6 @@ def _delete(workspace: Workspace, retention: Retention, garbage: Sequence[Garbag
     freed = total if not done.spared else f"{len(done.gone)} of {len(garbage)}"
     say(f"deleted: {freed}" if garbage else "nothing can go")
     return EXIT_FAILURE if done.spared else EXIT_OK
-
-
-def _retention(options: argparse.Namespace) -> Retention:
-    for name, value in (("--keep-runs", options.keep_runs), ("--older-than", options.older_than)):
-        if value is not None and value < 0:
-            raise DataError(f"{name} {value}: must not be negative")
-    days = options.older_than
-    return Retention(
-        options.keep_runs, None if days is None else days * _DAY_S, tuple(options.runs), options.all_checkpoints
-    )
 
 
 def _row(workspace: Workspace, item: Garbage, extent: Extent) -> tuple[str, ...]:

@@ -1,33 +1,37 @@
-"""`python -m luffy rescore EVALUATION --grader KIND`: saved responses graded again, and what that changes."""
+"""`luffy rescore EVALUATION --grader KIND`: saved responses graded again, and what that changes."""
 
-import argparse
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
 
 from luffy.cli.console import say, shown_of, terminal, text_table
+from luffy.cli.options import Debug
 from luffy.errors import EXIT_OK
 
-HELP = "grade an evaluation's responses by another grader"
 
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("stage", help="a finished evaluation, e.g. workspace/runs/arithmetic-1/stages/evaluate_rl")
-    parser.add_argument("--grader", required=True, help="math, math_strict, choice, exact, or a kind in YAML")
-    parser.add_argument("--out", help="folder to write to; default: rescored/GRADER below the evaluation")
-    parser.add_argument("--suite", action="append", default=[], help="only this one; may be repeated")
-    parser.add_argument("--show", type=int, default=20, metavar="N", help="list N changes at most (20)")
-
-
-def run(options: argparse.Namespace) -> int:
+def rescore(
+    stage: Annotated[
+        Path, Argument(metavar="EVALUATION", help="a finished evaluation: workspace/runs/RUN/stages/evaluate_rl")
+    ],
+    grader: Annotated[str, Option(help="math, math_strict, choice, exact, or a kind with its settings in YAML")],
+    out: Annotated[
+        Path | None, Option(metavar="DIR", help="folder to write to [rescored/GRADER below the evaluation]")
+    ] = None,
+    suite: Annotated[list[str] | None, Option(metavar="NAME", help="only this suite; may be repeated")] = None,
+    show: Annotated[int, Option(metavar="N", help="list N changes at most")] = 20,
+    debug: Debug = False,
+) -> int:
+    """Grade an evaluation's responses again by another grader."""
     from luffy.cli import evaluations  # numpy and pyarrow: only when they are needed
 
-    out, limit = None if options.out is None else Path(options.out), options.show
-    done = evaluations.rescore(Path(options.stage), options.grader, out, options.suite)
+    done = evaluations.rescore(stage, grader, out, suite or [])
     console = terminal()
-    say(f"graded again by {options.grader}")
+    say(f"graded again by {grader}")
     console.print(text_table(evaluations.SCORE_HEADER, done.scores))
     if done.changed:
-        say(f"\n{shown_of(len(done.changed), limit)} responses with another verdict")
-        console.print(text_table(evaluations.CHANGED_HEADER, done.changed[:limit]))
+        say(f"\n{shown_of(len(done.changed), show)} responses with another verdict")
+        console.print(text_table(evaluations.CHANGED_HEADER, done.changed[:show]))
     for note in done.notes:
         say(note)
     say(f"written to {done.folder}")

@@ -1,10 +1,13 @@
-"""`python -m luffy show RUN`: one run, from its configuration and the raw data to metrics, plots and samples."""
+"""`luffy show RUN`: one run, from its configuration and the raw data to metrics, plots and samples."""
 
-import argparse
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
 
 from luffy.cli import run_view
 from luffy.cli.console import say, text_table, wide_terminal
+from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.cli.plots import terminal_plots, write_pngs
 from luffy.cli.results import by_suite
 from luffy.cli.sample_view import RewardRange, read_range, samples_of
@@ -13,36 +16,39 @@ from luffy.errors import EXIT_OK, ConfigError
 from luffy.pipeline.records import RunRecord, find_run, read_run
 from luffy.pipeline.workspace import find_workspace
 
-HELP = "one run: configuration, stages, lineage, metrics, plots, samples"
 
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="a run's name or directory, or an experiment's name for its newest run")
-    parser.add_argument("--all", action="store_true", help="also the fields at their defaults, and every metric")
-    parser.add_argument("--plots", action="store_true", help="the curves of training")
-    parser.add_argument("--png", metavar="FOLDER", help="write them as PNGs, with all panels of the report")
-    parser.add_argument("--samples", type=int, metavar="N", help="N samples with their grades")
-    parser.add_argument("--stage", help="whose samples; default: rl, else the last evaluation")
-    parser.add_argument("--reward", metavar="LOW..HIGH", help="only samples with this reward: 1, 0..0.5, 0.5..")
-    parser.add_argument("--reward-min", type=float, metavar="X", help="only samples with at least this reward")
-    parser.add_argument("--reward-max", type=float, metavar="X", help="only samples with at most this reward")
-
-
-def run(options: argparse.Namespace) -> int:
-    wanted = _reward(options)
-    record = find_run(find_workspace(options.workspace), options.run)
-    if options.samples is not None:
-        return _show_samples(record, options.stage, wanted, options.samples)
+def show(
+    run: Annotated[str, Argument(help="a run's name or directory, or an experiment's name for its newest run")],
+    everything: Annotated[bool, Option("--all", help="also fields at their defaults, and every metric")] = False,
+    plots: Annotated[bool, Option("--plots", help="also the training curves")] = False,
+    png: Annotated[Path | None, Option(metavar="DIR", help="write the panels of the report as PNGs")] = None,
+    samples: Annotated[int | None, Option(min=1, metavar="N", help="N samples with their grades, instead")] = None,
+    stage: Annotated[
+        str | None, Option(metavar="STAGE", help="stage of the samples [rl, else the last evaluation]")
+    ] = None,
+    reward: Annotated[
+        str | None, Option(metavar="LOW..HIGH", help="samples with this reward: 1, 0..0.5, 0.5..")
+    ] = None,
+    reward_min: Annotated[float | None, Option(metavar="X", help="samples with at least this reward")] = None,
+    reward_max: Annotated[float | None, Option(metavar="X", help="samples with at most this reward")] = None,
+    workspace: WorkspaceFolder = None,
+    debug: Debug = False,
+) -> int:
+    """Show one run: configuration, stages, lineage, metrics, accuracies, plots, samples."""
+    if samples is None and any(value is not None for value in (reward, reward_min, reward_max, stage)):
+        raise ConfigError("--stage and --reward choose among samples: give --samples N, too")
+    wanted = _reward_range(reward, reward_min, reward_max)
+    record = find_run(find_workspace(workspace), run)
+    if samples is not None:
+        return _show_samples(record, stage, wanted, samples)
     _show_head(record)
-    _show_settings(record, everything=options.all)
+    _show_settings(record, everything=everything)
     _show_stages(record)
-    _show_results(record, everything=options.all)
-    if options.plots:
-        for picture in terminal_plots(record):
-            say(f"\n{picture}")
-    if options.png:
-        for file in write_pngs(record, Path(options.png)):
-            say(f"written to {file}")
+    _show_results(record, everything=everything)
+    for picture in terminal_plots(record) if plots else ():
+        say(f"\n{picture}")
+    for file in write_pngs(record, png) if png else ():
+        say(f"written to {file}")
     return EXIT_OK
 
 
@@ -104,14 +110,9 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _reward(options: argparse.Namespace) -> RewardRange:
-    low, high = options.reward_min, options.reward_max
-    if options.samples is None and any(value is not None for value in (options.reward, low, high, options.stage)):
-        raise ConfigError("--stage and --reward choose among samples: give --samples N, too")
-    if options.samples is not None and options.samples < 1:
-        raise ConfigError(f"--samples {options.samples}: must be at least 1")
-    if options.reward is not None:
-        if low is not None or high is not None:
-            raise ConfigError("--reward and --reward-min or --reward-max: give one of them")
-        return read_range(options.reward)
-    return RewardRange(float("-inf") if low is None else low, float("inf") if high is None else high)
+def _reward_range(text: str | None, low: float | None, high: float | None) -> RewardRange:
+    if text is None:
+        return RewardRange(float("-inf") if low is None else low, float("inf") if high is None else high)
+    if low is not None or high is not None:
+        raise ConfigError("--reward and --reward-min or --reward-max: give one of them")
+    return read_range(text)

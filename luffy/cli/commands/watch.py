@@ -1,36 +1,42 @@
-"""`python -m luffy watch [RUN]`: a run that is under way, from any other terminal, until it ends."""
+"""`luffy watch [RUN]`: a run in progress, from any other terminal, until it ends."""
 
-import argparse
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated
+
+from typer import Argument
 
 from luffy.cli.console import live_lines, say, terminal
+from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.cli.run_watch import PlainLines, RunWatch
 from luffy.errors import DataError
 from luffy.pipeline.records import RunRecord, find_run, list_records
 from luffy.pipeline.workspace import Workspace, find_workspace
 
-HELP = "a run under way: stages, step, newest figures, time left, until it ends"
 _POLL_S = 0.5
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", help="a name, directory or experiment; default: the newest that is under way")
-
-
-def run(options: argparse.Namespace) -> int:
-    workspace = find_workspace(options.workspace)
-    record = find_run(workspace, options.run) if options.run else _newest_live(workspace)
-    watch = RunWatch(record.directory)
-    say(f"{record.name} in {workspace.root}")
-    with _display(watch) as show:
-        while watch.look():
+def watch(
+    run: Annotated[
+        str | None,
+        Argument(help="a run's name or directory, or an experiment's name", show_default="the newest in progress"),
+    ] = None,
+    workspace: WorkspaceFolder = None,
+    debug: Debug = False,
+) -> int:
+    """Follow a run in progress until it ends: stages, steps, newest figures, time left."""
+    where = find_workspace(workspace)
+    record = find_run(where, run) if run else _newest_live(where)
+    watched = RunWatch(record.directory)
+    say(f"{record.name} in {where.root}")
+    with _display(watched) as show:
+        while watched.look():
             show()
             time.sleep(_POLL_S)
         show()
-    say(watch.verdict)
-    return watch.exit_code
+    say(watched.verdict)
+    return watched.exit_code
 
 
 def _display(watch: RunWatch) -> AbstractContextManager[Callable[[], None]]:
@@ -45,4 +51,4 @@ def _newest_live(workspace: Workspace) -> RunRecord:
     for record in live:
         if record.directory not in arms:
             return record
-    raise DataError(f"workspace {workspace.root}: no run is under way; name one (python -m luffy runs lists them)")
+    raise DataError(f"workspace {workspace.root}: no run is under way; name one (luffy runs lists them)")

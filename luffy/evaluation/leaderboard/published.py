@@ -10,9 +10,9 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
-from luffy.config.complaints import explain
 from luffy.config.shipped import published_files
 from luffy.config.strict import StrictModel
+from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import read_yaml
 from luffy.errors import ConfigError
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from luffy.cli import main as command
-from luffy.cli.commands import plan
+from luffy.cli import planning
 from luffy.config import load_experiment
 from luffy.pipeline.experiment import open_experiment
 
@@ -16,7 +16,7 @@ def surroundings(request, tmp_path, monkeypatch):
     monkeypatch.setenv("LUFFY_WORKSPACE", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
     without_code = lambda *args, **kwargs: open_experiment(*args, **kwargs, fingerprint=lambda stage: {})  # noqa: E731
-    monkeypatch.setattr(plan, "open_experiment", without_code)
+    monkeypatch.setattr(planning, "open_experiment", without_code)
 
 
 def test_plan_prints_a_line_a_stage(capsys):

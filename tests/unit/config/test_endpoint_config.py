@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.checkpoint_choice import choose
 from luffy.config import load_experiment
+from luffy.config.derived import EvaluatedModel, evaluated, evaluation_of
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.of_checkpoint import evaluation_of
 from luffy.errors import ConfigError
 from luffy.pipeline.graph import build_graph
 
@@ -106,4 +105,4 @@ def test_a_question_that_does_not_fit_is_one_line(model: str, named: dict, messa
 
 def test_a_sweep_has_no_url() -> None:
     with pytest.raises(ConfigError, match="--url has no effect with --steps"):
-        choose(load_experiment(SMOKE), None, (2,), None, [URL])
+        evaluated(load_experiment(SMOKE), EvaluatedModel(steps=(2,), urls=(URL,)))

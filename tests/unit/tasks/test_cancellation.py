@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks import cancellation
+from luffy.tasks import cancellation
 
 RUN = uuid.uuid4()
 

@@ -1,18 +1,21 @@
 """`prefect.yaml`: every deployment names a flow that is there, and parameters that it takes."""
 
+import asyncio
 import json
 import re
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
+from prefect.deployments.steps.core import run_steps
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.importtools import import_object
 from prefect.utilities.schema_tools.validation import validate
+from prefect.utilities.templating import apply_values
 
-from flows.checkpoint_choice import choose
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.comparison import load_comparison
+from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.config.form import experiment_of_form, form_of_file
 from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
@@ -26,8 +29,7 @@ ARITHMETIC = Path("exp_configs/arithmetic.yaml")
 
 
 def flow_of(deployment):
-    path, name = deployment["entrypoint"].split(":")
-    return getattr(import_module(path.removesuffix(".py").replace("/", ".")), name)
+    return import_object(deployment["entrypoint"])
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def refusals(schema, values):
 
 @pytest.mark.parametrize("deployment", THIN, ids=lambda deployment: deployment["entrypoint"])
 def test_a_deployment_can_be_run_as_it_is(deployment):
-    name = deployment["entrypoint"].split(":")[1]
+    name = deployment["entrypoint"].rpartition(".")[2]
     parameters = flow_of(deployment).validate_parameters(deployment["parameters"])
     load = load_comparison if name == "compare_methods" else load_experiment
     assert load(parameters["config_file"], parameters["overrides"])
@@ -51,9 +53,9 @@ def test_a_deployment_can_be_run_as_it_is(deployment):
 
 def test_every_flow_has_a_deployment():
     flows = {
-        f"{path}:{name}"
-        for path in map(str, Path("flows").glob("*.py"))
-        for name in re.findall(r"^@flow\(.*?\)\ndef (\w+)", Path(path).read_text(), re.MULTILINE | re.DOTALL)
+        f"luffy.flows.{path.stem}.{name}"
+        for path in Path("flows").glob("*.py")
+        for name in re.findall(r"^@flow\(.*?\)\ndef (\w+)", path.read_text(), re.MULTILINE | re.DOTALL)
     }
     assert flows
     assert flows == {deployment["entrypoint"] for deployment in DEPLOYMENTS}
@@ -64,14 +66,19 @@ def test_a_deployment_with_steps_says_how_another_model_takes_their_place():
     assert "-p 'steps=[]'" in deployment["description"]
     config = load_experiment(deployment["parameters"]["config_file"])
     with pytest.raises(ConfigError, match=r"model with steps=\[\], or steps alone"):
-        choose(config, "some/model", tuple(deployment["parameters"]["steps"]), None)
-    assert choose(config, "some/model", (), None).parameters["model"] == "some/model"
+        evaluated(config, EvaluatedModel("some/model", tuple(deployment["parameters"]["steps"])))
+    assert evaluated(config, EvaluatedModel("some/model")).model.path == "some/model"
 
 
-def test_the_form_starts_with_the_values_of_the_file():
-    """Where this fails: `form_of_file(ARITHMETIC)` is what belongs under `experiment`."""
-    assert FORM["parameters"] == {"verify": False, "experiment": form_of_file(ARITHMETIC)}
-    parameters = flow_of(FORM).validate_parameters(FORM["parameters"])
+@pytest.fixture(scope="module")
+def form_parameters():
+    """The parameters as `prefect deploy` makes them: build steps run, their outputs filled in."""
+    return apply_values(FORM["parameters"], asyncio.run(run_steps(FORM["build"])))
+
+
+def test_the_form_starts_with_the_values_of_the_file(form_parameters):
+    parameters = flow_of(FORM).validate_parameters(form_parameters)
+    assert parameters["verify"] is False
     assert experiment_of_form(parameters["experiment"]) == load_experiment(ARITHMETIC)
 
 
@@ -98,8 +105,8 @@ def test_the_form_shows_every_field_with_its_name_description_and_default(form_s
         ({"rl": {"steps": "many"}}, "is not valid"),
     ],
 )
-def test_wrong_values_are_refused_when_the_form_is_handed_in(form_schema, change, message):
-    values = FORM["parameters"]["experiment"]
+def test_wrong_values_are_refused_when_the_form_is_handed_in(form_schema, form_parameters, change, message):
+    values = form_parameters["experiment"]
     assert refusals(form_schema, values) == []
     (found,) = refusals(form_schema, {**values, **change})
     assert message in found

@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 
-from tasks import publisher as module
-from tasks.artifacts import Artifact
-from tasks.publisher import Publisher, Slot
+from luffy.tasks import publisher as module
+from luffy.tasks.artifacts import Artifact
+from luffy.tasks.publisher import Publisher, Slot
 
 SLOT = Slot(uuid.uuid4(), "smoke-rl-progress")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from luffy.errors import StageFailed
-from tasks.comparison import SharedStages
-from tasks.stages import FinishedStage
+from luffy.tasks.comparison import SharedStages
+from luffy.tasks.stages import FinishedStage
 
 MADE = FinishedStage("sft", Path("x"), "digest")
 

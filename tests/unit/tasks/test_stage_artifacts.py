@@ -13,10 +13,10 @@ from synthetic.finished_chain import HOSTILE, write_chain
 from luffy.config import STAGE_ORDER
 from luffy.evaluation.sample_files import write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
-from tasks import artifacts
-from tasks.artifacts import views_of
-from tasks.curves import Line, Panel, picture_svg
-from tasks.session import artifact_key, run_name, tags_of
+from luffy.tasks import artifacts
+from luffy.tasks.artifacts import views_of
+from luffy.tasks.curves import Line, Panel, picture_svg
+from luffy.tasks.session import artifact_key, run_name, tags_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from luffy.errors import ConfigError
-from tasks.one_line import OneLine
-from tasks.stage_log import StageLog
+from luffy.tasks.one_line import OneLine
+from luffy.tasks.stage_log import StageLog
 
 STAMP = "2026-11-21 20:31:08,023"
 

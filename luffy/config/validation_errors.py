@@ -1,4 +1,4 @@
-"""Turning pydantic's findings into lines that say where, what was found, what is allowed."""
+"""Validation errors of pydantic as lines that say where, what was found, what is allowed."""
 
 import difflib
 import types
@@ -7,7 +7,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from luffy.config.yaml_source import KeyPath
+from luffy.config.key_paths import dotted
+from luffy.config.yaml_source import KeyPath, Value
 
 _PLAIN = {
     "int_type": "must be a whole number",
@@ -22,16 +23,25 @@ _PLAIN = {
 }
 
 
-def explain(error: ValidationError, root: type[BaseModel], origins: Mapping[KeyPath, str], default_where: str) -> str:
-    """One line for each mistake in `error`, with the file and line that `origins` knows."""
+def explain(
+    error: ValidationError,
+    root: type[BaseModel],
+    origins: Mapping[KeyPath, str],
+    default_where: str,
+    values: Value = None,
+) -> str:
+    """One line for each mistake in `error`, with its file and line from `origins`.
+
+    `values` are what was validated; with them, elements of lists are called by their names.
+    """
     lines = []
     findings = error.errors(include_url=False)
     for finding in findings:
         if finding["type"] == "too_short" and _has_deeper(finding["loc"], findings):
-            continue  # pydantic counts only the members that are right
+            continue  # pydantic counts valid members only
         path = _key_path(finding["loc"], root)
         where = _where(path, origins, default_where)
-        lines.append(f"{where}: {_describe(path, finding, root)}")
+        lines.append(f"{where}: {_describe(path, dotted(path, values), finding, root)}")
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -40,18 +50,17 @@ def _has_deeper(location: tuple[int | str, ...], findings: Sequence[Mapping[str,
     return any(len(other["loc"]) > depth and other["loc"][:depth] == location for other in findings)
 
 
-def _describe(path: KeyPath, finding: Mapping[str, Any], root: type[BaseModel]) -> str:
-    dotted = ".".join(path)
+def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[BaseModel]) -> str:
     kind, found = finding["type"], finding["input"]
     if kind == "extra_forbidden":
-        return f"{dotted}: unknown key{_nearest(path, root)}"
+        return f"{name}: unknown key{_nearest(path, root)}"
     if kind == "missing":
-        return f"{dotted}: {_PLAIN[kind]}"
+        return f"{name}: {_PLAIN[kind]}"
     message = _PLAIN.get(kind) or finding["msg"].removeprefix("Value error, ")
     if kind == "value_error":
-        return f"{dotted}: {message}" if dotted else message
+        return f"{name}: {message}" if name else message
     message = message[0].lower() + message[1:]
-    return f"{dotted}: {message}, found {_short(found)}"
+    return f"{name}: {message}, found {_short(found)}"
 
 
 def _short(value: object) -> str:
@@ -76,7 +85,7 @@ def _nearest(path: KeyPath, root: type[BaseModel]) -> str:
 
 
 def _key_path(location: tuple[int | str, ...], root: type[BaseModel]) -> KeyPath:
-    """The path as the user wrote it: pydantic adds the tag of a union's branch, which stands in no file."""
+    """The path as the user wrote it, without the tags that pydantic adds for branches of unions."""
     path: list[str] = []
     annotations: list[Any] = [root]
     for part in location:
@@ -93,7 +102,7 @@ def _key_path(location: tuple[int | str, ...], root: type[BaseModel]) -> KeyPath
 
 
 def _is_branch(annotations: list[Any], part: int | str) -> bool:
-    """Whether `part` names a branch of a union (a discriminator's tag, or a type's description)."""
+    """Whether `part` names a branch of a union: a discriminator's tag or the description of a type."""
     if isinstance(part, int):
         return False
     tags = {
@@ -115,7 +124,7 @@ def _models_at(path: KeyPath, root: type[BaseModel]) -> list[type[BaseModel]]:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The branches of a union, through `Annotated`; a plain annotation is its own only branch."""
+    """The branches of a union, through `Annotated`; any other annotation is its own only branch."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _members(get_args(annotation)[0])
@@ -125,7 +134,7 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _step(annotation: Any, part: int | str) -> list[Any]:
-    """The annotations one key below `annotation`."""
+    """Annotations of what stands one key below `annotation`."""
     found = []
     for member in _members(annotation):
         if isinstance(member, type) and issubclass(member, BaseModel):

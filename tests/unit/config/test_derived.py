@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
+from luffy.config.derived import evaluation_of, sweep_of
 from luffy.config.model import ModelConfig
-from luffy.config.of_checkpoint import evaluation_of, sweep_of
 from luffy.errors import ConfigError
 from luffy.pipeline.graph import build_graph
 

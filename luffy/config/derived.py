@@ -1,6 +1,7 @@
-"""From an experiment to what evaluates one model, or the checkpoints of its RL run, by its suites and protocol."""
+"""Experiments derived from another: its data alone, the evaluation of a model, the evaluation of its RL checkpoints."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
@@ -14,8 +15,55 @@ from luffy.errors import ConfigError
 
 _MODEL = "model"
 ENDPOINT_PREFIX = "api:"
-"""Of the name of a model that others serve."""
+"""Marks the name of a model behind an API."""
 _NO_PROTOCOL = "evaluation: missing; {} must say by which protocol models are evaluated"
+
+
+def data_alone(config: ExperimentConfig) -> ExperimentConfig:
+    """The experiment cut after `prepare_data`, whose result the whole chain reads."""
+    return config.model_copy(update={"stages": ("prepare_data",)})
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedModel:
+    """What is to be evaluated: one of `model` and `steps`."""
+
+    model: str | None = None
+    """A folder, a hub id or `api:NAME`."""
+    steps: tuple[int, ...] = ()
+    """Steps of the experiment's own RL run whose checkpoints were kept."""
+    chat_template: str | None = None
+    urls: tuple[str, ...] = ()
+    request: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    def given(self) -> dict[str, object]:
+        """The fields that are not empty, as parameters of a flow."""
+        fields = {
+            "model": self.model,
+            "steps": list(self.steps),
+            "chat_template": self.chat_template,
+            "urls": list(self.urls),
+            "request": dict(self.request),
+        }
+        return {name: value for name, value in fields.items() if value}
+
+
+def evaluated(config: ExperimentConfig, wanted: EvaluatedModel) -> ExperimentConfig:
+    """The experiment that evaluates `wanted` by the suites and the protocol of `config`.
+
+    Raises ConfigError for both or neither of model and steps, or for what does not fit.
+    """
+    if (wanted.model is None) == (not wanted.steps):
+        raise ConfigError(
+            "give one of --model (a folder, a hub id or api:NAME) and --steps (of the experiment's RL run); as "
+            "parameters of a deployment: model with steps=[], or steps alone"
+        )
+    if wanted.model is not None:
+        return evaluation_of(config, wanted.model, wanted.chat_template, urls=wanted.urls, request=wanted.request)
+    for name, option in (("chat_template", "--chat-template"), ("urls", "--url"), ("request", "--request")):
+        if name in wanted.given():
+            raise ConfigError(f"{option} has no effect with --steps, whose models are those of their run; remove it")
+    return sweep_of(config, wanted.steps)
 
 
 def evaluation_of(

@@ -1,0 +1,29 @@
+"""`luffy run CONFIG`: an experiment from its data to its report."""
+
+from luffy.cli.launch import StartOptions, start_experiment
+from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
+from luffy.config import load_experiment
+from luffy.config.comparison import is_comparison
+from luffy.errors import ConfigError
+from luffy.pipeline.workspace import find_workspace
+
+_FLOW = "luffy.flows.full_pipeline:full_pipeline"
+
+
+def run(
+    config: Config,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    verify: Verify = False,
+    workspace: WorkspaceFolder = None,
+    debug: Debug = False,
+) -> int:
+    """Run an experiment from its data to its report.
+
+    Finished stages are reused and an interrupted one resumes: the same command again goes on.
+    """
+    if is_comparison(config):
+        raise ConfigError(f"{config}: is a comparison of methods; run it by: luffy compare {config}")
+    options = StartOptions(find_workspace(workspace), dry_run, verify, debug)
+    parameters = {"config_file": config, "overrides": overrides or []}
+    return start_experiment(_FLOW, load_experiment(config, overrides or ()), parameters, options)

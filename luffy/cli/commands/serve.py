@@ -1,0 +1,28 @@
+"""`luffy serve`: Prefect's server with UI, a worker and the deployments on this machine."""
+
+from typing import Annotated
+
+from typer import Option
+
+from luffy.cli.options import Debug, WorkspaceFolder
+from luffy.pipeline.workspace import find_workspace
+
+_MAX_PORT = 65534
+"""The next port is taken for the reports."""
+
+
+def serve(
+    port: Annotated[
+        int, Option(min=1, max=_MAX_PORT, help="port of the server on 127.0.0.1; the next one is for the reports")
+    ] = 4200,
+    limit: Annotated[int, Option(min=1, help="runs at the same time; further runs wait")] = 1,
+    end_with_parent: Annotated[
+        bool, Option("--end-with-parent", help="end when the process that started this one ends")
+    ] = False,
+    workspace: WorkspaceFolder = None,
+    debug: Debug = False,
+) -> int:
+    """Serve Prefect with its UI, a worker and the deployments on this machine."""
+    from luffy.flows.serve import serve_until_interrupted  # sets Prefect's environment before it starts anything
+
+    return serve_until_interrupted(find_workspace(workspace), port, limit, end_with_parent=end_with_parent)

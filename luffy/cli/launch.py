@@ -1,0 +1,126 @@
+"""Starts a flow from the command line.
+
+Prefect reads its environment when it is imported. This is the one place that sees to the order: it sets the environment
+and starts an API where none answers, and only then imports the flow, which imports Prefect.
+"""
+
+import importlib
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+
+from luffy.cli.console import show_error
+from luffy.cli.planning import check, plans_of, show_plan
+from luffy.config import ExperimentConfig
+from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError
+from luffy.flows.prefect_session import ApiServer, prefect_api, set_environment
+from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.warm_start import WarmServer, can_start_warm
+from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
+
+_MIN_WARM_STAGES = 2
+_EMBEDDED_RETRIES = 2
+"""Retries of a request to the embedded server, after 2 s and 4 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """Options of every command that starts a flow."""
+
+    workspace: Workspace
+    dry_run: bool
+    verify: bool
+    debug: bool
+
+
+def start_experiment(
+    flow: str,
+    config: ExperimentConfig,
+    parameters: Mapping[str, object],
+    options: StartOptions,
+    *,
+    sweep_steps: tuple[int, ...] = (),
+) -> int:
+    """Check `config` and run `flow`, whose `parameters` say the same; or show its plan. Returns the exit code."""
+    workspace, verify = options.workspace, options.verify
+    if options.dry_run:
+        show_plan(config, workspace, verify=verify, sweep_steps=sweep_steps)
+        return EXIT_OK
+    check(config, workspace, sweep_steps=sweep_steps)
+    plans = partial(plans_of, config, workspace, verify=verify, sweep_steps=sweep_steps)
+    return launch(flow, {**parameters, "verify": verify}, workspace, plans, debug=options.debug)
+
+
+def launch(
+    flow: str,
+    parameters: Mapping[str, object],
+    workspace: Workspace,
+    plans: Callable[[], Sequence[StagePlan]],
+    *,
+    debug: bool,
+) -> int:
+    """Run the flow `module:function` with `parameters` to its end; returns the exit code.
+
+    `plans` says what is left to do; raises LuffyError where the flow fails.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        workspace.prepare()
+        os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
+        set_environment(workspace.prefect_home, debug=debug)
+        server = prefect_api()
+        warm = _warm_server(workspace, plans)
+        module, _, name = flow.partition(":")
+        call_flow(getattr(importlib.import_module(module), name), parameters, server, warm)
+    except KeyboardInterrupt:
+        show_error("interrupted; the same command resumes")
+        return EXIT_INTERRUPTED
+    return EXIT_OK
+
+
+def call_flow(
+    flow: Callable[..., object],
+    parameters: Mapping[str, object],
+    server: ApiServer | None,
+    warm: WarmServer | None,
+) -> None:
+    """Run an imported flow once its embedded `server`, if it has one, answers."""
+    from httpx import TransportError
+    from prefect.settings import (
+        PREFECT_CLIENT_MAX_RETRIES,
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+        temporary_settings,
+    )
+
+    # No automation watches an embedded server's heartbeats, and stopping them takes a second. An embedded server that
+    # has died does not come back, and Prefect would wait a minute for it at every request.
+    embedded = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None, PREFECT_CLIENT_MAX_RETRIES: _EMBEDDED_RETRIES}
+    if server is not None:
+        server.wait()
+    with temporary_settings(embedded if server else {}), warm.use() if warm else nullcontext():
+        try:
+            flow(**parameters)
+        except TransportError as error:
+            raise LuffyError(
+                f"the Prefect server does not answer any more ({type(error).__name__}) and does not know how the run "
+                "ended; finished stages are kept, and the same command goes on"
+            ) from error
+
+
+def _warm_server(workspace: Workspace, plans: Callable[[], Sequence[StagePlan]]) -> WarmServer | None:
+    """A warm server on its way up, unless too few stages are left for it to pay."""
+    try:
+        to_make = [plan for plan in plans() if plan.action not in ("reuse", "depends")]
+    except LuffyError:
+        return None  # the flow meets the same error and reports it
+    if len(to_make) < _MIN_WARM_STAGES or not can_start_warm():
+        return None
+    return WarmServer(workspace.warm_log)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,92 @@
+"""What a run would do with each stage, and whether it can be started at all."""
+
+from collections.abc import Iterator, Sequence
+
+from luffy.cli.console import memory_table, plan_table, say, terminal, text_table, wide_terminal
+from luffy.config import ExperimentConfig
+from luffy.config.comparison import SHARED_NODES, Comparison
+from luffy.errors import ConfigError
+from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.resources import find_resources
+from luffy.pipeline.workspace import Workspace
+
+_COMPARISON_HEADER = ("run", "stage", "key", "plan", "why")
+
+
+def show_plan(
+    config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
+) -> None:
+    """Print what a run would do with each stage, and why; under `cluster: ray` first what its GPUs would hold.
+
+    Raises ConfigError, after the estimate, where that cannot fit.
+    """
+    show_resources(config, estimate=True)
+    plans = plans_of(config, workspace, verify=verify, sweep_steps=sweep_steps)
+    console = terminal()
+    if config.cluster == "ray":
+        console.print()
+    say(f"workspace {workspace.root}")
+    console.print(plan_table(plans))
+
+
+def show_comparison_plan(comparison: Comparison, workspace: Workspace, *, verify: bool) -> None:
+    """The same for all runs of a comparison; a stage that several runs share stands where it comes first."""
+    for config in arm_configs(comparison):
+        show_resources(config, estimate=True)
+    rows = [
+        (title, plan.node.name, plan.identity.key, plan.headline, plan.reason)
+        for title, plan in _titled_plans(comparison, workspace, verify)
+    ]
+    say(f"workspace {workspace.root}")
+    wide_terminal().print(text_table(_COMPARISON_HEADER, rows))
+
+
+def plans_of(
+    config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
+) -> Sequence[StagePlan]:
+    """The decision for every stage; raises LuffyError where it cannot be known yet."""
+    return open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan()
+
+
+def comparison_plans(comparison: Comparison, workspace: Workspace, *, verify: bool) -> Sequence[StagePlan]:
+    """The decision for every stage of a comparison, each stage once."""
+    return [plan for _, plan in _titled_plans(comparison, workspace, verify)]
+
+
+def check(config: ExperimentConfig, workspace: Workspace, *, sweep_steps: tuple[int, ...] = ()) -> None:
+    """Raise UserError where a file is missing or the machines are too small, before anything is started."""
+    if not sweep_steps:  # its RL run is finished and needs no machine
+        show_resources(config, estimate=False)
+    # Finds missing files; the flow computes the keys.
+    open_experiment(config, workspace, fingerprint=lambda stage: {}, sweep_steps=sweep_steps)
+
+
+def arm_configs(comparison: Comparison) -> list[ExperimentConfig]:
+    """One experiment of each arm; its seeds differ in nothing that has to be checked."""
+    return [comparison.runs_of(name)[0].config for name in comparison.config.arms]
+
+
+def show_resources(config: ExperimentConfig, *, estimate: bool) -> None:
+    """Print what a run under `cluster: ray` needs of its machines, with or without the `estimate` of each GPU's memory.
+
+    Raises ConfigError, a line a mistake, where they do not have it.
+    """
+    resources = find_resources(config)
+    console = terminal()
+    for gpu in resources.gpus if estimate else ():
+        console.print(memory_table(gpu))
+        console.print()
+    for note in resources.notes:
+        say(note)
+    if resources.complaints:
+        raise ConfigError("\n".join(resources.complaints))
+
+
+def _titled_plans(comparison: Comparison, workspace: Workspace, verify: bool) -> Iterator[tuple[str, StagePlan]]:
+    seen: set[str] = set()
+    for run in comparison.runs:
+        for plan in plans_of(run.config, workspace, verify=verify):
+            if plan.node.name in run.nodes and plan.identity.key not in seen:
+                seen.add(plan.identity.key)
+                yield "all" if plan.node.name in SHARED_NODES else run.title, plan
