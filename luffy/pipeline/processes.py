@@ -5,12 +5,15 @@ put themselves, and after their parents have died. A warm server carries the mar
 mark is its own; it is spared when they are ended.
 """
 
+import atexit
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 import psutil
 
@@ -30,6 +33,21 @@ def die_with(parent_pid: int, sent: signal.Signals = signal.SIGTERM) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(sent))
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def exit_without_finalizing(code: int) -> NoReturn:
+    """End this process with `code` once its threads have ended, its exit handlers have run and its output is written.
+
+    The interpreter is not finalized. After a collective has returned, a worker thread of gloo still releases the
+    tensors, which takes the GIL. Python ends a thread that asks for the GIL during finalization; inside a C++
+    destructor that aborts the process (SIGABRT, "terminate called without an active exception"). Destroying the
+    process groups does not end gloo's threads: they live as long as any reference to a group, and DeepSpeed keeps some.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does before its exit handlers
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def take_supervisor() -> int | None:

@@ -31,7 +31,14 @@ from luffy.pipeline.identity import IdentityRecord, write_identity
 from luffy.pipeline.job import StageJob, read_job
 from luffy.pipeline.lock import StageLock
 from luffy.pipeline.manifest import Manifest, collect_outputs, consumed_digests, finished_manifest, write_manifest
-from luffy.pipeline.processes import MARK_VARIABLE, die_with, end_processes, take_supervisor, watch_parent
+from luffy.pipeline.processes import (
+    MARK_VARIABLE,
+    die_with,
+    end_processes,
+    exit_without_finalizing,
+    take_supervisor,
+    watch_parent,
+)
 from luffy.pipeline.provenance import hardware, package_versions
 from luffy.pipeline.reuse import clear, examine
 from luffy.pipeline.space import lack_of_space
@@ -71,8 +78,8 @@ class StageResult:
 
 
 def main(stage: StageName, run: Callable[[Settings, StageContext], StageResult]) -> None:
-    """Run the stage that the command line asks for, and exit."""
-    sys.exit(run_program(stage, run, sys.argv[1:]))
+    """Run the stage that the command line asks for, and exit with its code."""
+    exit_without_finalizing(run_program(stage, run, sys.argv[1:]))
 
 
 def run_program(

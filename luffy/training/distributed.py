@@ -11,7 +11,10 @@ _TIMEOUT = timedelta(minutes=10)
 
 
 def init_process_group() -> None:
-    """Join the process group once; `gloo` on CPU, `nccl` on GPUs. Alone, no port is opened."""
+    """Join the process group once; `gloo` on CPU, `nccl` on GPUs. Alone, no port is opened.
+
+    A process that has joined should end by `exit_without_finalizing`.
+    """
     if dist.is_initialized():
         return
     backend = "nccl" if torch.cuda.is_available() else "gloo"

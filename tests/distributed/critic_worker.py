@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference.gradient_case import relative_l2, tiny_model
 from reference.value_case import engine_steps, part_of, reference_steps
 
+from luffy.pipeline.processes import exit_without_finalizing
 from luffy.training.distributed import init_process_group
 
 LAYOUTS = ({"micro_batch_tokens": 10_000}, {"micro_batch_tokens": 25}, {"micro_batch_tokens": 25, "packing": True})
@@ -43,6 +44,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         print("RESULT " + json.dumps(found))
     dist.destroy_process_group()
+    exit_without_finalizing(0)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference.elastic_case import engines, resume_and_go_on, trained, write_and_go_on
 
+from luffy.pipeline.processes import exit_without_finalizing
 from luffy.training import checkpoint
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.distributed import init_process_group
@@ -59,6 +60,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         print("RESULT " + json.dumps(told))
     dist.destroy_process_group()
+    exit_without_finalizing(0)
 
 
 if __name__ == "__main__":

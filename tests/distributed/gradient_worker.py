@@ -26,6 +26,7 @@ from reference.gradient_case import (
     tiny_model,
 )
 
+from luffy.pipeline.processes import exit_without_finalizing
 from luffy.training.distributed import init_process_group
 from luffy.training.policy import Policy
 from luffy.types import TrainBatch
@@ -113,6 +114,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         print("RESULT " + json.dumps(found))
     dist.destroy_process_group()
+    exit_without_finalizing(0)
 
 
 if __name__ == "__main__":

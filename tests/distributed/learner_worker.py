@@ -12,6 +12,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference.learner_case import METHODS, one_demonstration, two_updates
 
+from luffy.pipeline.processes import exit_without_finalizing
 from luffy.training.distributed import init_process_group
 
 
@@ -26,6 +27,7 @@ def main() -> None:
         silent = {preset: metrics["batch/zero_advantage_share"] for preset, (_, metrics) in found.items()}
         print("RESULT " + json.dumps({"errors": {**errors, "one demonstration": lone}, "silent": silent}))
     dist.destroy_process_group()
+    exit_without_finalizing(0)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from reference.elastic_case import assert_resumed_as_if_undisturbed, resume_and_go_on, write_and_go_on
 
 from luffy.config.model import DType
@@ -21,7 +22,7 @@ def _two_ranks(write: list[object], resume: list[object], fail: Path | None = No
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     worker = str(ROOT / "tests/distributed/elastic_worker.py")
     work = json.dumps({"write": write, "resume": resume, "fail": fail}, default=str)
-    done = subprocess.run([*command, worker, work], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    done = subprocess.run([*command, worker, work], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT "))

@@ -1,0 +1,18 @@
+"""How long tests wait for what must happen: for events, never for a moment that is guessed.
+
+Long enough for a loaded or slow machine. Only a test that fails waits this long; pytest's own limit is longer still.
+"""
+
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 600.0
+_LOOK_S = 0.02
+
+
+def wait_until(condition: Callable[[], object], what: str = "the awaited event") -> None:
+    """Return once `condition()` holds; fail when that takes longer than any machine needs."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} has not come for {PATIENCE_S:g} s"
+        time.sleep(_LOOK_S)
