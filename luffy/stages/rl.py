@@ -98,12 +98,14 @@ def _step(parts: Components, step: int, settings: RLSettings) -> StepOutcome:
     groups, metrics = parts.generation.take(step)
     kept = parts.experience.kept(step, groups)
     metrics |= rollout_metrics(groups, replays=parts.experience.replays) | {"batch/kept_share": len(kept) / len(groups)}
-    metrics |= staleness_metrics(groups, step, settings.rl.max_staleness) | learned_metrics(kept)
+    metrics |= staleness_metrics(groups, step, settings.rl.max_staleness)
     metrics |= parts.trainer.learn(kept, step)
     parts.experience.observe(step, groups)
-    hard = parts.experience.hard_demonstrations(step)
-    if hard is not None:
-        metrics |= parts.trainer.imitate(hard, step)
+    demonstrations = parts.experience.hard_demonstrations(step) or ()
+    if demonstrations:
+        metrics |= parts.trainer.imitate(demonstrations, step)
+        metrics["batch/optimizer_steps"] += 1
+    metrics |= learned_metrics(kept, demonstrations)
     speed = _speed(groups, metrics, time.perf_counter() - began, settings.cluster)
     return StepOutcome(kept or groups, metrics | speed)
 
