@@ -11,6 +11,7 @@ FLOORS = (
     {"objectives", "grading", "pipeline", "tracking"},
     {"data", "environments", "rollout", "training"},
     {"cluster", "evaluation"},
+    {"rl"},
     {"stages"},
     {"cli"},
     {"__main__"},
