@@ -55,3 +55,5 @@ def _show(findings: Findings) -> None:
         if (differences := difference_table(findings, decoding)) is not None:
             out.print(text_table(*as_text(differences), title="\nPercentage points, p-values after Holm's correction"))
     out.print(text_table(*as_text(cost_table(findings)), title="\nCosts of a seed, mean over seeds"))
+    for line in findings.off_budget:
+        out.print(line)

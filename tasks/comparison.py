@@ -142,7 +142,7 @@ def conclude(arena: Arena, evaluated_base: FinishedStage) -> Findings:
     config = arena.comparison.config
     findings = find(
         config.name,
-        config.budget.text,
+        config.budget,
         config.reference,
         config.seeds,
         read_scores(evaluated_base.directory),

@@ -9,8 +9,9 @@ preset, the experiment's file):
 - what an RL step takes: `rl.prompts_per_step`, `rl.prompts_per_update`, `rl.max_response_tokens`, `rl.temperature` and
   `objective.group.size`, rollouts and traces together.
 
-Tokens, seconds and memory are what they turn out to be, and are reported as costs. So are the steps that a method
-puts between its RL steps (`objective.interleaved_sft`).
+Tokens, seconds and memory are what they turn out to be, and are reported as costs. How many SFT steps a method puts
+between its RL steps (`objective.interleaved_sft`) is not known beforehand: they are counted as optimizer steps, and the
+page says by how many an arm has missed the budget.
 """
 
 import json

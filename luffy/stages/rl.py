@@ -19,16 +19,16 @@ from luffy.data.templates import decode, encode_traces, load_tokenizer, prompt_o
 from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, GraderPool, problem_of
 from luffy.pipeline.checkpoints import complete_checkpoints
-from luffy.rollout.collector import GroupCollector
+from luffy.rl.collector import GroupCollector
+from luffy.rl.experience import Experience, Sources
+from luffy.rl.generation import Generation
+from luffy.rl.logp_gap import check_logp_gap
+from luffy.rl.rollout_samples import sample_rollouts
+from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import SamplingParams
-from luffy.rollout.tasks import Demonstration, RolloutTask
 from luffy.stages.continuation import adopt_shorter_run
-from luffy.stages.experience import Experience, Sources
 from luffy.stages.explain import explain_if_asked
-from luffy.stages.generation import Generation
-from luffy.stages.logp_gap import check_logp_gap
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.stages.rollout_samples import sample_rollouts
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.rollout_metrics import learned_metrics, rollout_metrics, staleness_metrics
@@ -98,12 +98,14 @@ def _step(parts: Components, step: int, settings: RLSettings) -> StepOutcome:
     groups, metrics = parts.generation.take(step)
     kept = parts.experience.kept(step, groups)
     metrics |= rollout_metrics(groups, replays=parts.experience.replays) | {"batch/kept_share": len(kept) / len(groups)}
-    metrics |= staleness_metrics(groups, step, settings.rl.max_staleness) | learned_metrics(kept)
+    metrics |= staleness_metrics(groups, step, settings.rl.max_staleness)
     metrics |= parts.trainer.learn(kept, step)
     parts.experience.observe(step, groups)
-    hard = parts.experience.hard_demonstrations(step)
-    if hard is not None:
-        metrics |= parts.trainer.imitate(hard, step)
+    demonstrations = parts.experience.hard_demonstrations(step) or ()
+    if demonstrations:
+        metrics |= parts.trainer.imitate(demonstrations, step)
+        metrics["batch/optimizer_steps"] += 1
+    metrics |= learned_metrics(kept, demonstrations)
     speed = _speed(groups, metrics, time.perf_counter() - began, settings.cluster)
     return StepOutcome(kept or groups, metrics | speed)
 

@@ -33,9 +33,10 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
     return metrics | _guidance_metrics([row for row in rows if Source.OFF_POLICY in row.source])
 
 
-def learned_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """How many rows and response tokens the step learns from, traces included; `groups` are those it keeps."""
-    rows = [row for group in groups for row in group.trajectories]
+def learned_metrics(groups: Sequence[Group], demonstrations: Sequence[Trajectory] = ()) -> dict[str, float]:
+    """Rows and response tokens in the optimizer steps of an RL step: of the groups it keeps, traces included, and of
+    the SFT step after it."""
+    rows = [*(row for group in groups for row in group.trajectories), *demonstrations]
     return {
         "batch/num_rows": float(len(rows)),
         "batch/response_tokens": float(sum(len(row.response_ids) for row in rows)),

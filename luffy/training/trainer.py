@@ -108,9 +108,9 @@ class Trainer:
         self._call = call
 
     def learn(self, groups: Sequence[Group], step: int) -> Metrics:
-        """The optimizer steps of RL step `step` (from 1); returns their metrics, averaged. No group, no update."""
+        """The optimizer steps of RL step `step` (from 1); returns their number and their metrics, averaged."""
         if not groups:
-            return {}
+            return {"batch/optimizer_steps": 0.0}
         settings = self._settings
         shards = shard_groups(
             groups,
@@ -119,7 +119,8 @@ class Trainer:
             self._num_ranks,
             seed=derive_seed(settings.seed, "updates", step),
         )
-        return self._call("learn", [(shard, step) for shard in shards])[0]
+        metrics = self._call("learn", [(shard, step) for shard in shards])[0]
+        return metrics | {"batch/optimizer_steps": float(len(shards[0].updates))}
 
     def imitate(self, rows: Sequence[Trajectory], step: int) -> Metrics:
         """One SFT step on demonstrations behind RL step `step`."""

@@ -2,6 +2,9 @@
 
 import json
 import math
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,6 +43,7 @@ SMALL = {
     "exgrpo": ("objective.replay.start_accuracy=0.05",),
     "ppo": ("rl.critic.optimizer.lr=1e-3",),
 }
+TWO_UPDATES = ("rl.steps=5", "rl.prompts_per_step=4", "rl.prompts_per_update=2", "execution.checkpoint.rl_every=2")
 
 
 class Stopped(BaseException):
@@ -106,6 +110,25 @@ def test_a_method_runs_three_steps_and_resumes_after_a_stop_to_the_same_bits(
     rows = read_metrics(tmp_path / "undisturbed" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     _assert_reports_what_it_does(config, rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["exgrpo", "uft"])
+def test_a_kill_between_the_two_updates_of_a_step_leaves_the_same_bits(
+    method: str, upstream: dict[str, Path], tmp_path: Path
+) -> None:
+    """Killed before the second update of step 4: steps 3 and 4 lie in the journal, the last checkpoint is step 2's."""
+    config, out = experiment(method, *TWO_UPDATES), tmp_path / "killed"
+    arguments = [method, "8", str(out), str(upstream["data"]), str(upstream["model"])]
+    killed = subprocess.run([sys.executable, Path(__file__).with_name("killed_run.py"), *arguments], timeout=500)
+    assert killed.returncode == -signal.SIGKILL
+    assert (out / "journal/step_000004.parquet").exists()
+    assert [row["step"] for row in read_metrics(out / "metrics.jsonl")] == [1, 2, 3]
+    assert run_rl(config, out, upstream).resumed_from == 2
+    run_rl(config, tmp_path / "undisturbed", upstream)
+    _assert_same_result(tmp_path / "undisturbed", out)
+    if method == "exgrpo":
+        assert [row["batch/replayed_share"] for row in read_metrics(out / "metrics.jsonl")] == [0, 0, 0.5, 0.5, 0.5]
 
 
 def _undo_checkpoint_and_resume(config: ExperimentConfig, upstream: Mapping[str, Path], out: Path) -> None:

@@ -11,7 +11,7 @@ FLOORS = (
     {"objectives", "grading", "pipeline", "tracking"},
     {"data", "environments", "rollout", "training", "statistics"},
     {"cluster", "evaluation"},
-    {"pages"},
+    {"pages", "rl"},
     {"stages"},
     {"cli"},
     {"__main__", "tasks"},

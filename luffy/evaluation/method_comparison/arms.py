@@ -12,6 +12,7 @@ from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 
 TRAINING = ("sft", "rl")
 _REWARD = "reward/mean"
+_OPTIMIZER_STEPS = "batch/optimizer_steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Costs:
     """What one run has spent behind the base policy, a cold start by SFT included; None: its metrics do not say."""
 
     optimizer_steps: float | None
+    """Interleaved SFT steps included."""
     rollouts: float | None
     """Responses that the policy drew."""
     generated_tokens: float | None
@@ -87,16 +89,15 @@ class Arm:
 def read_seed(run: ArmRun, stages: Mapping[str, Path]) -> FinishedSeed:
     """A finished run, whose stages lie in the directories `stages`; raises LuffyError where a file is missing."""
     metrics = {name: read_metrics(stages[name] / METRICS_FILE) for name in TRAINING if name in stages}
-    updates = run.config.rl.updates_per_step if run.config.rl is not None else 1
     evaluation = read_scores(stages[f"evaluate_{run.last}"])
-    return FinishedSeed(run.seed, evaluation, _costs(metrics, updates), tuple(_curve(metrics, updates)))
+    return FinishedSeed(run.seed, evaluation, _costs(metrics), tuple(_curve(metrics)))
 
 
-def _costs(metrics: Mapping[str, Sequence[MetricRow]], updates: int) -> Costs:
-    rows = [row for name in TRAINING for row in metrics.get(name, ())]
-    rl = metrics.get("rl", ())
+def _costs(metrics: Mapping[str, Sequence[MetricRow]]) -> Costs:
+    sft, rl = metrics.get("sft", ()), metrics.get("rl", ())
+    rows, rl_steps = [*sft, *rl], _sum(rl, _OPTIMIZER_STEPS)
     return Costs(
-        optimizer_steps=float(len(rows) + len(rl) * (updates - 1)),
+        optimizer_steps=None if rl_steps is None else len(sft) + rl_steps,
         rollouts=_sum(rl, "rollout/num_drawn"),
         generated_tokens=_sum(rl, "rollout/tokens_drawn"),
         trained_tokens=_sum(rows, "batch/response_tokens"),
@@ -112,13 +113,12 @@ def _sum(rows: Sequence[MetricRow], name: str) -> float | None:
     return sum(row[name] for row in rows) if all(name in row for row in rows) else None
 
 
-def _curve(metrics: Mapping[str, Sequence[MetricRow]], updates: int) -> Iterator[CurvePoint]:
+def _curve(metrics: Mapping[str, Sequence[MetricRow]]) -> Iterator[CurvePoint]:
     sft, rl = metrics.get("sft", ()), metrics.get("rl", ())
-    spent = {name: _spent(sft, rl, name) for name in ("batch/num_rows", "perf/step_s")}
-    for index, row in enumerate(rl):
+    spent = zip(*(_spent(sft, rl, name) for name in (_OPTIMIZER_STEPS, "batch/num_rows", "perf/step_s")), strict=True)
+    for row, (steps, samples, seconds) in zip(rl, spent, strict=True):
         if _REWARD in row:
-            steps = len(sft) + (index + 1) * updates
-            yield CurvePoint(row[_REWARD], steps, spent["batch/num_rows"][index], spent["perf/step_s"][index])
+            yield CurvePoint(row[_REWARD], len(sft) + steps, samples, seconds)
 
 
 def _spent(sft: Sequence[MetricRow], rl: Sequence[MetricRow], name: str) -> list[float]:

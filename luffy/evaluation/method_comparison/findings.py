@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from luffy.config.comparison import BudgetConfig
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.method_comparison.arms import Arm, FinishedSeed
@@ -39,7 +40,7 @@ class Findings:
     """All numbers of a comparison."""
 
     name: str
-    budget: str
+    budget: BudgetConfig
     reference: str
     seeds: tuple[int, ...]
     confidence: float
@@ -64,9 +65,23 @@ class Findings:
         """One line a failed run."""
         return [f"{arm.name}, seed {seed}: {reason}" for arm in self.arms for seed, reason in arm.failures.items()]
 
+    @property
+    def off_budget(self) -> list[str]:
+        """One line for each arm whose seeds made another number of optimizer steps than the budget says.
+
+        More with SFT steps between those of RL; fewer where a step's groups were all filtered out.
+        """
+        wanted = self.budget.optimizer_steps
+        made = {arm.name: arm.costs.optimizer_steps for arm in self.arms if arm.costs is not None}
+        return [
+            f"{name}: {steps:g} optimizer steps a seed where the budget is {wanted}"
+            for name, steps in made.items()
+            if wanted is not None and steps is not None and steps != wanted
+        ]
+
 
 def find(
-    name: str, budget: str, reference: str, seeds: Sequence[int], base: CheckpointScores, arms: Sequence[Arm]
+    name: str, budget: BudgetConfig, reference: str, seeds: Sequence[int], base: CheckpointScores, arms: Sequence[Arm]
 ) -> Findings:
     """The findings on `arms`, in their order. Raises LuffyError where arms were asked different problems."""
     confidence = base.results.confidence
@@ -102,7 +117,8 @@ def as_json(findings: Findings) -> str:
     """Everything, for other programs."""
     content = {
         "name": findings.name,
-        "budget": findings.budget,
+        "budget": findings.budget.text,
+        "off_budget": findings.off_budget,
         "reference": findings.reference,
         "seeds": findings.seeds,
         "confidence": findings.confidence,

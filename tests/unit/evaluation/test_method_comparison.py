@@ -1,10 +1,12 @@
 """What a comparison finds on arms whose verdicts are chosen, and how its page and data say it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from synthetic.finished_chain import HOSTILE
 
+from luffy.config.comparison import BudgetConfig
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed, _costs, _curve
@@ -20,13 +22,17 @@ from luffy.pages.method_comparison_page import (
 )
 
 PROBLEMS = 40
+BUDGET = BudgetConfig(optimizer_steps=12)
 COSTS = Costs(12.0, 96.0, 1000.0, 1500.0, 61.0, None)
 RL_ROWS = [
-    {"step": 1, "reward/mean": 0.25, "batch/num_rows": 8.0, "batch/response_tokens": 80.0, "rollout/num_drawn": 7.0,
+    {"step": 1, "reward/mean": 0.25, "batch/optimizer_steps": 2.0, "batch/num_rows": 8.0,
+     "batch/response_tokens": 80.0, "rollout/num_drawn": 7.0,
      "rollout/tokens_drawn": 70.0, "perf/step_s": 2.0, "perf/peak_memory_gib": 1.5},
-    {"step": 2, "reward/mean": 0.75, "batch/num_rows": 8.0, "batch/response_tokens": 96.0, "rollout/num_drawn": 7.0,
+    {"step": 2, "reward/mean": 0.75, "batch/optimizer_steps": 2.0, "batch/num_rows": 8.0,
+     "batch/response_tokens": 96.0, "rollout/num_drawn": 7.0,
      "rollout/tokens_drawn": 84.0, "perf/step_s": 3.0, "perf/peak_memory_gib": 1.75},
 ]  # fmt: skip
+WITH_SFT_STEP = [RL_ROWS[0], RL_ROWS[1] | {"batch/optimizer_steps": 3.0}]
 SFT_ROWS = [{"step": 1, "batch/num_rows": 4.0, "batch/response_tokens": 44.0, "perf/step_s": 1.0}]
 
 
@@ -57,10 +63,10 @@ def arm(name, *counts, failures=(), curve=()):
 
 
 def compared(*arms, reference="luffy"):
-    return find("small", "12 optimizer steps", reference, (1, 2), evaluation(easy=4, hard=0), arms)
+    return find("small", BUDGET, reference, (1, 2), evaluation(easy=4, hard=0), arms)
 
 
-LUFFY = arm("luffy", (20, 10), (24, 10), curve=tuple(_curve({"rl": RL_ROWS}, 2)))
+LUFFY = arm("luffy", (20, 10), (24, 10), curve=tuple(_curve({"rl": RL_ROWS})))
 OTHER = arm("other", (36, 10), (40, 12))
 
 
@@ -123,7 +129,7 @@ def test_the_page_stands_alone_and_is_the_same_twice():
 
 
 def test_with_one_seed_the_page_says_that_nothing_is_known_of_another():
-    findings = find("small", "12 optimizer steps", "luffy", (1,), evaluation(easy=4, hard=0), [arm("luffy", (20, 10))])
+    findings = find("small", BUDGET, "luffy", (1,), evaluation(easy=4, hard=0), [arm("luffy", (20, 10))])
     page = render_comparison(findings)
     assert "say nothing of what another seed would give" in page
 
@@ -147,12 +153,26 @@ def test_arms_that_were_asked_other_problems_are_not_compared():
 
 def test_costs_and_curves_count_the_cold_start():
     metrics = {"sft": SFT_ROWS, "rl": RL_ROWS}
-    costs = _costs(metrics, 2)
+    costs = _costs(metrics)
     assert costs == Costs(1 + 2 * 2, 14.0, 154.0, 44.0 + 176.0, 6.0, 1.75)
-    first, last = _curve(metrics, 2)
+    first, last = _curve(metrics)
     assert (first.steps, first.samples, first.seconds) == (1 + 2, 12.0, 3.0)
     assert (last.steps, last.samples, last.seconds) == (1 + 4, 20.0, 6.0)
 
 
 def test_a_cost_that_a_step_does_not_know_is_not_guessed():
-    assert _costs({"rl": [RL_ROWS[0], {"step": 2, "reward/mean": 1.0}]}, 1).generated_tokens is None
+    assert _costs({"rl": [RL_ROWS[0], {"step": 2, "reward/mean": 1.0}]}).generated_tokens is None
+
+
+def test_an_interleaved_sft_step_counts_against_the_budget_and_the_page_tells():
+    costs, curve = _costs({"rl": WITH_SFT_STEP}), tuple(_curve({"rl": WITH_SFT_STEP}))
+    assert (costs.optimizer_steps, [point.steps for point in curve]) == (5.0, [2, 5])
+    seed = FinishedSeed(1, evaluation(easy=20, hard=10), replace(COSTS, optimizer_steps=15.0), curve)
+    findings = compared(LUFFY, Arm("relift", "rl", "relift", (seed,), {}))
+    assert findings.off_budget == ["relift: 15 optimizer steps a seed where the budget is 12"]
+    assert findings.off_budget[0] in render_comparison(findings)
+    assert json.loads(as_json(findings))["off_budget"] == findings.off_budget
+
+
+def test_a_budget_of_rollouts_says_nothing_of_optimizer_steps():
+    assert replace(compared(LUFFY, OTHER), budget=BudgetConfig(rollouts=96)).off_budget == []

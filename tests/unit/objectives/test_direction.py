@@ -23,7 +23,7 @@ from luffy.objectives.losses import TokenBatch
 from luffy.objectives.normalisation import token_weights
 from luffy.objectives.objective import objective_loss
 from luffy.objectives.step import objective_at
-from luffy.rollout.prefixes import GuidedRow, prefix_length
+from luffy.rl.prefixes import GuidedRow, prefix_length
 from luffy.training.batching import collate
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from luffy.config.objective import ReplayConfig
 from luffy.errors import CheckpointError
-from luffy.rollout.replay import MAX_SUCCESSES, ReplayBuffer
+from luffy.rl.replay import MAX_SUCCESSES, ReplayBuffer
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 ANY_STEP = ReplayConfig(start_accuracy=0.0)

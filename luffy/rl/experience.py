@@ -6,12 +6,12 @@ from typing import Any
 
 from luffy.config.objective import GroupFilter, ReplayConfig
 from luffy.config.settings import RLSettings
-from luffy.rollout.collector import GroupCollector
+from luffy.rl.collector import GroupCollector
+from luffy.rl.failed_prompts import FailedPrompts
+from luffy.rl.filters import kept_groups, needs_more
+from luffy.rl.replay import ReplayBuffer
+from luffy.rl.tasks import RolloutTask
 from luffy.rollout.engine import RolloutEngine
-from luffy.rollout.failed_prompts import FailedPrompts
-from luffy.rollout.filters import kept_groups, needs_more
-from luffy.rollout.replay import ReplayBuffer
-from luffy.rollout.tasks import RolloutTask
 from luffy.seeds import derive_seed
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.sampler import stream_indices

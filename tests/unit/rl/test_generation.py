@@ -6,8 +6,8 @@ from types import TracebackType
 
 import pytest
 
-from luffy.stages.experience import StepPlan
-from luffy.stages.generation import BusyTime, Generation
+from luffy.rl.experience import StepPlan
+from luffy.rl.generation import BusyTime, Generation
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 LAST = 6

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from luffy.cluster.protocol import Cluster
-from luffy.stages.experience import Experience, StepPlan
+from luffy.rl.experience import Experience, StepPlan
 from luffy.types import Group, Source
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from luffy.rollout.failed_prompts import FailedPrompts
+from luffy.rl.failed_prompts import FailedPrompts
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 

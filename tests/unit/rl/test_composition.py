@@ -20,10 +20,10 @@ from luffy.config.objective import RefillGroups
 from luffy.config.settings import RLSettings
 from luffy.grading import GraderPool
 from luffy.pipeline.graph import build_graph
-from luffy.rollout.collector import GroupCollector
+from luffy.rl.collector import GroupCollector
+from luffy.rl.experience import Experience, Sources
+from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.rollout.tasks import Demonstration, RolloutTask
-from luffy.stages.experience import Experience, Sources
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.dealing import is_demonstrated, is_hinted
 from luffy.training.sharding import LearnRow, Shard

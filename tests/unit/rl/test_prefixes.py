@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luffy.config.objective import PrefixConfig
-from luffy.rollout.prefixes import GuidedRow, prefix_length
+from luffy.rl.prefixes import GuidedRow, prefix_length
 
 LENGTHS = (
     {"kind": "uniform", "low": 0.0, "high": 1.0},

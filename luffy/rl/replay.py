@@ -8,7 +8,7 @@ from typing import Any
 
 from luffy.config.objective import ReplayConfig
 from luffy.errors import CheckpointError
-from luffy.rollout.draws import uniform
+from luffy.rl.draws import uniform
 from luffy.types import Group, Trajectory
 
 MAX_SUCCESSES = 8

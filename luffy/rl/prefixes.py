@@ -7,7 +7,7 @@ from functools import partial
 
 from luffy.config.objective import BinomialLength, EvenlySpacedLength, PrefixConfig, ScheduledValue, UniformLength
 from luffy.objectives.schedules import value_at
-from luffy.rollout.draws import uniform
+from luffy.rl.draws import uniform
 
 _At = Callable[[ScheduledValue], float]
 _Draw = Callable[[int], float]

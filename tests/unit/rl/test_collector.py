@@ -7,9 +7,9 @@ import pytest
 
 from luffy.config.objective import GroupConfig
 from luffy.grading.pool import GraderPool
-from luffy.rollout.collector import GroupCollector
+from luffy.rl.collector import GroupCollector
+from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.rollout.tasks import Demonstration, RolloutTask
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 RIGHT, WRONG = 1, 2

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from luffy.grading import Grade
+from luffy.rl.tasks import Demonstration
 from luffy.rollout.engine import Completion, RolloutRequest
-from luffy.rollout.tasks import Demonstration
 from luffy.types import FinishReason, Source, Trajectory
 
 DEMONSTRATION_VERSION = -1

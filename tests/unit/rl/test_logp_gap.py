@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from luffy.errors import NumericalError
-from luffy.stages.logp_gap import check_logp_gap
+from luffy.rl.logp_gap import check_logp_gap
 
 GAP = "rollout/logp_gap_mean"
 

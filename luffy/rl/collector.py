@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 from luffy.config.objective import GroupConfig
 from luffy.grading import GradeRequest, GraderPool
+from luffy.rl.prefixes import GuidedRow, prefix_length
+from luffy.rl.rows import GeneratedRow, PlannedRow, replayed_row
+from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import RolloutEngine, SamplingParams
-from luffy.rollout.prefixes import GuidedRow, prefix_length
-from luffy.rollout.rows import GeneratedRow, PlannedRow, replayed_row
-from luffy.rollout.tasks import Demonstration, RolloutTask
 from luffy.seeds import derive_seed
 from luffy.types import Group, Trajectory
 
