@@ -245,8 +245,8 @@ def srft(rows: Rows) -> Tensor:
 
 
 def prefix_rft(on_prefix: Callable[[Evaluated], Tensor]) -> Loss:
-    """arXiv 2507.01679: dual-clip PPO on what the policy wrote; `on_prefix` on the fifth of each prefix with the highest
-    entropy; sums over a constant."""
+    """arXiv 2507.01679: dual-clip PPO on what the policy wrote; `on_prefix` on the fifth of each prefix that has the
+    highest entropy; sums over a constant."""
 
     def loss(rows: Rows) -> Tensor:
         per_row = []

@@ -146,7 +146,11 @@ terms:
   - name: power
     select: off_policy
     loss:
-      {kind: shaped_surrogate, shaping: {kind: power, exponent: 0.5}, behavior: recorded, min_weight: 0.2, max_weight: 0.3}
+      kind: shaped_surrogate
+      shaping: {kind: power, exponent: 0.5}
+      behavior: recorded
+      min_weight: 0.2
+      max_weight: 0.3
     coefficient: {kind: linear, start: 1.0, end: 0.0, levels: 10}
     normaliser: {mode: sequence, population: joint}
   - name: logs

@@ -199,6 +199,15 @@ TERMS = [
         "an auxiliary term has no part in the joint denominator; set population: own or all",
     ),
     (
+        mixed(
+            ON,
+            term(
+                "{kind: nll}", "off_policy", "mode: token, population: all, before_gate: true", gate="{outcome: wrong}"
+            ),
+        ),
+        "normaliser.before_gate has no effect with population: all",
+    ),
+    (
         objective(terms=(term(normaliser=f"{OWN}, before_gate: true"),)),
         "normaliser.before_gate has no effect without a gate",
     ),

@@ -25,8 +25,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from luffy.config import available_presets
+from luffy.objectives.step import StepObjective
 from luffy.training.batching import take_rows
 from luffy.training.policy import Policy
+from luffy.types import TrainBatch
 
 TOLERANCE = 1e-5
 FAINT = ("reinforce_pp", "kl")
@@ -128,6 +130,30 @@ def test_terms_without_a_token_in_the_whole_step_contribute_exactly_nothing(case
         gradients.append(_gradients(policy))
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
     assert any(gradient.any() for gradient in gradients[0].values())
+
+
+def test_the_gradient_of_luffy_does_not_depend_on_recorded_log_probabilities() -> None:
+    """pi_phi is 1 in the paper; taking the data's is a choice that a person makes."""
+    batch = make_batch("luffy", _model())
+    recorded_BT = batch.is_off_policy_BT & ~batch.logp_behavior_BT.isnan()
+    assert recorded_BT.any()
+    bare = dataclasses.replace(batch, logp_behavior_BT=batch.logp_behavior_BT.masked_fill(recorded_BT, torch.nan))
+    found = [_gradients_of(step_of("luffy"), rows) for rows in (batch, bare)]
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    step = step_of("luffy")
+    chosen = tuple(
+        term.model_copy(update={"loss": term.loss.model_copy(update={"behavior": "recorded"})})
+        if term.name == "off_policy"
+        else term
+        for term in step.terms
+    )
+    assert relative_l2(_gradients_of(dataclasses.replace(step, terms=chosen), batch), found[0]) > 0.01
+
+
+def _gradients_of(step: StepObjective, batch: TrainBatch) -> dict[str, Tensor]:
+    policy = _policy()
+    policy.accumulate(batch, step)
+    return _gradients(policy)
 
 
 def test_reported_gradient_norm_is_the_one_before_clipping() -> None:

@@ -1,6 +1,7 @@
 """The policy's own numbers: log-probabilities, entropies, memory layout, export."""
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,26 @@ def test_a_gradient_that_is_not_finite_stops_the_run_under_zero(zero_stage: int)
     policy = Policy(tiny_model(), OptimizerConfig(lr=1e-2), execution(zero_stage=zero_stage), "float32")
     with pytest.raises(NumericalError):
         policy.update(batch, step_of("luffy"), 1e-2)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_gradient_above_the_skip_bound_leaves_weights_and_moments_alone(zero_stage: int) -> None:
+    batch = make_batch("luffy", tiny_model())
+    loud = dataclasses.replace(batch, advantage_BT=batch.advantage_BT * 1e4)
+    bounded = OptimizerConfig(lr=1e-2, max_grad_norm=10.0, skip_grad_norm=20.0)
+    skipping, plain = (
+        Policy(tiny_model(), optimizer, execution(zero_stage=zero_stage), "float32")
+        for optimizer in (bounded, bounded.model_copy(update={"skip_grad_norm": None}))
+    )
+    skipped = skipping.update(loud, step_of("luffy"), 1e-2)
+    assert skipped["actor/skipped_update"] == 1.0 and skipped["actor/grad_norm"] > 20.0
+    start = tiny_model().state_dict()
+    assert all(torch.equal(weight, start[name]) for name, weight in skipping.weights())
+    assert skipping.update(batch, step_of("luffy"), 1e-2)["actor/skipped_update"] == 0.0
+    plain.update(batch, step_of("luffy"), 1e-2)
+    # AdamW's first step: had the skipped one counted, or moved the moments, it would differ.
+    expected = dict(plain.weights())
+    assert all(torch.equal(weight, expected[name]) for name, weight in skipping.weights())
 
 
 def test_bfloat16_gradients_hardly_depend_on_the_split() -> None:
