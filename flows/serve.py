@@ -29,8 +29,8 @@ from luffy.cli.console import show_error, terminal
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
 from luffy.files import write_atomic
 from luffy.pipeline.lock import StageLock
-from luffy.pipeline.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace, find_workspace
+from luffy.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 POOL = "luffy"
