@@ -23,7 +23,7 @@ from typing import Any
 
 from luffy.errors import LuffyError
 from luffy.pipeline.lock import StageLock
-from luffy.pipeline.processes import die_with
+from luffy.processes import die_with
 
 _API_VARIABLE = "PREFECT_API_URL"
 _DEFAULTS = {

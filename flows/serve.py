@@ -34,8 +34,8 @@ from luffy.flows.gpu_limit import limit_gpus
 from luffy.flows.pages import served_pages
 from luffy.flows.prefect_session import ApiServer, answers, set_environment
 from luffy.pipeline.lock import StageLock
-from luffy.pipeline.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
+from luffy.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 
 _DEPLOYMENTS = (SHIPPED / "prefect.yaml").resolve()
 _CHECKOUT = SHIPPED.parents[1]

@@ -25,8 +25,8 @@ from luffy.pipeline.events import Event, EventKind
 from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment, start_run
 from luffy.pipeline.manifest import Manifest
 from luffy.pipeline.plan import StagePlan
-from luffy.pipeline.processes import watch_parent
 from luffy.pipeline.workspace import Workspace
+from luffy.processes import watch_parent
 from luffy.tasks.artifacts import Artifact, views_of
 from luffy.tasks.cancellation import heeding_cancellation
 from luffy.tasks.one_line import explain_in_one_line

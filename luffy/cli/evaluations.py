@@ -74,7 +74,9 @@ def rescore(directory: Path, grader: str, folder: Path | None, suites: Sequence[
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be made ({error.strerror}); give another folder") from None
-    with GraderPool.configured(os.cpu_count() or 1, grading, folder / JUDGE_CACHE, (kind,)) as pool:
+    with GraderPool.configured(
+        os.cpu_count() or 1, grading, folder / JUDGE_CACHE, (kind,), check_functions=False
+    ) as pool:
         regraded = regrade(evaluation, kind, pool, problems, chosen)
         comparison = write_regraded(folder, evaluation, regraded, write_summaries)
     return Rescored(folder, [_scores(part) for part in comparison], _changed_rows(comparison), tuple(notes))

@@ -43,7 +43,7 @@ from luffy.data.sources import QuarantinedRow, Row, TraceSource
 from luffy.errors import DataError, LuffyError
 from luffy.files import replacing, write_atomic
 from luffy.grading import GraderPool
-from luffy.pipeline.processes import die_with
+from luffy.processes import die_with
 from luffy.types import Prompt
 
 _SHOWN_CHARACTERS = 2000
@@ -274,7 +274,11 @@ def _start_worker(task_bytes: bytes, folder: str, parent: int) -> None:
     die_with(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for every core
     task: Task = pickle.loads(task_bytes)  # noqa: S301 - made by this process's parent
-    _worker = ShardWorker(task), Path(folder), GraderPool.configured(1, task.grading, task.judge_cache)
+    _worker = (
+        ShardWorker(task),
+        Path(folder),
+        GraderPool.configured(1, task.grading, task.judge_cache, check_functions=False),
+    )
 
 
 def _work(index: int, rows: list[Row]) -> None:

@@ -1,7 +1,8 @@
-"""Grading functions of the user's, called by name in a worker process.
+"""The user's grading functions, called by name in a worker process.
 
 Two signatures are understood: verl's `(data_source, solution_str, ground_truth, extra_info=None)` and verifiers'
-keywords (any of `completion, answer, prompt, info, task, parser, state`).
+keywords (any of `completion, answer, prompt, info, task`). What cannot work here is refused when it is loaded:
+verifiers' async functions, and those that need its `parser` or the `state` of its environment.
 """
 
 import functools
@@ -20,8 +21,8 @@ Function = Callable[..., object]
 Verdict = tuple[Outcome, str, float | None]
 
 
-class NoSuchFunction(Exception):
-    """The import path leads nowhere, or to something that cannot be called as a grader."""
+class UnusableFunction(Exception):
+    """The import path does not lead to a function that can be called as a grader."""
 
 
 def preload(path: str) -> None:
@@ -30,7 +31,7 @@ def preload(path: str) -> None:
 
 
 def call(path: str, response: str, gold: str, context: str) -> Verdict:
-    """Return (outcome, reason, score); NoSuchFunction where the path is wrong.
+    """Return (outcome, reason, score); UnusableFunction where the path is wrong.
 
     `context`: JSON text with `data_source`, `question`, `extra_info`, `completion` (messages or text) and
     `correct_from`.
@@ -58,25 +59,43 @@ def _function(path: str) -> tuple[Function, str]:
     try:
         function = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise NoSuchFunction(f"{path} cannot be imported: {error}") from None
+        raise UnusableFunction(f"{path} cannot be imported: {error}") from None
     except Exception as error:
-        raise NoSuchFunction(f"{module_name} fails on import: {type(error).__name__}: {error}") from error
+        raise UnusableFunction(f"{module_name} fails on import: {type(error).__name__}: {error}") from error
     return function, _style(path, function)
 
 
 def _style(path: str, function: Function) -> str:
+    """The signature that a function has; UnusableFunction for one that could only fail."""
     if not callable(function):
-        raise NoSuchFunction(f"{path} is no function")
-    if inspect.iscoroutinefunction(function):
-        raise NoSuchFunction(f"{path} is asynchronous; give a plain function")
+        raise UnusableFunction(f"{path} is not a function")
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - an object's own
+        raise UnusableFunction(
+            f"{path} is asynchronous, and graders are called without an event loop; give a plain function (asyncio.run "
+            "inside it can call an asynchronous one)"
+        )
     named = inspect.signature(function).parameters
-    for style, parameter in (("verl", "solution_str"), ("verifiers", "completion")):
-        if parameter in named:
-            return style
-    raise NoSuchFunction(
-        f"{path} takes ({', '.join(named)}); a grader takes (data_source, solution_str, ground_truth, "
-        "extra_info=None) or keywords with `completion`"
-    )
+    style = next((style for style, parameter in _MARKS.items() if parameter in named), None)
+    if style is None:
+        raise UnusableFunction(
+            f"{path} takes ({', '.join(named)}); a grader takes (data_source, solution_str, ground_truth, "
+            "extra_info=None) or keywords with `completion`"
+        )
+    for parameter in named.values():
+        if _is_required(parameter) and parameter.name not in _PROVIDED[style]:
+            raise UnusableFunction(f"{path} needs `{parameter.name}`{_why_not(parameter.name, style)}")
+    return style
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    is_variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    return parameter.default is parameter.empty and not is_variadic
+
+
+def _why_not(parameter: str, style: str) -> str:
+    if parameter in _VERIFIERS_ONLY:
+        return f", {_VERIFIERS_ONLY[parameter]}; take what it needs from `completion`, or give `{parameter}` a default"
+    return f", which no grader is given: there are {', '.join(_PROVIDED[style])}; give it a default"
 
 
 def _verl(response: str, gold: str, known: Mapping[str, object]) -> dict[str, object]:
@@ -97,11 +116,19 @@ def _verifiers(response: str, gold: str, known: Mapping[str, object]) -> dict[st
         "answer": gold,
         "info": known["extra_info"],
         "task": known["data_source"],
-        "parser": None,
-        "state": {},
     }
 
 
+_MARKS = {"verl": "solution_str", "verifiers": "completion"}
+"""Parameter by which each signature is recognised."""
+_PROVIDED = {
+    "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
+    "verifiers": ("completion", "prompt", "answer", "info", "task"),
+}
+_VERIFIERS_ONLY = {
+    "parser": "which belongs to a rubric of verifiers, and there is none here",
+    "state": "which an environment of verifiers fills, and there is none here",
+}
 _STYLES: dict[str, Callable[[str, str, Mapping[str, object]], dict[str, object]]] = {
     "verl": _verl,
     "verifiers": _verifiers,

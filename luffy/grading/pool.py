@@ -3,20 +3,19 @@
     with GraderPool(num_workers=2, timeout_s=5.0) as pool:
         grades = pool.grade([GradeRequest(response=r"... \boxed{52}", ground_truth="52")])
 
-A verification that hangs costs its time-out and its worker, never the caller. One whose worker dies gets a second
-worker, since something else may have killed the first; it is `crashed` when that dies too.
-A judge is asked from threads of the parent, which do no more than wait for a socket.
+A verification that hangs costs its time limit and its worker, never the caller, and holds up nobody meanwhile: after
+`SLICE_S` it is put aside until the shorter ones are done. One whose worker dies gets a second worker, since something
+else may have killed the first; it is `crashed` when that dies too. A judge is called from threads of this process,
+which only wait for a socket.
 """
 
 import asyncio
 import logging
-import queue
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -24,17 +23,26 @@ from luffy.config.grading import GraderKind, GradingConfig
 from luffy.errors import ConfigError, DataError, LuffyError
 from luffy.grading.judge import ask_judge
 from luffy.grading.kinds import conclude, functions_of, steps
+from luffy.grading.memo import MEMO_SIZE, VerdictMemo, timed_out
 from luffy.grading.process import WorkerProcess
-from luffy.grading.protocol import Reply
+from luffy.grading.protocol import LOAD, Reply
 from luffy.grading.request import Consultation, Grade, GradeRequest, Work
+from luffy.grading.schedule import Job, Schedule
+from luffy.grading.workers import Workers
 from luffy.types import Outcome
 
 logger = logging.getLogger(__name__)
-MEMO_SIZE = 65_536
-"""Verdicts remembered, the least recently used forgotten first."""
-
 JUDGE_CACHE = "judge"
-"""Folder of a stage that keeps what a judge said."""
+"""Folder of a stage that keeps the judge's verdicts."""
+
+TIMEOUTS_FILE = "timed_out.txt"
+"""Names the pairs of texts whose verification timed out in a stage: they stay timed out when it is resumed."""
+
+SLICE_S = 0.25
+"""Running time after which a verification can be overtaken; ordinary ones take milliseconds."""
+
+_PAUSED_PER_WORKER = 8
+"""Verifications put aside at a time. Each holds what it has allocated so far, usually some tens of megabytes."""
 
 _CLOSED = "the grader pool is closed"
 _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
@@ -42,20 +50,16 @@ _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
 _Open = Work | Consultation
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    work: Work
-    verdict: "Future[Grade]"
-
-
 class GraderPool:
     """Grades batches of responses; may be shared by threads.
 
-    `num_workers` verifications run at once; `timeout_s` bounds each one, counted from the moment a worker takes it
-    up. No worker is started before the first piece of work that needs one. `config` says which kind of grader grades
-    what (its own time limit aside); without it that is `math`. `judge_cache`: the folder of a judge's verdicts; None:
-    they are not kept. `others`: kinds that requests may bring along, so that the modules of their functions are loaded
-    with the worker. `memo_size=0` remembers nothing.
+    `num_workers` verifications run at once; `timeout_s` bounds the running time of each one. No process is started
+    before the first verification that needs one. `config` says which kind of grader grades what (its own time limit
+    aside); without it that is `math`. `judge_cache`: the folder of a judge's verdicts; None: they are not kept.
+    `others`: kinds that requests may bring along, so that the modules of their functions are loaded with the worker.
+
+    The same texts get the same verdict from the same grader as long as the pool lives, unless the first one was a
+    crash; `memo_size=0` remembers nothing. `timeouts_file` keeps the time-outs for a later pool.
     """
 
     def __init__(
@@ -66,38 +70,62 @@ class GraderPool:
         judge_cache: Path | None = None,
         others: Sequence[GraderKind] = (),
         memo_size: int = MEMO_SIZE,
+        timeouts_file: Path | None = None,
     ) -> None:
         self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._config = config or GradingConfig()
         self._judge_cache = judge_cache
-        self._memo_size = memo_size
         self._functions = tuple(dict.fromkeys(_functions((self._config.kind, *self._config.named.values(), *others))))
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._slots: list[_Slot] = []
+        self._memo = VerdictMemo(timeout_s, memo_size, timeouts_file)
+        self._schedule = Schedule()
+        self._workers = Workers(num_workers, self._functions)
+        self._most_aside = _PAUSED_PER_WORKER * num_workers
+        self._threads: list[threading.Thread] = []
         self._judges: ThreadPoolExecutor | None = None
-        self._memo: OrderedDict[Hashable, Grade] = OrderedDict()
         self._lock = threading.Lock()
         self._closed = False
 
     @classmethod
     def configured(
-        cls, num_workers: int, config: GradingConfig, judge_cache: Path, others: Sequence[GraderKind] = ()
+        cls,
+        num_workers: int,
+        config: GradingConfig,
+        judge_cache: Path,
+        others: Sequence[GraderKind] = (),
+        *,
+        check_functions: bool = True,
     ) -> "GraderPool":
-        """The pool that an experiment's `grading` describes."""
-        return cls(num_workers, config.timeout_s, config, judge_cache, others)
+        """The pool that an experiment's `grading` describes.
+
+        ConfigError for a custom function that cannot be called; without `check_functions` only when it is needed.
+        """
+        timeouts_file = judge_cache.with_name(TIMEOUTS_FILE)
+        pool = cls(num_workers, config.timeout_s, config, judge_cache, others, timeouts_file=timeouts_file)
+        try:
+            if check_functions:
+                pool.check_functions()
+        except BaseException:
+            pool.close()
+            raise
+        return pool
+
+    def check_functions(self) -> None:
+        """Load the configured custom functions in a worker; ConfigError for one that cannot be called."""
+        self._verdicts([Work(LOAD, function, "") for function in self._functions])
 
     def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
         """Return one grade a request, in order.
 
         LuffyError when the pool is closed or no worker can start; DataError for a grader that a problem names and
-        nobody has; ConfigError for a custom function that cannot be imported and a judge that refuses.
+        that does not exist; ConfigError for a custom function that cannot be imported and a judge that refuses.
         """
         if self._closed:
             raise LuffyError(_CLOSED)
         kinds = [self.kind_of(request) for request in requests]
         wanted = [steps(kind, request) for kind, request in zip(kinds, requests, strict=True)]
-        found = self._found({step for needed in wanted for step in needed if not isinstance(step, Grade)})
+        open_steps = dict.fromkeys(step for needed in wanted for step in needed if not isinstance(step, Grade))
+        found = self._verdicts(open_steps)
         return [
             conclude(kind, iter([step if isinstance(step, Grade) else found[step] for step in needed]))
             for kind, needed in zip(kinds, wanted, strict=True)
@@ -108,25 +136,24 @@ class GraderPool:
         return self.grade([GradeRequest(response, gold, kind=kind)])[0]
 
     async def grade_async(self, requests: Sequence[GradeRequest]) -> list[Grade]:
-        """As `grade`, for an event loop: other coroutines go on meanwhile."""
+        """Same as `grade`, for an event loop: other coroutines run meanwhile."""
         return await asyncio.to_thread(self.grade, requests)
 
     def close(self) -> None:
         """End all workers; a `grade` in flight on another thread raises LuffyError. May be called again."""
         with self._lock:
             already, self._closed = self._closed, True
-            slots, judges = list(self._slots), self._judges
+            threads, judges = list(self._threads), self._judges
         if already:
             return
         if judges is not None:
             judges.shutdown(wait=False, cancel_futures=True)
-        for slot in slots:
-            slot.stop()
-        for _ in slots:
-            self._jobs.put(None)
-        for slot in slots:
-            slot.thread.join()
-        _refuse_waiting(self._jobs)
+        left = self._schedule.close()
+        self._workers.interrupt()
+        for thread in threads:
+            thread.join()
+        self._refuse(left, _CLOSED_MEANWHILE)
+        self._workers.close()
 
     def __enter__(self) -> "GraderPool":
         return self
@@ -138,12 +165,10 @@ class GraderPool:
 
     def worker_pids(self) -> list[int]:
         """Return the process ids of the workers that are alive now."""
-        with self._lock:
-            workers = [slot.worker for slot in self._slots]
-        return [worker.pid for worker in workers if worker is not None]
+        return self._workers.pids()
 
     def kind_of(self, request: GradeRequest) -> GraderKind:
-        """Return what grades `request`; DataError for a grader that its problem names and nobody has."""
+        """Return what grades `request`; DataError where its problem names a grader that does not exist."""
         if request.kind is not None:
             return request.kind
         name = request.problem.grader
@@ -155,26 +180,15 @@ class GraderPool:
                 "(add others to grading.named)"
             ) from None
 
-    def _found(self, wanted: set[_Open]) -> dict[_Open, Grade]:
-        found: dict[_Open, Grade] = {}
-        waiting: dict[_Open, Future[Grade]] = {}
-        # Sorted: which worker gets what must not hang on the hash seed.
-        for step in sorted(wanted, key=_order):
-            known = self._remembered(step)
-            if known is None:
-                waiting[step] = Future() if isinstance(step, Work) else self._asked(step)
-            else:
-                found[step] = known
-        self._submit([_Job(step, verdict) for step, verdict in waiting.items() if isinstance(step, Work)])
-        for step, verdict in waiting.items():
-            try:
-                found[step] = verdict.result()
-            except CancelledError:
-                raise LuffyError(_CLOSED_MEANWHILE) from None
-            self._remember(step, found[step])
-        return found
+    def _verdicts(self, wanted: Iterable[_Open]) -> dict[_Open, Grade]:
+        wanted = list(wanted)
+        claimed = {step: self._memo.claim(step) for step in wanted if isinstance(step, Work)}
+        self._submit([Job(work, verdict) for work, (verdict, is_new) in claimed.items() if is_new])
+        judging = {step: self._call_judge(step) for step in wanted if isinstance(step, Consultation)}
+        graded: dict[_Open, Grade] = {work: _grade(work, *claim) for work, claim in claimed.items()}
+        return graded | {consultation: _result(verdict) for consultation, verdict in judging.items()}
 
-    def _asked(self, consultation: Consultation) -> "Future[Grade]":
+    def _call_judge(self, consultation: Consultation) -> "Future[Grade]":
         judge, question = consultation
         with self._lock:
             if self._closed:
@@ -183,123 +197,111 @@ class GraderPool:
                 self._judges = ThreadPoolExecutor(judge.parallel, thread_name_prefix="judge")
             return self._judges.submit(ask_judge, judge, question, self._judge_cache)
 
-    def _submit(self, jobs: Sequence[_Job]) -> None:
-        with self._lock:
-            if self._closed:
-                raise LuffyError(_CLOSED)
-            while len(self._slots) < min(self._num_workers, len(jobs)):
-                self._slots.append(_Slot(self._jobs, self._timeout_s, self._functions))
-            for job in jobs:
-                self._jobs.put(job)
-
-    def _remembered(self, step: _Open) -> Grade | None:
-        with self._lock:
-            grade = self._memo.get(step)
-            if grade is not None:
-                self._memo.move_to_end(step)
-            return grade
-
-    def _remember(self, step: _Open, grade: Grade) -> None:
-        # A crash may have come from outside (out of memory, signals): the next time it gets a fresh chance. A custom
-        # function may be of any mind the next time, and a judge has a memory of its own.
-        if grade.outcome is Outcome.CRASHED or not isinstance(step, Work) or step.check == "custom":
+    def _submit(self, jobs: list[Job]) -> None:
+        if not jobs:
             return
+        try:
+            self._start_threads()
+            accepted = self._schedule.submit(jobs)
+        except BaseException:
+            self._refuse(jobs, "the grader pool could not start")
+            raise
+        if not accepted:
+            self._refuse(jobs, _CLOSED)
+
+    def _start_threads(self) -> None:
         with self._lock:
-            self._memo[step] = replace(grade, seconds=0.0)
-            if len(self._memo) > self._memo_size:
-                self._memo.popitem(last=False)
+            while not self._closed and len(self._threads) < self._num_workers:
+                thread = threading.Thread(target=self._serve, name="grader", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    def _refuse(self, jobs: Iterable[Job], why: str) -> None:
+        for job in jobs:
+            self._memo.settle(job.work, job.verdict, LuffyError(why))
+
+    def _serve(self) -> None:
+        """What each grader thread does as long as the pool lives: run jobs in workers."""
+        while (job := self._schedule.take()) is not None:
+            try:
+                found: Grade | BaseException | None = self._run(job)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the caller waits for it on the future
+                found = error
+            if found is not None:
+                self._memo.settle(job.work, job.verdict, found)
+
+    def _run(self, job: Job) -> Grade | None:
+        """Return the grade of a job; None where it has been put aside."""
+        while True:
+            worker = self._worker_of(job)
+            reply = self._wait(job, worker)
+            if reply is None:
+                return None
+            if worker.is_gone and reply.outcome is Outcome.CRASHED and not job.deaths:
+                job.deaths, job.seconds = 1, 0.0
+                continue
+            return self._graded(job, reply)
+
+    def _worker_of(self, job: Job) -> WorkerProcess:
+        """The worker that a job is at, or is given now."""
+        worker, job.worker = job.worker, None
+        if worker is not None:
+            worker.resume()
+            return worker
+        try:
+            worker = self._workers.take()
+        except LuffyError:
+            self._refuse_if_closed()
+            raise
+        worker.begin(job.work)
+        return worker
+
+    def _wait(self, job: Job, worker: WorkerProcess) -> Reply | None:
+        """Wait for the reply to a job, and kill its worker at the time limit; None where it has been put aside."""
+        while True:
+            started = time.monotonic()
+            reply = worker.reply(max(0.0, min(SLICE_S, self._timeout_s - job.seconds)))
+            job.seconds += time.monotonic() - started
+            self._refuse_if_closed()
+            if reply is not None:
+                self._workers.give_back(worker)
+                return reply
+            if job.seconds >= self._timeout_s:
+                self._workers.discard(worker)
+                return Reply(Outcome.TIMED_OUT, timed_out(self._timeout_s).reason)
+            if _can_wait(job.work) and self._schedule.put_aside(job, worker, self._most_aside):
+                return None
+
+    def _graded(self, job: Job, reply: Reply) -> Grade:
+        if reply.misconfigured:
+            raise ConfigError(f"grading: {reply.reason}")
+        if reply.outcome is Outcome.CRASHED:
+            logger.warning("grading by %s crashed: %s", job.work.check, reply.reason)
+        return Grade(reply.outcome, None, reply.reason, job.seconds, reply.reward)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise LuffyError(_CLOSED_MEANWHILE)
 
 
 def _functions(kinds: Sequence[GraderKind]) -> list[str]:
     return [path for kind in kinds for path in functions_of(kind)]
 
 
-def _order(step: _Open) -> tuple[str, ...]:
-    return step if isinstance(step, Work) else ("judge", *step.question)
+def _can_wait(work: Work) -> bool:
+    """Whether work may be paused: a user's function may not, since somebody else may be waiting for it."""
+    return work.check not in ("custom", LOAD)
 
 
-class _Slot:
-    """A thread that owns one worker at a time: takes a job, asks the worker, replaces the worker when it is gone.
-
-    The worker's parent-death signal is tied to the thread that started it, hence a thread that lasts as long as the
-    pool, whichever thread calls `grade`.
-    """
-
-    def __init__(self, jobs: "queue.SimpleQueue[_Job | None]", timeout_s: float, functions: Sequence[str]) -> None:
-        self.worker: WorkerProcess | None = None
-        self._jobs = jobs
-        self._timeout_s = timeout_s
-        self._functions = functions
-        self._lock = threading.Lock()
-        self._stopped = False
-        self.thread = threading.Thread(target=self._serve, name="grader", daemon=True)
-        self.thread.start()
-
-    def stop(self) -> None:
-        """Kill the worker, whatever it is doing, and take no further job."""
-        with self._lock:
-            self._stopped = True
-            if self.worker is not None:
-                self.worker.interrupt()
-
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job.verdict.set_result(self._decide(job.work))
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the caller waits for it on the future
-                job.verdict.set_exception(error)
-        self._discard_worker()
-
-    def _decide(self, work: Work) -> Grade:
-        started = time.monotonic()
-        reply, has_died = self._ask(work)
-        if has_died:
-            reply, _ = self._ask(work)
-        if reply.misconfigured:
-            raise ConfigError(f"grading: {reply.reason}")
-        if reply.outcome is Outcome.CRASHED:
-            logger.warning("grading by %s crashed: %s", work.check, reply.reason)
-        answer = None if work.check == "custom" else work.answer
-        return Grade(reply.outcome, answer, reply.reason, time.monotonic() - started, reply.reward).saying(work.note)
-
-    def _ask(self, work: Work) -> tuple[Reply, bool]:
-        """The worker's reply, and whether the worker has died of itself in place of one."""
-        worker = self.worker or self._start_worker()
-        reply = worker.check(work, self._timeout_s)
-        if worker.is_gone:
-            self._discard_worker()
-        self._refuse_if_stopped()
-        return reply, worker.is_gone and reply.outcome is Outcome.CRASHED
-
-    def _start_worker(self) -> WorkerProcess:
-        with self._lock:
-            self._refuse_if_stopped()
-            self.worker = worker = WorkerProcess(self._functions)
-        try:
-            worker.wait_until_ready()
-        except LuffyError:
-            self._discard_worker()
-            self._refuse_if_stopped()
-            raise
-        return worker
-
-    def _refuse_if_stopped(self) -> None:
-        if self._stopped:
-            raise LuffyError(_CLOSED_MEANWHILE)
-
-    def _discard_worker(self) -> None:
-        with self._lock:
-            worker, self.worker = self.worker, None
-        if worker is not None:
-            worker.kill()
+def _grade(work: Work, verdict: "Future[Grade]", is_new: bool) -> Grade:
+    """The verdict on `work`, once there is one, with what only this piece of work says of itself."""
+    grade = _result(verdict)
+    answer = None if work.check == "custom" else work.answer
+    return replace(grade, extracted=answer, seconds=grade.seconds if is_new else 0.0).saying(work.note)
 
 
-def _refuse_waiting(jobs: "queue.SimpleQueue[_Job | None]") -> None:
-    """Wake whoever still waits for a job that no worker will take up."""
-    while True:
-        try:
-            job = jobs.get_nowait()
-        except queue.Empty:
-            return
-        if job is not None:
-            job.verdict.set_exception(LuffyError(_CLOSED_MEANWHILE))
+def _result(verdict: "Future[Grade]") -> Grade:
+    try:
+        return verdict.result()
+    except CancelledError:
+        raise LuffyError(_CLOSED_MEANWHILE) from None

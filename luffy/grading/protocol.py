@@ -1,6 +1,6 @@
 """What passes between the pool and a worker: one JSON message each way, over a socket pair.
 
-JSON and no pickle: a response is untrusted text, and ASCII escapes carry even lone surrogates.
+JSON instead of pickle: a response is untrusted text, and ASCII escapes carry even lone surrogates.
 """
 
 import json
@@ -11,6 +11,8 @@ from luffy.grading.request import Work
 from luffy.types import Outcome
 
 READY = "ready"
+LOAD = "load"
+"""The check that only loads a user's function, whose path stands in place of the answer."""
 
 
 class Reply(NamedTuple):
@@ -24,12 +26,12 @@ class Reply(NamedTuple):
 
 
 def send_work(connection: Connection, work: Work) -> None:
-    """Send a piece of work to a worker."""
+    """Send a verification to a worker."""
     connection.send_bytes(json.dumps(work._replace(note="")).encode())
 
 
 def receive_work(connection: Connection) -> Work:
-    """Return the next piece of work; EOFError when the pool is gone."""
+    """Return the next verification; EOFError when the pool is gone."""
     return Work(*json.loads(connection.recv_bytes()))
 
 

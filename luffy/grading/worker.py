@@ -1,66 +1,98 @@
-"""A grading process: reads work, answers with verdicts, dies with its parent.
+"""The grading processes: a server that loads the graders, and the workers that it forks.
 
-Started by `luffy.grading.pool` alone: `python -m luffy.grading.worker FD PARENT_PID [FUNCTION ...]`.
+Started by `luffy.grading.fork_server` alone: `python -m luffy.grading.worker CONTROL_FD PARENT_PID [FUNCTION ...]`.
+A worker reads work and answers with verdicts. The server dies with the pool, and the workers with the server.
 """
 
 import contextlib
-import ctypes
+import gc
 import logging
 import os
 import resource
 import signal
+import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-from luffy.grading.protocol import Reply, receive_work, send_ready, send_reply
+from luffy.grading.protocol import LOAD, READY, Reply, receive_work, send_ready, send_reply
 from luffy.grading.request import Work
+from luffy.processes import die_with
 from luffy.types import Outcome
 
 MEMORY_LIMIT_BYTES = 2 << 30
 """Address space of a worker. A verification needs under 0.1 GB; one that wants 2 GB will not end in time either."""
 
-_PR_SET_PDEATHSIG = 1
 
-
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent ends; end now if that has already happened."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
-
-
-def main(connection_fd: int, parent_pid: int, functions: Sequence[str] = ()) -> None:
-    """Serve until the pool closes the connection; `functions` are imported first."""
-    die_with_parent(parent_pid)
+def main(control_fd: int, parent_pid: int, functions: Sequence[str]) -> None:
+    """Fork a worker for each connection that comes in, until the pool closes the control socket."""
+    die_with(parent_pid, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool decides when to end
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)
 
     # Imported here: the parent's death must already be watched while sympy loads.
-    from luffy.grading import checks, custom
+    from luffy.grading import checks
+
+    checks.warm_up()
+    gc.collect()
+    gc.freeze()  # what the workers share stays shared: a collection would write to every page
+    control = socket.socket(fileno=control_fd)
+    control.send(READY.encode())
+    connection_fd = _fork_workers(control)
+    if connection_fd is not None:
+        control.close()
+        _work(Connection(connection_fd), functions)
+
+
+def _fork_workers(control: socket.socket) -> int | None:
+    """Return the connection in a new worker, and None in the server when the pool is gone."""
+    server = os.getpid()
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 64, 1)
+        if not message:
+            return None
+        if not descriptors:
+            with contextlib.suppress(ChildProcessError):  # a worker of the server before this one
+                os.waitpid(int(message), 0)
+            control.send(b"collected")
+            continue
+        (connection_fd,) = descriptors
+        pid = os.fork()
+        if pid == 0:
+            die_with(server, signal.SIGKILL)
+            os.setsid()  # a group of its own: what a custom function starts is killed with it
+            return connection_fd
+        os.close(connection_fd)
+        control.send(str(pid).encode())
+
+
+def _work(connection: Connection, functions: Sequence[str]) -> None:
+    # In each worker rather than once in the server: a user's module may start threads, which do not survive a fork.
+    from luffy.grading import custom
 
     for function in functions:
-        with contextlib.suppress(custom.NoSuchFunction):  # whoever asks for it is told
+        with contextlib.suppress(custom.UnusableFunction):  # reported when it is needed
             custom.preload(function)
-    checks.warm_up()
-    connection = Connection(connection_fd)
     send_ready(connection)
     while True:
         try:
             work = receive_work(connection)
         except EOFError:
             return
-        send_reply(connection, _reply(work, checks.run_check, custom.NoSuchFunction))
+        send_reply(connection, _reply(work))
 
 
-def _reply(
-    work: Work, check: Callable[..., tuple[Outcome, str, float | None]], misconfigured: type[Exception]
-) -> Reply:
+def _reply(work: Work) -> Reply:
+    from luffy.grading import checks, custom
+
     try:
-        return Reply(*check(work.check, work.answer, work.gold, work.context))
-    except misconfigured as error:
+        if work.check == LOAD:
+            custom.preload(work.answer)
+            return Reply(Outcome.CORRECT, "loaded")
+        return Reply(*checks.run_check(work.check, work.answer, work.gold, work.context))
+    except custom.UnusableFunction as error:
         return Reply(Outcome.CRASHED, str(error), misconfigured=True)
     except Exception as error:  # noqa: BLE001 - the libraries raise anything; it has to be named
         return Reply(Outcome.CRASHED, f"the check raised {type(error).__name__}: {str(error)[:200]}")

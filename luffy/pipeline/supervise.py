@@ -23,9 +23,9 @@ from luffy.config import STAGE_KINDS
 from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, EXIT_USER_ERROR, StageFailed
 from luffy.pipeline.disk import free_bytes
 from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
-from luffy.pipeline.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
 from luffy.pipeline.reuse import LOG_FILE
 from luffy.pipeline.warm_start import WarmServer, current_warm_server
+from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
 
 _POLL_S = 0.1
 _TAIL_LINES = 25

@@ -87,7 +87,7 @@ def _detach(order: Order, server: int) -> None:
     os.dup2(log, 2)
     os.close(log)
     Path("/proc/self/comm").write_text(order["module"].rpartition(".")[2])
-    from luffy.pipeline.processes import SUPERVISOR_VARIABLE, die_with  # after the fork, so never stale
+    from luffy.processes import SUPERVISOR_VARIABLE, die_with  # after the fork, so never stale
 
     os.environ[SUPERVISOR_VARIABLE] = str(server)
     die_with(server, signal.SIGTERM)

@@ -23,8 +23,8 @@ from pathlib import Path
 from signal import SIGKILL
 
 from luffy.errors import EXIT_INTERRUPTED, StageFailed
-from luffy.pipeline.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
 from luffy.pipeline.warm_server import READY, Order
+from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
 
 logger = logging.getLogger(__name__)
 LIBRARIES = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2", "deepspeed", "pydantic", "psutil")

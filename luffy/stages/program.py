@@ -31,7 +31,10 @@ from luffy.pipeline.identity import IdentityRecord, write_identity
 from luffy.pipeline.job import StageJob, read_job
 from luffy.pipeline.lock import StageLock
 from luffy.pipeline.manifest import Manifest, collect_outputs, consumed_digests, finished_manifest, write_manifest
-from luffy.pipeline.processes import (
+from luffy.pipeline.provenance import hardware, package_versions
+from luffy.pipeline.reuse import clear, examine
+from luffy.pipeline.space import lack_of_space
+from luffy.processes import (
     MARK_VARIABLE,
     die_with,
     end_processes,
@@ -39,9 +42,6 @@ from luffy.pipeline.processes import (
     take_supervisor,
     watch_parent,
 )
-from luffy.pipeline.provenance import hardware, package_versions
-from luffy.pipeline.reuse import clear, examine
-from luffy.pipeline.space import lack_of_space
 
 logger = logging.getLogger(__name__)
 Settings = TypeVar("Settings", bound=StageSettings)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference.gradient_case import relative_l2, tiny_model
 from reference.value_case import engine_steps, part_of, reference_steps
 
-from luffy.pipeline.processes import exit_without_finalizing
+from luffy.processes import exit_without_finalizing
 from luffy.training.distributed import init_process_group
 
 LAYOUTS = ({"micro_batch_tokens": 10_000}, {"micro_batch_tokens": 25}, {"micro_batch_tokens": 25, "packing": True})

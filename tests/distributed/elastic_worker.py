@@ -13,7 +13,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference.elastic_case import engines, resume_and_go_on, trained, write_and_go_on
 
-from luffy.pipeline.processes import exit_without_finalizing
+from luffy.processes import exit_without_finalizing
 from luffy.training import checkpoint
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.distributed import init_process_group

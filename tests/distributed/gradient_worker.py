@@ -26,7 +26,7 @@ from reference.gradient_case import (
     tiny_model,
 )
 
-from luffy.pipeline.processes import exit_without_finalizing
+from luffy.processes import exit_without_finalizing
 from luffy.training.distributed import init_process_group
 from luffy.training.policy import Policy
 from luffy.types import TrainBatch

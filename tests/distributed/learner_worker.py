@@ -12,7 +12,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from reference.learner_case import METHODS, one_demonstration, two_updates
 
-from luffy.pipeline.processes import exit_without_finalizing
+from luffy.processes import exit_without_finalizing
 from luffy.training.distributed import init_process_group
 
 

@@ -11,7 +11,7 @@ RANK = """
 import ctypes, os, sys
 import torch
 import torch.distributed as dist
-from luffy.pipeline.processes import exit_without_finalizing
+from luffy.processes import exit_without_finalizing
 from luffy.training.distributed import init_process_group
 
 def gather():
@@ -43,7 +43,7 @@ def test_two_ranks_end_with_their_code_and_their_output(tmp_path):
 def test_threads_and_exit_handlers_come_to_their_end_first(ending):
     code = f"""
 import atexit, threading
-from luffy.pipeline.processes import exit_without_finalizing
+from luffy.processes import exit_without_finalizing
 atexit.register(print, "handler")
 go_on = threading.Event()
 def late():

@@ -41,7 +41,9 @@ def offences(text: str) -> list[str]:
     return [name for pattern, name in HABITS.items() if re.search(pattern, flat)]
 
 
-@pytest.mark.parametrize("text", ["Of those that are asked, the first.", "Ends here. Of the rest nothing.", "the step behind it"])
+@pytest.mark.parametrize(
+    "text", ["Of those that are asked, the first.", "Ends here. Of the rest nothing.", "the step behind it"]
+)
 def test_the_old_habits_are_found(text: str) -> None:
     assert offences(text)
 

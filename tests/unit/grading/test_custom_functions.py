@@ -63,6 +63,24 @@ MODULE = textwrap.dedent(
 
     async def later(completion):
         return 1.0
+
+    class Later:
+        async def __call__(self, completion):
+            return 1.0
+
+    later_object = Later()
+
+    def parses(completion, answer, parser):
+        return 1.0
+
+    def looks_at_state(completion, state, **kwargs):
+        return 1.0
+
+    def needs_more(solution_str, weights):
+        return 1.0
+
+    def has_defaults(completion, parser=None, state=None, **kwargs):
+        return float(parser is None and state is None and not {"parser", "state"} & set(kwargs))
     """
 )
 PROBLEM = Problem("Well?", data_source="shop", extra_info={"level": 2})
@@ -159,9 +177,10 @@ def test_closing_the_pool_ends_what_a_function_started(folder: Path, tmp_path: P
 
 
 def test_a_function_that_raises_keeps_its_worker(pool: GraderPool) -> None:
-    call(pool, "verl", "yes")
+    call(pool, "verl", "no, yes")
     before = pool.worker_pids()
     call(pool, "raises", "x")
+    assert before
     assert pool.worker_pids() == before
 
 
@@ -172,13 +191,41 @@ def test_a_function_that_raises_keeps_its_worker(pool: GraderPool) -> None:
         ("shop_graders:absent", "shop_graders:absent cannot be imported"),
         ("broken_graders:grade", "broken_graders fails on import: ZeroDivisionError"),
         ("shop_graders:strange", r"takes \(text\); a grader takes"),
-        ("shop_graders:later", "is asynchronous"),
-        ("shop_graders:os", "is no function"),
+        ("shop_graders:later", "is asynchronous, and graders are called without an event loop"),
+        ("shop_graders:later_object", "is asynchronous"),
+        ("shop_graders:parses", "needs `parser`, which belongs to a rubric of verifiers"),
+        ("shop_graders:looks_at_state", "needs `state`, which an environment of verifiers fills"),
+        ("shop_graders:needs_more", "needs `weights`, which no grader is given: there are data_source, solution_str"),
+        ("shop_graders:os", "is not a function"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_the_users_mistake(pool: GraderPool, function: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call(pool, function, "x")
+
+
+def test_a_parser_and_a_state_with_defaults_are_left_to_the_function(pool: GraderPool) -> None:
+    assert call(pool, "has_defaults", "x").outcome is Outcome.CORRECT
+
+
+def test_a_function_that_cannot_work_is_refused_when_the_pool_is_opened(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(folder)
+    config = GradingConfig(named={"shop": CustomGrader(function="shop_graders:parses")})
+    with pytest.raises(ConfigError, match=r"^grading: shop_graders:parses needs `parser`.*`completion`, or give"):
+        GraderPool.configured(1, config, tmp_path / "judge")
+    with GraderPool.configured(1, config, tmp_path / "judge", check_functions=False) as pool:
+        assert pool.grade_one(r"\boxed{1}", "1").outcome is Outcome.CORRECT
+
+
+def test_the_same_response_gets_the_same_score(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "lottery.py").write_text("import random\n\ndef grade(solution_str):\n    return random.random()\n")
+    monkeypatch.chdir(folder)
+    with GraderPool(2, 5.0, GradingConfig(kind=CustomGrader(function="lottery:grade"))) as pool:
+        scores = {pool.grade_one("x", "y").reward for _ in range(8)}
+        assert len(scores) == 1
+        assert pool.grade_one("z", "y").reward not in scores
 
 
 def test_the_modules_of_configured_functions_are_loaded_with_the_worker(

@@ -151,6 +151,56 @@ def test_a_timeout_is_remembered_and_a_crash_is_not() -> None:
         assert time.monotonic() - started < 0.2
 
 
+def test_a_timeout_is_remembered_by_the_next_pool_that_reads_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "stage" / "timed_out.txt"
+    with GraderPool(1, 0.5, timeouts_file=file) as pool:
+        first = grade_one(pool, HANGS, "3")
+    with file.open("a") as torn:
+        torn.write("0123")  # what a kill leaves of a line
+    with GraderPool(1, 0.5, timeouts_file=file) as pool:
+        assert grade_one(pool, HANGS, "3") == first
+        assert pool.worker_pids() == []
+        assert grade_one(pool, HANGS.replace("60", "61"), "3").outcome is Outcome.TIMED_OUT
+    with GraderPool(1, 0.5, timeouts_file=file) as pool:
+        assert grade_one(pool, HANGS.replace("60", "61"), "3").outcome is Outcome.TIMED_OUT
+        assert pool.worker_pids() == []
+
+
+def test_a_timeout_under_another_limit_does_not_count(tmp_path: Path) -> None:
+    file, slow = tmp_path / "timed_out.txt", HANGS.replace("60", "5")
+    with GraderPool(1, 0.001, timeouts_file=file) as pool:
+        assert grade_one(pool, slow, "3").outcome is Outcome.TIMED_OUT
+    with GraderPool(1, 60.0, timeouts_file=file) as pool:
+        assert grade_one(pool, slow, "3").outcome is Outcome.WRONG
+
+
+def test_short_work_overtakes_what_runs_long() -> None:
+    with GraderPool(num_workers=1, timeout_s=600.0) as pool, ThreadPoolExecutor(1) as thread:
+        hanging = thread.submit(pool.grade, [GradeRequest(HANGS.replace("60", str(n)), "3") for n in (60, 61, 62)])
+        wait_for(lambda: bool(pool.worker_pids()))
+        grades = pool.grade([GradeRequest(rf"\boxed{{x+{n}}}", f"{n}+x") for n in range(20)])
+        assert {grade.outcome for grade in grades} == {Outcome.CORRECT}
+        assert not hanging.done()
+        pool.close()
+        with pytest.raises(LuffyError, match="closed"):
+            hanging.result(10)
+
+
+def test_what_was_put_aside_goes_on_where_it_stopped() -> None:
+    slow, timeout_s = HANGS.replace("60", "7"), 60.0
+    with GraderPool(num_workers=1, timeout_s=timeout_s) as pool:
+        requests = [GradeRequest(slow.replace("11", str(11 + n)), "3") for n in (0, 2, 6)]
+        grades = pool.grade([*requests, *(GradeRequest(rf"\boxed{{x+{n}}}", "y") for n in range(20))])
+    assert [grade.outcome for grade in grades] == [Outcome.WRONG] * 23
+
+
+def test_a_pair_that_several_threads_ask_for_is_graded_once() -> None:
+    with GraderPool(num_workers=4, timeout_s=1.0) as pool, ThreadPoolExecutor(4) as threads:
+        grades = list(threads.map(lambda _: grade_one(pool, HANGS, "3"), range(4)))
+    assert {grade.outcome for grade in grades} == {Outcome.TIMED_OUT}
+    assert sum(grade.seconds > 0 for grade in grades) == 1
+
+
 def test_several_verifications_run_at_once() -> None:
     with GraderPool(num_workers=3, timeout_s=2.0) as pool:
         pool.grade([GradeRequest(rf"\boxed{{x+{n}}}", "y") for n in range(3)])  # starts all three

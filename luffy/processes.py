@@ -1,14 +1,19 @@
-"""Keeping a stage's processes together, so that all of them end when the stage or its supervisor does (Linux).
+"""Starting and ending child processes, so that none outlives the one that needs it (Linux).
 
-Every process of a stage inherits a mark in its environment. The mark finds them again, in whatever session they
-put themselves, and after their parents have died. A warm server carries the mark of the stages that it forks, whose
-mark is its own; it is spared when they are ended.
+A child can die with its parent by the kernel's hand (`die_with`), end in order when asked to (`end`), or be killed with
+all that it has started (`kill_group`).
+
+Every process of a stage also inherits a mark in its environment. The mark finds them again, in whatever session they
+put themselves, and after their parents have died. A warm server carries the mark of the stages that it forks; it is
+spared when they are ended.
 """
 
 import atexit
+import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -26,13 +31,44 @@ _GRACE_S = 5.0
 
 
 def die_with(parent_pid: int, sent: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send `sent` to this process when its parent dies; end at once if it is dead already.
+    """Have the kernel send `sent` to this process when its parent dies; exit at once if it is dead already.
 
-    Safe between fork and exec: one system call, no import, no allocation to speak of.
+    The kernel counts the *thread* that forked as the parent: it has to last as long as the child should. Safe between
+    fork and exec: one system call, no import, no allocation to speak of.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(sent))
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def end(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
+    """End a child process and collect it: SIGTERM, and after `grace_s` SIGKILL. It may have ended before."""
+    process.terminate()
+    try:
+        process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def end_group(process: subprocess.Popen[bytes], grace_s: float = _GRACE_S) -> None:
+    """End a child that leads a process group, and the whole group: SIGTERM, and after `grace_s` SIGKILL."""
+    signal_group(process.pid, signal.SIGTERM)
+    try:
+        # Waited for without collecting it: until then its number cannot become another group's.
+        _wait_uncollected(process, grace_s)
+    finally:
+        signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def signal_group(leader_pid: int, sent: signal.Signals) -> None:
+    """Send `sent` to a process group; nothing happens where it has ended.
+
+    Call it only while the leader has not been collected: its number, and the group's, may then be somebody else's.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader_pid, sent)
 
 
 def exit_without_finalizing(code: int) -> NoReturn:
@@ -51,9 +87,9 @@ def exit_without_finalizing(code: int) -> NoReturn:
 
 
 def take_supervisor() -> int | None:
-    """The process that started this stage and must outlive it; None when a person started it by hand.
+    """The process that started this stage and has to outlive it; None when a person started it by hand.
 
-    Taken out of the environment, since it is true of this process alone and not of its children.
+    Removed from the environment, since it is true of this process alone and not of its children.
     """
     value = os.environ.pop(SUPERVISOR_VARIABLE, None)
     return int(value) if value else None
@@ -62,7 +98,7 @@ def take_supervisor() -> int | None:
 def watch_parent(parent_pid: int, orphaned: Callable[[], None]) -> None:
     """Call `orphaned` from a thread once this process has another parent than `parent_pid`.
 
-    The kernel's signal can be missed: it is cleared by a set-user-id exec and may meet code that ignores SIGTERM.
+    The kernel's signal can be missed: a set-user-id exec clears it, and code may ignore SIGTERM.
     """
 
     def watch() -> None:
@@ -74,7 +110,7 @@ def watch_parent(parent_pid: int, orphaned: Callable[[], None]) -> None:
 
 
 def marked_processes(mark: str, spared: int | None = None) -> list[psutil.Process]:
-    """All live processes, this one and `spared` excepted, that carry `mark`."""
+    """Live processes that carry `mark`, without this one and `spared`."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -88,12 +124,12 @@ def marked_processes(mark: str, spared: int | None = None) -> list[psutil.Proces
 
 
 def end_processes(mark: str, grace_s: float = _GRACE_S, spared: int | None = None) -> None:
-    """End all processes that carry `mark`, but `spared`: SIGTERM, and after `grace_s` SIGKILL."""
+    """End all processes that carry `mark`, except `spared`: SIGTERM, and after `grace_s` SIGKILL."""
     _signal(marked_processes(mark, spared), signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while (left := marked_processes(mark, spared)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    # A process that is killed while it forks leaves a child behind: look again until nobody is left.
+    # A process that is killed while it forks leaves a child behind: look again until none is left.
     while left:
         _signal(left, signal.SIGKILL)
         time.sleep(0.05)
@@ -102,7 +138,13 @@ def end_processes(mark: str, grace_s: float = _GRACE_S, spared: int | None = Non
 
 def _signal(processes: list[psutil.Process], sent: signal.Signals) -> None:
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(sent)
-        except psutil.NoSuchProcess:
-            continue
+
+
+def _wait_uncollected(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.returncode is not None or os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return
+        time.sleep(0.02)

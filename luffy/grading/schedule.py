@@ -1,0 +1,87 @@
+"""The order in which workers take up verifications: short work overtakes what runs long."""
+
+import heapq
+import itertools
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from luffy.grading.process import WorkerProcess
+from luffy.grading.request import Grade, Work
+
+OVERTAKING_S = 60.0
+"""A verification that runs long is overtaken by what is submitted within this time of it, and by nothing later."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A verification: what to decide, and how far it has come."""
+
+    work: Work
+    verdict: "Future[Grade]"
+    submitted: float = field(default_factory=time.monotonic)
+    worker: WorkerProcess | None = None
+    """Holds the computation of a job that has been put aside."""
+    seconds: float = 0.0
+    """Time that it has run for; counted against the time limit, and without the time for which it was put aside."""
+    deaths: int = 0
+    """Workers that died of it."""
+
+
+class Schedule:
+    """Jobs by the time of their submission, those put aside as though submitted `OVERTAKING_S` later."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[float, int, Job]] = []
+        self._numbers = itertools.count()
+        self._num_aside = 0
+        self._closed = False
+
+    def submit(self, jobs: list[Job]) -> bool:
+        """Queue new jobs; returns False, and takes none, after `close`."""
+        with self._changed:
+            if self._closed:
+                return False
+            for job in jobs:
+                self._push(job.submitted, job)
+            return True
+
+    def take(self) -> Job | None:
+        """Wait for the next job; None after `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return None
+            _, _, job = heapq.heappop(self._waiting)
+            self._num_aside -= job.worker is not None
+            return job
+
+    def put_aside(self, job: Job, worker: WorkerProcess, most: int) -> bool:
+        """Pause `job` in its `worker` and queue it, where other work overtakes it; returns whether that was so.
+
+        At most `most` jobs are put aside at a time: each holds the memory of its worker.
+        """
+        due = job.submitted + OVERTAKING_S
+        with self._changed:
+            overtaken = bool(self._waiting) and self._waiting[0][0] < due
+            if self._closed or not overtaken or self._num_aside >= most:
+                return False
+            worker.pause()
+            job.worker = worker
+            self._num_aside += 1
+            self._push(due, job)
+            return True
+
+    def close(self) -> list[Job]:
+        """Send all who wait in `take` home; returns the jobs that nobody will take up."""
+        with self._changed:
+            self._closed = True
+            left, self._waiting = [job for _, _, job in self._waiting], []
+            self._changed.notify_all()
+        return left
+
+    def _push(self, due: float, job: Job) -> None:
+        heapq.heappush(self._waiting, (due, next(self._numbers), job))
+        self._changed.notify()
