@@ -39,8 +39,6 @@ _MAX_TEXT = 4_000
 _MAX_PAGE = 200_000
 _SAMPLES_TAIL_BYTES = 1 << 20
 _MAX_RECORDS_READ = 4_000
-_NEVER_SHOWN = "gpqa"
-"""GPQA asks that its problems are shown nowhere, whoever prepared the suite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,7 @@ def evaluated_samples(plan: StagePlan) -> Artifact | None:
     if find_samples(plan.directory) is None:
         return None
     for record in islice(read_samples_of(plan.directory), _MAX_RECORDS_READ):
-        if _may_be_shown(record):
+        if record.may_be_shown:
             found.setdefault((record.suite, record.correct), record)
     return _page([_response(record) for record in found.values()], f"Responses in {plan.node.name}, with their grades")
 
@@ -244,10 +242,6 @@ def _file(path: Path, head: str, description: str) -> Artifact | None:
     text = path.read_text(encoding="utf-8")
     cut = "" if len(text) <= _MAX_PAGE else f"\n\n(cut here; the rest is in {path})\n"
     return Artifact("markdown", f"{head}{text[:_MAX_PAGE]}{cut}", description)
-
-
-def _may_be_shown(record: SampleRecord) -> bool:
-    return not record.confidential and _NEVER_SHOWN not in record.suite.lower()
 
 
 def _accuracies(plan: StagePlan) -> list[Accuracy]:

@@ -14,7 +14,7 @@ from luffy.config.grading import ChoiceGrader, GraderKind, GradingConfig
 from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
-from luffy.evaluation.changes import CellChanges, ChangedProblem, Changes, Said, find_changes
+from luffy.evaluation.changes import CellChanges, ChangedProblem, Changes, ProblemAnswers, find_changes
 from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
 from luffy.evaluation.rescoring import Regraded, read_problems, regrade, write_regraded
 from luffy.evaluation.results import ResultRow
@@ -187,7 +187,7 @@ def _changed_rows(comparison: Sequence[Regraded]) -> Rows:
 
 
 def _changed_row(old: SampleRecord, new: SampleRecord) -> tuple[str, ...]:
-    if old.confidential or "gpqa" in old.suite.lower():
+    if not old.may_be_shown:
         texts = (_WITHHELD, old.outcome, new.outcome, _WITHHELD)
     else:
         texts = (_short(old.ground_truth), _verdict(old), _verdict(new), new.reason)
@@ -227,7 +227,7 @@ def _problem_row(problem: ChangedProblem) -> tuple[str, ...]:
     )
 
 
-def _answers(said: Said) -> str:
+def _answers(said: ProblemAnswers) -> str:
     """The most frequent answers, with how often each was given where there are several responses."""
     texts = [
         ("no answer" if answer is None else _short(answer)) + (f" x{count}" if said.num_samples > 1 else "")

@@ -77,11 +77,16 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
     import pyarrow.parquet as pq
     from tokenizers import Tokenizer  # without transformers, which loads for seconds
 
+    from luffy.data.confidential_prompts import confidential_uids
+
     job = read_job(directory / JOB_FILE)
+    hidden = confidential_uids(Path(job.inputs["data"]) / "train.parquet")
     tokenizer = Tokenizer.from_file(str(Path(job.inputs["model"]) / "model" / "tokenizer.json"))
     for file in sorted((directory / _JOURNAL).glob("step_*.parquet"), reverse=True):
         step = int(file.stem.removeprefix("step_"))
         for row in pq.read_table(file, columns=_COLUMNS).to_pylist():
+            if row["uid"] in hidden:
+                continue
             yield ShownSample(
                 f"step {step}, {_who(row['source'])}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}",
                 tokenizer.decode(row["prompt_ids"], skip_special_tokens=False),
@@ -108,7 +113,7 @@ def _responses(directory: Path) -> Iterator[ShownSample]:
         raise DataError(f"{directory}: has no graded responses; give --stage rl or an evaluation")
     for folder in folders:
         for record in read_samples_of(folder):
-            if record.confidential or "gpqa" in record.suite.lower():
+            if not record.may_be_shown:
                 continue
             where = f"{record.suite}, {record.decoding}, {record.uid} #{record.sample}"
             verdict = f"{record.outcome}: answer {record.answer!r}, reference {record.ground_truth!r}"

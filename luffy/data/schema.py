@@ -46,8 +46,6 @@ SCHEMA = pa.schema(
     ]
 )
 COLUMNS = tuple(SCHEMA.names)
-CONFIDENTIAL = "confidential"
-"""Of `extra_info`: true where no text of the row may be shown in logs, cards and reports."""
 _RULE = "rule"
 _GRADER_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ROLES = ("system", "user", "assistant", "tool")

@@ -32,13 +32,13 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from luffy.confidential import may_show_prompt
 from luffy.config.grading import GradingConfig
 from luffy.data.contamination import BenchmarkIndex
 from luffy.data.filters import Judge, Judged, Rules, with_system_prompt
 from luffy.data.identity import problem_key, problem_text
 from luffy.data.near_duplicates import NUM_HASHES, signature
 from luffy.data.parquet import chunked, text_size, write_prompts
-from luffy.data.schema import CONFIDENTIAL
 from luffy.data.sources import QuarantinedRow, Row, TraceSource
 from luffy.errors import DataError, LuffyError
 from luffy.files import replacing, write_atomic
@@ -310,7 +310,7 @@ def _samples(row: Judged) -> Iterator[dict[str, object]]:
     """What a reader needs to see whether a rejection was right. No text of a row that is confidential or holds a
     benchmark's problem: some benchmarks ask not to be spread."""
     prompt = row.prompt
-    hidden = row.hits or prompt.extra_info.get(CONFIDENTIAL)
+    hidden = row.hits or not may_show_prompt(prompt)
     problem = "" if hidden else problem_text(prompt.messages)[:_SHOWN_CHARACTERS]
     common = {"uid": prompt.uid, "problem": problem, "ground_truth": prompt.ground_truth if problem else ""}
     if row.reason is not None and not row.lost_its_traces:

@@ -13,7 +13,7 @@ from luffy.statistics.paired import BenchmarkComparison, PairedAccuracies, compa
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ProblemAnswers:
     """What one model said to a problem."""
 
     num_correct: int
@@ -27,7 +27,7 @@ class Said:
 
 
 @dataclass(slots=True)
-class _Heard:
+class _ProblemTally:
     """What one evaluation knows of a problem."""
 
     subject: str | None
@@ -38,15 +38,14 @@ class _Heard:
     answers: Counter[str | None] = field(default_factory=Counter)
 
     def add(self, record: SampleRecord) -> None:
-        # The name of the suite tells it, too: records of an earlier version have no mark.
-        self.confidential |= record.confidential or "gpqa" in record.suite.lower()
+        self.confidential |= not record.may_be_shown
         self.num_correct += record.correct
         self.num_samples += 1
         self.answers[record.answer] += 1
 
     @property
-    def said(self) -> Said:
-        return Said(self.num_correct, self.num_samples, tuple(self.answers.most_common()))
+    def result(self) -> ProblemAnswers:
+        return ProblemAnswers(self.num_correct, self.num_samples, tuple(self.answers.most_common()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,8 @@ class ChangedProblem:
     confidential: bool
     """Neither its reference nor what was answered may be shown."""
     ground_truth: str
-    first: Said
-    second: Said
+    first: ProblemAnswers
+    second: ProblemAnswers
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
 
     The confidence is that of the first. Raises DataError where they share no problem of a suite and decoding.
     """
-    before, after = _heard(first.records()), _heard(second.records())
+    before, after = _tally_problems(first.records()), _tally_problems(second.records())
     shared = {cell: [uid for uid in before[cell] if uid in after[cell]] for cell in before if cell in after}
     shared = {cell: uids for cell, uids in shared.items() if uids}
     if not shared:
@@ -103,8 +102,8 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
         )
     pairs = {
         _title(cell): PairedAccuracies(
-            [before[cell][uid].said.share for uid in uids],
-            [after[cell][uid].said.share for uid in uids],
+            [before[cell][uid].result.share for uid in uids],
+            [after[cell][uid].result.share for uid in uids],
             min(min(before[cell][uid].num_samples, after[cell][uid].num_samples) for uid in uids),
         )
         for cell, uids in shared.items()
@@ -120,8 +119,8 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
 def _changes(
     cell: Cell,
     uids: Sequence[str],
-    before: Mapping[str, _Heard],
-    after: Mapping[str, _Heard],
+    before: Mapping[str, _ProblemTally],
+    after: Mapping[str, _ProblemTally],
     comparison: BenchmarkComparison,
 ) -> CellChanges:
     problems = [_problem(uid, before[uid], after[uid]) for uid in uids]
@@ -137,10 +136,10 @@ def _changes(
     )
 
 
-def _problem(uid: str, before: _Heard, after: _Heard) -> ChangedProblem:
+def _problem(uid: str, before: _ProblemTally, after: _ProblemTally) -> ChangedProblem:
     # Their records say it, whichever of the two evaluations is the older.
     confidential = before.confidential or after.confidential
-    return ChangedProblem(uid, before.subject, confidential, before.ground_truth, before.said, after.said)
+    return ChangedProblem(uid, before.subject, confidential, before.ground_truth, before.result, after.result)
 
 
 def _order(problem: ChangedProblem) -> tuple[bool, float]:
@@ -148,13 +147,13 @@ def _order(problem: ChangedProblem) -> tuple[bool, float]:
     return change < 0, -abs(change)
 
 
-def _heard(records: Iterable[SampleRecord]) -> dict[Cell, dict[str, _Heard]]:
+def _tally_problems(records: Iterable[SampleRecord]) -> dict[Cell, dict[str, _ProblemTally]]:
     """What is known of each problem, by suite and decoding; the records are read once and not kept."""
-    found: dict[Cell, dict[str, _Heard]] = {}
+    found: dict[Cell, dict[str, _ProblemTally]] = {}
     for record in records:
         problems = found.setdefault((record.suite, record.decoding), {})
         if record.uid not in problems:
-            problems[record.uid] = _Heard(record.subject, record.ground_truth)
+            problems[record.uid] = _ProblemTally(record.subject, record.ground_truth)
         problems[record.uid].add(record)
     return found
 

@@ -1,4 +1,4 @@
-"""Who answers an evaluation's prompts: an engine of token ids with the model's tokenizer, or an endpoint of text."""
+"""Model clients, which render prompts and generate responses: an engine with a tokenizer, or a text endpoint."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -9,51 +9,50 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.evaluation import SuiteProtocol
 from luffy.data.prompt_templates import OWN, ask, opener_behind, prompt_text, stops_of
 from luffy.data.templates import decode, stop_token_ids
-from luffy.evaluation.requests import Ask, AskedPrompt, Response
+from luffy.evaluation.requests import Render, RenderedPrompt, Response
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.text_answers import TextCompletion
 from luffy.rollout.text_endpoint import TextEndpoint, TextRequest
 from luffy.types import FinishReason, Message, Prompt
 
 
-class Respondent(Protocol):
-    """A model that answers."""
+class ModelClient(Protocol):
+    """A model that can be evaluated."""
 
-    def ask(self, prompts: Sequence[Prompt], template: str) -> list[AskedPrompt]:
-        """Each prompt under the template of that name; DataError for one that it cannot ask."""
+    def render(self, prompts: Sequence[Prompt], template: str) -> list[RenderedPrompt]:
+        """Each prompt in the template of that name; DataError for one that does not fit it."""
         ...
 
-    def respond(
-        self, prompts: Sequence[AskedPrompt], seeds: Sequence[int], how: SuiteProtocol, max_response_tokens: int
+    def generate(
+        self, prompts: Sequence[RenderedPrompt], seeds: Sequence[int], protocol: SuiteProtocol, max_response_tokens: int
     ) -> Iterable[Response]:
-        """One response a prompt, in their order: all are generated on return, and read as they are taken."""
+        """One response per prompt, in order: all are generated when this returns, and decoded as they are consumed."""
         ...
 
 
-class TokenRespondent:
-    """The model behind an engine of token ids."""
+class TokenModelClient:
+    """A model served by an engine that takes and returns token ids."""
 
     def __init__(self, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
 
-    def ask(self, prompts: Sequence[Prompt], template: str) -> list[AskedPrompt]:
-        """By `ask_by_ids`."""
-        return ask_by_ids(self._tokenizer)(prompts, template)
+    def render(self, prompts: Sequence[Prompt], template: str) -> list[RenderedPrompt]:
+        return render_as_ids(self._tokenizer)(prompts, template)
 
-    def respond(
-        self, prompts: Sequence[AskedPrompt], seeds: Sequence[int], how: SuiteProtocol, max_response_tokens: int
+    def generate(
+        self, prompts: Sequence[RenderedPrompt], seeds: Sequence[int], protocol: SuiteProtocol, max_response_tokens: int
     ) -> Iterable[Response]:
-        """Generate by the engine; the texts that end a response stay in it."""
-        params = _params(how, max_response_tokens, stop_token_ids(self._tokenizer))
+        """Generate with the engine; a stop text stays in its response."""
+        params = _params(protocol, max_response_tokens, stop_token_ids(self._tokenizer))
         requests = [RolloutRequest(prompt.ids, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         # A template may have opened the reasoning in the prompt: without its opener, a box inside unfinished reasoning
         # would pass for an answer.
-        opener = opener_behind(self._tokenizer, how.template)
+        opener = opener_behind(self._tokenizer, protocol.template)
         return map(partial(self._read, stops=params.stop, opener=opener), self._engine.generate(requests, params))
 
     def _read(self, completion: Completion, stops: Sequence[str], opener: str) -> Response:
-        """The text up to the first of the texts that end it, and how many tokens that took."""
+        """The text up to and including the first stop text, and its number of tokens."""
         ids = completion.token_ids
         text = decode(self._tokenizer, ids)
         end = _end_of_first(text, stops)
@@ -63,73 +62,72 @@ class TokenRespondent:
         return Response(opener + text[:end], num_tokens, FinishReason.STOP)
 
 
-class TextRespondent:
-    """A model that others serve."""
+class TextModelClient:
+    """A model served by somebody else, behind a text API."""
 
     def __init__(self, endpoint: TextEndpoint) -> None:
         self._endpoint = endpoint
 
-    def ask(self, prompts: Sequence[Prompt], template: str) -> list[AskedPrompt]:
-        """By `ask_by_text`."""
-        return ask_by_text(prompts, template)
+    def render(self, prompts: Sequence[Prompt], template: str) -> list[RenderedPrompt]:
+        return render_as_text(prompts, template)
 
-    def respond(
-        self, prompts: Sequence[AskedPrompt], seeds: Sequence[int], how: SuiteProtocol, max_response_tokens: int
+    def generate(
+        self, prompts: Sequence[RenderedPrompt], seeds: Sequence[int], protocol: SuiteProtocol, max_response_tokens: int
     ) -> Iterable[Response]:
-        """Generate at the endpoint, which counts the tokens."""
-        params = _params(how, max_response_tokens, ())
+        """Generate with the endpoint, which also counts the tokens."""
+        params = _params(protocol, max_response_tokens, ())
         requests = [
             TextRequest(prompt.messages or prompt.text, seed) for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        opener = opener_behind(None, how.template)
+        opener = opener_behind(None, protocol.template)
         return map(partial(_read_text, stops=params.stop, opener=opener), self._endpoint.generate(requests, params))
 
 
-def ask_by_ids(tokenizer: PreTrainedTokenizerBase) -> Ask:
-    """Prompts by the ids that `tokenizer` makes of them under a template."""
+def render_as_ids(tokenizer: PreTrainedTokenizerBase) -> Render:
+    """Renders prompts as token ids."""
 
-    def ask_all(prompts: Sequence[Prompt], template: str) -> list[AskedPrompt]:
-        return [AskedPrompt(decode(tokenizer, ids), ids=tuple(ids)) for ids in ask(tokenizer, prompts, template)]
+    def render(prompts: Sequence[Prompt], template: str) -> list[RenderedPrompt]:
+        return [RenderedPrompt(decode(tokenizer, ids), ids=tuple(ids)) for ids in ask(tokenizer, prompts, template)]
 
-    return ask_all
+    return render
 
 
-def ask_by_text(prompts: Sequence[Prompt], template: str) -> list[AskedPrompt]:
-    """Prompts by their turns, to which a server applies its model's own template, or by the text of another template.
+def render_as_text(prompts: Sequence[Prompt], template: str) -> list[RenderedPrompt]:
+    """Prompts as chat messages, to which the server applies its model's template, or as the text of another template.
 
-    DataError for one that the template cannot ask.
+    DataError for a prompt that does not fit the template.
     """
     if template == OWN:
-        return [AskedPrompt(_as_text(prompt.messages), messages=prompt.messages) for prompt in prompts]
-    return [AskedPrompt(prompt_text(prompt, template)) for prompt in prompts]
+        return [RenderedPrompt(_as_text(prompt.messages), messages=prompt.messages) for prompt in prompts]
+    return [RenderedPrompt(prompt_text(prompt, template)) for prompt in prompts]
 
 
 def _read_text(completion: TextCompletion, stops: Sequence[str], opener: str) -> Response:
-    """Up to the first of the texts that end it, should the endpoint have gone on."""
+    """The text up to and including the first stop text; endpoints may generate past it."""
     end = _end_of_first(completion.text, stops)
     if end is None:
         return Response(opener + completion.text, completion.num_tokens, completion.finish_reason)
     return Response(opener + completion.text[:end], completion.num_tokens, FinishReason.STOP)
 
 
-def _params(how: SuiteProtocol, max_response_tokens: int, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-    stop = (*stops_of(how.template), *how.stop)
-    return SamplingParams(how.temperature, max_response_tokens, stop_token_ids, how.top_p, stop)
+def _params(protocol: SuiteProtocol, max_response_tokens: int, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+    stop = (*stops_of(protocol.template), *protocol.stop)
+    return SamplingParams(protocol.temperature, max_response_tokens, stop_token_ids, protocol.top_p, stop)
 
 
 def _as_text(messages: Sequence[Message]) -> str:
-    """The turns of a chat, which nobody here sees as the model does."""
+    """The messages as records show them; only the server knows the rendered prompt."""
     return "\n\n".join(f"{turn.role}: {turn.content}" for turn in messages)
 
 
 def _end_of_first(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first of the stop texts in `text` ends; None without one."""
+    """Where the first stop text in `text` ends; None without one."""
     ends = [start + len(stop) for stop in stops if (start := text.find(stop)) >= 0]
     return min(ends, default=None)
 
 
 def _fewest(most: int, holds: Callable[[int], bool]) -> int:
-    """The least n in 1..most for which `holds`, which holds for `most` and, once it does, for every greater n."""
+    """Binary search: the least n in 1..most with `holds(n)`, where `holds(most)` is true and `holds` is monotone."""
     low, high = 1, most
     while low < high:
         middle = (low + high) // 2

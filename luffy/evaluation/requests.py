@@ -1,8 +1,8 @@
-"""What a model is asked: one suite under one decoding, as prompts and seeds.
+"""Evaluation requests: which responses one suite needs under one decoding, with the prompt and the seed of each.
 
-The draw of a response depends on (seed, suite, decoding, problem, sample) alone, so every checkpoint meets the same
-random numbers, and an evaluation that resumes or is batched differently asks for the same draws. Nothing here knows of
-grading: what two inquiries have in common (`Inquiry.digest`), responses can have in common.
+The seed of a response depends on (seed, suite, decoding, problem, sample) alone: every checkpoint gets the same random
+numbers, and an evaluation that resumes or is batched differently requests the same samples. Nothing here knows about
+grading, so requests with equal digests (`EvaluationRequest.digest`) can share their responses.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ class Suite:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedPrompt:
-    """A prompt as it is put to the model: by its ids, by its turns, or else by its text."""
+class RenderedPrompt:
+    """A prompt as the model receives it: as token ids, as chat messages, or as text."""
 
     text: str
     """For records."""
@@ -36,20 +36,20 @@ class AskedPrompt:
 
     @property
     def length(self) -> int:
-        """Of those that one model is asked, to be asked in this order."""
+        """Tokens, or characters where the tokenizer is unknown; only comparable between prompts for one model."""
         return len(self.ids) or len(self.text)
 
 
-Ask = Callable[[Sequence[Prompt], str], list[AskedPrompt]]
-"""Puts prompts under the template of that name; DataError for one that it cannot ask."""
+Render = Callable[[Sequence[Prompt], str], list[RenderedPrompt]]
+"""Renders prompts with the template of that name; DataError for a prompt that does not fit the template."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One response to get."""
+class SampleRequest:
+    """One response to generate."""
 
     prompt: Prompt
-    asked: AskedPrompt
+    rendered: RenderedPrompt
     sample: int
     seed: int
 
@@ -60,57 +60,59 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the model said, up to the text that ends it."""
+    """Generated text, cut after the first stop text."""
 
     text: str
     num_tokens: int
     finish_reason: FinishReason
 
 
-class Inquiry:
+class EvaluationRequest:
     """A suite under a decoding."""
 
-    def __init__(self, suite: Suite, decoding: str, config: EvaluationConfig, ask: Ask, seed: int) -> None:
+    def __init__(self, suite: Suite, decoding: str, config: EvaluationConfig, render: Render, seed: int) -> None:
         self.suite = suite.name
         self.decoding = decoding
-        self.how: SuiteProtocol = config.protocol(suite.name, decoding)
+        self.protocol: SuiteProtocol = config.protocol(suite.name, decoding)
         self.max_response_tokens = config.max_response_tokens
         self._prompts = suite.prompts
-        self._asked = ask(suite.prompts, self.how.template)
+        self._rendered = render(suite.prompts, self.protocol.template)
         self._seed = seed
 
-    def tasks(self) -> list[Task]:
-        """All responses to get, problem by problem."""
+    def samples(self) -> list[SampleRequest]:
+        """All responses to generate, problem by problem."""
         return [
-            Task(prompt, asked, sample, self._draw(prompt.uid, sample))
-            for prompt, asked in zip(self._prompts, self._asked, strict=True)
-            for sample in range(self.how.num_samples)
+            SampleRequest(prompt, rendered, sample, self._sample_seed(prompt.uid, sample))
+            for prompt, rendered in zip(self._prompts, self._rendered, strict=True)
+            for sample in range(self.protocol.num_samples)
         ]
 
-    def digest(self, drawn_by: Sequence[str]) -> str:
-        """Hash of all that the responses depend on, where `drawn_by` says what the model is and how it draws."""
-        how = self.how
-        asked = {
-            "drawn_by": list(drawn_by),
-            "cell": [self._seed, self.suite, self.decoding, how.num_samples],
-            "sampling": [how.temperature, how.top_p, self.max_response_tokens],
-            "template": [how.template, *stops_of(how.template), *how.stop],
-            "problems": [[prompt.uid, asdict(asked)] for prompt, asked in zip(self._prompts, self._asked, strict=True)],
+    def digest(self, sampled_by: Sequence[str]) -> str:
+        """Hash of everything the responses depend on; `sampled_by` identifies the model, its engine and their code."""
+        protocol = self.protocol
+        content = {
+            "sampled_by": list(sampled_by),
+            "cell": [self._seed, self.suite, self.decoding, protocol.num_samples],
+            "sampling": [protocol.temperature, protocol.top_p, self.max_response_tokens],
+            "template": [protocol.template, *stops_of(protocol.template), *protocol.stop],
+            "problems": [
+                [prompt.uid, asdict(rendered)] for prompt, rendered in zip(self._prompts, self._rendered, strict=True)
+            ],
         }
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def _draw(self, uid: str, sample: int) -> int:
+    def _sample_seed(self, uid: str, sample: int) -> int:
         return derive_seed(self._seed, "evaluate", self.suite, self.decoding, uid, sample)
 
 
-def asking_order(tasks: Sequence[Task]) -> list[int]:
-    """The places of `tasks` in the order in which they are asked: prompts of a length together waste no padding."""
-    return sorted(range(len(tasks)), key=lambda i: (tasks[i].asked.length, i))
+def batching_order(samples: Sequence[SampleRequest]) -> list[int]:
+    """Indices of `samples` in the order of generation: prompts of similar length share a batch, to save padding."""
+    return sorted(range(len(samples)), key=lambda i: (samples[i].rendered.length, i))
 
 
-def places(order: Sequence[int]) -> list[int]:
-    """Where in `order` each task is."""
+def positions(order: Sequence[int]) -> list[int]:
+    """The inverse permutation: where in `order` each index stands."""
     found = [0] * len(order)
-    for place, i in enumerate(order):
-        found[i] = place
+    for position, i in enumerate(order):
+        found[i] = position
     return found

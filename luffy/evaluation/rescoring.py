@@ -11,7 +11,7 @@ from luffy.evaluation.finished import FinishedEvaluation
 from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, Tally, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.evaluation.second_grades import opinions
+from luffy.evaluation.second_grades import grade_responses
 from luffy.grading import GradeRequest, GraderPool, Problem, problem_of
 
 _BATCH = 1024
@@ -113,8 +113,8 @@ def _regraded(
         GradeRequest(record.response, record.ground_truth, problems.get((record.suite, record.uid), Problem()), kind)
         for record in batch
     ]
-    verdicts = opinions(grader, requests)
-    return ((record, verdict.entered(record)) for verdict, record in zip(verdicts, batch, strict=True))
+    verdicts = grade_responses(grader, requests)
+    return ((record, verdict.added_to(record)) for verdict, record in zip(verdicts, batch, strict=True))
 
 
 def _without_texts(record: SampleRecord) -> SampleRecord:

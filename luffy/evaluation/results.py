@@ -59,8 +59,8 @@ class Choices(StrictModel):
     """What guessing alone would give."""
 
 
-class Protocol(StrictModel):
-    """How the problems were asked."""
+class SamplingProtocol(StrictModel):
+    """How the responses were sampled."""
 
     template: str
     temperature: float
@@ -106,7 +106,7 @@ class ResultRow(StrictModel):
     by_subject: dict[str, Breakdown] = Field(default_factory=dict)
     """Empty where not every problem names one."""
     by_level: dict[str, Breakdown] = Field(default_factory=dict)
-    protocol: Protocol | None = None
+    protocol: SamplingProtocol | None = None
 
 
 class EvaluationResults(StrictModel):
@@ -150,7 +150,7 @@ class Tally:
         self._num_tokens += record.num_tokens
         self._num_truncated += record.finish_reason == FinishReason.LENGTH
 
-    def row(self, confidence: float, protocol: Protocol | None = None) -> ResultRow:
+    def row(self, confidence: float, protocol: SamplingProtocol | None = None) -> ResultRow:
         """What they come to; LuffyError unless every problem has the same number of responses."""
         problems = list(self._problems.values())
         num_samples, responses = self._samples_each(), self._outcomes.total()
@@ -218,7 +218,9 @@ def tally_cells(records: Iterable[SampleRecord]) -> dict[tuple[str, str], Tally]
     return tallies
 
 
-def result_row(records: Iterable[SampleRecord], confidence: float, protocol: Protocol | None = None) -> ResultRow:
+def result_row(
+    records: Iterable[SampleRecord], confidence: float, protocol: SamplingProtocol | None = None
+) -> ResultRow:
     """The row of one suite and decoding; LuffyError as `Tally.row`, and for records of several or of none."""
     tallies = tally_cells(records)
     if len(tallies) != 1:

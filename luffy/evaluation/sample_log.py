@@ -1,4 +1,4 @@
-"""The records of an evaluation that is not finished: appended as they come, and what of them counts after a kill."""
+"""The records of an unfinished evaluation: appended batch by batch, and which of them count after a kill."""
 
 import os
 from array import array
@@ -9,14 +9,14 @@ from luffy.evaluation.sample_records import SampleRecord, parse_record, record_l
 from luffy.files import sync_directory
 
 Key = tuple[str, int, int]
-"""Problem, sample, and the seed of the draw."""
+"""Problem, sample and seed."""
 
 
 class SampleLog:
-    """The records of one suite under one decoding, in the order in which they are asked for.
+    """The records of one suite under one decoding, in the order of generation.
 
     Each `append` is a batch, durable when it returns. A kill leaves whole batches and at most a torn one. `kept` is
-    told how many records of an earlier attempt count. In memory are the places of the records alone.
+    called with the number of records that count from an earlier attempt. Only the records' offsets are held in memory.
     """
 
     def __init__(self, path: Path, kept: Callable[[int], None] = lambda count: None) -> None:
@@ -28,8 +28,8 @@ class SampleLog:
     def resume(self, order: Sequence[Key], batch_size: int) -> int:
         """Return how many records are kept of an earlier attempt: the first ones of `order`, in whole batches.
 
-        A torn batch is dropped, so that what is asked again is asked in the same company: an engine's last bits may
-        hang on it. So is whatever does not fit `order`.
+        A torn batch is dropped, so that its requests are batched as before: the last bits of an engine's results may
+        depend on the batch. Records that do not match `order` are dropped, too.
         """
         ends = array("Q", [0])
         for key, (record, end) in zip(order, self._read(), strict=False):
@@ -48,7 +48,7 @@ class SampleLog:
         return whole
 
     def append(self, records: Sequence[SampleRecord]) -> None:
-        """Add a batch, behind a `resume`; it survives a power cut as soon as this returns."""
+        """Add a batch, after a `resume`; it survives a power cut as soon as this returns."""
         lines = [record_line(record) for record in records]
         with self._path.open("ab") as file:
             file.write(b"".join(lines))
@@ -58,18 +58,18 @@ class SampleLog:
             self._ends.append(self._ends[-1] + len(line))
 
     def read(self, places: Iterable[int]) -> Iterator[SampleRecord]:
-        """Yield the records at these places of the order, one at a time from the file."""
+        """Yield the records at these positions of the order, one at a time from the file."""
         with self._path.open("rb") as file:
             for place in places:
                 file.seek(self._ends[place])
                 yield parse_record(file.read(self._ends[place + 1] - self._ends[place]))
 
     def remove(self) -> None:
-        """Forget them: they are kept elsewhere now."""
+        """Delete the file, once the records are kept elsewhere."""
         self._path.unlink(missing_ok=True)
 
     def _read(self) -> Iterator[tuple[SampleRecord, int]]:
-        """Each record with the position behind it, up to the first torn line."""
+        """Each record with the offset of its end, up to the first torn line."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:

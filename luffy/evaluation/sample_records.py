@@ -3,6 +3,8 @@
 import json
 from dataclasses import MISSING, dataclass, fields
 
+from luffy.confidential import is_confidential
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRecord:
@@ -39,7 +41,12 @@ class SampleRecord:
     num_options: int | None = None
     """Of a multiple-choice question."""
     confidential: bool = False
-    """The problem's authors ask that its text be shown nowhere."""
+    """What the problem's data says; whether it may be shown is `may_be_shown`."""
+
+    @property
+    def may_be_shown(self) -> bool:
+        """Whether prompt, response, answer and reference may be shown (files of earlier versions carry no mark)."""
+        return not is_confidential(self.suite, marked=self.confidential)
 
 
 _NAMES = tuple(field.name for field in fields(SampleRecord))

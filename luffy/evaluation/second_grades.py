@@ -1,4 +1,4 @@
-"""Verdicts on responses, with a second opinion where there is one: on mathematics, by the other of two graders."""
+"""Grades of responses, with a second grade on mathematics: the other of the two math graders judges them, too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,21 +12,21 @@ _OTHER: dict[str, GraderKind] = {"math": StrictMathGrader(), "math_strict": Math
 
 
 @dataclass(frozen=True, slots=True)
-class Opinions:
-    """What became of one response."""
+class ResponseGrades:
+    """The grades of one response."""
 
     grader: str
-    """Kind of the grader whose verdict counts."""
+    """Kind of the grader whose grade counts."""
     grade: Grade
     second: Grade | None
-    """Of the other grader of mathematics; None where the first is of another kind."""
+    """By the other math grader; None where the first is no math grader."""
 
     @property
     def second_grader(self) -> str | None:
         return None if self.second is None else _OTHER[self.grader].kind
 
-    def entered(self, record: SampleRecord) -> SampleRecord:
-        """`record` with these verdicts in place of its own."""
+    def added_to(self, record: SampleRecord) -> SampleRecord:
+        """`record` with these grades in place of its own."""
         return replace(
             record,
             answer=self.grade.extracted,
@@ -39,15 +39,17 @@ class Opinions:
         )
 
 
-def opinions(grader: GraderPool, requests: Sequence[GradeRequest], *, second: bool = True) -> list[Opinions]:
-    """Return what `grader` and, on mathematics, the other grader say of each response. Raises what the pool raises.
+def grade_responses(
+    grader: GraderPool, requests: Sequence[GradeRequest], *, second: bool = True
+) -> list[ResponseGrades]:
+    """The grades of each response, with second grades on mathematics unless `second` is false.
 
-    Without `second` no other grader is asked.
+    Raises what the pool raises.
     """
     kinds = [grader.kind_of(request).kind for request in requests]
     twice = [i for i, kind in enumerate(kinds) if second and kind in _OTHER]
-    others = [replace(requests[i], kind=_OTHER[kinds[i]]) for i in twice]
-    # Both at once: the workers have no pause between them.
-    grades = grader.grade([*requests, *others])
-    others_said = dict(zip(twice, grades[len(requests) :], strict=True))
-    return [Opinions(kind, grades[i], others_said.get(i)) for i, kind in enumerate(kinds)]
+    repeats = [replace(requests[i], kind=_OTHER[kinds[i]]) for i in twice]
+    # In one call, so that the workers never wait between first and second grades.
+    grades = grader.grade([*requests, *repeats])
+    second_grades = dict(zip(twice, grades[len(requests) :], strict=True))
+    return [ResponseGrades(kind, grades[i], second_grades.get(i)) for i, kind in enumerate(kinds)]

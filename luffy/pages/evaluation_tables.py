@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from luffy.evaluation.results import Breakdown, EvaluationResults, Protocol, ResultRow
+from luffy.evaluation.results import Breakdown, EvaluationResults, ResultRow, SamplingProtocol
 
 SUMMARY_FILE = "summary.md"
 _NONE = "-"
@@ -158,7 +158,7 @@ def _health(row: ResultRow) -> tuple[str, ...]:
     )
 
 
-def _protocol(protocol: Protocol) -> tuple[str, ...]:
+def _protocol(protocol: SamplingProtocol) -> tuple[str, ...]:
     return (
         protocol.template,
         f"{protocol.temperature:g}" if protocol.temperature else "0 (greedy)",

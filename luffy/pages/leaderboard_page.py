@@ -20,7 +20,7 @@ _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7", "c6")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class LeaderboardSection:
     """One protocol's table as the page shows it."""
 
     title: str
@@ -94,11 +94,11 @@ def published_of(table: BoardTable) -> list[PublishedTable]:
     return papers
 
 
-def _section(number: int, table: BoardTable) -> Section:
+def _section(number: int, table: BoardTable) -> LeaderboardSection:
     colors = list(zip(table.rows, cycle(_COLORS), strict=False))
     few = len(table.rows) <= len(_COLORS)
     bands = [(column.suite, _dots(column, colors)) for column in table.columns]
-    return Section(
+    return LeaderboardSection(
         title=title(table),
         confidence=confidence(table),
         methods="; ".join(_methods(table)),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from itertools import cycle
 
 from luffy.evaluation.method_comparison.arms import Arm, Costs, CurvePoint
-from luffy.evaluation.method_comparison.findings import Findings, Score, Test
+from luffy.evaluation.method_comparison.findings import Findings, Score, SignificanceTest
 from luffy.evaluation.results import Cell
 from luffy.pages import wording
 from luffy.pages.panels import Figure
@@ -31,7 +31,7 @@ _NOTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ComparisonSection:
     """One decoding."""
 
     name: str
@@ -107,9 +107,9 @@ def _colors(findings: Findings) -> dict[str, str]:
     return {arm.name: color for arm, color in zip(findings.arms, cycle(_COLORS), strict=False)}
 
 
-def _section(findings: Findings, decoding: str, colors: Mapping[str, str]) -> Section:
+def _section(findings: Findings, decoding: str, colors: Mapping[str, str]) -> ComparisonSection:
     rows = [(suite, _dots(findings, (suite, decoding), colors)) for suite in findings.suites(decoding)]
-    return Section(
+    return ComparisonSection(
         decoding,
         accuracy_table(findings, decoding),
         difference_table(findings, decoding),
@@ -176,7 +176,7 @@ def _estimate_cell(estimate: Estimate) -> TableCell:
     return TableCell(wording.percent(estimate.value), (wording.interval(*estimate.interval),))
 
 
-def _test_cell(test: Test | None) -> TableCell:
+def _test_cell(test: SignificanceTest | None) -> TableCell:
     if test is None:
         return TableCell(_NONE)
     estimate = test.result.difference

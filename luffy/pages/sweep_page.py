@@ -8,7 +8,7 @@ from luffy.pages import wording
 from luffy.pages.plots import Dot, band_plot
 from luffy.pages.rendering import render
 from luffy.pages.tables import Table, TableCell
-from luffy.statistics.paired import Comparison, PairedAccuracies, compare
+from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare
 
 _COLOR = "c1"
 Counts = Mapping[tuple[str, str], Mapping[str, int]]
@@ -29,7 +29,7 @@ class SweptStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class SweepSection:
     """One decoding."""
 
     title: str
@@ -50,12 +50,12 @@ def render_curve(steps: Sequence[SweptStep]) -> str:
     )
 
 
-def _section(decoding: str, steps: Sequence[SweptStep]) -> Section:
+def _section(decoding: str, steps: Sequence[SweptStep]) -> SweepSection:
     suites = [row.suite for row in steps[0].results.rows if row.decoding == decoding]
     rows = (
         (TableCell(str(swept.step)), *(_accuracy(swept.row(suite, decoding)) for suite in suites)) for swept in steps
     )
-    return Section(
+    return SweepSection(
         title=decoding,
         curves=tuple((suite, _curve(suite, decoding, steps)) for suite in suites),
         table=Table(("step", *(_heading(steps[0].row(suite, decoding)) for suite in suites)), tuple(rows)),
@@ -85,7 +85,7 @@ def _changes(suites: Sequence[str], decoding: str, steps: Sequence[SweptStep]) -
     return Table(header, tuple(_change(comparison, suite) for suite in suites))
 
 
-def _compare(first: SweptStep, last: SweptStep, suites: Sequence[str], decoding: str) -> Comparison:
+def _compare(first: SweptStep, last: SweptStep, suites: Sequence[str], decoding: str) -> BenchmarkComparisons:
     pairs = {}
     for suite in suites:
         before, after = first.correct[suite, decoding], last.correct[suite, decoding]
@@ -94,7 +94,7 @@ def _compare(first: SweptStep, last: SweptStep, suites: Sequence[str], decoding:
     return compare(pairs, first.results.confidence)
 
 
-def _change(comparison: Comparison, suite: str) -> tuple[TableCell, ...]:
+def _change(comparison: BenchmarkComparisons, suite: str) -> tuple[TableCell, ...]:
     row = comparison.on(suite)
     difference = row.paired
     counts = f"{difference.wins} better, {difference.losses} worse, {difference.ties} same"

@@ -1,9 +1,9 @@
-"""Responses that an earlier evaluation has drawn of the same model in the same way: taken from there and graded anew.
+"""Adoption: responses that an earlier evaluation sampled from the same model in the same way are only graded again.
 
-Every evaluation keeps `responses.json`: for each suite and decoding the hash of all that its responses depend on (the
-model's files, how it draws, the code that asks, sampling, prompts, seeds). Where a finished evaluation of
-the same workspace names the hash that is wanted, its responses are those that would be drawn. Graders, the level of
-intervals and other suites are no part of it.
+Every evaluation writes `responses.json`: for each suite and decoding a hash of everything its responses depend on (the
+model's files, engine, generation code, sampling, prompts, seeds). A finished evaluation in the same workspace with an
+equal hash has the very responses that would be sampled. Graders, the level of intervals and other suites are not part
+of the hash.
 """
 
 import json
@@ -17,8 +17,9 @@ from pydantic import TypeAdapter, ValidationError
 from luffy.config.settings import EvaluateSettings
 from luffy.config.strict import StrictModel
 from luffy.errors import DataError
-from luffy.evaluation.evaluator import Progress, grade_drawn
-from luffy.evaluation.requests import Ask, Inquiry, Suite
+from luffy.evaluation.evaluator import Progress, grade_sampled
+from luffy.evaluation.requests import EvaluationRequest, Render, Suite
+from luffy.evaluation.results import Cell
 from luffy.evaluation.sample_files import read_samples_of, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
@@ -28,11 +29,8 @@ from luffy.pipeline.manifest import consumed_digest, read_manifest
 
 logger = logging.getLogger(__name__)
 RESPONSES_FILE = "responses.json"
-_ASKING = ("luffy.evaluation.requests", "luffy.evaluation.model_clients", "luffy.stages.responses")
-"""What they reach is the code that responses depend on."""
-
-Cell = tuple[str, str]
-"""Suite and decoding."""
+_GENERATING = ("luffy.evaluation.requests", "luffy.evaluation.model_clients", "luffy.stages.responses")
+"""Responses depend on these modules and everything they import."""
 
 
 class _Line(StrictModel):
@@ -44,35 +42,35 @@ class _Line(StrictModel):
 _LINES = TypeAdapter(tuple[_Line, ...])
 
 
-class Inquiries:
-    """What is asked of one model, and the hashes that stand for the responses.
+class EvaluationRequests:
+    """The evaluation requests for one model, and the digests of their responses.
 
-    `stage` is the directory of the stage that made the model, and `variant` tells apart the models of one stage. Of a
-    stage without a manifest nothing is known that could be compared: there are no hashes.
+    `stage` is the directory of the stage that made the model; `variant` tells several models of one stage apart. There
+    are no digests for a stage without a manifest, since nothing is known of its model.
     """
 
     def __init__(
         self,
         cells: Sequence[tuple[Suite, str]],
         settings: EvaluateSettings,
-        ask: Ask,
+        render: Render,
         stage: Path,
         variant: str = "",
     ) -> None:
         self._cells = {(suite.name, decoding): suite for suite, decoding in cells}
         self._settings = settings
-        self._ask = ask
+        self._render = render
         manifest = read_manifest(stage)
         self.digests: dict[Cell, str] = {}
         if manifest is not None:
-            code = (f"{module} {digest}" for module, digest in module_fingerprint(_ASKING).items())
+            code = (f"{module} {digest}" for module, digest in module_fingerprint(_GENERATING).items())
             model = consumed_digest("model", manifest) + variant
-            drawn_by = [model, settings.dtype, settings.evaluation.engine, *code]
-            self.digests = {cell: self.inquiry(cell).digest(drawn_by) for cell in self._cells}
+            sampled_by = [model, settings.dtype, settings.evaluation.engine, *code]
+            self.digests = {cell: self.request(cell).digest(sampled_by) for cell in self._cells}
 
-    def inquiry(self, cell: Cell) -> Inquiry:
+    def request(self, cell: Cell) -> EvaluationRequest:
         settings = self._settings
-        return Inquiry(self._cells[cell], cell[1], settings.evaluation, self._ask, settings.seed)
+        return EvaluationRequest(self._cells[cell], cell[1], settings.evaluation, self._render, settings.seed)
 
 
 def write_digests(folder: Path, digests: Mapping[Cell, str]) -> None:
@@ -81,8 +79,8 @@ def write_digests(folder: Path, digests: Mapping[Cell, str]) -> None:
     write_atomic(folder / RESPONSES_FILE, json.dumps(lines, indent=1) + "\n")
 
 
-def find_drawn(stage: Path, wanted: Mapping[Cell, str]) -> dict[Path, list[Cell]]:
-    """Folders of other finished evaluations beside the stage's directory, and which of `wanted` are found in each."""
+def find_sampled(stage: Path, wanted: Mapping[Cell, str]) -> dict[Path, list[Cell]]:
+    """Other finished evaluations in the stage's parent directory with wanted digests, and which cells each has."""
     found: dict[Path, list[Cell]] = {}
     left = dict(wanted)
     for directory in sorted(stage.parent.iterdir()):
@@ -98,20 +96,20 @@ def find_drawn(stage: Path, wanted: Mapping[Cell, str]) -> dict[Path, list[Cell]
 
 
 def adopt(
-    folder: Path, parts: Mapping[Cell, Path], inquiries: Inquiries, grader: GraderPool, progress: Progress
+    folder: Path, parts: Mapping[Cell, Path], requests: EvaluationRequests, grader: GraderPool, progress: Progress
 ) -> Iterator[Cell]:
-    """Write those of `parts` whose responses are in the samples of `folder`, graded anew; yields each that is written.
+    """Write the `parts` whose responses are in the samples of `folder`, graded again; yields each cell written.
 
-    Samples that are not what they should be leave the rest of the parts unwritten: they are drawn.
+    Damaged samples leave the remaining parts unwritten; their responses are then generated.
     """
     try:
         for cell, records in groupby(read_samples_of(folder), key=_cell_of):
             if cell in parts:
-                drawn = grade_drawn(inquiries.inquiry(cell), records, grader, progress)
-                write_sample_records(parts[cell], drawn)
+                graded = grade_sampled(requests.request(cell), records, grader, progress)
+                write_sample_records(parts[cell], graded)
                 yield cell
     except DataError as error:
-        logger.warning("responses are not taken from %s: %s", folder, error)
+        logger.warning("responses are not adopted from %s: %s", folder, error)
 
 
 def _cell_of(record: SampleRecord) -> Cell:

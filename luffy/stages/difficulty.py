@@ -2,14 +2,14 @@
 
 Run: python -m luffy.stages.difficulty --config DIR/config.yaml --out DIR
 
-Draws `difficulty.num_samples` responses to every prompt of prepare_data's train.parquet, as an evaluation does, and
+Samples `difficulty.num_samples` responses to every prompt of prepare_data's train.parquet, as an evaluation does, and
 grades them as RL does. Writes pass_rates.parquet (a row a prompt), train.parquet (the prompts within the bounds, traces
 included), tokenizer/, card.json and card.md. RL reads this directory in place of prepare_data's. sft.parquet,
 rl_complement.parquet and validation.parquet are left alone: SFT learns from a trace whether or not the policy could
 have found it, and what is held out must not depend on a policy.
 
-The draw of a response depends on (seed, uid, sample) alone. Batches of prompts that are finished are kept in shards/: a
-stage that was killed goes on with the next one, and one that asks for other bounds alone draws nothing again.
+The seed of a response depends on (seed, uid, sample) alone. Finished batches of prompts are kept in shards/: a stage
+that was killed continues with the next one, and one with other bounds but equal sampling samples nothing again.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.errors import DataError
 from luffy.evaluation.evaluator import Evaluator
-from luffy.evaluation.model_clients import TokenRespondent
+from luffy.evaluation.model_clients import TokenModelClient
 from luffy.evaluation.requests import Suite
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import link_or_copy, write_atomic
@@ -90,13 +90,13 @@ def run(settings: DifficultySettings, context: StageContext) -> StageResult:
 
 
 def _prompts(path: Path) -> Iterator[Prompt]:
-    """Without their traces, which take most of the memory."""
+    """The prompts without their traces, which take most of the memory."""
     for prompt in iterate_prompts(path):
         yield dataclasses.replace(prompt, traces=())
 
 
 def _adopt_shards(context: StageContext) -> None:
-    """Begin with what was drawn for other bounds, where this stage has drawn nothing: the same responses."""
+    """Start from the responses sampled for other bounds, unless this stage has sampled some itself."""
     own, shards = read_identity(context.out), context.out / _SHARDS
     if own is None or any(shards.iterdir()):
         return
@@ -109,7 +109,7 @@ def _adopt_shards(context: StageContext) -> None:
     for path in found:
         link_or_copy(str(path), str(shards / path.name))
     if found:
-        context.events.message(f"starts from what was drawn for other bounds in {found[0].parents[1].name}")
+        context.events.message(f"starts from the responses sampled for other bounds in {found[0].parents[1].name}")
 
 
 def _by_edited_code(directory: Path) -> bool:
@@ -123,8 +123,8 @@ def _measurement(record: IdentityRecord | None) -> tuple[Identity, Mapping[str, 
     difficulty = record.identity.settings.get("difficulty") if record is not None else None
     if record is None or not isinstance(difficulty, dict):
         return None
-    asked = {name: value for name, value in difficulty.items() if name not in ("min_pass_rate", "max_pass_rate")}
-    settings = {**record.identity.settings, "difficulty": asked}
+    sampling = {name: value for name, value in difficulty.items() if name not in ("min_pass_rate", "max_pass_rate")}
+    settings = {**record.identity.settings, "difficulty": sampling}
     return dataclasses.replace(record.identity, settings=settings), record.consumed
 
 
@@ -150,12 +150,12 @@ def _measure(
         cache = context.out / JUDGE_CACHE
         with GraderPool.configured(context.execution.grader_workers, settings.grading, cache) as grader:
             evaluator = Evaluator(
-                TokenRespondent(generator.engine, tokenizer),
+                TokenModelClient(generator.engine, tokenizer),
                 grader,
                 _protocol(config),
                 settings.seed,
                 generator.batch_size,
-                second_opinion=False,
+                second_grade=False,
             )
             at_once = max(generator.batch_size // config.num_samples, 1)
             number = _next_number(context.out / _SHARDS)
@@ -169,7 +169,7 @@ def _measure(
 
 
 def _protocol(config: DifficultyConfig) -> EvaluationConfig:
-    """What an evaluation of the prompts would be called for."""
+    """The pass rates as an evaluation."""
     assert config.temperature is not None
     assert config.max_response_tokens is not None
     decoding = DecodingConfig(temperature=config.temperature, num_samples=config.num_samples)

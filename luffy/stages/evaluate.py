@@ -4,9 +4,9 @@ Run: python -m luffy.stages.evaluate --config DIR/config.yaml --out DIR
 
 Writes samples.jsonl.zst, responses.json, results.json, summary.md and summary.html (with plots). Each batch of graded
 responses is kept in parts/ before the next one is waited for, so that a killed evaluation goes on with the batch it was
-at, to the same bytes; parts/ is removed once samples.jsonl.zst is there. What an earlier evaluation has drawn of the
-same model in the same way is not drawn again, but graded anew (`luffy.stages.adoption`). What a model behind an
-endpoint answers is kept response by response.
+at, to the same bytes; parts/ is removed once samples.jsonl.zst is there. Responses that an
+earlier evaluation sampled from the same model in the same way are not sampled again, only graded again
+(`luffy.stages.adoption`). The answers of an endpoint are kept one by one.
 """
 
 import json
@@ -23,63 +23,64 @@ from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.evaluation.evaluator import Evaluator, check_problems, check_suite, protocol_of
-from luffy.evaluation.model_clients import TextRespondent, TokenRespondent, ask_by_ids, ask_by_text
-from luffy.evaluation.requests import Ask, Suite
+from luffy.evaluation.evaluator import Evaluator, protocol_of
+from luffy.evaluation.model_clients import TextModelClient, TokenModelClient, render_as_ids, render_as_text
+from luffy.evaluation.requests import Render, Suite
 from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, ResultRow, tally_cells, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, join_sample_records, read_sample_records, write_sample_records
 from luffy.evaluation.sample_log import SampleLog
+from luffy.evaluation.suite_checks import check_problems, check_suite
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.pages.evaluation_page import PAGE_FILE, write_summaries
 from luffy.pages.evaluation_tables import SUMMARY_FILE
 from luffy.rollout.engine import SwappableEngine
 from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint, read_endpoint
-from luffy.stages.adoption import RESPONSES_FILE, Inquiries, adopt, find_drawn, write_digests
+from luffy.stages.adoption import RESPONSES_FILE, EvaluationRequests, adopt, find_sampled, write_digests
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.responses import ResponseProgress, open_endpoint, open_generator
 
 logger = logging.getLogger(__name__)
 _PARTS = "parts"
 _ANSWERS = "answers.jsonl"
-"""What an endpoint has said, until all of it is graded."""
+"""Responses of an endpoint, until all of them are graded."""
 _OPEN = "open"
-"""Below it the part that is being generated."""
+"""Folder of the part that is being generated."""
 OUTPUTS = (SAMPLES_FILE, RESPONSES_FILE, RESULTS_FILE, SUMMARY_FILE, PAGE_FILE)
 _NODE_PREFIX = "evaluate_"
 
-Asked = tuple[Suite, str]
+SuiteDecoding = tuple[Suite, str]
 """A suite under the decoding of that name."""
 
 
 def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
-    """Evaluate the upstream model by the protocol that every checkpoint of the chain shares."""
+    """Evaluate the upstream model with the protocol that all checkpoints of the chain share."""
     model = context.inputs["model"] / "model"
     endpoint = read_endpoint(model)
-    ask: Ask
+    render: Render
     opened: AbstractContextManager[tuple[Evaluator, object]]
     if endpoint is not None:
-        cells, ask = _cells_of_endpoint(settings, context.inputs["data"]), ask_by_text
+        cells, render = _cells_of_endpoint(settings, context.inputs["data"]), render_as_text
         opened = _open_endpoint(endpoint, cells, settings, context)
     else:
         cells, longest = read_cells(settings, context.inputs["data"], model)
-        ask = ask_by_ids(load_tokenizer(model))
+        render = render_as_ids(load_tokenizer(model))
         opened = open_evaluator(model, settings, context, longest)
     waiting = waiting_cells(cells, context.out)
     total, left = num_responses(cells, settings), num_responses(waiting, settings)
     progress = ResponseProgress(context, total, done=total - left)
-    inquiries = Inquiries(cells, settings, ask, context.inputs["model"])
-    waiting = adopt_parts(waiting, inquiries, settings, context, context.out, progress)
+    requests = EvaluationRequests(cells, settings, render, context.inputs["model"])
+    waiting = adopt_parts(waiting, requests, settings, context, context.out, progress)
     if waiting:
         with opened as (evaluator, _):
             fill_parts(evaluator, waiting, context.out, progress)
-    write_digests(context.out, inquiries.digests)
+    write_digests(context.out, requests.digests)
     rows = write_cells(cells, settings, context.out, context.node.removeprefix(_NODE_PREFIX))
     return StageResult(OUTPUTS, _headline(rows), total - progress.graded)
 
 
-def read_cells(settings: EvaluateSettings, data: Path, model: Path) -> tuple[list[Asked], int]:
-    """All that is asked of a model, and the most tokens that a prompt and its response have together.
+def read_cells(settings: EvaluateSettings, data: Path, model: Path) -> tuple[list[SuiteDecoding], int]:
+    """Every suite under every decoding, and the most tokens that a prompt and its response have together.
 
     Raises DataError for a suite that could not be evaluated whole.
     """
@@ -94,8 +95,8 @@ def read_cells(settings: EvaluateSettings, data: Path, model: Path) -> tuple[lis
     return [(suite, decoding) for decoding in config.decodings for suite in suites], longest
 
 
-def waiting_cells(cells: Sequence[Asked], out: Path) -> list[Asked]:
-    """Those that have no finished part in `out`, which is made ready for them."""
+def waiting_cells(cells: Sequence[SuiteDecoding], out: Path) -> list[SuiteDecoding]:
+    """The cells without a finished part in `out`; creates the folders for them."""
     for leftover in (path for name in OUTPUTS for path in out.glob(f".{name}.*")):
         leftover.unlink()  # a kill while it was written; it may be as large as all responses
     if (out / SAMPLES_FILE).exists():  # all parts were in it, and may be gone
@@ -105,9 +106,9 @@ def waiting_cells(cells: Sequence[Asked], out: Path) -> list[Asked]:
 
 
 def write_cells(
-    cells: Sequence[Asked], settings: EvaluateSettings, out: Path, checkpoint: str
+    cells: Sequence[SuiteDecoding], settings: EvaluateSettings, out: Path, checkpoint: str
 ) -> tuple[ResultRow, ...]:
-    """Write what the finished parts in `out` come to: `OUTPUTS`."""
+    """Write `OUTPUTS` from the finished parts in `out`."""
     config, samples = settings.evaluation, out / SAMPLES_FILE
     if not samples.exists():
         join_sample_records(samples, [_part(out, suite, decoding) for suite, decoding in cells])
@@ -140,41 +141,41 @@ def read_suites(data: Path) -> list[Suite]:
 def open_evaluator(
     model: Path, settings: EvaluateSettings, context: StageContext, longest: int
 ) -> Iterator[tuple[Evaluator, SwappableEngine]]:
-    """What evaluates the model in the folder `model`, and the engine behind it.
+    """An evaluator of the model in the folder `model`, and its engine.
 
     No prompt with its response has more than `longest` tokens.
     """
     generator = open_generator(settings.evaluation.engine, model, settings.dtype, context.execution, longest)
     try:
         with open_grader(settings, context) as grader:
-            respondent = TokenRespondent(generator.engine, load_tokenizer(model))
-            evaluator = Evaluator(respondent, grader, settings.evaluation, settings.seed, generator.batch_size)
+            client = TokenModelClient(generator.engine, load_tokenizer(model))
+            evaluator = Evaluator(client, grader, settings.evaluation, settings.seed, generator.batch_size)
             yield evaluator, generator.engine
     finally:
         generator.engine.close()
 
 
-def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[Asked]:
-    """As `read_cells`, of a model whose tokens and context nobody here knows."""
+def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[SuiteDecoding]:
+    """As `read_cells`, for a model whose tokenizer and context length are unknown."""
     suites = read_suites(data)
     for suite in suites:
-        check_problems(suite, partial(ask_by_text, template=settings.evaluation.template_of(suite.name)))
+        check_problems(suite, partial(render_as_text, template=settings.evaluation.template_of(suite.name)))
     return [(suite, decoding) for decoding in settings.evaluation.decodings for suite in suites]
 
 
 @contextmanager
 def _open_endpoint(
-    model: EndpointModel, cells: Sequence[Asked], settings: EvaluateSettings, context: StageContext
+    model: EndpointModel, cells: Sequence[SuiteDecoding], settings: EvaluateSettings, context: StageContext
 ) -> Iterator[tuple[Evaluator, TextEndpoint]]:
-    """What evaluates a model that others serve. What they have answered is forgotten once all of it is graded."""
+    """An evaluator of a model behind an endpoint; its saved answers are deleted once all of them are graded."""
     templates = [settings.evaluation.template_of(suite.name) for suite, _ in cells]
     answers = TextAnswers(context.out / _ANSWERS)
     try:
         generator = open_endpoint(model, templates, context.execution, answers)
         try:
             with open_grader(settings, context) as grader:
-                respondent = TextRespondent(generator.endpoint)
-                evaluator = Evaluator(respondent, grader, settings.evaluation, settings.seed, generator.batch_size)
+                client = TextModelClient(generator.endpoint)
+                evaluator = Evaluator(client, grader, settings.evaluation, settings.seed, generator.batch_size)
                 yield evaluator, generator.endpoint
         finally:
             generator.endpoint.close()
@@ -186,37 +187,37 @@ def _open_endpoint(
 
 @contextmanager
 def open_grader(settings: EvaluateSettings, context: StageContext) -> Iterator[GraderPool]:
-    """The graders that the settings ask for."""
+    """The graders that the settings render for."""
     own, cache = settings.evaluation.own_graders, context.out / JUDGE_CACHE
     with GraderPool.configured(context.execution.grader_workers, settings.grading, cache, own) as grader:
         yield grader
 
 
 def adopt_parts(
-    waiting: Sequence[Asked],
-    inquiries: Inquiries,
+    waiting: Sequence[SuiteDecoding],
+    requests: EvaluationRequests,
     settings: EvaluateSettings,
     context: StageContext,
     out: Path,
     progress: ResponseProgress,
-) -> list[Asked]:
-    """Fill those parts in `out` whose responses an earlier evaluation has drawn; returns the cells that are left."""
+) -> list[SuiteDecoding]:
+    """Fill the parts in `out` whose responses an earlier evaluation sampled; returns the cells that are left."""
     names = {(suite.name, decoding): (suite, decoding) for suite, decoding in waiting}
-    found = find_drawn(context.out, {cell: inquiries.digests[cell] for cell in names if cell in inquiries.digests})
-    # What this evaluation has begun itself goes on as it began.
-    begun = {cell for cell, asked in names.items() if _log_file(out, *asked).exists()}
+    found = find_sampled(context.out, {cell: requests.digests[cell] for cell in names if cell in requests.digests})
+    # A part that this evaluation has begun is continued.
+    begun = {cell for cell, named in names.items() if _log_file(out, *named).exists()}
     found = {folder: [cell for cell in cells if cell not in begun] for folder, cells in found.items()}
     for folder, cells in found.items():
         parts = {cell: _part(out, *names[cell]) for cell in cells}
         with open_grader(settings, context) as grader:
-            for cell in adopt(folder, parts, inquiries, grader, progress.add_adopted):
+            for cell in adopt(folder, parts, requests, grader, progress.add_adopted):
                 context.events.message(f"{', '.join(cell)}: responses of {folder.name}, graded anew")
                 del names[cell]
     return list(names.values())
 
 
-def fill_parts(evaluator: Evaluator, cells: Sequence[Asked], out: Path, progress: ResponseProgress) -> None:
-    """Ask what `cells` want and keep the graded responses in `out`."""
+def fill_parts(evaluator: Evaluator, cells: Sequence[SuiteDecoding], out: Path, progress: ResponseProgress) -> None:
+    """Render what `cells` want and keep the graded responses in `out`."""
     for suite, decoding in cells:
         part = _part(out, suite, decoding)
         log = SampleLog(_log_file(out, suite, decoding), progress.skip)
@@ -234,8 +235,8 @@ def _log_file(out: Path, suite: Suite, decoding: str) -> Path:
     return part.parent / _OPEN / part.stem
 
 
-def num_responses(cells: Sequence[Asked], settings: EvaluateSettings) -> int:
-    """Responses that `cells` ask of one model."""
+def num_responses(cells: Sequence[SuiteDecoding], settings: EvaluateSettings) -> int:
+    """Number of responses in `cells`."""
     return sum(len(suite.prompts) * settings.evaluation.protocol(suite.name, name).num_samples for suite, name in cells)
 
 

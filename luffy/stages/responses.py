@@ -1,4 +1,4 @@
-"""What the stages share that have a finished model answer prompts: the choice of an engine, and their progress."""
+"""Engines and progress of the stages that sample responses from a finished model."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,22 +18,21 @@ from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages.program import StageContext
 
 _FULL_BATCHES = 4
-"""vLLM is given the prompts of so many full batches at a time: it fills the place of a response that ends, and only the
-last batch of them runs empty."""
+"""Full batches of prompts that vLLM gets per call: it refills slots as responses end, so only the last batch drains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """What answers the prompts."""
+    """An engine, and how to use it well."""
 
     engine: SwappableEngine
     batch_size: int
-    """Prompts that it is best given at a time."""
+    """Number of prompts per call."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointGenerator:
-    """What answers prompts as text."""
+    """A text endpoint, and how to use it well."""
 
     endpoint: TextEndpoint
     batch_size: int
@@ -42,9 +41,9 @@ class EndpointGenerator:
 def open_endpoint(
     model: EndpointModel, templates: Sequence[str], execution: ExecutionConfig, answers: TextAnswers
 ) -> EndpointGenerator:
-    """A model that others serve, to be asked under all of `templates`; the caller closes it.
+    """Connect to a model behind an endpoint, for prompts in all of `templates`; the caller closes it.
 
-    Raises ConfigError for an endpoint that cannot be asked so.
+    Raises ConfigError for an endpoint without the paths that they need.
     """
     config = execution.server
     paths = tuple(dict.fromkeys(CHAT if template == OWN else TEXT for template in templates))
@@ -62,7 +61,7 @@ def open_generator(engine: str, model: Path, dtype: DType, execution: ExecutionC
 
 @dataclass(slots=True)
 class ResponseProgress:
-    """Counts responses of this attempt and tells the supervisor."""
+    """Counts the responses of this attempt and reports them to the supervisor."""
 
     context: StageContext
     total: int
@@ -73,7 +72,7 @@ class ResponseProgress:
     began: float = field(default_factory=time.perf_counter)
 
     def skip(self, count: int) -> None:
-        """Responses that an earlier attempt has left."""
+        """Count responses that an earlier attempt left."""
         self.done += count
 
     def add(self, batch: Sequence[SampleRecord]) -> None:
@@ -96,7 +95,7 @@ def _embedded(model: Path, dtype: DType, execution: ExecutionConfig, longest: in
 
 
 def _vllm(model: Path, dtype: DType, execution: ExecutionConfig, longest: int) -> Generator:
-    # The whole context of a model may need more KV cache than there is; all that is asked must fit, no more.
+    # The model's whole context may need more KV cache than there is; only the longest request has to fit.
     engine = VLLMEngine.from_folder(model, execution.vllm, dtype, max_model_len=longest, reads_text=True)
     return Generator(engine, _FULL_BATCHES * execution.vllm.max_num_seqs)
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.cluster import open_cluster
 from luffy.config.settings import RLSettings
 from luffy.config.training import RLConfig
+from luffy.data.confidential_prompts import confidential_uids
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import decode, encode_traces, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.errors import DataError
@@ -148,13 +149,19 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
     experience = Experience(
         settings, Sources(tasks, collector, RolloutJournal(context.out / "journal"), cluster.trainer)
     )
+    hidden = confidential_uids(context.inputs["data"] / "train.parquet")
+
+    def read(groups: Sequence[Group], count: int) -> list[SampleRollout]:
+        shown = [group for group in groups if group.uid not in hidden]
+        return sample_rollouts(shown, settings.objective.advantage, count, prompt, reply)
+
     return Components(
         experience=experience,
         generation=stack.enter_context(
             Generation(experience, cluster, settings.rl.max_staleness, last_step=settings.rl.steps)
         ),
         trainer=cluster.trainer,
-        read=lambda groups, count: sample_rollouts(groups, settings.objective.advantage, count, prompt, reply),
+        read=read,
     )
 
 

@@ -3,7 +3,7 @@
 Run: python -m luffy.stages.sweep --config DIR/config.yaml --out DIR
 
 Writes for each step a folder `step_000100/` as `evaluate` writes its own, and curve.html. A killed sweep goes on with
-the batch it was at; steps that an earlier sweep over the same run has drawn are graded anew.
+the batch it was at; responses that an earlier sweep over the same run sampled are only graded again.
 """
 
 import logging
@@ -14,17 +14,17 @@ from pathlib import Path
 from luffy.config.settings import SweepSettings
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
-from luffy.evaluation.model_clients import ask_by_ids
+from luffy.evaluation.model_clients import render_as_ids
 from luffy.evaluation.results import RESULTS_FILE, count_correct, read_results
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.files import write_atomic
 from luffy.pages.sweep_page import SweptStep, render_curve
 from luffy.pipeline.checkpoints import complete_checkpoints
 from luffy.rollout.engine import SwappableEngine
-from luffy.stages.adoption import Inquiries, write_digests
+from luffy.stages.adoption import EvaluationRequests, write_digests
 from luffy.stages.evaluate import (
     OUTPUTS,
-    Asked,
+    SuiteDecoding,
     adopt_parts,
     fill_parts,
     num_responses,
@@ -52,14 +52,14 @@ def run(settings: SweepSettings, context: StageContext) -> StageResult:
     total = num_responses(cells, protocol) * len(settings.steps)
     num_left = sum(num_responses(cells, protocol) for cells in waiting.values())
     progress = ResponseProgress(context, total, done=total - num_left)
-    ask = ask_by_ids(load_tokenizer(rl / "model"))
-    inquiries = {
+    render = render_as_ids(load_tokenizer(rl / "model"))
+    requests = {
         # Equal digests of the last model are not enough: the key of the run tells its checkpoints apart.
-        step: Inquiries(cells, protocol, ask, rl, variant=f"@{rl.name}/{step}")
+        step: EvaluationRequests(cells, protocol, render, rl, variant=f"@{rl.name}/{step}")
         for step in settings.steps
     }
     waiting = {
-        step: adopt_parts(cells_left, inquiries[step], protocol, context, _folder(context, step), progress)
+        step: adopt_parts(cells_left, requests[step], protocol, context, _folder(context, step), progress)
         for step, cells_left in waiting.items()
     }
     waiting = {step: left for step, left in waiting.items() if left}
@@ -70,7 +70,7 @@ def run(settings: SweepSettings, context: StageContext) -> StageResult:
                 _swap(engine, checkpoints[step], step, settings, context)
                 fill_parts(evaluator, cells_left, _folder(context, step), progress)
     for step in settings.steps:
-        write_digests(_folder(context, step), inquiries[step].digests)
+        write_digests(_folder(context, step), requests[step].digests)
     metrics = _write(cells, settings, context)
     outputs = (*(f"{_folder(context, step).name}/{name}" for step in settings.steps for name in OUTPUTS), PAGE_FILE)
     return StageResult(outputs, metrics, total - progress.graded)
@@ -96,7 +96,7 @@ def _swap(engine: SwappableEngine, checkpoint: Path, step: int, settings: SweepS
     logger.info("the engine has the weights of step %d", step)
 
 
-def _write(cells: Sequence[Asked], settings: SweepSettings, context: StageContext) -> dict[str, float]:
+def _write(cells: Sequence[SuiteDecoding], settings: SweepSettings, context: StageContext) -> dict[str, float]:
     """Write each step's results and the page; returns the accuracies by decoding, suite and step."""
     metrics: dict[str, float] = {}
     for step in settings.steps:

@@ -9,10 +9,10 @@ Legend: `R` sets of problems, `P` problems of a set, `C` possible counts, `X` tr
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 EXACT_BELOW = 200
 """With fewer verdicts the jumps of a count matter, and the exact interval is taken (`verdict_interval`)."""
@@ -86,7 +86,7 @@ def clustered_wilson(share_RP: Array, num_samples: int, confidence: float) -> tu
     n = share_RP.shape[1]
     mean_R = share_RP.mean(axis=1)
     trials_R = n * num_samples / design_effect(share_RP, num_samples)
-    quantile_R = _student_quantile(normal_quantile(confidence), _freedom(share_RP, num_samples))
+    quantile_R = _student_quantiles(confidence, _freedom(share_RP, num_samples))
     return _wilson(mean_R, trials_R, quantile_R)
 
 
@@ -112,8 +112,22 @@ def design_effect(share_RP: Array, num_samples: int) -> Array:
 
 
 def normal_quantile(confidence: float) -> float:
-    """Half-width of a two-sided interval in standard errors."""
-    return NormalDist().inv_cdf((1 + confidence) / 2)
+    """Half-width of a two-sided normal interval, in standard errors."""
+    return float(special.ndtri((1 + confidence) / 2))
+
+
+def student_quantile(confidence: float, freedom: float) -> float:
+    """Half-width of a two-sided Student's t interval, in standard errors; the normal one at infinite freedom."""
+    return float(_student_quantiles(confidence, np.array([freedom]))[0])
+
+
+def student_p(t: float, freedom: float) -> float:
+    """Two-sided p-value of Student's t: P(|T| >= |t|)."""
+    return float(special.betainc(freedom / 2, 0.5, freedom / (freedom + t * t)))
+
+
+def _student_quantiles(confidence: float, freedom_R: Array) -> Array:
+    return special.stdtrit(freedom_R, (1 + confidence) / 2)
 
 
 def _raw_effect(share_RP: Array, num_samples: int) -> Array:
@@ -140,15 +154,6 @@ def _wilson(share_R: Array, trials_R: Array, quantile_R: Array) -> tuple[Array, 
     # At a share of 0 or 1 one end is exact; rounding may put it a hair beside.
     low_R = np.clip(np.minimum(share_R, centre_R - half_R), 0.0, 1.0)
     return low_R, np.clip(np.maximum(share_R, centre_R + half_R), 0.0, 1.0)
-
-
-def _student_quantile(normal: float, freedom_R: Array) -> Array:
-    """Student's quantile from the normal one: M. Abramowitz and I. Stegun, "Handbook" (1964), 26.7.5."""
-    z = normal
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom_R + second / freedom_R**2 + third / freedom_R**3
 
 
 def _first_accepted(num_correct: int, num_trials: int, alpha: float) -> float:
@@ -180,10 +185,7 @@ def _acceptability(num_correct: int, num_trials: int, share_X: Array) -> Array:
 
 def _binomial(num_trials: int, share_X: Array) -> Array:
     count_C = np.arange(num_trials + 1)[:, None]
-    log_factorial_C = np.array([math.lgamma(count + 1.0) for count in range(num_trials + 1)])[:, None]
-    ways_C = log_factorial_C[num_trials] - log_factorial_C - log_factorial_C[::-1]
-    inner_X = np.clip(share_X, 1e-300, 1 - 1e-16)
-    return np.exp(ways_C + count_C * np.log(inner_X) + (num_trials - count_C) * np.log1p(-inner_X))
+    return special.binom(num_trials, count_C) * share_X**count_C * (1 - share_X) ** (num_trials - count_C)
 
 
 def _ratio(numerator: Array | float, denominator: Array, otherwise: float) -> Array:

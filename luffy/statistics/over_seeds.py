@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from luffy.statistics.accuracy import Estimate, accuracy
+from luffy.statistics.intervals import student_p, student_quantile
 
 Array = NDArray[np.float64]
 _IMAGINED = 2.0
 """Problems that Bonett and Price add, one won and one lost."""
-_STEPS = 300
-_TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +86,6 @@ def seeded_difference(
     return SeededDifference(estimate, student_p(value / error, freedom), num_seeds, by_seed)
 
 
-def student_p(t: float, freedom: float) -> float:
-    """Two-sided p-value of Student's t: P(|T| >= |t|)."""
-    return _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
-
-
-def student_quantile(confidence: float, freedom: float) -> float:
-    """Half-width of a two-sided interval in standard errors, to 1e-9 of itself."""
-    low, high = 0.0, 1.0
-    while student_p(high, freedom) > 1 - confidence:
-        low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_p(middle, freedom) > 1 - confidence else (low, middle)
-    return high
-
-
 def _matrix(rows: Sequence[Sequence[float]]) -> Array:
     if not rows or len({len(row) for row in rows}) != 1 or not len(rows[0]):
         raise ValueError(f"need the same problems with each seed, got {[len(row) for row in rows]}")
@@ -120,23 +103,3 @@ def _freedom(variances: dict[float, float]) -> float:
     """Satterthwaite's, of a sum of variances by their own degrees of freedom."""
     used = {freedom: variance for freedom, variance in variances.items() if variance > 0}
     return sum(used.values()) ** 2 / sum(variance**2 / freedom for freedom, variance in used.items())
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function by its continued fraction (M. Abramowitz and I. Stegun, 26.5.8)."""
-    if x <= 0.0 or x >= 1.0:
-        return float(x >= 1.0)
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly, the mirrored one does not
-        return 1.0 - _incomplete_beta(b, a, 1 - x)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    return front / _fraction(a, b, x)
-
-
-def _fraction(a: float, b: float, x: float) -> float:
-    """The fraction 1 + d1 / (1 + d2 / (1 + ...)), from its far end."""
-    value = 1.0
-    for m in range(_STEPS, 0, -1):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m - 1) * (a + b + m - 1) * x / ((a + 2 * m - 2) * (a + 2 * m - 1))
-        value = 1.0 + odd / (1.0 + even / (value or _TINY))
-    return value

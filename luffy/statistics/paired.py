@@ -1,4 +1,4 @@
-"""Comparison of two models on the same problems, over one benchmark or several.
+"""BenchmarkComparisons of two models on the same problems, over one benchmark or several.
 
 Legend: `P` problems, `V` different values among their differences, `D` bootstrap draws.
 """
@@ -46,7 +46,7 @@ class BenchmarkComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BenchmarkComparisons:
     """A second model against a first over several benchmarks."""
 
     confidence: float
@@ -61,12 +61,12 @@ class Comparison:
         raise KeyError(benchmark)
 
 
-def compare(pairs: Mapping[str, PairedAccuracies], confidence: float) -> Comparison:
+def compare(pairs: Mapping[str, PairedAccuracies], confidence: float) -> BenchmarkComparisons:
     """Compare two models on each benchmark, with Holm's correction over them. Raises ValueError as `compare_paired`."""
     paired = [compare_paired(pair.first, pair.second, pair.num_samples, confidence) for pair in pairs.values()]
     adjusted = holm([result.p_value for result in paired])
     rows = zip(pairs, paired, adjusted, strict=True)
-    return Comparison(
+    return BenchmarkComparisons(
         confidence, tuple(BenchmarkComparison(name, result, p, p < 1 - confidence) for name, result, p in rows)
     )
 

@@ -44,7 +44,7 @@ Interval = tuple[float, float]
 
 
 def timed(what: Callable[..., object], intervals: list[Interval]) -> Callable[..., object]:
-    """`what`, each call of it entered into `intervals`."""
+    """`what`, each call of it added_to into `intervals`."""
 
     def call(*arguments: object, **named: object) -> object:
         began = time.perf_counter()

@@ -22,7 +22,7 @@ from luffy.errors import LuffyError
 from luffy.evaluation.results import read_results
 from luffy.pipeline.experiment import Unwatched, open_experiment, start_run
 from luffy.pipeline.workspace import find_workspace
-from luffy.statistics.over_seeds import student_quantile
+from luffy.statistics.intervals import student_quantile
 
 CONFIG = Path(__file__).resolve().parents[2] / "exp_configs/arithmetic.yaml"
 STEPS = 48

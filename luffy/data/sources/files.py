@@ -11,10 +11,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from luffy.confidential import CONFIDENTIAL
 from luffy.config.data import FileSource, HubSource
 from luffy.config.shipped import expand_pattern
 from luffy.data.parquet import read_rows
-from luffy.data.schema import COLUMNS, CONFIDENTIAL, REQUIRED_COLUMNS, RowError, prompt_from_row
+from luffy.data.schema import COLUMNS, REQUIRED_COLUMNS, RowError, prompt_from_row
 from luffy.data.sources.columns import as_text, value_at
 from luffy.data.sources.fields import columns_of, prompt_from_fields
 from luffy.data.sources.protocol import QuarantinedRow, Row

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from luffy.evaluation.leaderboard.entries import Cell, Column, Entry, LeftOut, Protocol
+from luffy.evaluation.leaderboard.entries import BoardCell, Column, Entry, EvaluationProtocol, LeftOut
 from luffy.evaluation.leaderboard.published import PublishedRow, PublishedTable
 from luffy.statistics.accuracy import PairedDifference
 from luffy.statistics.paired import BenchmarkComparison, compare_paired, holm
@@ -48,7 +48,7 @@ class Reference:
 class BoardTable:
     """All models under one protocol."""
 
-    protocol: Protocol
+    protocol: EvaluationProtocol
     confidence: float
     columns: tuple[Column, ...]
     rows: tuple[Entry, ...]
@@ -140,7 +140,7 @@ def _difference(best: Entry, following: Entry, column: Column, confidence: float
     return compare_paired(_shares(first, problems), _shares(second, problems), column.num_samples, confidence)
 
 
-def _shares(cell: Cell, problems: Sequence[str]) -> list[float]:
+def _shares(cell: BoardCell, problems: Sequence[str]) -> list[float]:
     return [cell.correct[uid] / cell.row.num_samples for uid in problems]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from luffy.config import StageName
 from luffy.errors import LuffyError
 from luffy.evaluation.leaderboard.naming import RowName, Use, flatten, name_row, read_uses, tell_apart
-from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, ResultRow, read_results
+from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, read_results
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
 from luffy.pipeline.workspace import Workspace
@@ -31,7 +31,7 @@ _NOT_SET = ("null", "[]", "{}")
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol:
+class EvaluationProtocol:
     """How responses were drawn and graded: only rows of one protocol are compared."""
 
     decoding: str
@@ -61,7 +61,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class BoardCell:
     """What one model got there."""
 
     row: ResultRow
@@ -79,8 +79,8 @@ class Entry:
     name: RowName
     model: str
     """Digest of its folder."""
-    protocol: Protocol
-    cells: Mapping[Column, Cell]
+    protocol: EvaluationProtocol
+    cells: Mapping[Column, BoardCell]
     runs: tuple[str, ...]
     """Those that evaluated it."""
 
@@ -93,8 +93,6 @@ class LeftOut:
     reason: str
 
 
-_Asked = tuple[str, str]
-"""A suite under a decoding."""
 _Model = tuple[str, str, str]
 """What makes a row of its own: the weights' digest, and the engine and type that computed with them."""
 
@@ -108,9 +106,9 @@ class _Found:
     """`base`, `sft` or `rl`."""
     step: int | None
     """Of a sweep."""
-    protocol: Protocol
+    protocol: EvaluationProtocol
     column: Column
-    cell: Cell
+    cell: BoardCell
 
 
 def read_entries(workspace: Workspace) -> tuple[list[Entry], list[LeftOut]]:
@@ -181,14 +179,14 @@ def _read(
             step=step,
             protocol=_protocol(settings, results, row.decoding),
             column=Column(row.suite, row.num_problems, row.num_samples, _problems(settings, row.suite, golds)),
-            cell=Cell(row, counts, manifest.key, manifest.ended),
+            cell=BoardCell(row, counts, manifest.key, manifest.ended),
         )
 
 
-def _read_samples(directory: Path) -> tuple[dict[_Asked, dict[str, int]], dict[_Asked, dict[str, str]]]:
+def _read_samples(directory: Path) -> tuple[dict[Cell, dict[str, int]], dict[Cell, dict[str, str]]]:
     """Correct responses and the reference answer, by suite and decoding and then by problem."""
-    correct: dict[_Asked, dict[str, int]] = {}
-    references: dict[_Asked, dict[str, str]] = {}
+    correct: dict[Cell, dict[str, int]] = {}
+    references: dict[Cell, dict[str, str]] = {}
     for record in read_samples_of(directory):
         asked = record.suite, record.decoding
         counts = correct.setdefault(asked, {})
@@ -238,14 +236,14 @@ def _uses_of(items: Iterable[_Found], uses: Mapping[str, Sequence[Use]]) -> list
     return [use for key in reversed(keys) for use in uses.get(key, ())]
 
 
-def _newest(items: Sequence[_Found]) -> dict[Column, Cell]:
-    cells: dict[Column, Cell] = {}
+def _newest(items: Sequence[_Found]) -> dict[Column, BoardCell]:
+    cells: dict[Column, BoardCell] = {}
     for item in items:  # the newest come first
         cells.setdefault(item.column, item.cell)
     return cells
 
 
-def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decoding: str) -> Protocol:
+def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decoding: str) -> EvaluationProtocol:
     evaluation = _mapping(of_stage, "evaluation")
     drawn = _mapping(_mapping(evaluation, "decodings"), decoding)
     shared = {name: value for name, value in evaluation.items() if name not in _APART}
@@ -254,7 +252,7 @@ def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decodi
     if evaluation.get("template", _OWN_TEMPLATE) == _OWN_TEMPLATE:  # the others have a system message of their own
         grading[f"data.{_SYSTEM_PROMPT}"] = json.dumps(of_stage.get(_SYSTEM_PROMPT))
     text = _in_words(settings)
-    return Protocol(decoding, settings | grading | {"confidence": str(results.confidence)}, text)
+    return EvaluationProtocol(decoding, settings | grading | {"confidence": str(results.confidence)}, text)
 
 
 def _in_words(settings: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class SignificanceTest:
     """An arm against the reference on one suite under one decoding."""
 
     result: SeededDifference
@@ -51,7 +51,7 @@ class Findings:
     """Of the policy that all arms start from; over problems."""
     scores: Mapping[tuple[str, Cell], Score]
     """By arm; those without a finished seed are missing."""
-    tests: Mapping[tuple[str, Cell], Test]
+    tests: Mapping[tuple[str, Cell], SignificanceTest]
 
     @property
     def decodings(self) -> list[str]:
@@ -107,7 +107,7 @@ def find(
         base={cell: _base(base, cell) for cell in cells},
         scores=scores,
         tests={
-            key: Test(result, used, p, p < 1 - confidence)
+            key: SignificanceTest(result, used, p, p < 1 - confidence)
             for (key, (result, used)), p in zip(tests.items(), adjusted, strict=True)
         },
     )

@@ -11,7 +11,7 @@ from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.evaluation.results import Cell
 from luffy.pipeline.manifest import Manifest, finished_manifest
-from luffy.statistics.paired import Comparison, PairedAccuracies, compare
+from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout, read_samples
 
@@ -51,7 +51,7 @@ class FinishedChain:
         """Consecutive checkpoints."""
         return list(zip(self.evaluations, self.evaluations[1:], strict=False))
 
-    def comparison(self, first: CheckpointScores, second: CheckpointScores, decoding: str) -> Comparison:
+    def comparison(self, first: CheckpointScores, second: CheckpointScores, decoding: str) -> BenchmarkComparisons:
         """How `second` compares with `first` on the same problems of every suite."""
         pairs = {suite: _paired(first, second, (suite, decoding)) for suite in self.suites}
         return compare(pairs, second.results.confidence)

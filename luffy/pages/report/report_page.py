@@ -77,7 +77,7 @@ class TrainingSection:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownSample:
+class ReportSample:
     """A rollout, its reasoning apart from its reply."""
 
     rollout: SampleRollout
@@ -86,7 +86,7 @@ class ShownSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ReportPage:
     """Everything the templates show."""
 
     name: str
@@ -101,7 +101,7 @@ class Page:
     decodings: list[DecodingResults]
     details: Table
     training: list[TrainingSection]
-    samples: list[tuple[int, list[ShownSample]]]
+    samples: list[tuple[int, list[ReportSample]]]
     """Early and late steps."""
     data: Table
     difficulty: tuple[Table, ...]
@@ -112,11 +112,11 @@ class Page:
     config: str
 
 
-def build_page(chain: FinishedChain) -> Page:
+def build_page(chain: FinishedChain) -> ReportPage:
     """Lay out the report of a finished chain."""
     manifests = chain.manifests
     last = max(manifests.values(), key=lambda manifest: wording.moment(manifest.ended))
-    return Page(
+    return ReportPage(
         name=chain.config.name,
         subtitle=_subtitle(chain),
         finished=wording.timestamp(last.ended),
@@ -141,12 +141,12 @@ def build_page(chain: FinishedChain) -> Page:
     )
 
 
-def render_html(page: Page) -> str:
+def render_html(page: ReportPage) -> str:
     """The page a person opens."""
     return render("report.html.jinja", page=page)
 
 
-def render_markdown(page: Page) -> str:
+def render_markdown(page: ReportPage) -> str:
     """The same in text: tables and samples, no plots."""
     return render("report.md.jinja", page=page)
 
@@ -225,15 +225,15 @@ def _training(chain: FinishedChain) -> list[TrainingSection]:
     return sections
 
 
-def _early_and_late(samples: Sequence[tuple[int, SampleRollout]]) -> list[tuple[int, list[ShownSample]]]:
+def _early_and_late(samples: Sequence[tuple[int, SampleRollout]]) -> list[tuple[int, list[ReportSample]]]:
     """The rollouts of the first logged step and of the last."""
     steps = [(step, [rollout for _, rollout in rows]) for step, rows in groupby(samples, key=lambda sample: sample[0])]
     chosen = [steps[0], steps[-1]] if len(steps) > 1 else steps
     return [(step, [_shown(rollout) for rollout in rollouts[:_SAMPLES_SHOWN]]) for step, rollouts in chosen]
 
 
-def _shown(rollout: SampleRollout) -> ShownSample:
+def _shown(rollout: SampleRollout) -> ReportSample:
     before, close, after = rollout.response.rpartition(THINK_CLOSE)
     if not close and THINK_OPEN in rollout.response:
-        return ShownSample(rollout, reasoning=rollout.response, reply="")
-    return ShownSample(rollout, reasoning=before + close, reply=after)
+        return ReportSample(rollout, reasoning=rollout.response, reply="")
+    return ReportSample(rollout, reasoning=before + close, reply=after)

@@ -13,11 +13,12 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfi
 from luffy.config.grading import FormatGrader, JudgeGrader, MathGrader
 from luffy.data.templates import render_prompt
 from luffy.errors import ClusterError, DataError
-from luffy.evaluation.evaluator import Evaluator, check_suite
-from luffy.evaluation.model_clients import TokenRespondent
+from luffy.evaluation.evaluator import Evaluator
+from luffy.evaluation.model_clients import TokenModelClient
 from luffy.evaluation.requests import Suite
 from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.sample_records import SampleRecord
+from luffy.evaluation.suite_checks import check_suite
 from luffy.grading import Grade, GradeRequest, GraderPool
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.types import Prompt
@@ -50,7 +51,7 @@ def evaluate(
 ) -> list[SampleRecord]:
     engine = ScriptedEngine(TOKENIZER, script)
     with GraderPool(1, 5.0) as grader:
-        evaluator = Evaluator(TokenRespondent(engine, TOKENIZER), grader, config, seed, batch_size)
+        evaluator = Evaluator(TokenModelClient(engine, TOKENIZER), grader, config, seed, batch_size)
         return evaluator.evaluate(Suite("sums", problems(12)), decoding, lambda batch: None)
 
 
@@ -100,7 +101,7 @@ def test_a_box_in_reasoning_that_the_template_opened_is_no_answer() -> None:
     tokenizer.chat_template += "<think>"
     engine = ScriptedEngine(tokenizer, lambda prompt, seed: "\\boxed{1}")
     with GraderPool(1, 5.0) as grader:
-        evaluator = Evaluator(TokenRespondent(engine, tokenizer), grader, CONFIG, 7, 4)
+        evaluator = Evaluator(TokenModelClient(engine, tokenizer), grader, CONFIG, 7, 4)
         record = evaluator.evaluate(Suite("sums", problems(1)), "greedy", lambda batch: None)[0]
     assert (record.outcome, record.response) == ("no_answer", "<think>\\boxed{1}")
 
@@ -137,7 +138,7 @@ def test_records_say_what_the_data_says_of_a_problem() -> None:
     prompts = [replace(prompt, extra_info=info) for prompt, info in zip(problems(3), extra, strict=True)]
     prompts[2] = replace(prompts[2], data_source="GPQA-main")
     with GraderPool(1, 5.0) as grader:
-        evaluator = Evaluator(TokenRespondent(ScriptedEngine(TOKENIZER, solve), TOKENIZER), grader, CONFIG, 7, 4)
+        evaluator = Evaluator(TokenModelClient(ScriptedEngine(TOKENIZER, solve), TOKENIZER), grader, CONFIG, 7, 4)
         records = evaluator.evaluate(Suite("sums", prompts), "greedy", lambda batch: None)
     said = [(record.subject, record.level, record.num_options, record.confidential) for record in records]
     assert said == [("Algebra", "5", None, False), ("Number Theory", None, 3, True), (None, None, None, True)]
@@ -170,7 +171,7 @@ def test_a_batch_is_graded_while_the_next_one_is_generated() -> None:
             return super().generate(requests, params)
 
     with Grader(1, 5.0) as grader:
-        evaluator = Evaluator(TokenRespondent(Engine(TOKENIZER, solve), TOKENIZER), grader, CONFIG, 7, 6)
+        evaluator = Evaluator(TokenModelClient(Engine(TOKENIZER, solve), TOKENIZER), grader, CONFIG, 7, 6)
         records = evaluator.evaluate(Suite("sums", problems(12)), "greedy", lambda batch: None)
     assert [record.uid for record in records] == [f"p{i}" for i in range(12)]
 
@@ -190,11 +191,11 @@ class Failing(ScriptedEngine):
 def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_again(tmp_path: Path) -> None:
     suite, log, counts = Suite("sums", problems(12)), tmp_path / "log.jsonl", []
     with GraderPool(1, 5.0) as grader:
-        evaluator = Evaluator(TokenRespondent(Failing(TOKENIZER, by_seed), TOKENIZER), grader, CONFIG, 7, 5)
+        evaluator = Evaluator(TokenModelClient(Failing(TOKENIZER, by_seed), TOKENIZER), grader, CONFIG, 7, 5)
         with pytest.raises(ClusterError, match="no answer"):
             evaluator.evaluate_into(SampleLog(log), suite, "sampled", lambda batch: None)
         engine = ScriptedEngine(TOKENIZER, by_seed)
-        evaluator = Evaluator(TokenRespondent(engine, TOKENIZER), grader, CONFIG, 7, 5)
+        evaluator = Evaluator(TokenModelClient(engine, TOKENIZER), grader, CONFIG, 7, 5)
         records = list(evaluator.evaluate_into(SampleLog(log, counts.append), suite, "sampled", lambda batch: None))
     assert (counts, len(engine.requests)) == ([10], 26)
     assert records == evaluate(by_seed, "sampled")

@@ -12,7 +12,7 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import DataError
 from luffy.evaluation.evaluator import Evaluator, protocol_of
 from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
-from luffy.evaluation.model_clients import TokenRespondent
+from luffy.evaluation.model_clients import TokenModelClient
 from luffy.evaluation.requests import Suite
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
 from luffy.evaluation.results import EvaluationResults, result_row, write_results
@@ -38,7 +38,7 @@ def evaluated(folder: Path, kind: GraderKind) -> Path:
     config = EvaluationConfig(decodings=DECODINGS, max_response_tokens=64, suites={"sums": SuiteConfig(grader=kind)})
     tokenizer = tiny_tokenizer()
     with GraderPool(1, 5.0) as pool:
-        evaluator = Evaluator(TokenRespondent(ScriptedEngine(tokenizer, answer), tokenizer), pool, config, 7, 4)
+        evaluator = Evaluator(TokenModelClient(ScriptedEngine(tokenizer, answer), tokenizer), pool, config, 7, 4)
         records = evaluator.evaluate(Suite("sums", problems(9)), "greedy", lambda batch: None)
     folder.mkdir()
     write_sample_records(folder / "samples.jsonl.zst", records)

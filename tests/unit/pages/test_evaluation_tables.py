@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from luffy.evaluation.results import EvaluationResults, Protocol, ResultRow, result_row
+from luffy.evaluation.results import EvaluationResults, ResultRow, SamplingProtocol, result_row
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pages.evaluation_tables import render_summary
 
@@ -12,7 +12,7 @@ RECORD = SampleRecord(
     second_grader="math_strict", second_outcome="wrong", subject="Algebra | *x*", level="3",
 )  # fmt: skip
 WRONG = replace(RECORD, uid="b", correct=False, outcome="no_answer", answer=None, finish_reason="length")
-PROTOCOL = Protocol(
+PROTOCOL = SamplingProtocol(
     template="r1_zero", temperature=0.6, top_p=1.0, max_response_tokens=64, stop=("</answer>",), engine="vllm"
 )
 

@@ -1,7 +1,9 @@
 """Intervals of a share: published values, their definition, invariants, and a part of the grid of coverage."""
 
+import csv
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from luffy.statistics.intervals import (
     blaker_interval,
     clustered_wilson,
     design_effect,
+    student_p,
+    student_quantile,
     verdict_interval,
     wilson_interval,
 )
@@ -145,3 +149,36 @@ def test_a_set_gets_the_same_interval_alone_and_among_others() -> None:
     together = np.array(clustered_wilson(share_RP, 8, 0.95)).T
     alone = [np.concatenate(clustered_wilson(share_RP[row : row + 1], 8, 0.95)) for row in range(20)]
     assert together == pytest.approx(np.array(alone), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "quantile"),
+    [
+        (0.95, 1, 12.7062),
+        (0.95, 2, 4.3027),
+        (0.95, 4, 2.7764),
+        (0.99, 5, 4.0321),
+        (0.95, 30, 2.0423),
+        (0.9, 120, 1.6577),
+    ],
+)
+def test_students_quantiles_are_those_of_the_tables(confidence: float, freedom: float, quantile: float) -> None:
+    assert student_quantile(confidence, freedom) == pytest.approx(quantile, abs=1e-4)
+    assert student_p(quantile, freedom) == pytest.approx(1 - confidence, rel=1e-4)
+
+
+def test_students_distribution_in_closed_form_and_towards_the_normal_one() -> None:
+    assert student_p(1.0, 1) == pytest.approx(0.5)  # Cauchy: 1 - 2 atan(1) / pi
+    assert student_p(2.0, 2) == pytest.approx(1 - 2 / math.sqrt(6))  # 1 - t / sqrt(t^2 + 2)
+    assert student_p(-1.5, 1e7) == pytest.approx(math.erfc(1.5 / math.sqrt(2)), rel=1e-5)
+    assert student_p(0.0, 3) == 1.0
+    assert student_quantile(0.95, math.inf) == pytest.approx(1.959964, abs=1e-6)
+
+
+def test_the_published_coverage_is_that_of_these_intervals() -> None:
+    file = Path("tests/campaigns/interval_coverage.csv")
+    rows = [row for row in csv.DictReader(file.open()) if (row["what"], row["samples"]) == ("accuracy", "1")]
+    for row in rows:
+        if row["problems"] in ("30", "100"):
+            found = coverage(int(row["problems"]), float(row["accuracy"]))
+            assert found == pytest.approx(float(row["coverage"]), abs=6e-5)

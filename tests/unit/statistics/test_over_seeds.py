@@ -6,30 +6,8 @@ import numpy as np
 import pytest
 
 from luffy.statistics.accuracy import accuracy
-from luffy.statistics.over_seeds import seeded_accuracy, seeded_difference, student_p, student_quantile
-
-
-@pytest.mark.parametrize(
-    ("confidence", "freedom", "quantile"),
-    [
-        (0.95, 1, 12.7062),
-        (0.95, 2, 4.3027),
-        (0.95, 4, 2.7764),
-        (0.99, 5, 4.0321),
-        (0.95, 30, 2.0423),
-        (0.9, 120, 1.6577),
-    ],
-)
-def test_students_quantiles_are_those_of_the_tables(confidence, freedom, quantile):
-    assert student_quantile(confidence, freedom) == pytest.approx(quantile, abs=1e-4)
-    assert student_p(quantile, freedom) == pytest.approx(1 - confidence, rel=1e-4)
-
-
-def test_students_distribution_in_closed_form_and_towards_the_normal_one():
-    assert student_p(1.0, 1) == pytest.approx(0.5)  # Cauchy: 1 - 2 atan(1) / pi
-    assert student_p(2.0, 2) == pytest.approx(1 - 2 / math.sqrt(6))  # 1 - t / sqrt(t^2 + 2)
-    assert student_p(-1.5, 1e7) == pytest.approx(math.erfc(1.5 / math.sqrt(2)), rel=1e-5)
-    assert student_p(0.0, 3) == 1.0
+from luffy.statistics.intervals import student_p, student_quantile
+from luffy.statistics.over_seeds import seeded_accuracy, seeded_difference
 
 
 def test_an_accuracy_over_seeds_by_hand():
