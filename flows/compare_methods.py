@@ -22,7 +22,8 @@ from luffy.evaluation.method_comparison.findings import Findings
 from luffy.pages.method_comparison_page import accuracy_table, as_text, cost_table, difference_table
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
-from luffy.tasks.comparison import PAGE_FILE, conclude, make_shared, open_comparison, run_arms
+from luffy.tasks.comparison import PAGE_FILE, conclude, open_comparison, run_arms
+from luffy.tasks.stages import make_chain
 
 
 def _run_name() -> str:
@@ -38,9 +39,9 @@ def compare_methods(config_file: str, overrides: list[str] | None = None, verify
     for name in comparison.config.arms:
         check_resources(comparison.runs_of(name)[0].config)
     with open_comparison(comparison, find_workspace(), verify=verify) as arena:
-        data, policy, evaluated_base = make_shared(arena)
-        run_arms(arena, data, policy)
-        findings = conclude(arena, evaluated_base)
+        shared = make_chain(arena.session)  # data, base policy and its evaluation
+        run_arms(arena, shared)
+        findings = conclude(arena, shared["evaluate_base"])
         _show(findings)
         show_report_path(arena.session.run.directory / PAGE_FILE)
         if findings.failures:

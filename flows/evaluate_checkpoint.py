@@ -21,21 +21,10 @@ from luffy.cli.results import by_suite, read_accuracies
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.pipeline.swept_checkpoints import check_checkpoints
-from luffy.pipeline.workspace import find_workspace, link
-from luffy.tasks.session import Session, open_session
-from luffy.tasks.stages import (
-    FinishedStage,
-    base,
-    difficulty,
-    evaluate,
-    prepare_data,
-    report,
-    sweep,
-    train_rl,
-    train_sft,
-)
-
-_PAGE = "curve.html"
+from luffy.pipeline.workspace import find_workspace
+from luffy.tasks.artifacts import evaluated_folders
+from luffy.tasks.session import open_session
+from luffy.tasks.stages import make_chain
 
 
 def _run_name() -> str:
@@ -64,33 +53,8 @@ def evaluate_checkpoint(
     config = evaluated(load_experiment(config_file, overrides or []), wanted)
     check_checkpoints(config, wanted.steps, find_workspace())
     with open_session(config, find_workspace(), verify=verify, sweep_steps=wanted.steps) as session:
-        data = prepare_data(session)
-        policy = base(session, data)
-        if wanted.steps:
-            results, page = _sweep(session, data, policy)
-        else:
-            results, page = _one(session, data, policy)
-    header, rows = by_suite(read_accuracies(results))
+        stages = make_chain(session)
+    header, rows = by_suite(read_accuracies(evaluated_folders(stage.directory for stage in stages.values())))
     terminal().print(text_table(header, rows, title="\nAccuracy in % with its interval"))
-    show_report_path(page)
-
-
-def _one(session: Session, data: FinishedStage, policy: FinishedStage) -> tuple[list[Path], Path]:
-    """The evaluation of the policy itself: where its results are, and the page."""
-    evaluated = evaluate(session, data, policy)
-    report(session, [data, policy, evaluated])
-    return [evaluated.directory], session.run.directory / "report.html"
-
-
-def _sweep(session: Session, data: FinishedStage, policy: FinishedStage) -> tuple[list[Path], Path]:
-    """The evaluations of the RL run's checkpoints: where their results are, and the page with the curve."""
-    config, prompts = session.run.experiment.config, data
-    if config.measured_policy == "base":
-        prompts = difficulty(session, data, policy)
-    if "sft" in config.stages:
-        policy = train_sft(session, data, policy)
-        if config.measured_policy == "sft":
-            prompts = difficulty(session, data, policy)
-    swept = sweep(session, data, train_rl(session, prompts, policy))
-    link(swept.directory / _PAGE, session.run.directory / _PAGE)
-    return sorted(swept.directory.glob("step_*")), session.run.directory / _PAGE
+    assert session.page is not None, "a report, or a sweep's curve"
+    show_report_path(session.page)

@@ -1,4 +1,12 @@
-"""The whole experiment: data, base policy, SFT, mixed-policy RL, evaluation of every checkpoint, report.
+"""The whole experiment, by the protocol that its `stages` choose from:
+
+    prepare_data    verified prompts with traces, the evaluation suites, the tokenizer
+    base            the starting policy
+    difficulty      the prompts that this policy (or that of SFT) solves neither too rarely nor too often
+    sft             supervised fine-tuning on traces
+    rl              mixed-policy reinforcement learning, from the newest policy
+    evaluate        every policy on the same problems
+    report          one page with accuracies, learning curves and samples
 
 Each stage is a cached, restartable program; a second run reuses what is finished.
 `python flows/full_pipeline.py CONFIG` is `luffy run CONFIG`.
@@ -17,8 +25,9 @@ from luffy.cli.results import by_suite, read_accuracies
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
+from luffy.tasks.artifacts import evaluated_folders
 from luffy.tasks.session import open_session, run_name
-from luffy.tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, report, train_rl, train_sft
+from luffy.tasks.stages import make_chain
 
 
 def _run_name() -> str:
@@ -34,31 +43,13 @@ def full_pipeline(config_file: str, overrides: list[str] | None = None, verify: 
 
 
 def run_chain(config: ExperimentConfig, *, verify: bool) -> None:
-    """Make the stages of `config`, or reuse them, and show what came of it; to be called inside a flow."""
+    """Make the stages of `config`, or reuse them, and show the results; to be called inside a flow."""
     check_resources(config)
     with open_session(config, find_workspace(), verify=verify) as session:
-        data = prompts = prepare_data(session)
-        model = base(session, data)
-        checkpoints = [model]
-        if config.measured_policy == "base":
-            prompts = difficulty(session, data, model)
-        if "sft" in config.stages:
-            model = train_sft(session, data, model)
-            checkpoints.append(model)
-            if config.measured_policy == "sft":
-                prompts = difficulty(session, data, model)
-        if "rl" in config.stages:
-            model = train_rl(session, prompts, model)
-            checkpoints.append(model)
-        evaluations: list[FinishedStage] = []
-        if "evaluate" in config.stages:
-            evaluations = [evaluate(session, data, checkpoint) for checkpoint in checkpoints]
-        page = None
-        if "report" in config.stages:
-            report(session, [data, prompts, *checkpoints, *evaluations])
-            page = session.run.directory / "report.html"
-    if evaluations:
-        header, rows = by_suite(read_accuracies(stage.directory for stage in evaluations))
+        stages = make_chain(session)
+    accuracies = read_accuracies(evaluated_folders(stage.directory for stage in stages.values()))
+    if accuracies:
+        header, rows = by_suite(accuracies)
         terminal().print(text_table(header, rows, title="\nAccuracy in % with its interval"))
-    if page is not None:
-        show_report_path(page)
+    if session.page is not None:
+        show_report_path(session.page)

@@ -18,7 +18,7 @@ from luffy.config import load_experiment
 from luffy.config.derived import data_alone
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.session import open_session, run_name
-from luffy.tasks.stages import prepare_data
+from luffy.tasks.stages import make_chain
 
 
 def _run_name() -> str:
@@ -33,7 +33,7 @@ def prepare_data_alone(config_file: str, overrides: list[str] | None = None, ver
     """Prepare the data of the experiment in `config_file` with `overrides`, in the workspace of LUFFY_WORKSPACE."""
     config = data_alone(load_experiment(config_file, overrides or []))
     with open_session(config, find_workspace(), verify=verify) as session:
-        data = prepare_data(session)
+        data = make_chain(session)["prepare_data"]
     summary = summarise_card(data.directory)
     wide_terminal().print(text_table(summary.header, summary.rows, title="\nRows by source"))
     for note in summary.notes:

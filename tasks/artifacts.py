@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from luffy.cli.results import Accuracy, by_suite, read_accuracies
-from luffy.config import StageName
+from luffy.config import STAGE_KINDS
+from luffy.config.stage_kinds import ViewName
+from luffy.evaluation.results import RESULTS_FILE
 from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.plan import StagePlan
@@ -63,9 +65,9 @@ class View:
     """None as long as there is nothing to show."""
 
 
-def views_of(stage: StageName) -> tuple[View, ...]:
+def views_of(stage: str) -> tuple[View, ...]:
     """What is shown of `stage` besides its progress."""
-    return _VIEWS.get(stage, ())
+    return tuple(_VIEWS[name] for name in STAGE_KINDS[stage].views)
 
 
 def newest_metrics(plan: StagePlan) -> Artifact | None:
@@ -157,20 +159,16 @@ def report_page(plan: StagePlan) -> Artifact | None:
     return _file(plan.directory / "report.md", f"{way}\n\n", "Report")
 
 
-_TRAINING = (View("metrics", 10.0, newest_metrics), View("curves", 15.0, training_curves))
-_VIEWS: Mapping[StageName, tuple[View, ...]] = {
-    "prepare_data": (View("card", 60.0, data_card),),
-    "base": _TRAINING,
-    "difficulty": (View("card", 60.0, difficulty_card),),
-    "sft": _TRAINING,
-    "rl": (*_TRAINING, View("samples", 20.0, rollout_samples)),
-    "evaluate": (View("accuracy", 60.0, accuracies), View("samples", 60.0, evaluated_samples)),
-    "sweep": (View("accuracy", 60.0, accuracies), View("accuracy-curves", 60.0, accuracy_curves)),
-    "report": (
-        View("accuracy", 60.0, accuracies),
-        View("accuracy-curves", 60.0, accuracy_curves),
-        View("page", 60.0, report_page),
-    ),
+_VIEWS: Mapping[ViewName, View] = {
+    "accuracies": View("accuracy", 60.0, accuracies),
+    "accuracy_curves": View("accuracy-curves", 60.0, accuracy_curves),
+    "data_card": View("card", 60.0, data_card),
+    "difficulty_card": View("card", 60.0, difficulty_card),
+    "evaluated_samples": View("samples", 60.0, evaluated_samples),
+    "metrics": View("metrics", 10.0, newest_metrics),
+    "report_page": View("page", 60.0, report_page),
+    "rollout_samples": View("samples", 20.0, rollout_samples),
+    "training_curves": View("curves", 15.0, training_curves),
 }
 
 
@@ -245,15 +243,14 @@ def _file(path: Path, head: str, description: str) -> Artifact | None:
 
 
 def _accuracies(plan: StagePlan) -> list[Accuracy]:
-    if plan.node.stage == "evaluate":
-        return _read([plan.directory])
-    if plan.node.stage == "sweep":
-        return _read(sorted(plan.directory.glob("step_*")))
-    return _read(path for name, path in plan.inputs.items() if name.startswith("evaluate_"))
+    """Those in the stage's directory (a folder for each step of a sweep), and those that it has read."""
+    return read_accuracies(evaluated_folders([plan.directory, *plan.inputs.values()]))
 
 
-def _read(directories: Iterable[Path]) -> list[Accuracy]:
-    return read_accuracies(path for path in directories if (path / "results.json").is_file())
+def evaluated_folders(stages: Iterable[Path]) -> list[Path]:
+    """Folders with results in these directories of stages: an evaluation's own, a sweep's one for each step."""
+    folders = [folder for stage in stages for folder in (stage, *sorted(stage.glob("step_*")))]
+    return [folder for folder in folders if (folder / RESULTS_FILE).is_file()]
 
 
 def _suite_lines(cells: Sequence[Accuracy], decoding: str, checkpoints: Sequence[str]) -> list[Line]:

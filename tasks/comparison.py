@@ -8,7 +8,7 @@ import contextvars
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -40,7 +40,7 @@ from luffy.tasks.artifacts import Artifact
 from luffy.tasks.curves import Line, Panel, picture_url
 from luffy.tasks.publisher import Publisher, Slot
 from luffy.tasks.session import Session, artifact_key, heeding_the_server, publishing
-from luffy.tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, train_rl, train_sft
+from luffy.tasks.stages import FinishedStage, make_stage
 
 PAGE_FILE = "comparison.html"
 DATA_FILE = "comparison.json"
@@ -50,7 +50,13 @@ class Arena:
     """What the tasks of a running comparison share; to be used from several threads."""
 
     def __init__(
-        self, comparison: Comparison, workspace: Workspace, verify: bool, display: StageObserver, session: Session
+        self,
+        comparison: Comparison,
+        workspace: Workspace,
+        verify: bool,
+        display: StageObserver,
+        session: Session,
+        stopped: threading.Event,
     ) -> None:
         self.comparison = comparison
         self.workspace = workspace
@@ -58,7 +64,7 @@ class Arena:
         self.display = display
         self.session = session
         """Of the stages that all runs have in common."""
-        self.stopped = threading.Event()
+        self.stopped = stopped
         self.stages = SharedStages()
         self.outcomes: dict[tuple[str, int], FinishedSeed | LuffyError] = {}
         """By arm and seed."""
@@ -90,29 +96,24 @@ def open_comparison(comparison: Comparison, workspace: Workspace, *, verify: boo
     titles = [stage_title(run.title, node) for run in comparison.runs for node in run.nodes]
     display = PlainDisplay(ChainProgress([*SHARED_NODES, *titles]), terminal())
     experiment = open_experiment(comparison.shared, workspace, verify=verify)
+    stopped = threading.Event()
     with (
         heeding_the_server() as flow_run,
-        start_run(experiment) as run,
+        start_run(experiment, stopped.is_set) as run,
         publishing(flow_run, [f"comparison:{name}"]) as publisher,
     ):
-        yield Arena(comparison, workspace, verify, display, Session(run, display, publisher))
+        session = Session(run, display, publisher, stopped.set)
+        yield Arena(comparison, workspace, verify, display, session, stopped)
 
 
-def make_shared(arena: Arena) -> tuple[FinishedStage, FinishedStage, FinishedStage]:
-    """Data, base policy and its evaluation."""
-    data = prepare_data(arena.session)
-    policy = base(arena.session, data)
-    return data, policy, evaluate(arena.session, data, policy)
-
-
-def run_arms(arena: Arena, data: FinishedStage, policy: FinishedStage) -> None:
+def run_arms(arena: Arena, shared: Mapping[str, FinishedStage]) -> None:
     """All runs, `workers` at a time; what each came to, or why it failed, is in `arena.outcomes`.
 
     An interrupt, and whatever is no LuffyError, ends all of them.
     """
     runs = arena.comparison.runs
     with ThreadPoolExecutor(arena.comparison.config.workers, thread_name_prefix="arm") as pool:
-        futures = [pool.submit(contextvars.copy_context().run, learn, arena, run, data, policy) for run in runs]
+        futures = [pool.submit(contextvars.copy_context().run, learn, arena, run, shared) for run in runs]
         try:
             for run, future in zip(runs, futures, strict=True):
                 arena.outcomes[run.arm, run.seed] = _outcome(future)
@@ -123,17 +124,16 @@ def run_arms(arena: Arena, data: FinishedStage, policy: FinishedStage) -> None:
 
 
 @task(name="learn", task_run_name="{run.title}", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def learn(arena: Arena, run: ArmRun, data: FinishedStage, policy: FinishedStage) -> FinishedSeed:
+def learn(arena: Arena, run: ArmRun, shared: Mapping[str, FinishedStage]) -> FinishedSeed:
     """One arm with one seed, from the base policy to the evaluation of the last checkpoint."""
     experiment = open_experiment(run.config, arena.workspace, verify=arena.verify)
     with start_run(experiment, arena.stopped.is_set) as started:
         link(started.directory, arena.session.run.directory / "arms" / f"{run.arm}-{run.seed}")
-        for node in SHARED_NODES:
-            started.execute(node, Unwatched())  # enters what is there into the run's record
+        for name in shared:
+            started.execute(name, Unwatched())  # enters what is there into the run's record
         session = Session(started, TitledDisplay(run.title, arena.display), arena.session.publisher)
-        _learn(arena, run, session, data, policy)
-        nodes = {node.name: node for node in experiment.nodes}
-        return read_seed(run, {name: _directory(session, nodes[name].name) for name in run.nodes})
+        made = _learn(arena, run, session, shared)
+        return read_seed(run, {name: made[name].directory for name in run.nodes})
 
 
 @task(name="comparison", task_run_name="comparison", retries=0, cache_policy=NO_CACHE, persist_result=False)
@@ -162,27 +162,19 @@ def _outcome(future: "Future[FinishedSeed]") -> FinishedSeed | LuffyError:
         return error
 
 
-def _learn(arena: Arena, run: ArmRun, session: Session, data: FinishedStage, policy: FinishedStage) -> None:
-    def once(node: str, make: Callable[[], FinishedStage]) -> FinishedStage:
-        if arena.stopped.is_set():
-            raise StageFailed("interrupted; the same command resumes it", exit_code=EXIT_INTERRUPTED)
-        return arena.stages.make(session.run.experiment.identities[node].key, make)
-
-    prompts, trained = data, policy
-    for node in run.nodes[len(SHARED_NODES) : -1]:
-        if node == "difficulty":
-            prompts = once(node, partial(difficulty, session, data, trained))
-        elif node == "sft":
-            trained = once(node, partial(train_sft, session, data, trained))
-        else:
-            trained = once(node, partial(train_rl, session, prompts, trained))
-    once(run.nodes[-1], partial(evaluate, session, data, trained))
-
-
-def _directory(session: Session, node: str) -> Path:
-    experiment = session.run.experiment
-    identity = experiment.identities[node]
-    return experiment.workspace.stage_directory(identity.stage, identity.key)
+def _learn(
+    arena: Arena, run: ArmRun, session: Session, shared: Mapping[str, FinishedStage]
+) -> dict[str, FinishedStage]:
+    """The arm's own stages, each made once for all arms that have it, and the shared ones."""
+    made = dict(shared)
+    for node in session.run.experiment.nodes:
+        if node.name in run.nodes and node.name not in shared:
+            if arena.stopped.is_set():
+                raise StageFailed("interrupted; the same command resumes it", exit_code=EXIT_INTERRUPTED)
+            inputs = {name: made[source] for name, source in node.inputs.items()}
+            key = session.run.experiment.identities[node.name].key
+            made[node.name] = arena.stages.make(key, partial(make_stage, session, node, inputs))
+    return made
 
 
 def _arm(arena: Arena, name: str) -> Arm:

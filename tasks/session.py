@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -46,10 +47,24 @@ explain_in_one_line()
 class Session:
     """A run of the experiment, its display and its artifacts."""
 
-    def __init__(self, run: ExperimentRun, display: StageObserver, publisher: Publisher) -> None:
+    def __init__(
+        self,
+        run: ExperimentRun,
+        display: StageObserver,
+        publisher: Publisher,
+        stop: Callable[[], None] = lambda: None,
+    ) -> None:
         self.run = run
         self.display = display
         self.publisher = publisher
+        self.stop = stop
+        """Ends stages that run in other threads than the main one."""
+
+    @property
+    def page(self) -> Path | None:
+        """The page that a person opens after the run; None where no stage makes one."""
+        pages = [page for node in self.run.experiment.nodes for page in node.kind.pages[:1]]
+        return self.run.directory / pages[-1] if pages else None
 
 
 @contextmanager
@@ -59,13 +74,14 @@ def open_session(
     """Everything open for the stages of `config`; the run's record says how it ended."""
     experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
     names = [node.name for node in experiment.nodes]
+    stopped = threading.Event()
     with (
         heeding_the_server() as flow_run,
-        start_run(experiment) as run,
+        start_run(experiment, stopped.is_set) as run,
         publishing(flow_run, tags_of(config)) as publisher,
         stage_display(names) as display,
     ):
-        yield Session(run, display, publisher)
+        yield Session(run, display, publisher, stopped.set)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.config.load import chain_stages, load_experiment, read_overridden
 from luffy.config.objective import ObjectiveConfig, RefillGroups
 from luffy.config.shipped import experiment_file
+from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.config.strict import StrictModel
 from luffy.config.training import RLConfig
 from luffy.config.validation_errors import explain
@@ -124,15 +125,17 @@ class ArmRun:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The stages that the comparison needs of it, in order: no report, and no evaluation on the way."""
-        trained = [stage for stage in ("difficulty", "sft", "rl") if stage in self.config.stages]
-        if self.config.measured_policy == "sft":
-            trained = ["sft", "difficulty", "rl"]
+        trained = [
+            stage
+            for stage in self.config.stages
+            if stage not in SHARED_NODES and {"policy", "prompts"} & {*STAGE_KINDS[stage].provides}
+        ]
         return (*SHARED_NODES, *trained, f"evaluate_{self.last}")
 
     @property
     def last(self) -> str:
         """The stage whose policy is the arm's result."""
-        return "rl" if "rl" in self.config.stages else "sft"
+        return [stage for stage in self.config.stages if "policy" in STAGE_KINDS[stage].provides][-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,9 @@ class ExecutionConfig(StrictModel):
     """Wait before that."""
     time_limits_s: dict[StageName, PositiveFloat] = Field(default_factory=dict)
     """Longest time of a stage in one run, by its name; then all of it is ended, and the next run resumes it."""
+    parallel_stages: PositiveInt | None = None
+    """Most stages of a run at the same time (an evaluation beside training, say); None: as many as this machine has
+    GPUs for, and without GPUs as it has cores for."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

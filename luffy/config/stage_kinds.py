@@ -30,8 +30,16 @@ from luffy.config.training import RLConfig, SFTConfig
 
 Role = Literal["data", "prompts", "policy", "evaluation"]
 """What a stage makes for others: suites and tokenizer; training prompts; a model; graded responses."""
-View = Literal[
-    "accuracies", "accuracy_curves", "card", "curves", "evaluated_samples", "metrics", "report_page", "rollout_samples"
+ViewName = Literal[
+    "accuracies",
+    "accuracy_curves",
+    "data_card",
+    "difficulty_card",
+    "evaluated_samples",
+    "metrics",
+    "report_page",
+    "rollout_samples",
+    "training_curves",
 ]
 """What the Prefect UI can show of a stage (`tasks/artifacts.py`)."""
 Trained = TypeVar("Trained", SFTConfig, RLConfig)
@@ -60,7 +68,7 @@ class StageKind:
     """Sections of the experiment that it cannot do without."""
     gpus: Callable[[ExperimentConfig], int] = lambda config: 0
     """GPUs of this machine that it can use."""
-    views: tuple[View, ...] = ()
+    views: tuple[ViewName, ...] = ()
     pages: tuple[str, ...] = ()
     """Outputs that a run links into its own directory, for a person to open."""
 
@@ -155,7 +163,7 @@ _KINDS = (
         PrepareDataSettings,
         _prepare_data,
         provides=("data", "prompts"),
-        views=("card",),
+        views=("data_card",),
     ),
     StageKind(
         "base",
@@ -165,7 +173,7 @@ _KINDS = (
         inputs={"data": "data"},
         provides=("policy",),
         gpus=lambda config: 1 if config.model.architecture is not None else 0,  # a folder is only copied
-        views=("metrics", "curves"),
+        views=("metrics", "training_curves"),
     ),
     StageKind(
         "difficulty",
@@ -176,7 +184,7 @@ _KINDS = (
         provides=("prompts",),
         sections=("difficulty",),
         gpus=lambda config: _gpus_of_generation(config.measured_difficulty, config),
-        views=("card",),
+        views=("difficulty_card",),
     ),
     StageKind(
         "sft",
@@ -187,7 +195,7 @@ _KINDS = (
         provides=("policy",),
         sections=("sft", "data.train"),
         gpus=lambda config: 1,
-        views=("metrics", "curves"),
+        views=("metrics", "training_curves"),
     ),
     StageKind(
         "rl",
@@ -198,7 +206,7 @@ _KINDS = (
         provides=("policy",),
         sections=("rl", "objective", "data.train"),
         gpus=_gpus_of_rl,
-        views=("metrics", "curves", "rollout_samples"),
+        views=("metrics", "training_curves", "rollout_samples"),
     ),
     StageKind(
         "evaluate",

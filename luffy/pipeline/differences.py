@@ -1,4 +1,4 @@
-"""Why a stage has no finished result: the difference to the result that is most like it."""
+"""Why a stage has no finished result: how it differs from the most similar result of the same experiment."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -9,15 +9,16 @@ _SHOWN = 3
 _HASH_DIGITS = 8
 
 
-def why_not_reused(siblings: Iterable[Path], node: str, identity: Identity) -> str:
-    """One line: "first run", or what differs from the result of `node` among `siblings` that is most like it.
+def why_not_reused(siblings: Iterable[Path], experiment: str, node: str, identity: Identity) -> str:
+    """One line: "first run", or what differs from the most similar result of `node` among `siblings`.
 
-    Of several that are equally near, the newest speaks.
+    Only results that `experiment` has made count: another one's settings explain nothing. Among equally similar ones
+    the newest is taken.
     """
     candidates = []
     for directory in siblings:
         record = read_identity(directory)
-        if record is not None and record.node == node and record.key != identity.key:
+        if record is not None and (record.experiment, record.node) == (experiment, node) and record.key != identity.key:
             found = list(differences(record.identity, identity))
             age = -(directory / IDENTITY_FILE).stat().st_mtime_ns
             candidates.append((len(found), age, record.key, found))

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -77,18 +78,19 @@ class Experiment:
 
     def plan(self) -> tuple[StagePlan, ...]:
         """What a run would do now; starts and writes nothing."""
-        return plan_graph(self.workspace, self.nodes, self.identities, verify=self.verify)
+        return plan_graph(self.workspace, self.config.name, self.nodes, self.identities, verify=self.verify)
 
     def plan_node(self, name: str) -> StagePlan:
         """The decision for one stage whose inputs are finished."""
         node = next(node for node in self.nodes if node.name == name)
-        return plan_stage(self.workspace, node, self.identities, verify=self.verify)
+        return plan_stage(self.workspace, self.config.name, node, self.identities, verify=self.verify)
 
     def job(self, plan: StagePlan) -> StageJob:
         """The order for the stage program."""
         return StageJob(
             node=plan.node.name,
             stage=plan.node.stage,
+            experiment=self.config.name,
             key=plan.identity.key,
             settings=plan.node.settings,
             inputs={name: str(directory) for name, directory in plan.inputs.items()},
@@ -126,7 +128,7 @@ def open_experiment(
 
 
 class ExperimentRun:
-    """A started run; every stage that is done is entered into its `run.json`."""
+    """A started run; every stage that is done is entered into its `run.json`. Stages may be made by several threads."""
 
     def __init__(
         self,
@@ -140,6 +142,7 @@ class ExperimentRun:
         self._command = command
         self._stopped = stopped
         self._stages: dict[str, dict[str, str]] = {}
+        self._recording = threading.Lock()
         self._started = _now()
 
     def execute(self, name: str, observer: StageObserver, turn: Turn = no_turn) -> Manifest:
@@ -163,7 +166,8 @@ class ExperimentRun:
 
     def close(self, state: RunState) -> None:
         """Write how the run ended."""
-        write_run(self.directory, self._record(state))
+        with self._recording:
+            write_run(self.directory, self._record(state))
 
     def _start(self, plan: StagePlan, observer: StageObserver, turn: Turn) -> None:
         check_space(plan, self.experiment.config.execution.checkpoint)
@@ -208,16 +212,18 @@ class ExperimentRun:
                 pause(self._stopped, execution.retry_delay_s)
 
     def _enter(self, plan: StagePlan) -> None:
-        self._stages[plan.node.name] = {
-            "key": plan.identity.key,
-            "directory": str(plan.directory),
-            "action": plan.headline,
-            "reason": plan.reason,
-        }
         link(plan.directory, self.directory / "stages" / plan.node.name)
-        write_run(self.directory, self._record("running"))
+        with self._recording:
+            self._stages[plan.node.name] = {
+                "key": plan.identity.key,
+                "directory": str(plan.directory),
+                "action": plan.headline,
+                "reason": plan.reason,
+            }
+            write_run(self.directory, self._record("running"))
 
     def _record(self, state: RunState) -> dict[str, object]:
+        nodes = self.experiment.nodes
         return {
             "experiment": self.experiment.config.name,
             "state": state,
@@ -225,7 +231,7 @@ class ExperimentRun:
             "host": socket.gethostname(),
             "started": self._started,
             "updated": _now(),
-            "stages": self._stages,
+            "stages": {node.name: self._stages[node.name] for node in nodes if node.name in self._stages},
             "config": self.experiment.config.model_dump(mode="json"),
         }
 

@@ -106,6 +106,8 @@ class IdentityRecord:
     identity: Identity
     consumed: dict[str, str]
     """Input name to the digest of what the attempt started from."""
+    experiment: str = ""
+    """Name of the experiment that made the attempt; empty where it is not known."""
 
 
 def write_identity(directory: Path, record: IdentityRecord) -> None:
@@ -118,7 +120,8 @@ def read_identity(directory: Path) -> IdentityRecord | None:
     """The record in `directory`; None where there is none that can be read."""
     try:
         fields = json.loads((directory / IDENTITY_FILE).read_text(encoding="utf-8"))
-        return IdentityRecord(fields["key"], fields["node"], Identity(**fields["identity"]), dict(fields["consumed"]))
+        identity, consumed = Identity(**fields["identity"]), dict(fields["consumed"])
+        return IdentityRecord(fields["key"], fields["node"], identity, consumed, fields.get("experiment", ""))
     except (OSError, ValueError, KeyError, TypeError):
         return None  # written by another version, or damaged: it explains nothing
 

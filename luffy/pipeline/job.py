@@ -25,6 +25,8 @@ class StageJob(StrictModel):
     """Name in the chain, unique there (`evaluate_sft`)."""
     stage: StageName
     """The program."""
+    experiment: str = ""
+    """Name of the experiment that it is made for."""
     key: str
     settings: SerializeAsAny[StageSettings]
     inputs: dict[str, str]

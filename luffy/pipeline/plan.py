@@ -44,12 +44,18 @@ class StagePlan:
 
 
 def plan_graph(
-    workspace: Workspace, nodes: Sequence[StageNode], identities: Mapping[str, Identity], *, verify: bool = False
+    workspace: Workspace,
+    experiment: str,
+    nodes: Sequence[StageNode],
+    identities: Mapping[str, Identity],
+    *,
+    verify: bool = False,
 ) -> tuple[StagePlan, ...]:
-    """The decision for every stage, in the order of `nodes`."""
+    """The decision for every stage of `experiment`, in the order of `nodes`."""
     plans: dict[str, StagePlan] = {}
     for node in nodes:
-        plans[node.name] = plan_stage(workspace, node, identities, unfinished(plans.values()), verify=verify)
+        pending = unfinished(plans.values())
+        plans[node.name] = plan_stage(workspace, experiment, node, identities, pending, verify=verify)
     return tuple(plans.values())
 
 
@@ -60,6 +66,7 @@ def unfinished(plans: Iterable[StagePlan]) -> frozenset[str]:
 
 def plan_stage(
     workspace: Workspace,
+    experiment: str,
     node: StageNode,
     identities: Mapping[str, Identity],
     pending: frozenset[str] = frozenset(),
@@ -82,7 +89,8 @@ def plan_stage(
 
     if condition.reusable:
         return decide("depends", f"waits for {', '.join(awaited)}") if awaited else decide("reuse")
-    reason = _with_holder(directory, condition.reason or _why_not_finished(workspace, node, identity, directory))
+    reason = condition.reason or _why_not_finished(workspace, experiment, node, identity, directory)
+    reason = _with_holder(directory, reason)
     if condition.step:
         return decide("resume", reason, condition.step)
     shorter = _shorter_run(workspace, identity, consumed_digests(known))
@@ -92,10 +100,12 @@ def plan_stage(
     return decide("run", reason)
 
 
-def _why_not_finished(workspace: Workspace, node: StageNode, identity: Identity, directory: Path) -> str:
+def _why_not_finished(
+    workspace: Workspace, experiment: str, node: StageNode, identity: Identity, directory: Path
+) -> str:
     if read_identity(directory) is not None:
         return "interrupted" if newest_checkpoint(directory) else "interrupted before its first checkpoint"
-    return why_not_reused(workspace.siblings(node.stage), node.name, identity)
+    return why_not_reused(workspace.siblings(node.stage), experiment, node.name, identity)
 
 
 def _with_holder(directory: Path, reason: str) -> str:

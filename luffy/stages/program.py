@@ -142,7 +142,7 @@ def _run_locked(
         events.finished("reused")
         return
     clear(out, condition)
-    write_identity(out, IdentityRecord(job.key, job.node, job.identity, consumed))
+    write_identity(out, IdentityRecord(job.key, job.node, job.identity, consumed, job.experiment))
     events.started(f"from step {condition.step}" if condition.step else "")
     started, edited = _now(), _edited_modules(job)
     if edited:

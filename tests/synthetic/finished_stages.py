@@ -8,10 +8,11 @@ from luffy.pipeline.manifest import Manifest, collect_outputs, consumed_digests,
 from luffy.pipeline.plan import StagePlan
 
 
-def begin(plan: StagePlan, steps: int = 0) -> None:
+def begin(plan: StagePlan, steps: int = 0, experiment: str = "smoke") -> None:
     """What a stage leaves behind when it is killed after `steps`."""
     plan.directory.mkdir(parents=True, exist_ok=True)
-    record = IdentityRecord(plan.identity.key, plan.node.name, plan.identity, consumed_digests(plan.inputs))
+    consumed = consumed_digests(plan.inputs)
+    record = IdentityRecord(plan.identity.key, plan.node.name, plan.identity, consumed, experiment)
     write_identity(plan.directory, record)
     if steps:
         checkpoint = plan.directory / "checkpoints" / f"step_{steps:06d}"
@@ -24,7 +25,7 @@ def finish(
 ) -> StagePlan:
     """Do the work of stage `name`: outputs `model/weights` and `metrics.jsonl`."""
     plan = experiment.plan_node(name)
-    begin(plan, steps)
+    begin(plan, steps, experiment.config.name)
     (plan.directory / "model").mkdir(exist_ok=True)
     (plan.directory / "model" / "weights").write_text(content)
     (plan.directory / "metrics.jsonl").write_text(metrics)

@@ -72,9 +72,11 @@ def public_without_docstring(path: Path) -> Iterator[str]:
     if not ast.get_docstring(tree) and tree.body:
         yield f"{path.relative_to(ROOT)}: module"
     for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-            if not ast.get_docstring(node) and not (isinstance(node, ast.FunctionDef) and len(node.body) == 1):
-                yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or node.name.startswith("_"):
+            continue
+        one_line = not isinstance(node, ast.ClassDef) and len(node.body) == 1
+        if not ast.get_docstring(node) and not one_line:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
 
 
 def test_public_functions_and_classes_have_docstrings() -> None:

@@ -20,6 +20,11 @@ def smoke() -> ExperimentConfig:
 
 
 @pytest.fixture
+def smoke_path() -> Path:
+    return SMOKE
+
+
+@pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path / "workspace")
 

@@ -14,11 +14,6 @@ def graph(smoke_path, chain):
     return build_graph(load_experiment(smoke_path, [f"chain={chain}", "method=luffy"]))
 
 
-@pytest.fixture
-def smoke_path(request):
-    return request.config.rootpath / "exp_configs" / "smoke.yaml"
-
-
 @pytest.mark.parametrize("chain", CHAINS)
 def test_nodes_of_each_chain(smoke_path, chain):
     assert [node.name for node in graph(smoke_path, chain)] == CHAINS[chain]

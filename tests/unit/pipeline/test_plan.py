@@ -44,6 +44,13 @@ def test_the_nearest_result_explains_and_of_equals_the_newest(opened, finish_all
     assert reasons(opened("sft.optimizer.lr=2e-3"))["sft"].startswith("sft.epochs 9 -> 2 (against ")
 
 
+def test_the_results_of_another_experiment_explain_nothing(opened, finish_all):
+    finish_all(opened())
+    found = reasons(opened("name=other", "sft.optimizer.lr=2e-3"))
+    assert {found["sft"], found["rl"]} == {"first run"}
+    assert decisions(opened("name=other", "sft.optimizer.lr=2e-3"))["base"] == "reused"
+
+
 def test_changed_code_is_named(opened, finish_all):
     finish_all(opened(code={"luffy.data.filters": "1", "luffy.types": "1"}))
     found = reasons(opened(code={"luffy.data.filters": "2", "luffy.types": "1"}))

@@ -5,6 +5,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +30,7 @@ def chain(tmp_path_factory):
 def plan(chain, name, **inputs):
     _, directories = chain
     stage = name.partition("_")[0] if name.startswith("evaluate_") else name
-    directory = directories.get("data" if name == "prepare_data" else name)
+    directory = directories.get("data" if name == "prepare_data" else name, Path("not-there"))
     return SimpleNamespace(directory=directory, inputs=inputs, node=SimpleNamespace(name=name, stage=stage))
 
 

@@ -1,0 +1,82 @@
+"""A stage of one's own takes two edits, its program and its entry in the registry: here in a copy of the project."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+PROGRAM = """\
+from luffy.data.parquet import read_prompts
+from luffy.files import write_atomic
+from luffy.stages.program import StageResult, main
+
+
+def run(settings, context):
+    count = sum(1 for _ in read_prompts(context.inputs["data"] / "train.parquet"))
+    write_atomic(context.out / "census.txt", f"{settings.unit}: {count}")
+    return StageResult(("census.txt",), {"prompts": float(count)})
+
+
+if __name__ == "__main__":
+    main("census", run)
+"""
+ENTRY = """\
+class CensusSettings(StageSettings):
+    unit: str
+
+
+_KINDS = (
+    *_KINDS,
+    StageKind(
+        "census",
+        "How many training prompts there are",
+        CensusSettings,
+        lambda config: CensusSettings(unit=f"prompts of {config.name}"),
+        inputs={"data": "prompts"},
+        pages=("census.txt",),
+    ),
+)
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """The project with a stage `census`."""
+    for name in ("luffy", "flows", "tasks", "exp_configs", "data"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
+    (tmp_path / "luffy/stages/census.py").write_text(PROGRAM)
+    registry = tmp_path / "luffy/config/stage_kinds.py"
+    before, after = registry.read_text().split("STAGE_KINDS: Mapping")
+    registry.write_text(f"{before}{ENTRY}STAGE_KINDS: Mapping{after}")
+    return tmp_path
+
+
+def flow(project, *arguments):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= {"PYTHONPATH": str(project), "LUFFY_WORKSPACE": str(project / "workspace")}
+    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *arguments]
+    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=500)
+
+
+def test_a_chain_with_a_stage_of_ones_own_runs_and_is_reused(project):
+    chain = "stages=[prepare_data, base, census]"
+    first = flow(project, chain)
+    assert first.returncode == 0, first.stderr
+    assert (project / "workspace/runs/smoke-1/census.txt").read_text().startswith("prompts of smoke: ")
+    (manifest,) = (project / "workspace/stages/census").glob("*/manifest.json")
+    assert json.loads(manifest.read_text())["upstream"].keys() == {"data"}
+    again = flow(project, chain)
+    assert "census: reused" in again.stdout
+    assert "first run" in flow(project, chain, "name=other", "seed=5", "--dry-run").stdout
+
+
+def test_a_stage_that_is_not_registered_is_refused_with_those_that_are(project):
+    refused = flow(project, "stages=[prepare_data, base, cencus]")
+    assert refused.returncode == 2
+    assert "'sweep' or 'census', found 'cencus'" in refused.stderr
