@@ -14,8 +14,8 @@ import httpx
 import psutil
 import pytest
 
-from luffy.cli.launch import call_flow
 from luffy.errors import LuffyError
+from luffy.flows.launch import call_flow
 from luffy.flows.prefect_session import answers, configured_api, free_port, prefect_api
 
 START = """

@@ -22,7 +22,7 @@ PREFECT_SIDE = {"tasks", "flows"}
 """Folders of the checkout that the package holds as links."""
 MODULES = sorted(path for path in (ROOT / "luffy").rglob("*.py") if not PREFECT_SIDE & {*path.parts})
 FLOW_MODULES = sorted(path for folder in PREFECT_SIDE for path in (ROOT / folder).glob("*.py"))
-STARTERS = {"luffy/cli/launch.py", "luffy/cli/commands/serve.py"}
+STARTERS = {"luffy/cli/start.py", "luffy/cli/commands/compare.py", "luffy/cli/commands/serve.py"}
 """Modules of the package that may import flows."""
 
 

@@ -6,8 +6,8 @@ from pydantic import JsonValue
 from typer import BadParameter, Option
 from yaml import YAMLError
 
-from luffy.cli.launch import StartOptions, start_experiment
 from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
+from luffy.cli.start import StartOptions, start_experiment
 from luffy.config import load_experiment
 from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.config.yaml_source import parse_scalar

@@ -1,7 +1,7 @@
 """`luffy prepare CONFIG`: the data of an experiment alone."""
 
-from luffy.cli.launch import StartOptions, start_experiment
 from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
+from luffy.cli.start import StartOptions, start_experiment
 from luffy.config import load_experiment
 from luffy.config.derived import data_alone
 from luffy.pipeline.workspace import find_workspace

@@ -1,7 +1,7 @@
 """`luffy run CONFIG`: an experiment from its data to its report."""
 
-from luffy.cli.launch import StartOptions, start_experiment
 from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
+from luffy.cli.start import StartOptions, start_experiment
 from luffy.config import load_experiment
 from luffy.config.comparison import is_comparison
 from luffy.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Starts a flow from the command line.
+"""Runs a flow from the command line.
 
 Prefect reads its environment when it is imported. This is the one place that sees to the order: it sets the environment
 and starts an API where none answers, and only then imports the flow, which imports Prefect.
@@ -9,13 +9,9 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
 from types import FrameType
 
 from luffy.cli.console import show_error
-from luffy.cli.planning import check, plans_of, show_plan
-from luffy.config import ExperimentConfig
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError
 from luffy.flows.prefect_session import ApiServer, prefect_api, set_environment
 from luffy.pipeline.plan import StagePlan
@@ -25,34 +21,6 @@ from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 _MIN_WARM_STAGES = 2
 _EMBEDDED_RETRIES = 2
 """Retries of a request to the embedded server, after 2 s and 4 s."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartOptions:
-    """Options of every command that starts a flow."""
-
-    workspace: Workspace
-    dry_run: bool
-    verify: bool
-    debug: bool
-
-
-def start_experiment(
-    flow: str,
-    config: ExperimentConfig,
-    parameters: Mapping[str, object],
-    options: StartOptions,
-    *,
-    sweep_steps: tuple[int, ...] = (),
-) -> int:
-    """Check `config` and run `flow`, whose `parameters` say the same; or show its plan. Returns the exit code."""
-    workspace, verify = options.workspace, options.verify
-    if options.dry_run:
-        show_plan(config, workspace, verify=verify, sweep_steps=sweep_steps)
-        return EXIT_OK
-    check(config, workspace, sweep_steps=sweep_steps)
-    plans = partial(plans_of, config, workspace, verify=verify, sweep_steps=sweep_steps)
-    return launch(flow, {**parameters, "verify": verify}, workspace, plans, debug=options.debug)
 
 
 def launch(

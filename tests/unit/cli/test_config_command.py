@@ -1,0 +1,96 @@
+"""`luffy config`, the fields that it lists, and what the shell completes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from luffy.cli.main import main
+from luffy.cli.options import complete_config, complete_override
+from luffy.config import ExperimentConfig, load_experiment
+from luffy.config.fields import all_fields
+from luffy.config.yaml_source import read_yaml
+
+EXPERIMENTS = sorted(set(Path("exp_configs").glob("*.yaml")) - set(Path("exp_configs").glob("c*")))
+
+
+@pytest.fixture(autouse=True)
+def surroundings(request, monkeypatch):
+    monkeypatch.chdir(request.config.rootpath)
+
+
+def line_of(text, key):
+    (found,) = re.findall(rf"^ *(?:- )?{key}: .*$", text, re.MULTILINE)
+    return " ".join(found.split())
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_what_it_prints_is_a_file_of_the_same_experiment(capsys, tmp_path, path):
+    assert main(["config", str(path)]) == 0
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(capsys.readouterr().out)
+    assert load_experiment(printed) == load_experiment(path)
+
+
+def test_each_value_says_where_it_comes_from(capsys):
+    assert main(["config", "smoke", "seed=3", "objective.terms.off_policy.loss.shaping.gamma=0.3"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^seed: 3 +# command line$", out, re.MULTILINE)
+    assert line_of(out, "gamma") == "gamma: 0.3 # command line"
+    assert line_of(out, "prompts_per_update") == "prompts_per_update: 2 # exp_configs/smoke.yaml:34"
+    assert re.search(r"^ +select: off_policy +# preset methods/luffy.yaml:\d+$", out, re.MULTILINE)
+    assert line_of(out, "confidence") == "confidence: 0.95 # default"
+
+
+def test_what_was_given_alone_is_the_same_experiment_too(capsys, tmp_path):
+    assert main(["config", "smoke", "--given"]) == 0
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(capsys.readouterr().out)
+    assert "# default" not in printed.read_text()
+    assert load_experiment(printed) == load_experiment("smoke")
+
+
+def test_fields_are_listed_with_type_default_and_meaning(capsys):
+    assert main(["config", "rl.optimizer", "--fields"]) == 0
+    out = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert any(line.startswith("rl.optimizer.lr number") for line in out)
+    assert not any(line.startswith("rl.steps") for line in out)
+    assert main(["config", "rl.stepz", "--fields"]) == 2
+
+
+def test_every_field_of_every_shipped_experiment_is_listed():
+    listed = {field.path for field in all_fields()}
+    assert {field.split(".")[0] for field in listed} == set(ExperimentConfig.model_fields)
+    values, _ = read_yaml(Path("exp_configs/luffy_qwen2.5_math_7b.yaml"))
+    for section in ("rl", "execution", "evaluation"):
+        assert {f"{section}.{key}" for key in values[section]} <= listed
+    assert "objective.terms.NAME.loss.shaping.gamma" in listed
+
+
+def test_defaults_are_those_of_the_configuration_classes():
+    (temperature,) = all_fields("rl.temperature")
+    assert json.loads(temperature.default) == 1.0
+    (steps,) = all_fields("rl.steps")
+    assert steps.default is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("rl.ste", ["rl.steps="]),
+        ("rl.opt", ["rl.optimizer."]),
+        ("objective.terms.entropy.coef", ["objective.terms.entropy.coefficient="]),
+        ("cluster=", ["cluster=local", "cluster=ray"]),
+        ("chain=sft_then_l", ["chain=sft_then_luffy"]),
+        ("nothing.", []),
+    ],
+)
+def test_keys_and_values_are_completed(typed, expected):
+    assert complete_override(typed) == expected
+
+
+def test_experiments_are_completed_by_name_and_by_path():
+    assert complete_config("arith") == ["arithmetic"]
+    assert complete_config("exp_configs/arith") == ["exp_configs/arithmetic.yaml"]
+    assert "exp_configs/" in complete_config("exp")
