@@ -4,7 +4,6 @@ Run: make docs-pictures           (after `make pipeline`; needs Chromium: `apt-g
 """
 
 import argparse
-import json
 import shutil
 import signal
 import socket
@@ -12,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
+
+import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs/images"
@@ -63,15 +62,11 @@ def newest_flow_run(api: str, experiment: str) -> str:
         "limit": 1,
         "flow_runs": {"tags": {"all_": [f"experiment:{experiment}"]}, "state": {"type": {"any_": ["COMPLETED"]}}},
     }
-    request = urllib.request.Request(
-        f"{api}/flow_runs/filter", json.dumps(query).encode(), {"Content-Type": "application/json"}
-    )
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                found = json.load(answer)
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            found = httpx.post(f"{api}/flow_runs/filter", json=query, timeout=10.0).raise_for_status().json()
+        except httpx.HTTPError:
             time.sleep(1)
             continue
         if not found:
