@@ -23,8 +23,8 @@ _LOOK_S = 1.0
 _CONNECT_S = 2.0
 _HEAD_GRACE_S = 10.0
 """Longest absence of Ray's head. Ray itself ends this process without a word when it has missed it for 60 s."""
-_BLAME_S = 10.0
-"""How soon Ray hears of a death: whoever was connected with the dead process fails, too, and may fail before."""
+_FIND_CAUSE_S = 60.0
+"""Longest wait for Ray to notice a death after another process, which was connected with the dead one, has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Supervisor:
 
     def _blame(self, others: Mapping[Any, Member]) -> None:
         """Raise MemberDied when one of the others is found dead."""
-        waiting, deadline = list(others), time.monotonic() + _BLAME_S
+        waiting, deadline = list(others), time.monotonic() + _FIND_CAUSE_S
         while waiting and (left := deadline - time.monotonic()) > 0:
             done, waiting = ray.wait(waiting, timeout=left)
             for reference in done:

@@ -1,6 +1,7 @@
 """Engines, ranks and Ray itself killed (`kill -9`), on a cluster that was there before and must be there afterwards.
 
-One cluster, ZeRO 2 and tied embeddings, for the tests that go on behind a fault; its last test ends it.
+The tests share a cluster (ZeRO 2, tied embeddings) as long as all of its processes live; after a fault that ends a run,
+or a test that failed, the next test starts another. Every fault is placed by a gate (`synthetic.gated_actors`).
 """
 
 import os
@@ -8,18 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
 import ray
+from patience import PATIENCE_S, wait_until
+from ray.exceptions import RayError
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, params, spec_of
+from synthetic.gated_actors import Gate, GatedEngineActor, GatedRankActor
 
+from luffy.cluster import ray_cluster
 from luffy.cluster.ray_cluster import RayCluster
 from luffy.cluster.supervision import Member, MemberDied
 from luffy.errors import ConfigError
@@ -27,20 +32,15 @@ from luffy.rollout.engine import RolloutRequest
 from luffy.training.trainer import TrainerSpec
 
 pytestmark = pytest.mark.slow
+TESTS = Path(__file__).parents[1]
 MAX_GAP = 1e-4
 NUM_CPUS = 4
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.1)
+Result = TypeVar("Result")
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a cluster that somebody else has started on this machine."""
+    """Address of a cluster that somebody else has started on this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -49,19 +49,20 @@ def address() -> Iterator[str]:
     head = subprocess.Popen(
         [*command, *layout],
         # Both sides want a token or none; a Ray that this process has started before has settled it.
-        env={"RAY_AUTH_MODE": "disabled", **os.environ},
+        # Its workers import the gated actors.
+        env={"RAY_AUTH_MODE": "disabled", **os.environ, "PYTHONPATH": str(TESTS)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     processes: list[psutil.Process] = []
     try:
-        wait_until(lambda: listens(port), timeout_s=60)
+        wait_until(lambda: listens(port), "Ray's head")
         yield f"127.0.0.1:{port}"
         assert head.poll() is None
     finally:
         processes = psutil.Process(head.pid).children(recursive=True)
         head.terminate()
-        head.wait(timeout=30)
+        head.wait(timeout=PATIENCE_S)
         for process in psutil.wait_procs(processes, timeout=10)[1]:
             process.kill()
 
@@ -71,14 +72,11 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def free_cpus(address: str) -> float:
-    """Of the cluster, as somebody else sees it."""
+def assert_all_cpus_become_free(address: str) -> None:
+    """All of the cluster's CPUs are free again, as somebody else sees it."""
     ray.init(address=address, log_to_driver=False)
     try:
-        deadline = time.monotonic() + 20
-        while ray.available_resources().get("CPU", 0) < NUM_CPUS and time.monotonic() < deadline:
-            time.sleep(0.2)
-        return ray.available_resources().get("CPU", 0)
+        wait_until(lambda: ray.available_resources().get("CPU", 0) == NUM_CPUS, "the return of all CPUs")
     finally:
         ray.shutdown()
 
@@ -90,11 +88,11 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, answers
         if answers:
             server.listen()
         spec = spec_of(tmp_path, model_of(tied=True), 0, address=f"127.0.0.1:{server.getsockname()[1]}")
-        began = time.monotonic()
-        with pytest.raises(ConfigError, match=r"^execution\.ray\.address: ") as caught, RayCluster(spec):
+        # Ray itself, which tries for a minute, is not asked: its error would read "Ray cannot join".
+        refusal = r"^execution\.ray\.address: no Ray cluster answers"
+        with pytest.raises(ConfigError, match=refusal) as caught, RayCluster(spec):
             pass
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - began < 10
 
 
 def test_a_start_that_fails_half_way_gives_everything_back(address: str, tmp_path: Path) -> None:
@@ -103,90 +101,170 @@ def test_a_start_that_fails_half_way_gives_everything_back(address: str, tmp_pat
     with pytest.raises(ConfigError, match="vLLM has no attention of 16 dimensions"), RayCluster(spec):
         pass
     assert not ray.is_initialized()
-    assert free_cpus(address) == NUM_CPUS
+    assert_all_cpus_become_free(address)
 
 
 @dataclass
 class Running:
     cluster: RayCluster
     spec: TrainerSpec
-    address: str
+    version: int = 0
+    """Of the weights that were published last."""
 
-    def kill(self, member: Member, frozen: bool = False) -> int:
-        """Kill its process now; `frozen`: first stop it, so that whatever is asked of it next finds it silent."""
-        pid: int = ray.get(member.handle.pid.remote(), timeout=60)
-        os.kill(pid, signal.SIGSTOP if frozen else signal.SIGKILL)
-        return pid
+    @property
+    def members(self) -> list[Member]:
+        return [*self.cluster._engines.members, *self.cluster._ranks]
+
+    @property
+    def engine_member(self) -> Member:
+        (member,) = self.cluster._engines.members
+        return member
+
+    def is_alive(self) -> bool:
+        try:
+            ray.get([member.handle.pid.remote() for member in self.members], timeout=PATIENCE_S)
+        except RayError:
+            return False
+        return True
+
+    def learn(self) -> int:
+        """Take a step that is not published yet; returns its version."""
+        self.cluster.trainer.learn(groups_of(self.version + 1), self.version + 1)
+        return self.version + 1
+
+    def publish(self, version: int) -> None:
+        self.cluster.publish(version)
+        self.version = version
+
+    def kill_at(self, member: Member, place: str, work: Callable[[], Result]) -> Result:
+        """What `work` returns or raises; the member is killed when it comes to the gate `place` in it."""
+        pid, gate = pid_of(member), Gate(member.log, place)
+        gate.close()
+        with ThreadPoolExecutor(1) as threads:
+            working = threads.submit(work)
+            try:
+                wait_until(lambda: gate.is_reached() or working.done(), f"{member.name} at its gate {place!r}")
+                assert gate.is_reached() and not working.done()
+            finally:
+                gate.open()
+                os.kill(pid, signal.SIGKILL)
+            return working.result(timeout=PATIENCE_S)
 
     def largest_gap(self) -> float:
         """Between the engine's present log-probabilities and those of the trainer's weights."""
+        return largest_gap(self.export(), REQUESTS, self.cluster.engine.generate(REQUESTS, params()))
+
+    def export(self) -> Path:
         folder = self.spec.out / "now"
         self.cluster.trainer.export(folder)
-        return largest_gap(folder, REQUESTS, self.cluster.engine.generate(REQUESTS, params()))
+        return folder
+
+
+def pid_of(member: Member) -> int:
+    pid: int = ray.get(member.handle.pid.remote(), timeout=PATIENCE_S)
+    return pid
+
+
+def kill(member: Member) -> None:
+    """Kill its process and wait for its end."""
+    process = psutil.Process(pid_of(member))
+    process.kill()
+    wait_until(
+        lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, f"the end of {member.name}"
+    )
+
+
+class SharedCluster:
+    """One cluster for all tests that leave it whole."""
+
+    def __init__(self, address: str, folders: pytest.TempPathFactory) -> None:
+        self._address = address
+        self._folders = folders
+        self._stack = ExitStack()
+        self._running: Running | None = None
+
+    def get(self) -> Running:
+        if self._running is None or not self._running.is_alive():
+            self.close()
+            self._running = self._start()
+        return self._running
+
+    def close(self) -> None:
+        self._running = None
+        self._stack.close()
+
+    def _start(self) -> Running:
+        folder = self._folders.mktemp("ray")
+        spec = spec_of(folder, model_of(tied=True), zero_stage=2, trainer_ranks=2, engines=1, address=self._address)
+        return Running(self._stack.enter_context(RayCluster(spec)), spec)
 
 
 @pytest.fixture(scope="module")
-def running(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("ray")
-    spec = spec_of(folder, model_of(tied=True), zero_stage=2, trainer_ranks=2, engines=1, address=address)
-    with RayCluster(spec) as cluster:
-        yield Running(cluster, spec, address)
-    assert free_cpus(address) == NUM_CPUS
+def shared(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_cluster, "EngineActor", GatedEngineActor)
+        patch.setattr(ray_cluster, "RankActor", GatedRankActor)
+        shared = SharedCluster(address, tmp_path_factory)
+        yield shared
+        shared.close()
+    assert_all_cpus_become_free(address)
+
+
+@pytest.fixture
+def running(shared: SharedCluster) -> Running:
+    return shared.get()
 
 
 def test_logprobs_agree_before_and_after_a_publish(running: Running) -> None:
     assert running.largest_gap() < MAX_GAP
-    running.cluster.trainer.learn(groups_of(1), 1)
-    running.cluster.publish(1)
+    running.publish(running.learn())
     assert running.largest_gap() < MAX_GAP
 
 
 def test_an_engine_killed_in_mid_generate_is_replaced_and_every_request_is_answered_once(running: Running) -> None:
-    engine = running.cluster.engine
-    (victim,) = engine.members
-    pid: int = ray.get(victim.handle.pid.remote())
+    engine, restarts = running.cluster._engines, running.cluster._engines.num_restarts
     requests = [RolloutRequest((1 + i % 20, 2), seed=i) for i in range(150)]
-    with ThreadPoolExecutor(1) as threads:
-        later = threads.submit(engine.generate, requests, params())
-        time.sleep(0.4)
-        os.kill(pid, signal.SIGKILL)
-        completions = later.result(timeout=150)
+    completions = running.kill_at(running.engine_member, "answered", lambda: engine.generate(requests, params()))
     assert len(completions) == len(requests)
-    assert largest_gap(running.spec.out / "now", requests, completions) < MAX_GAP
-    assert all(set(c.weight_versions) == {1} for c in completions)
-    assert engine.num_restarts == 1
+    assert largest_gap(running.export(), requests, completions) < MAX_GAP
+    assert all(set(c.weight_versions) == {running.version} for c in completions)
+    assert engine.num_restarts == restarts + 1
     # Its draws are those that the first engine would have made.
     assert [c.token_ids for c in engine.generate(requests[:5], params())] == [c.token_ids for c in completions[:5]]
 
 
-def test_an_engine_killed_during_a_publish_has_the_weights_behind_it(running: Running) -> None:
-    cluster = running.cluster
-    cluster.trainer.learn(groups_of(2), 2)
-    pid = running.kill(cluster.engine.members[0], frozen=True)
-    with ThreadPoolExecutor(1) as threads:
-        publishing = threads.submit(cluster.publish, 2)
-        time.sleep(1)
-        assert not publishing.done()
-        os.kill(pid, signal.SIGKILL)
-        publishing.result(timeout=150)
-    assert cluster.engine.num_restarts == 2
+def test_an_engine_killed_during_a_publish_has_the_new_weights_afterwards(running: Running) -> None:
+    engine, restarts = running.cluster._engines, running.cluster._engines.num_restarts
+    version = running.learn()
+    running.kill_at(running.engine_member, "received", lambda: running.publish(version))
+    assert engine.num_restarts == restarts + 1
     assert running.largest_gap() < MAX_GAP
-    assert set(cluster.engine.generate(REQUESTS[:1], params())[0].weight_versions) == {2}
+    assert set(engine.generate(REQUESTS[:1], params())[0].weight_versions) == {version}
+
+
+def test_an_engine_that_died_idle_is_replaced_at_the_next_generate(running: Running) -> None:
+    engine, restarts = running.cluster._engines, running.cluster._engines.num_restarts
+    kill(running.engine_member)
+    completions = engine.generate(REQUESTS, params())
+    assert engine.num_restarts == restarts + 1
+    assert largest_gap(running.export(), REQUESTS, completions) < MAX_GAP
+    assert all(set(c.weight_versions) == {running.version} for c in completions)
+
+
+def test_an_engine_that_died_idle_is_replaced_at_the_next_publish(running: Running) -> None:
+    engine, restarts = running.cluster._engines, running.cluster._engines.num_restarts
+    version = running.learn()
+    kill(running.engine_member)
+    running.publish(version)
+    assert engine.num_restarts == restarts + 1
+    assert running.largest_gap() < MAX_GAP
+    assert set(engine.generate(REQUESTS[:1], params())[0].weight_versions) == {version}
 
 
 def test_a_rank_killed_while_it_learns_is_named(running: Running) -> None:
-    """The last test of the cluster: its trainer is gone."""
-    (_, victim), began = running.cluster._ranks, time.monotonic()
-    pid = running.kill(victim, frozen=True)
-    with ThreadPoolExecutor(1) as threads:
-        learning = threads.submit(running.cluster.trainer.learn, groups_of(3), 3)
-        time.sleep(1)
-        assert not learning.done()
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(MemberDied, match=r"trainer rank 1 died; .*The end of .*rank_1\.log") as caught:
-            learning.result(timeout=60)
+    (_, victim) = running.cluster._ranks
+    with pytest.raises(MemberDied, match=r"trainer rank 1 died; .*The end of .*rank_1\.log") as caught:
+        running.kill_at(victim, "learn", running.learn)
     assert caught.value.member is victim
-    assert time.monotonic() - began < 60
     with pytest.raises(MemberDied, match="trainer rank 1 died"):
-        running.cluster.trainer.learn(groups_of(3), 3)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("later")]
+        running.learn()

@@ -32,7 +32,7 @@ def disk(tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         command = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)]
         if subprocess.run(command, check=False, capture_output=True).returncode:
-            pytest.skip("needs leave to mount")
+            pytest.skip("needs leave to mount: run as root")
         mounted.append(folder)
         return folder
 

@@ -22,7 +22,7 @@ from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.training.distributed import init_process_group
 from luffy.types import FinishReason
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="of vLLM's CPU engine")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")]
 VOCABULARY = 23
 CONTEXT = 512
 STOP = 4

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from patience import PATIENCE_S
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
@@ -63,7 +64,7 @@ def spec_of(folder: Path, model: PreTrainedModel, zero_stage: int, **ray: object
         num_threads=1,
         rollout_batch_size=64,
         vllm=VLLMConfig(cpu_kv_cache_gb=0.05, max_num_seqs=16),
-        ray=RayConfig(**{"start_timeout_s": 150.0, "call_timeout_s": 90.0, **ray}),
+        ray=RayConfig(**{"start_timeout_s": PATIENCE_S, "call_timeout_s": PATIENCE_S, **ray}),
     )
     model.save_pretrained(folder / "model")
     return TrainerSpec(settings, execution, folder / "model", folder, CONTEXT, pad_id=0)

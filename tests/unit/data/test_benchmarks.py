@@ -19,7 +19,7 @@ from luffy.grading import GradeRequest, GraderPool, problem_of
 from luffy.types import Outcome, Prompt
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
-needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="the datasets are not beside this repository")
+needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
 
 
 def benchmark(name: str, file: Path) -> list[Prompt]:

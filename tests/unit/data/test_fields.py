@@ -24,7 +24,7 @@ from luffy.grading import GraderPool
 from luffy.types import Outcome, Prompt
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
-needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="the datasets are not beside this repository")
+needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
 QA = {"data_source": "qa", "problem": "q", "answer": {"column": "a"}, "traces": ({"column": "t", "author": "me"},)}
 KEPT = ({"column": "t", "keep_column": "ok"},)
 

@@ -105,7 +105,7 @@ def test_an_unusable_file_is_refused_in_one_line(tmp_path: Path, name: str, cont
     assert name in str(caught.value)
 
 
-@pytest.mark.skipif(not LUFFY_EVAL.is_dir(), reason="luffy_eval is not beside this repository")
+@pytest.mark.skipif(not LUFFY_EVAL.is_dir(), reason="needs the datasets: luffy_eval")
 def test_the_published_evaluation_file_has_no_malformed_row() -> None:
     loaded = load(LUFFY_EVAL / "valid.all.parquet", max_rows=500)
     assert (len(loaded.prompts), loaded.quarantined) == (500, [])

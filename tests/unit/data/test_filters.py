@@ -128,7 +128,7 @@ def test_the_system_prompt_does_not_change_who_a_row_is() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TRACES.is_file(), reason="the datasets are not beside this repository")
+@pytest.mark.skipif(not TRACES.is_file(), reason="needs the datasets")
 def test_real_traces_that_were_cut_have_no_answer() -> None:
     prompts = [
         prompt(

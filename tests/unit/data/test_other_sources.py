@@ -32,7 +32,7 @@ def broken(purpose, seed, options): return object()
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
+    pytest.importorskip("datasets", reason="needs the package datasets")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
 
@@ -157,7 +157,7 @@ def gym(**settings: object) -> ReasoningGymSource:
 
 
 def test_reasoning_gym_takes_its_tasks_in_turn() -> None:
-    pytest.importorskip("reasoning_gym")
+    pytest.importorskip("reasoning_gym", reason="needs the package reasoning-gym")
     config = gym(tasks=("chain_sum", "gcd"), options={"chain_sum": {"max_terms": 3}})
     one, again, other = (load_source(config, purpose, 0).prompts for purpose in ("train", "train", "suites.a"))
     assert [prompt.data_source for prompt in one] == ["reasoning_gym/chain_sum", "reasoning_gym/gcd"] * 2 + [

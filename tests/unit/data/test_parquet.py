@@ -17,7 +17,7 @@ from luffy.types import Message, Prompt, Trace
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
 LUFFY_EVAL = DATASETS / "luffy_eval"
-needs_luffy_eval = pytest.mark.skipif(not LUFFY_EVAL.is_dir(), reason="luffy_eval is not beside this repository")
+needs_luffy_eval = pytest.mark.skipif(not LUFFY_EVAL.is_dir(), reason="needs the datasets: luffy_eval")
 
 _text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)
 _json = st.recursive(

@@ -17,7 +17,7 @@ from luffy.data.words import words
 from luffy.types import Message, Prompt
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
-needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="the datasets are not beside this repository")
+needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
 LONG = "Let n be a positive integer such that the sum of its digits is 17 and the product of them is as large as can be"
 
 

@@ -45,7 +45,7 @@ def test_the_tools_of_the_system_read_them(tmp_path: Path, block: None) -> None:
     try:
         found = subprocess.run(["zstd", "-dc", tmp_path / SAMPLES_FILE], capture_output=True, check=True).stdout
     except FileNotFoundError:
-        pytest.skip("there is no zstd")
+        pytest.skip("needs zstd")
     assert found == b"".join(map(record_line, RECORDS))
 
 

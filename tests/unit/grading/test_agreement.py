@@ -23,8 +23,8 @@ OUTPUTS, QUESTIONS = (
     DATASETS / "mmlu_pro_model_outputs" / "mathstral-7B.parquet",
     DATASETS / "mmlu_pro" / "test.parquet",
 )
-needs_cases = pytest.mark.skipif(not CASES.is_file(), reason="grader_cases are not at hand")
-needs_outputs = pytest.mark.skipif(not OUTPUTS.is_file(), reason="mmlu_pro_model_outputs are not at hand")
+needs_cases = pytest.mark.skipif(not CASES.is_file(), reason="needs the datasets: grader_cases")
+needs_outputs = pytest.mark.skipif(not OUTPUTS.is_file(), reason="needs the datasets: mmlu_pro_model_outputs")
 pytestmark = pytest.mark.slow
 
 MATH, STRICT, PREFERRED = MathGrader(), StrictMathGrader(), MathGrader(boxed="preferred")

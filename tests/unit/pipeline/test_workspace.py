@@ -43,7 +43,7 @@ def test_a_place_that_cannot_be_written_is_the_users_mistake(root):
         find_workspace(root).prepare()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="needs a user other than root, who may write everywhere")
 def test_a_read_only_folder_is_the_users_mistake(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(WorkspaceError, match="--workspace"):

@@ -165,7 +165,7 @@ def test_a_luffy_file_comes_back_with_the_same_columns_and_nesting(tmp_path: Pat
     assert one == other
 
 
-@pytest.mark.skipif(not DATASETS.is_dir(), reason="the datasets are not beside this repository")
+@pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
 def test_the_published_evaluation_file_comes_back_row_by_row(tmp_path: Path) -> None:
     path = DATASETS / "luffy_eval" / "valid.all.parquet"
     train = {"kind": "file", "path": str(path), "max_rows": 700}

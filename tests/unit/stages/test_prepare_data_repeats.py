@@ -21,7 +21,7 @@ from luffy.stages.program import StageContext
 from luffy.types import Prompt
 
 DATASETS = Path(os.environ.get("LUFFY_DATASETS", Path(__file__).parents[3].parent / "shared" / "datasets"))
-needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="the datasets are not beside this repository")
+needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the datasets")
 SMALL = {"kind": "arithmetic", "num_prompts": 4, "num_operations": [2]}
 
 

@@ -1,0 +1,79 @@
+"""An engine and a rank that stop for good at a chosen place, so that a test can kill them there."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from luffy.cluster.actors import EngineActor, ProcessSetup, RankActor
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A place in one process, which is known by its log file. Open until `close`; stops the first thread after that."""
+
+    log: Path
+    place: str
+
+    @property
+    def _closed(self) -> Path:
+        return self.log.with_suffix(f".{self.place}.closed")
+
+    @property
+    def _reached(self) -> Path:
+        return self.log.with_suffix(f".{self.place}.reached")
+
+    def close(self) -> None:
+        self._reached.unlink(missing_ok=True)
+        self._closed.touch()
+
+    def open(self) -> None:
+        self._closed.unlink(missing_ok=True)
+
+    def is_reached(self) -> bool:
+        return self._reached.exists()
+
+    def enter(self) -> None:
+        """Pass an open gate; at a closed one, say so and wait to be killed. The next process finds it open."""
+        try:
+            self._closed.rename(self._reached)
+        except FileNotFoundError:
+            return
+        threading.Event().wait()
+
+
+class GatedEngineActor(EngineActor):
+    """Gates: `answered` (the first responses of a call are complete), `received` (a bucket of weights has come)."""
+
+    def __init__(self, setup: ProcessSetup) -> None:
+        super().__init__(setup)
+        self._log = setup.log
+
+    def open(self, *arguments: Any) -> None:
+        super().open(*arguments)
+        step = self._engine._llm.step
+
+        def gated_step() -> Sequence[Any]:
+            outputs = step()
+            if any(output.finished for output in outputs):
+                Gate(self._log, "answered").enter()
+            return outputs
+
+        self._engine._llm.step = gated_step
+
+    def receive(self, bucket: Any) -> None:
+        super().receive(bucket)
+        Gate(self._log, "received").enter()
+
+
+class GatedRankActor(RankActor):
+    """Gates: the names of the methods that it is asked for, before it begins with them."""
+
+    def __init__(self, setup: ProcessSetup) -> None:
+        super().__init__(setup)
+        self._log = setup.log
+
+    def call(self, method: str, *arguments: object) -> Any:
+        Gate(self._log, method).enter()
+        return super().call(method, *arguments)

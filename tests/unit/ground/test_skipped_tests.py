@@ -1,0 +1,39 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from patience import PATIENCE_S
+from skipped_tests import num_skipped
+
+TESTS = Path(__file__).parents[2]
+SKIPPING = """
+import pytest
+
+needs_data = pytest.mark.skipif(True, reason="needs the datasets: grader_cases")
+
+@needs_data
+def test_one(): ...
+
+@pytest.mark.parametrize("_", range(2))
+@pytest.mark.skipif(True, reason="needs the datasets")
+def test_two(_): ...
+
+def test_three():
+    pytest.importorskip("no_such_package", reason="needs the package no-such-package")
+
+def test_four(): ...
+"""
+
+
+def test_a_run_ends_with_what_its_skipped_tests_needed(tmp_path):
+    (tmp_path / "test_skipping.py").write_text(SKIPPING)
+    command = [sys.executable, "-m", "pytest", "-p", "skipped_tests", "-q", "--rootdir", tmp_path, "test_skipping.py"]
+    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    told = done.stdout.partition("tests that were skipped")[2].splitlines()[1:3]
+    assert told == ["    3  needs the datasets", "    1  needs the package no-such-package"], done.stdout
+
+
+def test_a_reason_of_another_kind_has_a_line_of_its_own():
+    assert num_skipped(["Skipped: no such thing", "needs a GPU"]) == {"no such thing": 1, "needs a GPU": 1}
