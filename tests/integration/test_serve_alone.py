@@ -15,7 +15,7 @@ from luffy.errors import EXIT_FAILURE, LuffyError, UserError
 from luffy.pipeline.lock import StageLock
 from luffy.pipeline.workspace import Workspace
 
-IDLE = [sys.executable, "-c", "import time; time.sleep(60)"]
+IDLE = [sys.executable, "-c", "import time; time.sleep(7200)"]
 
 
 @pytest.fixture
