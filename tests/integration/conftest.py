@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,6 +17,6 @@ def undisturbed(tmp_path_factory):
     workspace = tmp_path_factory.mktemp("finished")
     command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml"]
     env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONUNBUFFERED": "1"}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=300)
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert result.returncode == 0, result.stderr
     return workspace, result

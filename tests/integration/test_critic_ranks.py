@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +18,7 @@ def test_two_ranks_give_the_reference_gradient_and_step_of_the_critic(zero_stage
     worker = str(ROOT / "tests/distributed/critic_worker.py")
     done = subprocess.run(
         [*command, worker, json.dumps({"zero_stage": zero_stage})],
-        capture_output=True, text=True, timeout=300, cwd=ROOT,
+        capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))

@@ -6,11 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from patience import PATIENCE_S, wait_until
 from toy_run import Recorder
 
 from luffy.config import load_experiment
@@ -45,7 +45,7 @@ def finished(tmp_path_factory):
     workspace = tmp_path_factory.mktemp("finished")
     command = [sys.executable, "flows/full_pipeline.py", str(SMOKE), *CHANGES]
     env = {**os.environ, "LUFFY_WORKSPACE": str(workspace)}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, check=False)
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert result.returncode == 0, result.stderr
     return workspace
 
@@ -109,11 +109,8 @@ def test_kill_9_loses_no_finished_batch_and_changes_nothing(workspace, finished)
 
 
 def wait_for_shards(folder: Path, count: int, program: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 120
-    while len(list(folder.glob("*.json"))) < count:
-        assert program.poll() is None, "it ended too soon"
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.002)
+    wait_until(lambda: len(list(folder.glob("*.json"))) >= count or program.poll() is not None)
+    assert program.poll() is None, "it ended too soon"
 
 
 def test_other_bounds_draw_nothing_again(workspace):

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.cli.main import main
 from luffy.evaluation.results import read_results
@@ -32,7 +33,7 @@ def server(tmp_path_factory):
 def run(workspace, flow, *arguments, **environment):
     env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONUNBUFFERED": "1", **environment}
     command = [sys.executable, f"flows/{flow}.py", SMOKE, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=500)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

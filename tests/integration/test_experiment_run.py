@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from toy_run import Recorder, toy_run
 
 DRIVER = Path(__file__).with_name("toy_run.py")
@@ -80,7 +81,7 @@ def test_of_two_runs_at_once_one_computes_and_the_other_waits_and_reuses(tmp_pat
     monkeypatch.setenv("TOY_STEP_S", "1.5")
     command = [sys.executable, str(DRIVER), str(tmp_path), "prepare_data"]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate(timeout=60)[0] for process in both]
+    outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     (worker,) = (text for text in outputs if "started:" in text)
     (waiter,) = (text for text in outputs if "started:" not in text)

@@ -10,11 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import PATIENCE_S, wait_until
 
 from luffy.cli.main import main
 from luffy.flows.prefect_session import ApiServer
@@ -45,7 +45,7 @@ def start(workspace, *arguments, **environment):
 
 def run(workspace, *arguments, **environment):
     process = start(workspace, *arguments, **environment)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=PATIENCE_S)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -74,13 +74,6 @@ def processes_of(workspace):
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
-
-
-def wait_until(condition, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 def program_of(directory):
@@ -203,7 +196,7 @@ def test_a_run_that_its_gpus_cannot_hold_is_refused_before_anything_starts(tmp_p
     config = ["exp_configs/luffy_qwen2.5_math_7b.yaml", "execution.gpu_memory_gb=24"]
     command = [sys.executable, "-X", "importtime", "flows/full_pipeline.py", *config, *options]
     env = {**os.environ, "LUFFY_WORKSPACE": str(tmp_path / "workspace")}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     said = [line for line in result.stderr.splitlines() if not line.startswith("import time:")]
     assert result.returncode == 2
     assert said[0].startswith("error: execution.vllm: an engine needs about ")
@@ -220,11 +213,11 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, victim
     shutil.rmtree(stage(workspace, "evaluate_rl"))
     shutil.rmtree(directory)
     flow = start(workspace)
-    wait_until(lambda: last_step(directory) >= 3, timeout_s=120)
+    wait_until(lambda: last_step(directory) >= 3)
     program = program_of(directory)
     assert "luffy.pipeline.warm_server" in program.parent().cmdline()
     {"stage": program, "flow": flow, "warm server": program.parent()}[victim].kill()
-    flow.communicate(timeout=60)
+    flow.communicate(timeout=PATIENCE_S)
     wait_until(lambda: processes_of(workspace) == [])
     assert not (directory / "manifest.json").exists()
     result = run(workspace)
@@ -264,7 +257,7 @@ def test_damaged_outputs_run_their_stages_and_only_what_depends_on_them(workspac
 def test_of_two_flows_at_once_one_works_and_the_other_waits_and_reuses(workspace):
     shutil.rmtree(stage(workspace, "sft"))
     flows = [start(workspace), start(workspace)]
-    outputs = [flow.communicate(timeout=200)[0] for flow in flows]
+    outputs = [flow.communicate(timeout=PATIENCE_S)[0] for flow in flows]
     assert [flow.returncode for flow in flows] == [0, 0]
     assert sum("sft: run" in text for text in outputs) >= 1
     starts = (stage(workspace, "sft") / "events.jsonl").read_text().count('"started"')
@@ -274,12 +267,12 @@ def test_of_two_flows_at_once_one_works_and_the_other_waits_and_reuses(workspace
 
 def test_ctrl_c_ends_everything_with_exit_code_130(tmp_path, server):
     flow = start(tmp_path, **server)
-    wait_until(lambda: list(tmp_path.glob("stages/*/*/config.yaml")), timeout_s=60)  # a stage is being started
+    wait_until(lambda: list(tmp_path.glob("stages/*/*/config.yaml")))  # a stage is being started
     flow.send_signal(signal.SIGINT)
-    _, err = flow.communicate(timeout=30)
+    _, err = flow.communicate(timeout=PATIENCE_S)
     assert flow.returncode == 130
     assert "Traceback" not in err
-    wait_until(lambda: processes_of(tmp_path) == [], timeout_s=5)
+    wait_until(lambda: processes_of(tmp_path) == [])
 
 
 @pytest.mark.parametrize(

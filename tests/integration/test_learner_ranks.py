@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from reference.learner_case import METHODS, shard_of, trajectories, two_updates
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_two_ranks_learn_what_the_reference_learns(zero: dict[str, object]) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     worker = str(ROOT / "tests/distributed/learner_worker.py")
-    done = subprocess.run([*command, worker, json.dumps(zero)], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    done = subprocess.run(
+        [*command, worker, json.dumps(zero)], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     found = json.loads(line.removeprefix("RESULT "))

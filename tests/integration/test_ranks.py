@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 ZERO = (
@@ -24,7 +25,11 @@ def test_two_ranks_give_the_reference_gradient_and_step(zero: dict[str, object],
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     worker = str(ROOT / "tests/distributed/gradient_worker.py")
     done = subprocess.run(
-        [*command, worker, json.dumps(zero), str(tmp_path)], capture_output=True, text=True, timeout=500, cwd=ROOT
+        [*command, worker, json.dumps(zero), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from patience import PATIENCE_S, wait_until
 from reference.gradient_case import relative_l2
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movement, params, spec_of
 
@@ -50,7 +51,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     before = set(psutil.Process().children(recursive=True))
     with RayCluster(spec) as cluster:
         yield Pair(cluster, local, spec)
-    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=20)
+    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=PATIENCE_S)
     assert left == []
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("later")]
 
@@ -84,15 +85,25 @@ def test_the_engines_logprobs_are_the_trainers_before_and_after_a_publish_and_th
 def test_rollouts_go_on_behind_a_publish_and_their_tokens_carry_its_version(pair: Pair) -> None:
     requests = [RolloutRequest((1 + i % 20, 2), seed=i) for i in range(200)]
     completions: list[Completion] = []
-    later = threading.Thread(
-        target=lambda: completions.extend(pair.ray.engine.generate(requests, params())), name="later", daemon=True
-    )
+    num_calls, published = 0, threading.Event()
+
+    def generate_until_published() -> None:
+        nonlocal num_calls
+        while not published.is_set():
+            completions.extend(pair.ray.engine.generate(requests, params()))
+            num_calls += 1
+
+    later = threading.Thread(target=generate_until_published, name="later", daemon=True)
     later.start()
     pair.ray.trainer.learn(groups_of(2), 2)
     pair.ray.trainer.learn(groups_of(3), 3)
+    wait_until(lambda: num_calls > 0)  # engines that answer are in the middle of the next call
     pair.ray.publish(3)
-    later.join(timeout=60)
-    assert len(completions) == len(requests)
+    calls_before = num_calls
+    wait_until(lambda: num_calls > calls_before + 1)
+    published.set()
+    later.join(timeout=PATIENCE_S)
+    assert len(completions) == num_calls * len(requests)
     versions = [c.weight_versions for c in completions]
     assert all(list(row) == sorted(row) and set(row) <= {1, 3} for row in versions)
     assert any(len(set(row)) == 2 for row in versions)

@@ -10,19 +10,19 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import PATIENCE_S, wait_until
 
 from luffy.pipeline.checkpoints import complete_checkpoints
 
 pytestmark = pytest.mark.slow
 DRIVER = Path(__file__).with_name("ray_run.py")
-TWO_RANKS = "execution.ray={trainer_ranks: 2, start_timeout_s: 150, call_timeout_s: 90}"
-ONE_RANK = "execution.ray={trainer_ranks: 1, start_timeout_s: 150, call_timeout_s: 90}"
+TWO_RANKS = "execution.ray={trainer_ranks: 2, start_timeout_s: 600, call_timeout_s: 600}"
+ONE_RANK = "execution.ray={trainer_ranks: 1, start_timeout_s: 600, call_timeout_s: 600}"
 NUM_STEPS = 60
 
 started: list[subprocess.Popen[str]] = []
@@ -59,15 +59,8 @@ def said(workspace: Path) -> str:
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workspace = tmp_path_factory.mktemp("workspace")
-    assert start(workspace, "prepare_data,base", TWO_RANKS).wait(timeout=200) == 0, said(workspace)
+    assert start(workspace, "prepare_data,base", TWO_RANKS).wait(timeout=PATIENCE_S) == 0, said(workspace)
     return workspace
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
 
 
 def stage(workspace: Path) -> Path:
@@ -99,7 +92,7 @@ def writes(process: psutil.Process, log: str) -> bool:
 
 
 def assert_all_end(left: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(left, timeout=20)
+    _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
@@ -110,7 +103,7 @@ def until_step(workspace: Path, driver: subprocess.Popen[str], step: int) -> Non
         told = re.findall(rf"^progress: (\d+)/{NUM_STEPS}$", said(workspace), re.MULTILINE)
         return driver.poll() is not None or max(map(int, told), default=0) >= step
 
-    wait_until(is_there, timeout_s=200)
+    wait_until(is_there)
     assert driver.poll() is None, said(workspace)
 
 
@@ -120,7 +113,7 @@ def test_a_killed_rank_ends_the_stage_and_is_named(workspace: Path) -> None:
     everybody = processes(driver)
     (victim,) = (process for process in processes(driver, "ray::RankActor") if writes(process, "rank_1.log"))
     victim.kill()
-    assert driver.wait(timeout=60) == 1
+    assert driver.wait(timeout=PATIENCE_S) == 1
     assert re.search(
         r"^error: rl failed with exit code 75: trainer rank 1 died; the same command resumes",
         said(workspace),
@@ -141,7 +134,7 @@ def test_the_loss_of_rays_head_ends_the_stage(workspace: Path) -> None:
     # engine is one with long answers.
     engine.suspend()
     head.kill()
-    assert driver.wait(timeout=60) == 1
+    assert driver.wait(timeout=PATIENCE_S) == 1
     assert re.search(
         r"^error: rl failed with exit code 75: Ray's head at \S+ is gone; the same command",
         said(workspace),
@@ -158,20 +151,20 @@ def test_no_process_outlives_the_stage_or_its_supervisor(
     workspace: Path, victim: str, signal_sent: signal.Signals, code: int
 ) -> None:
     driver = start(workspace, "rl", ONE_RANK)
-    wait_until(lambda: processes(driver, "ray::EngineActor") or driver.poll() is not None, timeout_s=200)
+    wait_until(lambda: processes(driver, "ray::EngineActor") or driver.poll() is not None)
     everybody = processes(driver)
     assert len(everybody) > 5, said(workspace)
     pid = driver.pid if victim == "supervisor" else psutil.Process(driver.pid).children()[0].pid
     os.kill(pid, signal_sent)
-    assert driver.wait(timeout=60) == code
+    assert driver.wait(timeout=PATIENCE_S) == code
     assert_all_end(everybody)
 
 
 def test_the_same_command_finishes_what_was_ended(workspace: Path) -> None:
     driver = start(workspace, "rl", ONE_RANK)
-    wait_until(lambda: processes(driver, "ray::EngineActor") or driver.poll() is not None, timeout_s=200)
+    wait_until(lambda: processes(driver, "ray::EngineActor") or driver.poll() is not None)
     everybody = processes(driver)
-    assert driver.wait(timeout=300) == 0, said(workspace)
+    assert driver.wait(timeout=PATIENCE_S) == 0, said(workspace)
     assert_all_end(everybody)
     assert steps(workspace) == list(range(1, NUM_STEPS + 1))
     manifest = json.loads((stage(workspace) / "manifest.json").read_text())

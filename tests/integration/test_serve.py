@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from patience import PATIENCE_S, wait_until
 
 from luffy.config.form import form_of_file
 from luffy.flows.gpu_limit import limit_gpus
@@ -68,13 +68,13 @@ class Checkout:
     def run(self, *arguments, **more):
         command = [sys.executable, *arguments]
         return subprocess.run(
-            command, cwd=self.root, env={**self.environment, **more}, capture_output=True, text=True, timeout=240
+            command, cwd=self.root, env={**self.environment, **more}, capture_output=True, text=True, timeout=PATIENCE_S
         )
 
     def get(self, path):
         """Status and text of a page beside the UI."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port + 1}/{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port + 1}/{path}", timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, ""
@@ -93,7 +93,7 @@ class Checkout:
     def ask(self, path, **body):
         request = urllib.request.Request(f"{self.api}/{path}", method="POST" if body else "GET")
         request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, json.dumps(body).encode() if body else None, timeout=30) as answer:
+        with urllib.request.urlopen(request, json.dumps(body).encode() if body else None, timeout=PATIENCE_S) as answer:
             return json.load(answer)
 
     def state(self, run):
@@ -137,13 +137,6 @@ class Checkout:
         wait_until(lambda: self.artifacts(run)["smoke-base-progress"]["data"] > 0)
 
 
-def wait_until(condition, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.1)
-
-
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     return Checkout(tmp_path_factory.mktemp("serve"))
@@ -154,7 +147,7 @@ def served(checkout):
     process = checkout.start()
     yield checkout
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert checkout.processes() == []
     assert not (checkout.root / "prefect.toml").exists()
 
@@ -235,8 +228,8 @@ def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_
     served.wait_for_steps(run)
     request = served.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
     assert request["status"] == "ACCEPT"
-    wait_until(lambda: not served.processes("luffy.stages"), timeout_s=10)
-    wait_until(lambda: served.state(run) == "CANCELLED", timeout_s=60)
+    wait_until(lambda: not served.processes("luffy.stages"))
+    wait_until(lambda: served.state(run) == "CANCELLED")
     assert not served.processes("luffy.stages")
     plan = served.run(
         "flows/full_pipeline.py", "exp_configs/smoke.yaml", *LONG, "--dry-run", LUFFY_WORKSPACE=str(served.workspace)
@@ -262,8 +255,8 @@ def test_a_flow_started_by_hand_can_be_cancelled_too(served, seed, interrupt):
         run = served.newest_run(process)
         wait_until(lambda: served.artifacts(run).get("smoke-base-progress", {"data": 0})["data"] > 0)
         served.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
-        wait_until(lambda: not served.processes("warm_server"), timeout_s=10)  # which the stage was forked from
-        _, said = process.communicate(timeout=60)
+        wait_until(lambda: not served.processes("warm_server"))  # which the stage was forked from
+        _, said = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()  # where something has failed
     assert process.returncode == 130
@@ -294,7 +287,7 @@ def one_gpu(served, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert limit_gpus(served.api) == 0
     assert served.ask("v2/concurrency_limits/gpu")["limit"] == 1
-    httpx.delete(f"{served.api}/v2/concurrency_limits/gpu", timeout=30).raise_for_status()
+    httpx.delete(f"{served.api}/v2/concurrency_limits/gpu", timeout=PATIENCE_S).raise_for_status()
 
 
 def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, one_gpu):
@@ -310,18 +303,18 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, one_gpu):
 
     served.submit(SHORT, "--watch")
     holder = one_gpu(*LONG, "seed=5")
-    wait_until(lambda: taken() == 1, timeout_s=240)
-    cached, _ = one_gpu(*SHORT).communicate(timeout=240)
+    wait_until(lambda: taken() == 1)
+    cached, _ = one_gpu(*SHORT).communicate(timeout=PATIENCE_S)
     assert "base: reused" in cached
-    sharing, _ = one_gpu(*SHORT, "seed=6", "execution.gpus=0").communicate(timeout=240)
+    sharing, _ = one_gpu(*SHORT, "seed=6", "execution.gpus=0").communicate(timeout=PATIENCE_S)
     assert "base: finished" in sharing
     begun = started()
     waiter = one_gpu(*SHORT, "seed=8")
-    wait_until(waiting, timeout_s=240)
+    wait_until(waiting)
     assert (started(), taken(), waiter.poll()) == (begun, 1, None)
     holder.send_signal(signal.SIGINT)
     assert holder.wait(60) == 130
-    said, _ = waiter.communicate(timeout=240)
+    said, _ = waiter.communicate(timeout=PATIENCE_S)
     assert waiter.returncode == 0, said
     assert "waiting for a slot" in said
     assert len(started() - begun) == 1
@@ -339,7 +332,7 @@ def test_the_slots_of_a_killed_process_are_free_again_when_its_lease_ends(served
     holder.kill()
     holder.wait()
     command[-1] = code.format(0)
-    after = subprocess.run(command, cwd=served.root, env=api, capture_output=True, text=True, timeout=180)
+    after = subprocess.run(command, cwd=served.root, env=api, capture_output=True, text=True, timeout=PATIENCE_S)
     assert after.stdout == "a slot of Prefect's limit 'gpu'\nmine\n", after.stderr
 
 
@@ -376,7 +369,7 @@ def test_kill_9_leaves_no_process_and_the_next_server_frees_what_ran(tmp_path):
     checkout.wait_for_steps(run)
     process.kill()
     process.wait()
-    wait_until(lambda: checkout.processes() == [], timeout_s=40)
+    wait_until(lambda: checkout.processes() == [])
 
     assert (checkout.root / "prefect.toml").exists()  # nobody was left to remove it
     by_hand = checkout.run(

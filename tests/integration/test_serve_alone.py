@@ -16,7 +16,7 @@ from luffy.flows.prefect_session import free_port
 from luffy.pipeline.lock import StageLock
 from luffy.pipeline.workspace import Workspace
 
-IDLE = [sys.executable, "-c", "import time; time.sleep(60)"]
+IDLE = [sys.executable, "-c", "import time; time.sleep(7200)"]
 
 
 @pytest.fixture

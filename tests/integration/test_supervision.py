@@ -5,11 +5,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import wait_until
 from toy_run import Recorder, toy_run
 
 from luffy.errors import StageFailed
@@ -21,13 +21,6 @@ DRIVER = Path(__file__).with_name("toy_run.py")
 
 def alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def wait_until(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
 
 
 def driver(root, *nodes):

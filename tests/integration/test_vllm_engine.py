@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from patience import PATIENCE_S, wait_until
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -199,13 +199,13 @@ def test_updates_fall_between_tokens_of_running_rows_of_several_threads(started:
     threads = [threading.Thread(target=generate, args=(half,), daemon=True) for half in (0, 1)]
     for thread in threads:
         thread.start()
+    wait_until(lambda: started.engine._running)
     for version in range(1, len(models)):
-        time.sleep(0.1)
         if not any(thread.is_alive() for thread in threads):
             break
         started.engine.load_weights(weights_of(models[version]), version)
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=PATIENCE_S)
     for half in (0, 1):
         versions = [completion.weight_versions for completion in said[half]]
         assert all(list(row) == sorted(row) and len(row) == 120 for row in versions)
@@ -276,7 +276,7 @@ def test_a_transfer_holds_generation_back_for_a_bounded_time(started: Started) -
     waiting = threading.Thread(target=lambda: said.extend(started.engine.generate(REQUESTS, PARAMS[1.0])), daemon=True)
     waiting.start()
     started.engine.finish_weight_update(version=9)
-    waiting.join(timeout=60)
+    waiting.join(timeout=PATIENCE_S)
     assert {version for completion in said for version in completion.weight_versions} == {9}
     assert largest_gap({9: model}, REQUESTS, said, 1.0) < MAX_GAP
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from reference.gradient_case import ROOT, as_groups, trajectories
 from synthetic.arithmetic import problems, tiny_tokenizer
 from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
@@ -119,7 +120,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     finally:
         signal_group(process, signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(PATIENCE_S)
         finally:
             signal_group(process, signal.SIGKILL)
         os.environ.pop("OPENAI_API_KEY") if previous is None else os.environ.update(OPENAI_API_KEY=previous)
@@ -129,7 +130,7 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            urllib.request.urlopen(url, timeout=5).close()
+            urllib.request.urlopen(url, timeout=PATIENCE_S).close()
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.5)
         else:
@@ -220,7 +221,7 @@ def test_updates_fall_between_tokens_of_running_rows(served: Served) -> None:
         if not thread.is_alive():
             break
         served.engine.load_weights_from(folders[version], version)
-    thread.join(60)
+    thread.join(PATIENCE_S)
     versions = [completion.weight_versions for completion in said]
     assert len(versions) == 24
     assert all(list(row) == sorted(row) and len(row) == 480 for row in versions)
@@ -333,5 +334,5 @@ def test_a_server_that_is_killed_ends_the_rollout_in_time(served: Served) -> Non
     thread.start()
     time.sleep(0.5)
     signal_group(served.process, signal.SIGKILL)
-    thread.join(15)
+    thread.join(PATIENCE_S)
     assert [str(failure).startswith(served.config.roots[0]) for failure in failures] == [True]

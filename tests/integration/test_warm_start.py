@@ -5,12 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import PATIENCE_S, wait_until
 from toy_run import Recorder
 
 from luffy.config import load_experiment
@@ -25,30 +25,23 @@ from luffy.tracking.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).with_name("warm_run.py")
-SLEEP = "import time; time.sleep(60)"
+SLEEP = "import time; time.sleep(7200)"
 FAMILY = """
 import os, subprocess, sys, time
-deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(9999)"
 child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True, stdout=subprocess.PIPE)
 child.stdout.readline()
 fork = os.fork()  # no exec: its environment in /proc is the server's
 if fork == 0:
     os.setsid()
-    time.sleep(60)
+    time.sleep(7200)
 print("pids", os.getpid(), child.pid, fork)
-time.sleep(60)
+time.sleep(7200)
 """
 
 
 def alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def wait_until(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
 
 
 def pids_in(text):
@@ -143,7 +136,7 @@ def test_a_server_that_cannot_load_means_a_cold_start(program, tmp_path):
 
 @pytest.mark.parametrize("library", ["pyarrow", "threaded_library"])
 def test_a_server_with_a_second_thread_never_forks(program, tmp_path, library):
-    code = "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(7200,), daemon=True).start()"
     (tmp_path / "threaded_library.py").write_text(code)
     program("import os; print(os.getppid())")
     with warm_server(tmp_path, [library]):
@@ -178,8 +171,8 @@ def test_kill_9_of_supervisor_or_server_leaves_nothing_behind(program, tmp_path,
     server, stage = (pids_in(driver.stdout.readline())[0] for _ in range(2))
     assert psutil.Process(stage).ppid() == server
     os.kill(server if victim == "server" else driver.pid, signal.SIGKILL)
-    wait_until(lambda: not alive(server) and not alive(stage), timeout_s=5)
-    _, complaint = driver.communicate(timeout=20)
+    wait_until(lambda: not alive(server) and not alive(stage))
+    _, complaint = driver.communicate(timeout=PATIENCE_S)
     assert victim == "supervisor" or "the warm server that had started it has died" in complaint
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from luffy.errors import DataError, LostError
 from luffy.stages.program import StageContext, StageResult, run_program
 
-CHILD = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(120)"
+CHILD = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(7200)"
 
 
 def run(settings: object, context: StageContext) -> StageResult:

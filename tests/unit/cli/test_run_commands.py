@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from patience import PATIENCE_S
 from synthetic.finished_stages import begin, finish, run_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -254,7 +255,7 @@ class Follower:
 
     def end(self):
         rest = self.process.stdout.read()
-        return rest, self.process.wait(30)
+        return rest, self.process.wait(PATIENCE_S)
 
 
 def test_watch_follows_stages_and_ends_with_the_run(workspace):
@@ -286,7 +287,7 @@ def test_watch_follows_stages_and_ends_with_the_run(workspace):
 def test_watch_says_that_a_run_was_killed(workspace):
     experiment = opened(workspace)
     plan = experiment.plan_node("prepare_data")
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "7200"])
     directory = workspace.new_run("smoke", {"state": "running"})
     run = ExperimentRun(experiment, directory)
     begin(plan)

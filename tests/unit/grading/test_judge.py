@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.config.grading import BothGrader, CustomGrader, GradingConfig, JudgeGrader, MathGrader
 from luffy.errors import ConfigError, LuffyError
@@ -77,11 +78,11 @@ def drips(endpoint: Endpoint, handler: BaseHTTPRequestHandler, prompt: str) -> N
     handler.send_response(200)
     handler.end_headers()
     try:
-        for _ in range(100):
+        while True:  # until the judge goes away
             handler.wfile.write(b" ")
             time.sleep(0.1)
     except OSError:
-        pass  # the judge has gone away
+        pass
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ def test_a_judge_out_of_reach_leaves_the_answer_unjudged(endpoint: Endpoint, ans
     endpoint.answer = answer
     alone = JudgeGrader(url=endpoint.url, model="m", timeout_s=0.3, retries=0)
     combined = BothGrader(of=(MathGrader(), alone))
-    with GraderPool(1, 5.0) as pool:
+    with GraderPool(1, PATIENCE_S) as pool:
         grades = [pool.grade_one(r"\boxed{4}", "4", kind=kind) for kind in (alone, combined)]
         wrong = pool.grade_one(r"\boxed{5}", "4", kind=combined)
     assert [is_unjudged(grade) for grade in grades] == [True, True]
@@ -234,14 +235,12 @@ def test_a_second_attempt_may_succeed(endpoint: Endpoint) -> None:
 
 def test_a_reply_that_only_drips_is_timed_out(endpoint: Endpoint) -> None:
     endpoint.answer = drips
-    started = time.monotonic()
     assert judge(endpoint, "4", timeout_s=0.5, retries=1).outcome is Outcome.TIMED_OUT
-    assert time.monotonic() - started < 5
 
 
 def test_an_endpoint_that_is_not_there_is_named() -> None:
     kind = JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=1)
-    with GraderPool(1, 5.0) as pool:
+    with GraderPool(1, PATIENCE_S) as pool:
         grade = pool.grade_one("4", "four", kind=kind)
     assert grade.outcome is Outcome.CRASHED
     assert "http://127.0.0.1:9/v1 fails" in grade.reason
@@ -264,22 +263,21 @@ def test_the_key_comes_from_its_variable(endpoint: Endpoint, monkeypatch: pytest
 
 def test_questions_are_asked_side_by_side(endpoint: Endpoint) -> None:
     def slowly(own: Endpoint, handler: BaseHTTPRequestHandler, prompt: str) -> None:
-        time.sleep(0.5)
+        all_asked.wait(PATIENCE_S)
         says("VERDICT: CORRECT")(own, handler, prompt)
 
+    all_asked = threading.Barrier(8)
     endpoint.answer = slowly
     kind = JudgeGrader(url=endpoint.url, model="m")
-    with GraderPool(1, 5.0) as pool:
-        started = time.monotonic()
+    with GraderPool(1, PATIENCE_S) as pool:
         grades = pool.grade([GradeRequest(str(n), "four", kind=kind) for n in range(8)])
     assert {grade.outcome for grade in grades} == {Outcome.CORRECT}
-    assert time.monotonic() - started < 3
 
 
 def test_closing_the_pool_ends_a_question_in_the_queue(endpoint: Endpoint) -> None:
     endpoint.answer = drips
     kind = JudgeGrader(url=endpoint.url, model="m", parallel=1, timeout_s=2.0, retries=0)
-    pool = GraderPool(1, 5.0)
+    pool = GraderPool(1, PATIENCE_S)
     threading.Timer(0.5, pool.close).start()
     with pytest.raises(LuffyError, match="closed"):
         pool.grade([GradeRequest(str(n), "four", kind=kind) for n in range(3)])

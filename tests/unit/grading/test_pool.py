@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
+from patience import PATIENCE_S, wait_until
 
 from luffy.errors import LuffyError
 from luffy.grading import Grade, GradeRequest, GraderPool
@@ -31,13 +32,6 @@ def pool() -> Iterator[GraderPool]:
 
 def grade_one(pool: GraderPool, response: str, truth: str) -> Grade:
     return pool.grade([GradeRequest(response, truth)])[0]
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "condition never came true"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +73,10 @@ def test_nasty_answers_are_never_correct_and_never_break_the_pool(pool: GraderPo
 
 
 def test_a_million_characters_are_graded_at_once(pool: GraderPool) -> None:
-    started = time.monotonic()
+    started = time.process_time()  # exact answers are graded in this process
     grades = pool.grade([GradeRequest("word " * 200_000 + f"\\boxed{{{n}}}", "52") for n in (52, 53)])
     assert [grade.outcome for grade in grades] == [Outcome.CORRECT, Outcome.WRONG]
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_exact_answers_start_no_process() -> None:
@@ -106,14 +100,15 @@ def test_a_stopped_worker_times_out() -> None:
         assert grade_one(pool, r"\boxed{x+2}", "1+x").outcome is Outcome.TIMED_OUT
 
 
+def is_at_work(pid: int) -> bool:
+    """The worker has computed for longer than loading takes."""
+    return psutil.Process(pid).cpu_times().user > 2 * LOADING_CPU_S
+
+
 def kill_the_grading_worker(pool: GraderPool, killed: set[int]) -> None:
     """Kill the worker of a pool of one, once it is at work; `killed` are those that were killed before."""
 
-    def is_at_work() -> bool:
-        times = [psutil.Process(pid).cpu_times() for pid in set(pool.worker_pids()) - killed]
-        return any(time.user > 2 * LOADING_CPU_S for time in times)
-
-    wait_for(is_at_work)
+    wait_until(lambda: any(is_at_work(pid) for pid in set(pool.worker_pids()) - killed))
     (pid,) = pool.worker_pids()
     killed.add(pid)
     os.kill(pid, signal.SIGKILL)
@@ -122,12 +117,12 @@ def kill_the_grading_worker(pool: GraderPool, killed: set[int]) -> None:
 def test_an_answer_whose_two_workers_are_killed_is_a_crash_and_they_are_replaced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with GraderPool(num_workers=1, timeout_s=60.0) as pool, ThreadPoolExecutor(1) as thread:
+    with GraderPool(num_workers=1, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
         crashing = thread.submit(grade_one, pool, HANGS, "3")
         killed: set[int] = set()
         kill_the_grading_worker(pool, killed)
         kill_the_grading_worker(pool, killed)
-        assert crashing.result(30).outcome is Outcome.CRASHED
+        assert crashing.result(PATIENCE_S).outcome is Outcome.CRASHED
         assert "grading by math crashed: the worker died" in caplog.text
         assert grade_one(pool, r"\boxed{x+2}", "2+x").outcome is Outcome.CORRECT
         assert len(killed) == 2
@@ -135,7 +130,7 @@ def test_an_answer_whose_two_workers_are_killed_is_a_crash_and_they_are_replaced
 
 
 def test_a_worker_killed_from_outside_changes_no_verdict() -> None:
-    with GraderPool(num_workers=1, timeout_s=20.0, memo_size=0) as pool:
+    with GraderPool(num_workers=1, timeout_s=PATIENCE_S, memo_size=0) as pool:
         assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
         os.kill(pool.worker_pids()[0], signal.SIGKILL)
         assert grade_one(pool, r"\boxed{x+1}", "1+x").outcome is Outcome.CORRECT
@@ -146,9 +141,9 @@ def test_a_worker_killed_from_outside_changes_no_verdict() -> None:
 def test_a_timeout_is_remembered_and_a_crash_is_not() -> None:
     with GraderPool(num_workers=1, timeout_s=0.5) as pool:
         assert grade_one(pool, HANGS, "3").outcome is Outcome.TIMED_OUT
-        started = time.monotonic()
-        assert grade_one(pool, HANGS, "3").outcome is Outcome.TIMED_OUT
-        assert time.monotonic() - started < 0.2
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool, "_jobs", None)  # no worker can be asked
+            assert grade_one(pool, HANGS, "3").outcome is Outcome.TIMED_OUT
 
 
 def test_a_timeout_is_remembered_by_the_next_pool_that_reads_its_file(tmp_path: Path) -> None:
@@ -202,12 +197,13 @@ def test_a_pair_that_several_threads_ask_for_is_graded_once() -> None:
 
 
 def test_several_verifications_run_at_once() -> None:
-    with GraderPool(num_workers=3, timeout_s=2.0) as pool:
-        pool.grade([GradeRequest(rf"\boxed{{x+{n}}}", "y") for n in range(3)])  # starts all three
-        started = time.monotonic()
-        grades = pool.grade([GradeRequest(HANGS.replace("60", str(n)), "3") for n in (60, 61, 62)])
-        assert time.monotonic() - started < 5
-    assert {grade.outcome for grade in grades} == {Outcome.TIMED_OUT}
+    with GraderPool(num_workers=3, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
+        hanging = [GradeRequest(HANGS.replace("60", str(n)), "3") for n in (60, 61, 62)]
+        grading = thread.submit(pool.grade, hanging)
+        wait_until(lambda: sum(is_at_work(pid) for pid in pool.worker_pids()) == 3)
+        pool.close()
+        with pytest.raises(LuffyError, match="closed"):
+            grading.result(PATIENCE_S)
 
 
 def test_threads_share_a_pool(pool: GraderPool) -> None:
@@ -229,20 +225,20 @@ def test_a_worker_outlives_the_thread_that_asked_first(pool: GraderPool) -> None
 
 
 def test_closing_ends_a_grade_in_flight_and_may_be_repeated() -> None:
-    pool = GraderPool(num_workers=1, timeout_s=600.0)
+    pool = GraderPool(num_workers=1, timeout_s=PATIENCE_S)
     with ThreadPoolExecutor(1) as thread:
         hanging = thread.submit(pool.grade, [GradeRequest(HANGS, "3"), GradeRequest(r"\boxed{x+1}", "1+x")])
-        wait_for(lambda: bool(pool.worker_pids()))
+        wait_until(lambda: bool(pool.worker_pids()))
         pool.close()
         pool.close()
         with pytest.raises(LuffyError, match="closed"):
-            hanging.result(10)
+            hanging.result(PATIENCE_S)
     with pytest.raises(LuffyError, match="closed"):
         pool.grade([])
 
 
 def test_a_worker_inherits_no_lock(pool: GraderPool, tmp_path: Path) -> None:
-    with (tmp_path / "lock").open("w") as lock, GraderPool(num_workers=1, timeout_s=20.0) as fresh:
+    with (tmp_path / "lock").open("w") as lock, GraderPool(num_workers=1, timeout_s=PATIENCE_S) as fresh:
         os.set_inheritable(lock.fileno(), True)
         grade_one(fresh, r"\boxed{x+1}", "1+x")
         (pid,) = fresh.worker_pids()
@@ -262,7 +258,7 @@ def test_workers_die_with_a_killed_parent() -> None:
         assert parent.stdout is not None
         worker = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 10)
+    wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_pool_whose_workers_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
+from patience import PATIENCE_S
 from synthetic.finished_stages import run_of
 
 from luffy.cli.main import main
@@ -36,7 +36,7 @@ from luffy.pipeline import disposal
 def delete(path):
     next(file for file in path.rglob("*") if file.is_file()).unlink()
     print("deleting", flush=True)
-    time.sleep(60)
+    time.sleep(7200)
 
 disposal._delete = delete
 main(["gc", "--delete", *sys.argv[1:]])
@@ -168,7 +168,7 @@ def test_a_run_under_way_keeps_what_it_will_reuse_and_cannot_be_given_up(workspa
 
 def test_a_killed_run_does_not_live_even_if_its_number_was_given_away(workspace, opened):
     directory = workspace.new_run("smoke", {})
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "7200"])
     record = {"state": "running", "pid": child.pid, "host": os.uname().nodename, "stages": {}}
     write_run(directory, {**record, "started": "2026-01-01T00:00:00+00:00"})
     assert read_run(directory).condition == "killed"
@@ -335,19 +335,19 @@ def test_runs_are_found_by_name_path_and_experiment(workspace, two):
 
 
 def test_who_waits_for_a_stage_that_is_deleted_is_told(tmp_path):
-    directory, said = tmp_path / "stage", []
+    directory, said, waits = tmp_path / "stage", [], threading.Event()
     directory.mkdir()
 
     def wait():
         try:
-            StageLock(directory).__enter__()
+            StageLock(directory, waiting=lambda holder: waits.set()).__enter__()
         except Exception as error:
             said.append(str(error))
 
     waiter = threading.Thread(target=wait)
     with StageLock(directory):
         waiter.start()
-        time.sleep(0.3)
+        assert waits.wait(PATIENCE_S)
         directory.rename(tmp_path / ".trash-stage")
-    waiter.join(5)
+    waiter.join(PATIENCE_S)
     assert "was deleted while its lock was waited for" in said[0]

@@ -5,11 +5,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S, wait_until
 
 from luffy.config import load_experiment
 from luffy.errors import EXIT_INTERRUPTED, ConfigError, StageFailed
@@ -24,7 +24,7 @@ from luffy.pipeline.gpus import no_turn, own_gpus
 tempfile.tempdir = sys.argv[1]
 with own_gpus(1, no_turn, print, bool) as shown:
     print(shown["CUDA_VISIBLE_DEVICES"], flush=True)
-    time.sleep(60)
+    time.sleep(7200)
 """
 
 
@@ -68,11 +68,11 @@ def test_who_finds_too_few_waits_and_keeps_none_of_them(machine):
     with take():
         waiter = threading.Thread(target=two)
         waiter.start()
-        time.sleep(0.2)
+        wait_until(lambda: told)
         assert not got
         with take():  # the other one is still to be had
             pass
-    waiter.join(10)
+    waiter.join(PATIENCE_S)
     assert (got, told) == (["0,1"], ["2 of 2 GPUs"])
 
 

@@ -6,7 +6,7 @@ import threading
 from luffy.pipeline.lock import StageLock, holder_of
 
 HOLD = "import sys, time; from pathlib import Path; from luffy.pipeline.lock import StageLock\n"
-HOLD += "with StageLock(Path(sys.argv[1])): print('locked', flush=True); time.sleep(60)"
+HOLD += "with StageLock(Path(sys.argv[1])): print('locked', flush=True); time.sleep(7200)"
 
 
 def hold(directory):
@@ -37,7 +37,7 @@ def test_a_waiter_is_told_for_whom_and_gets_the_lock_when_the_holder_is_killed(t
 
 def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(tmp_path):
     with StageLock(tmp_path):
-        child = subprocess.Popen(["sleep", "30"], close_fds=False)
+        child = subprocess.Popen(["sleep", "7200"], close_fds=False)
     assert holder_of(tmp_path) is None
     child.kill()
     child.wait()

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.config import load_experiment
 from luffy.config.execution import ServerConfig
@@ -206,14 +207,14 @@ def test_servers_share_the_rows_and_each_prompt_stays_together(
 def test_no_more_requests_run_at_a_server_than_it_may_have(
     fake: FakeServer, connect: Callable[..., ServerEngine]
 ) -> None:
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, lock, three_run = 0, 0, threading.Lock(), threading.Barrier(3)
 
     def slow() -> Reply:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.02)
+        three_run.wait(PATIENCE_S)
         with lock:
             running -= 1
         return 200, completion({"sampling_params": {"seed": 1}}, fake.version)
@@ -242,16 +243,14 @@ def test_what_may_pass_is_tried_again(
 def test_a_server_says_itself_when_to_come_again(
     fake: FakeServer, connect: Callable[..., ServerEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 30.0)
+    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 1e6)
     engine = connect(fake)
     # With `Retry-After: 0`.
     fake.replies[GENERATE] = [
         lambda: (429, {}),
         lambda: (200, completion({"sampling_params": {"seed": 7}}, fake.version)),
     ]
-    began = time.monotonic()
     engine.generate(rows(1, 1), PARAMS)
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(
@@ -278,23 +277,19 @@ def test_a_failure_that_stays_names_the_server_and_its_words(
 def test_a_response_that_does_not_come_ends_the_call_in_time_and_is_not_asked_for_again(
     fake: FakeServer, connect: Callable[..., ServerEngine]
 ) -> None:
-    engine, forever = connect(fake, request_timeout_s=0.3), threading.Event()
-    fake.replies[GENERATE] = [lambda: (200, {"waited": forever.wait(10)})]
-    began = time.monotonic()
-    with pytest.raises(ClusterError, match=r"no answer within 0\.3 s"):
+    engine, forever = connect(fake, request_timeout_s=2.0), threading.Event()
+    fake.replies[GENERATE] = [lambda: (200, {"waited": forever.wait(PATIENCE_S)})]
+    with pytest.raises(ClusterError, match=r"no answer within 2 s"):
         engine.generate(rows(1, 1), PARAMS)
-    assert time.monotonic() - began < 3
     assert len(fake.generated()) == 1
     forever.set()
 
 
 def test_one_failure_ends_the_rows_that_still_run(fake: FakeServer, connect: Callable[..., ServerEngine]) -> None:
     engine, forever = connect(fake, concurrency=2), threading.Event()
-    fake.replies[GENERATE] = [lambda: (200, {"waited": forever.wait(10)}), lambda: (400, {})]
-    began = time.monotonic()
+    fake.replies[GENERATE] = [lambda: (200, {"waited": forever.wait(PATIENCE_S)}), lambda: (400, {})]
     with pytest.raises(ClusterError, match="status 400"):
         engine.generate(rows(1, 20), PARAMS)
-    assert time.monotonic() - began < 3
     assert len(fake.generated()) == 2
     forever.set()
 
@@ -348,7 +343,7 @@ def test_no_request_is_sent_while_the_weights_are_replaced(
         thread.start()
         time.sleep(0.1)
         assert fake.generated() == []
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert [c.weight_versions for c in said] == [(4,)]
 
 
@@ -382,7 +377,7 @@ def test_a_url_that_answers_nothing_is_refused(start: Callable[[FakeServer], Fak
         ServerConfig(urls=("http://127.0.0.1:1",))
     )
     forever = threading.Event()
-    silent = start(FakeServer(replies={"/v1/models": [lambda: (200, {"waited": forever.wait(10)})]}))
+    silent = start(FakeServer(replies={"/v1/models": [lambda: (200, {"waited": forever.wait(PATIENCE_S)})]}))
     assert "no answer within 0.2 s; start the server or correct the URL" in complaint(
         ServerConfig(urls=(silent.url,), request_timeout_s=0.2)
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal, text_completion
 
 from luffy.config.execution import ServerConfig
@@ -175,16 +176,17 @@ def test_what_may_pass_is_tried_again(
 
 
 def test_silence_is_tried_again_too(serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]) -> None:
-    once = threading.Event()
+    once, answered = threading.Event(), threading.Event()
 
     def silent(path: str, body: dict) -> Reply:
         if not once.is_set():
             once.set()
-            time.sleep(0.6)
+            answered.wait(PATIENCE_S)
         return by_seed(path, body)
 
     served = serve(silent)
-    one(connect(served, request_timeout_s=0.3))
+    one(connect(served, request_timeout_s=2.0))
+    answered.set()
     assert len(served.asked) == 2
 
 
@@ -328,7 +330,7 @@ def test_what_is_under_way_when_another_request_fails_is_kept_and_nothing_more_i
         if body["messages"][1]["content"] == "1 + 1?":
             refused.set()
             return refusal(400, "no")
-        assert refused.wait(10)
+        assert refused.wait(PATIENCE_S)
         time.sleep(0.2)
         return by_seed(path, body)
 

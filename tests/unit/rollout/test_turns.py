@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.errors import LuffyError
 from luffy.rollout.turns import Turns
@@ -17,7 +18,7 @@ def started(target) -> threading.Thread:
 
 
 def test_whoever_asks_waits_for_about_one_turn_of_each_other_thread() -> None:
-    turns, stop, had = Turns(timeout_s=20), threading.Event(), []
+    turns, stop, had = Turns(timeout_s=PATIENCE_S), threading.Event(), []
 
     def step() -> None:
         while not stop.is_set():
@@ -33,7 +34,7 @@ def test_whoever_asks_waits_for_about_one_turn_of_each_other_thread() -> None:
             waits.append(len(had) - before)
     stop.set()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=PATIENCE_S)
     # The median: a thread that the system puts aside between the counting and the asking says nothing of the lock.
     assert 1 <= statistics.median(waits) <= 3
 
@@ -49,10 +50,10 @@ def test_a_wait_has_a_bound_and_leaves_nothing_behind() -> None:
 
 
 def test_a_turn_ends_with_an_error_in_it_and_may_be_given_back_by_another_thread() -> None:
-    turns = Turns(timeout_s=20)
+    turns = Turns(timeout_s=PATIENCE_S)
     with pytest.raises(KeyError), turns.turn():
         raise KeyError
     turns.take()
-    started(turns.give).join(timeout=20)
+    started(turns.give).join(timeout=PATIENCE_S)
     with turns.turn():
         pass

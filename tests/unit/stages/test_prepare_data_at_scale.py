@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from patience import wait_until
 
 import luffy.data.parquet as parquet
 from luffy.config.data import DataConfig
@@ -127,16 +128,13 @@ def test_a_killed_program_continues_and_leaves_no_process(tmp_path: Path) -> Non
     command = [sys.executable, script, tmp_path / "settings.json", tmp_path / "out", root, root / "tests"]
     killed = subprocess.Popen(command)
     shards = tmp_path / "out" / "shards" / "train"
-    deadline = time.monotonic() + 120
-    while not list(shards.glob("*.json")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: list(shards.glob("*.json")))
     children = psutil_children(killed.pid)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     finished = {path.name: path.stat().st_mtime_ns for path in shards.glob("*.json")}
     assert finished and children
-    time.sleep(3)
-    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    wait_until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()])
     again = subprocess.Popen(command)
     while again.poll() is None:
         now = {path.name: path.stat().st_mtime_ns for path in list(shards.glob("*.json")) if path.exists()}

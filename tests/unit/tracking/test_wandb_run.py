@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.config.execution import TrackingConfig
 from luffy.config.grading import GradingConfig
@@ -123,7 +124,7 @@ with Tracker(out, "0123abcd", "rl", TrackingConfig(wandb="online"), GradingConfi
 
 def drive(out: Path, step: int, end: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", DRIVER, str(out), str(step), end]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
 
 
 def records_of(path: Path) -> Iterator[Any]:
