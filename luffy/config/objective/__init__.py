@@ -16,13 +16,13 @@ from luffy.config.objective.advantage import (
 )
 from luffy.config.objective.group import (
     BinomialLength,
-    DropSilentGroups,
+    DropZeroVariance,
+    DynamicSampling,
     EvenlySpacedLength,
     GroupConfig,
     GroupFilter,
     PrefixConfig,
     PrefixLength,
-    RefillGroups,
     ReplayConfig,
     UniformLength,
 )
@@ -90,7 +90,8 @@ __all__ = [
     "Coefficient",
     "ConstantValue",
     "CosineValue",
-    "DropSilentGroups",
+    "DropZeroVariance",
+    "DynamicSampling",
     "EntropyLoss",
     "EvenlySpacedLength",
     "GateConfig",
@@ -124,7 +125,6 @@ __all__ = [
     "PrefixConfig",
     "PrefixLength",
     "RationalShaping",
-    "RefillGroups",
     "ReplayConfig",
     "ScheduledValue",
     "Selector",

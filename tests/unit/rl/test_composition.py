@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from luffy.config import available_presets, load_experiment
-from luffy.config.objective import RefillGroups
+from luffy.config.objective import DynamicSampling
 from luffy.config.settings import RLSettings
 from luffy.grading import GraderPool
 from luffy.pipeline.graph import build_graph
@@ -160,7 +160,7 @@ def _step(settings: RLSettings, experience: Experience, trainer: Trainer, sent: 
     hard = experience.hard_demonstrations(step)
     sent.clear()
     if hard is not None:
-        trainer.imitate(hard, step)
+        trainer.sft_step(hard, step)
     shards = {case: _learned(settings, kept, step, *case) for case in itertools.product(UPDATES, RANKS)}
     return Step(groups, kept, shards, list(sent))
 
@@ -216,7 +216,7 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Callable
     assert {kind: any(map(is_kind, groups)) for kind, is_kind in KINDS.items()} == expected
     if objective.replay is not None:
         assert sum(group.is_replayed for group in found.steps[-1].groups) == objective.replay.share * PROMPTS
-    if isinstance(group.filter, RefillGroups):
+    if isinstance(group.filter, DynamicSampling):
         assert all(len(step.groups) > PROMPTS for step in found.steps)
     imitated = [shard for step in found.steps for shards in step.imitated for shard in shards]
     assert bool(imitated) == (objective.interleaved_sft is not None)
