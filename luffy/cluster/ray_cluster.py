@@ -25,7 +25,7 @@ _UPDATE_THREADS = 3
 """Of an engine, besides those that generate: an update, its parts, and a question."""
 _SEND_TIMEOUT_S = 300.0
 """Longest wait for engines to take all weights; under ZeRO 3 the other ranks wait in a collective meanwhile."""
-_NEED_GPU = ("learn", "imitate", "entropies")
+_NEED_GPU = ("learn", "sft_step", "entropies")
 """What ranks do with more memory than they hold all the time."""
 
 

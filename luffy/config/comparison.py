@@ -24,7 +24,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_
 
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.load import chain_stages, load_experiment, read_overridden
-from luffy.config.objective import ObjectiveConfig, RefillGroups
+from luffy.config.objective import DynamicSampling, ObjectiveConfig
 from luffy.config.shipped import experiment_file
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.config.strict import StrictModel
@@ -250,11 +250,13 @@ def _steps_of_rollouts(arm: _Arm, rollouts: int, config: ExperimentConfig) -> in
     if config.rl is None or config.objective is None or "rl" not in config.stages:
         arm.refuse("draws no rollouts, so that a budget of rollouts does not bound it; give budget.optimizer_steps")
     group = config.objective.group
-    varies = group.prefix is not None or isinstance(group.filter, RefillGroups) or config.objective.replay is not None
+    varies = (
+        group.prefix is not None or isinstance(group.filter, DynamicSampling) or config.objective.replay is not None
+    )
     if varies:
         arm.refuse(
-            f"how many rollouts {config.method} draws in a step depends on what they come to (prefixes, refilling or "
-            "replay); give budget.optimizer_steps"
+            f"how many rollouts {config.method} draws in a step depends on what they come to (prefixes, dynamic "
+            "sampling or replay); give budget.optimizer_steps"
         )
     traces = group.off_policy if group.off_policy_when_accuracy_at_most is None else 0
     a_step = config.rl.prompts_per_step * (group.size - traces)

@@ -11,7 +11,7 @@ from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
-from luffy.config.objective import ObjectiveConfig, RefillGroups
+from luffy.config.objective import DynamicSampling, ObjectiveConfig
 from luffy.config.stage_names import StageName
 from luffy.config.strict import StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
@@ -166,10 +166,10 @@ class ExperimentConfig(StrictModel):
     def _steps_know_their_prompts_beforehand(self) -> "ExperimentConfig":
         if "rl" not in self.stages or self.rl is None or self.objective is None or self.rl.max_staleness == 0:
             return self
-        if isinstance(self.objective.group.filter, RefillGroups):
+        if isinstance(self.objective.group.filter, DynamicSampling):
             raise ValueError(
-                "objective.group.filter.kind: refill takes as many prompts as a step turns out to need, so that the "
-                "next one cannot begin before; set rl.max_staleness to 0 or use kind: drop_silent"
+                "objective.group.filter.kind: dynamic_sampling takes as many prompts as a step turns out to need, so "
+                "that the next one cannot begin before; set rl.max_staleness to 0 or use kind: drop_zero_variance"
             )
         return self
 

@@ -5,11 +5,11 @@ from textwrap import wrap
 
 from luffy.config.objective import (
     BinomialLength,
+    DynamicSampling,
     EvenlySpacedLength,
     GroupAdvantage,
     ObjectiveConfig,
     PrefixConfig,
-    RefillGroups,
     TermConfig,
     UniformLength,
 )
@@ -107,7 +107,7 @@ def _group(objective: ObjectiveConfig) -> str:
         )
     if group.filter is not None:
         parts.append("groups whose rewards are all equal are dropped")
-    if isinstance(group.filter, RefillGroups):
+    if isinstance(group.filter, DynamicSampling):
         parts.append(f"and replaced by others, in at most {group.filter.max_rounds} rounds")
     return ", ".join(parts)
 

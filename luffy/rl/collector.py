@@ -12,15 +12,13 @@ from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.seeds import derive_seed
 from luffy.types import Group, Trajectory
 
-__all__ = ["Demonstration", "GroupCollector", "RolloutTask"]
-
 
 class GroupCollector:
     """Rolls out and grades the groups of a step. The rows of a group: rollouts, guided rows, the replayed row.
 
-    Guided rows are whole traces or, with `group.prefix`, starts of traces that the policy continues. A whole trace
-    enters once, so that a prompt with fewer of them than the group wants is topped up with rollouts; starts of one
-    trace may guide many rows. All but replayed rows are graded, traces too; a hybrid row is graded as one text.
+    Guided rows are whole traces or, with `group.prefix`, prefixes of traces that the policy continues. A whole trace is
+    used once, so a prompt with fewer traces than the group wants is topped up with rollouts; one trace may give the
+    prefixes of many rows. All but replayed rows are graded, traces too; a hybrid row is graded as one text.
     """
 
     def __init__(
@@ -42,10 +40,10 @@ class GroupCollector:
     def collect(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()
     ) -> list[Group]:
-        """One group a task, in the order of the tasks.
+        """One group for each task, in the order of the tasks.
 
-        `step` counts from 1. `earlier` names the prompts (uids) of the step's rounds before this one: a prompt that
-        comes again in a step is sampled anew.
+        `step` counts from 1. `earlier` names the prompts (uids) of the step's earlier rounds: a prompt that comes again
+        in a step is sampled with new seeds.
         """
         visits = _visits(tasks, earlier)
         plans = [self._plan(task, visit, step) for task, visit in zip(tasks, visits, strict=True)]
@@ -54,7 +52,7 @@ class GroupCollector:
         return self._with_traces_where_failing(tasks, groups, step)
 
     def _plan(self, task: RolloutTask, visit: int, step: int) -> list[PlannedRow]:
-        """The rows to generate, and the traces that always take part."""
+        """The rows of a group before generation: rollouts, then guided rows."""
         guides = self._guides(task, step) if self._group.off_policy_when_accuracy_at_most is None else []
         num_rollouts = self._group.size - len(guides) - len(_replayed(task))
         seeds = [
@@ -67,7 +65,7 @@ class GroupCollector:
         ]
 
     def _guides(self, task: RolloutTask, step: int) -> list[Demonstration]:
-        """The trace behind each guided row; a task with more of them takes turns over the steps."""
+        """The trace of each guided row; a task with more traces than that takes turns over the steps."""
         available, prefix = task.demonstrations, self._group.prefix
         if not available:
             return []
@@ -83,7 +81,7 @@ class GroupCollector:
         return prefix_length(self._group.prefix, len(guide.token_ids), row, step, self._total_steps, self._seed)
 
     def _generated(self, engine: RolloutEngine, plans: Sequence[Sequence[PlannedRow]]) -> list[list[GeneratedRow]]:
-        """Every planned row with what the engine says behind it; all groups in one call."""
+        """Every planned row with its completion; one call of the engine for all groups."""
         requests = [row.request() for plan in plans for row in plan if not row.is_complete]
         completions = iter(engine.generate(requests, self._params))
         return [[GeneratedRow(row, None if row.is_complete else next(completions)) for row in plan] for plan in plans]
@@ -100,7 +98,7 @@ class GroupCollector:
     def _with_traces_where_failing(
         self, tasks: Sequence[RolloutTask], groups: Sequence[Group], step: int
     ) -> list[Group]:
-        """The groups, with traces in the place of wrong rollouts where too few are right."""
+        """The groups, with traces in place of wrong rollouts where too few rollouts are right."""
         bound = self._group.off_policy_when_accuracy_at_most
         if bound is None:
             return list(groups)
@@ -116,7 +114,7 @@ class GroupCollector:
 
 
 def _visits(tasks: Sequence[RolloutTask], earlier: Sequence[str]) -> list[int]:
-    """How often each task's prompt came before in the step."""
+    """How often each task's prompt came earlier in the step."""
     seen = Counter(earlier)
     visits = []
     for task in tasks:
@@ -134,7 +132,7 @@ def _whole(task: RolloutTask, guide: Demonstration) -> GeneratedRow:
 
 
 def _in_place_of_wrong(group: Group, traces: Sequence[Trajectory]) -> Group:
-    """The last wrong rollouts make room, one a trace; right ones never do, so that a trace too many stays out."""
+    """The group with traces in place of its last wrong rollouts; right ones stay, so traces may be left out."""
     wrong = [row for row in group.rollouts if not row.is_correct]
     count = min(len(traces), len(wrong))
     leaving = wrong[len(wrong) - count :]

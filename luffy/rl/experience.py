@@ -1,4 +1,4 @@
-"""What an RL step learns from: prompts from the stream and the replay buffer, rolled out, graded and journalled."""
+"""Which prompts a step takes, from the stream and the replay buffer, and what later steps must remember of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class Sources:
     collector: GroupCollector
     journal: RolloutJournal
     trainer: Trainer
-    """Asked which of a prompt's stored successes the policy is surest of."""
+    """Tells which of a prompt's stored successes has the lowest entropy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class StepPlan:
 
     step: int
     position: int
-    """In the stream of prompts, where the step begins."""
+    """Place in the stream of prompts where the step begins."""
     tasks: Sequence[RolloutTask]
-    """Of the first round."""
+    """Prompts of the first round."""
     journalled: Sequence[Group] | None
-    """The groups that an interrupted run has left; nothing is generated then."""
+    """Groups that an interrupted run has left in the journal; nothing is generated then."""
 
 
 class Experience:
@@ -63,15 +63,11 @@ class Experience:
         )
         self._prompts_taken = 0
         self._planned: dict[int, int] = {}
-        """Prompts that steps take from the stream which are planned and not observed yet."""
+        """Prompts from the stream, by step, of the steps that are planned and not observed yet."""
         self._failed = None if objective.interleaved_sft is None else FailedPrompts(objective.interleaved_sft.take)
 
-    @property
-    def replays(self) -> bool:
-        return self._replay is not None
-
     def plan(self, step: int) -> StepPlan:
-        """What `step` rolls out, by what was observed until now; each step once, in order."""
+        """What `step` rolls out, given what was observed until now; call once for each step, in order."""
         position = self._prompts_taken + sum(self._planned.values())
         journalled = self._sources.journal.read(step)
         if journalled is not None:
@@ -83,7 +79,7 @@ class Experience:
         return StepPlan(step, position, [*replayed, *fresh], None)
 
     def generate(self, plan: StepPlan, engine: RolloutEngine) -> list[Group]:
-        """The graded groups of a planned step, in as many rounds as the filter asks for.
+        """The graded groups of a planned step, in as many rounds as dynamic sampling needs.
 
         Reads nothing that other steps change, so that several steps may be generated at the same time.
         """
@@ -104,10 +100,10 @@ class Experience:
             self._sources.journal.commit(plan.step, groups)
 
     def kept(self, step: int, groups: Sequence[Group]) -> list[Group]:
-        """Those that the step learns from.
+        """The groups that the step learns from.
 
-        Admission bounds how old rollouts can be; should an engine have missed an update all the same, groups that are
-        too old go as a whole, since dropping their late rows alone would favour short answers.
+        Admission bounds how stale rollouts can be. Should an engine have missed a weight update all the same, stale
+        groups are dropped whole: dropping only their late rows would favour short answers.
         """
         oldest = step - 1 - self._settings.rl.max_staleness
         fresh = [group for group in groups if group.oldest_weights >= oldest]
@@ -123,7 +119,7 @@ class Experience:
             self._failed.observe(groups, lambda uid: bool(self._by_uid[uid].demonstrations))
 
     def hard_demonstrations(self, step: int) -> list[Trajectory] | None:
-        """Traces of prompts that every rollout failed, once enough of them have gathered; they are then forgotten."""
+        """Traces of prompts that every rollout failed, once enough prompts wait; they leave the queue."""
         config = self._settings.objective.interleaved_sft
         if self._failed is None or config is None:
             return None
@@ -160,15 +156,12 @@ class Experience:
         config = self._settings.objective.replay
         if self._replay is None or config is None:
             return []
-        drawn = {
-            uid: self._replay.candidates(uid) for uid in self._replay.draw(step, round(config.share * self._wanted))
-        }
-        return [
-            replace(self._by_uid[uid], replayed=self._choose(candidates, config)) for uid, candidates in drawn.items()
-        ]
+        uids = self._replay.draw(step, round(config.share * self._wanted))
+        stored = {uid: self._replay.candidates(uid) for uid in uids}
+        return [replace(self._by_uid[uid], replayed=self._choose(rows, config)) for uid, rows in stored.items()]
 
     def _choose(self, candidates: Sequence[Trajectory], config: ReplayConfig) -> Trajectory:
-        """One of a prompt's stored successes, of which the newest is the last."""
+        """One of a prompt's stored successes, which come oldest first."""
         if config.choose == "latest" or len(candidates) == 1:
             return candidates[-1]
         entropies = self._sources.trainer.entropies(candidates)

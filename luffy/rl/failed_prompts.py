@@ -1,4 +1,4 @@
-"""Prompts that the policy cannot solve, gathered for a supervised step: ReLIFT (arXiv 2506.07527)."""
+"""Prompts that every rollout failed, gathered for an SFT step: ReLIFT (arXiv 2506.07527)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -40,7 +40,7 @@ class FailedPrompts:
         return taken
 
     def state(self) -> dict[str, object]:
-        """Everything, in types that JSON gives back exactly."""
+        """The queue, in types that JSON gives back exactly."""
         return {"waiting": list(self._waiting)}
 
     def restore(self, state: Mapping[str, object]) -> None:

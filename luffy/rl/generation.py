@@ -14,8 +14,8 @@ from luffy.types import Group, Source
 class Generation:
     """Gives the trainer the groups of its steps, one step after the other.
 
-    With `max_staleness` k, rollouts of step s may start once the weights behind s - 1 - k steps are published: the
-    bound is kept by admission, so that nothing has to be thrown away. At k = 0 generation and training take turns.
+    With `max_staleness` k, rollouts of step s may start once the weights after step s - 1 - k are published: the bound
+    is kept by admission, so that nothing has to be thrown away. At k = 0 generation and training take turns.
     A context manager: generation that still runs is abandoned when the context ends.
     """
 
@@ -31,7 +31,7 @@ class Generation:
     def take(self, step: int) -> tuple[list[Group], dict[str, float]]:
         """The groups of `step` (durable from now on) and metrics of the wait for them (`perf/`).
 
-        To be called when the trainer has learned from all steps before.
+        Call it when the trainer has learned from all steps before.
         """
         began = time.perf_counter()
         self._admit(step)
@@ -61,7 +61,7 @@ class Generation:
     def _start(self, plan: StepPlan) -> Future[list[Group]]:
         if self._ahead:
             return self._threads.submit(self._generate, plan)
-        # Nothing to overlap with: in this thread, whose settings of torch are the trainer's.
+        # Nothing to overlap with: run in this thread, which has the trainer's torch settings.
         future: Future[list[Group]] = Future()
         future.set_result(self._generate(plan))
         return future
@@ -71,25 +71,25 @@ class Generation:
             return list(plan.journalled)
         with self._busy.measured():
             groups = self._experience.generate(plan, self._cluster.engine)
-        self._busy.count(_num_drawn(groups))
+        self._busy.count(_num_sampled(groups))
         return groups
 
 
-def _num_drawn(groups: Sequence[Group]) -> int:
+def _num_sampled(groups: Sequence[Group]) -> int:
     return sum(
         row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.displaced)
     )
 
 
 class BusyTime:
-    """How much of the time something is going on, in whatever number of threads."""
+    """How much of the time at least one thread is generating."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._active = 0
         self._busy = 0.0
         self._num_tokens = 0
-        self._changed = self._asked = time.perf_counter()
+        self._changed = self._last_read = time.perf_counter()
 
     @contextmanager
     def measured(self) -> Iterator[None]:
@@ -101,17 +101,17 @@ class BusyTime:
             self._change(-1)
 
     def count(self, num_tokens: int) -> None:
-        """Add tokens that were drawn."""
+        """Add sampled tokens."""
         with self._lock:
             self._num_tokens += num_tokens
 
     def since_last(self) -> dict[str, float]:
-        """Since this was last asked: seconds that the engines generated, share of the time that they did not, and
-        tokens a second of those that have come back."""
+        """Since the last call: seconds in which the engines generated, share of the time in which they did not, and
+        tokens a second of the responses that have come back."""
         self._change(0)
         with self._lock:
-            elapsed, busy, tokens = self._changed - self._asked, self._busy, self._num_tokens
-            self._asked, self._busy, self._num_tokens = self._changed, 0.0, 0
+            elapsed, busy, tokens = self._changed - self._last_read, self._busy, self._num_tokens
+            self._last_read, self._busy, self._num_tokens = self._changed, 0.0, 0
         idle = {"perf/generation_s": busy, "perf/engine_idle_share": 1 - busy / elapsed if elapsed > 0 else 0.0}
         return idle | ({"perf/rollout_tokens_per_s": tokens / busy} if tokens and busy else {})
 

@@ -1,4 +1,4 @@
-"""Watching that the engine and the trainer see the same policy."""
+"""Checks that the engine and the trainer see the same policy."""
 
 import logging
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ _SUSPICIOUS = 0.01
 
 
 def check_logp_gap(metrics: Mapping[str, float], bound: float | None, max_staleness: int) -> None:
-    """Warn of a mean gap between what the engine and what the trainer says of the sampled tokens.
+    """Warn where the engine's and the trainer's log-probabilities of the sampled tokens differ on average.
 
-    Raises NumericalError above `bound`. With `max_staleness` above 0 the gap also holds what the policy has learned
-    since, so that it is only bounded, not warned of.
+    Raises NumericalError above `bound`. With `max_staleness` above 0 the policy has learned since the tokens were
+    sampled, so there is no warning, only the bound.
     """
     gap = metrics.get("rollout/logp_gap_mean")
     if gap is None:

@@ -1,4 +1,4 @@
-"""How much of its trace each guided row is given."""
+"""How much of its trace a guided row begins with."""
 
 import math
 from collections.abc import Callable
@@ -15,16 +15,16 @@ _Draw = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class GuidedRow:
-    """A place in a group that a trace guides."""
+    """A guided row of a group."""
 
     uid: str
-    """Of the prompt."""
+    """The prompt."""
     index: int
-    """Which of the group's guided rows, from 0."""
+    """Index among the group's guided rows, from 0."""
     count: int
-    """How many guided rows the group has."""
+    """Number of guided rows in the group."""
     visit: int = 0
-    """How often the prompt came before in this step."""
+    """How often the prompt came earlier in this step."""
 
 
 def prefix_length(

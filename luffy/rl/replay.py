@@ -12,8 +12,8 @@ from luffy.rl.draws import uniform
 from luffy.types import Group, Trajectory
 
 MAX_SUCCESSES = 8
-"""Kept a prompt, the newest. The paper's code has no bound; but every one costs a forward pass whenever the prompt is
-replayed, and the older one is, the farther the policy has moved from what drew it."""
+"""Successes kept for each prompt, the newest. The paper's code has no bound; but each costs a forward pass whenever the
+prompt is replayed, and the older it is, the farther the policy has moved from the weights that sampled it."""
 
 
 ReadGroup = Callable[[int, int], Group | None]
@@ -22,7 +22,7 @@ ReadGroup = Callable[[int, int], Group | None]
 
 @dataclass(frozen=True, slots=True)
 class _Success:
-    """Where a right rollout stands in the journal, and what tells equal responses."""
+    """The place of a right rollout in the journal, and a digest that tells equal responses."""
 
     step: int
     group: int
@@ -32,10 +32,10 @@ class _Success:
 
 @dataclass(slots=True)
 class _Experience:
-    """What is known of one prompt."""
+    """One prompt in the buffer."""
 
     share_correct: float
-    """Of the rollouts of its last group."""
+    """Share of correct rollouts in its last group."""
     successes: list[_Success] = field(default_factory=list)
     """The newest last."""
 
@@ -51,7 +51,7 @@ class ReplayBuffer:
 
     Recording begins with the step after the first whose share of correct rollouts is above `config.start_accuracy`, as
     in the paper's code. What the buffer holds is a pure function of the groups it has observed, and it holds places,
-    not rows: the responses stay in the rollout journal, where `read` finds them when they are drawn.
+    not rows: the responses stay in the rollout journal, where `read` finds them when they are replayed.
     """
 
     def __init__(self, config: ReplayConfig, seed: int, read: ReadGroup) -> None:
@@ -63,7 +63,7 @@ class ReplayBuffer:
         self._retired: set[str] = set()
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
-        """Record a step: all of its groups, before any filter, in order; groups without rollouts say nothing."""
+        """Record a step: all of its groups, before any filter, in order; groups without rollouts are left out."""
         if not self._started:
             self._started = _accuracy(groups) > self._config.start_accuracy
             return
@@ -74,22 +74,22 @@ class ReplayBuffer:
     def draw(self, step: int, count: int) -> list[str]:
         """Up to `count` different prompts for `step`, a pure function of what was observed.
 
-        A bucket (all prompts of one share correct) is drawn with probability proportional to the normal density at its
-        share, whatever its size; then a prompt uniformly inside. Empty buckets are out.
+        A bucket (all prompts of one share correct) is sampled in proportion to the normal density at its share, not to
+        its size; then a prompt of it, uniformly. Empty buckets are left out.
         """
         buckets = self._buckets()
-        drawn: list[str] = []
-        while buckets and len(drawn) < count:
-            place = len(drawn)
+        chosen: list[str] = []
+        while buckets and len(chosen) < count:
+            place = len(chosen)
             share = self._share(list(buckets), uniform(self._seed, "replay", step, place, "bucket"))
             index = int(uniform(self._seed, "replay", step, place, "prompt") * len(buckets[share]))
-            drawn.append(buckets[share].pop(index))
+            chosen.append(buckets[share].pop(index))
             if not buckets[share]:
                 del buckets[share]
-        return drawn
+        return chosen
 
     def candidates(self, uid: str) -> list[Trajectory]:
-        """The stored successes of a drawn prompt, the newest last, as they were sampled.
+        """The stored successes of a prompt to replay, the newest last, as they were sampled.
 
         Raises CheckpointError when the journal has lost one of them.
         """
@@ -169,7 +169,7 @@ def _accuracy(groups: Sequence[Group]) -> float:
 
 
 def _newest_different(successes: Sequence[_Success]) -> list[_Success]:
-    """The last ones, equal responses once: with the log-probabilities of the latest time they were drawn."""
+    """The newest ones; equal responses once, with the log-probabilities of the latest time they were sampled."""
     latest = {success.digest: success for success in successes}
     order = list(dict.fromkeys(success.digest for success in reversed(successes)))[:MAX_SUCCESSES]
     return [latest[digest] for digest in reversed(order)]

@@ -1,7 +1,7 @@
 """One row of a group: planned, generated, graded.
 
-A row is given tokens of a trace (none: a rollout; all: a demonstration; some: a hybrid row), and the policy goes on
-behind them unless they are the whole trace.
+A row begins with tokens of a trace (none: a rollout; all: a demonstration; some: a hybrid row), which the policy
+continues unless they are the whole trace.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,19 +13,19 @@ from luffy.rollout.engine import Completion, RolloutRequest
 from luffy.types import FinishReason, Source, Trajectory
 
 DEMONSTRATION_VERSION = -1
-"""Weight version of tokens that no weights of this run have drawn."""
+"""Weight version of tokens that no weights of this run have sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRow:
-    """What will be given and what will be drawn."""
+    """A row before generation."""
 
     prompt_ids: tuple[int, ...]
     seed: int = 0
-    """Of the continuation."""
+    """Seed of the continuation."""
     guide: Demonstration | None = None
     num_given: int = 0
-    """Tokens of `guide` that are given."""
+    """Tokens of `guide` that the row begins with."""
 
     @property
     def is_complete(self) -> bool:
@@ -42,13 +42,13 @@ class PlannedRow:
         return known[: self.num_given] if known else (float("nan"),) * self.num_given
 
     def request(self) -> RolloutRequest:
-        """What the engine is asked for."""
+        """The engine's request for the continuation."""
         return RolloutRequest(self.prompt_ids, self.seed, self.given_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedRow:
-    """A whole response, not graded yet."""
+    """A row with its whole response, before grading."""
 
     plan: PlannedRow
     completion: Completion | None
@@ -59,7 +59,7 @@ class GeneratedRow:
         return self.plan.given_ids + (self.completion.token_ids if self.completion else ())
 
     def text(self, decode: Callable[[Sequence[int]], str]) -> str:
-        """The response as one text; a demonstration has its own."""
+        """The response as one text; that of a demonstration as it was written."""
         if self.completion is None and self.plan.guide is not None:
             return self.plan.guide.text
         return decode(self.response_ids)
@@ -67,12 +67,12 @@ class GeneratedRow:
     def trajectory(self, grade: Grade) -> Trajectory:
         """The graded row: the given tokens off-policy with their author's log-probabilities, the rest on-policy."""
         own = self.completion or _NOTHING
-        given, drawn = self.plan.num_given, len(own.token_ids)
-        assert len(own.weight_versions) == drawn
+        given, sampled = self.plan.num_given, len(own.token_ids)
+        assert len(own.weight_versions) == sampled
         return Trajectory(
             prompt_ids=self.plan.prompt_ids,
             response_ids=self.response_ids,
-            source=(Source.OFF_POLICY,) * given + (Source.ON_POLICY,) * drawn,
+            source=(Source.OFF_POLICY,) * given + (Source.ON_POLICY,) * sampled,
             logp_behavior=self.plan.given_logprobs + own.logprobs,
             weight_version=(DEMONSTRATION_VERSION,) * given + own.weight_versions,
             reward=grade.reward,
@@ -85,5 +85,5 @@ _NOTHING = Completion((), (), FinishReason.STOP, ())
 
 
 def replayed_row(stored: Trajectory) -> Trajectory:
-    """A stored rollout as a row of this step: its tokens are REPLAY; what was recorded stays, its reward included."""
+    """A stored rollout as a row of this step: its tokens become REPLAY, all else stays, its reward included."""
     return replace(stored, source=(Source.REPLAY,) * len(stored.source))

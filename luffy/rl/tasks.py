@@ -1,4 +1,4 @@
-"""What the collector is given: a prompt in tokens, its traces, and what may be replayed with it."""
+"""What the collector rolls out: a prompt in tokens, its traces, and a stored success to replay."""
 
 from dataclasses import dataclass, field
 
@@ -13,18 +13,18 @@ class Demonstration:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
-    """The author's, where known."""
+    """The author's log-probabilities, where known."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutTask:
-    """A prompt in tokens, with what it takes to grade and to guide."""
+    """A prompt in tokens, with its reference answer and its traces."""
 
     uid: str
     prompt_ids: tuple[int, ...]
     ground_truth: str
     demonstrations: tuple[Demonstration, ...]
     replayed: Trajectory | None = None
-    """A stored success of the policy itself, which takes the place of one rollout."""
+    """A stored success of the policy itself, in place of one rollout."""
     problem: Problem = field(default_factory=Problem)
-    """What grading may know beside the reference answer."""
+    """What grading may use besides the reference answer."""

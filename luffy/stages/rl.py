@@ -4,8 +4,7 @@ Run: python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 Ask: python -m luffy.stages.rl --explain exp_configs/arithmetic.yaml
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -21,10 +20,9 @@ from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, GraderPool, problem_of
 from luffy.pipeline.checkpoints import complete_checkpoints
 from luffy.rl.collector import GroupCollector
-from luffy.rl.experience import Experience, Sources
-from luffy.rl.generation import Generation
 from luffy.rl.logp_gap import check_logp_gap
 from luffy.rl.rollout_samples import sample_rollouts
+from luffy.rl.step import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import SamplingParams
 from luffy.stages.continuation import adopt_shorter_run
@@ -32,11 +30,9 @@ from luffy.stages.explain import explain_if_asked
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
-from luffy.tracking.rollout_metrics import learned_metrics, rollout_metrics, staleness_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout
 from luffy.tracking.tracker import Tracker
 from luffy.training.base_model import copy_tokenizer
-from luffy.training.memory_use import peak_memory
 from luffy.training.trainer import Trainer, TrainerSpec
 from luffy.types import Group, Prompt
 
@@ -45,22 +41,12 @@ _HEADLINE = ("reward/mean", "actor/loss")
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What an RL step is made of."""
+    """What the stage drives."""
 
-    experience: Experience
-    generation: Generation
+    steps: StepRunner
     trainer: Trainer
     read: Callable[[Sequence[Group], int], list[SampleRollout]]
     """The given number of rollouts, as text."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """What a step leaves to tell."""
-
-    groups: Sequence[Group]
-    """Those it learned from; all of them when it learned from none."""
-    metrics: dict[str, float]
 
 
 def run(settings: RLSettings, context: StageContext) -> StageResult:
@@ -69,22 +55,22 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
     if context.extends is not None:
         adopt_shorter_run(context.extends, context.out)
     start = max(complete_checkpoints(context.out), default=0)
-    _tell_of_staleness(settings, context)
+    _warn_of_uncorrected_staleness(settings, context)
     with ExitStack() as stack:
         parts = _open(settings, context, stack)
         if start:
-            parts.experience.restore(parts.trainer.restore(start))
+            parts.steps.restore(start)
         tracker = stack.enter_context(
             Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start)
         )
         for step in range(start + 1, rl.steps + 1):
-            outcome = _step(parts, step, settings)
+            outcome = parts.steps.run(step)
             tracker.log(step, outcome.metrics)
             check_logp_gap(outcome.metrics, context.execution.max_logp_gap, rl.max_staleness)
             if step % context.tracking.samples_every == 0 or step == 1:
                 tracker.samples(step, parts.read(outcome.groups, context.tracking.num_samples))
             if step % context.execution.checkpoint.rl_every == 0 or step == rl.steps:
-                parts.trainer.save(step, parts.experience.state())
+                parts.steps.save(step)
             _announce(context, step, rl.steps, outcome.metrics)
         parts.trainer.export(context.out / "model")
     copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
@@ -93,30 +79,12 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
     return StageResult(("model", METRICS_FILE, SAMPLES_FILE), headline, resumed_from=start)
 
 
-def _step(parts: Components, step: int, settings: RLSettings) -> StepOutcome:
-    """One RL step: groups in, updates out, and what later steps need is remembered."""
-    began = time.perf_counter()
-    groups, metrics = parts.generation.take(step)
-    kept = parts.experience.kept(step, groups)
-    metrics |= rollout_metrics(groups, replays=parts.experience.replays) | {"batch/kept_share": len(kept) / len(groups)}
-    metrics |= staleness_metrics(groups, step, settings.rl.max_staleness)
-    metrics |= parts.trainer.learn(kept, step)
-    parts.experience.observe(step, groups)
-    demonstrations = parts.experience.hard_demonstrations(step) or ()
-    if demonstrations:
-        metrics |= parts.trainer.imitate(demonstrations, step)
-        metrics["batch/optimizer_steps"] += 1
-    metrics |= learned_metrics(kept, demonstrations)
-    speed = _speed(groups, metrics, time.perf_counter() - began, settings.cluster)
-    return StepOutcome(kept or groups, metrics | speed)
-
-
-def _tell_of_staleness(settings: RLSettings, context: StageContext) -> None:
-    blind = [term.name for term in settings.objective.terms if term.takes_sampler_for_trainer]
-    if settings.rl.max_staleness and blind:
+def _warn_of_uncorrected_staleness(settings: RLSettings, context: StageContext) -> None:
+    uncorrected = [term.name for term in settings.objective.terms if term.takes_sampler_for_trainer]
+    if settings.rl.max_staleness and uncorrected:
         context.events.message(
-            f"rl.max_staleness is {settings.rl.max_staleness}, but {', '.join(blind)} would learn as if the present "
-            "weights had drawn every token; give rl.correction or a loss that knows the sampler (aipo)"
+            f"rl.max_staleness is {settings.rl.max_staleness}, but {', '.join(uncorrected)} would learn as if the "
+            "present weights had sampled every token; give rl.correction or a loss that knows the sampler (aipo)"
         )
 
 
@@ -146,20 +114,15 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
         total_steps=settings.rl.steps,
         seed=settings.seed,
     )
-    experience = Experience(
-        settings, Sources(tasks, collector, RolloutJournal(context.out / "journal"), cluster.trainer)
-    )
     hidden = confidential_uids(context.inputs["data"] / "train.parquet")
 
     def read(groups: Sequence[Group], count: int) -> list[SampleRollout]:
         shown = [group for group in groups if group.uid not in hidden]
         return sample_rollouts(shown, settings.objective.advantage, count, prompt, reply)
 
+    journal = RolloutJournal(context.out / "journal")
     return Components(
-        experience=experience,
-        generation=stack.enter_context(
-            Generation(experience, cluster, settings.rl.max_staleness, last_step=settings.rl.steps)
-        ),
+        steps=stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal)),
         trainer=cluster.trainer,
         read=read,
     )
@@ -208,19 +171,6 @@ def tokenize_tasks(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
         )
         for prompt, ids in zip(prompts, prompt_ids, strict=True)
     ]
-
-
-def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float, cluster: str) -> dict[str, float]:
-    """Tokens a second of the whole step and of its training part, and the share of it that the trainer waited."""
-    rows = [row for group in groups for row in group.trajectories]
-    tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
-    return {
-        "perf/step_s": seconds,
-        "perf/tokens_per_s": tokens / seconds,
-        "perf/trainer_idle_share": metrics["perf/trainer_idle_s"] / seconds,
-        "perf/train_tokens_per_s": tokens / (seconds - metrics["perf/trainer_idle_s"]),
-        **(peak_memory() if cluster == "local" else {}),  # else trainer and engines have processes of their own
-    }
 
 
 def _announce(context: StageContext, step: int, total: int, metrics: dict[str, float]) -> None:

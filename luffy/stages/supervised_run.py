@@ -18,7 +18,7 @@ from luffy.types import Prompt, Trajectory
 
 
 def trace_examples(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[Trajectory]:
-    """Every trace of every prompt as a pair to imitate."""
+    """Every trace of every prompt as a prompt and a response to learn."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
     trace_ids = iter(encode_traces(tokenizer, [trace.text for prompt in prompts for trace in prompt.traces]))
     return [

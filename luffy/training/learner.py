@@ -115,10 +115,10 @@ class Learner:
             self._update(batch, targets, rows_of_update, step, update)
             for update, rows_of_update in enumerate(_ranges(shard.updates))
         ]
-        silent = _silent_share(rows, shard.num_groups, batch)
-        return _mean_over_updates(history) | {"batch/zero_advantage_share": silent}
+        zero_share = _zero_advantage_share(rows, shard.num_groups, batch)
+        return _mean_over_updates(history) | {"batch/zero_advantage_share": zero_share}
 
-    def imitate(self, shard: Shard, step: int) -> Metrics:
+    def sft_step(self, shard: Shard, step: int) -> Metrics:
         """One SFT step on demonstrations between the RL steps (`objective.interleaved_sft`)."""
         config = self._objective.interleaved_sft
         assert config is not None
@@ -175,10 +175,9 @@ class Learner:
         return (step - 1) * num_updates + update, self._rl.steps * num_updates
 
 
-def _silent_share(rows: Sequence[LearnRow], num_groups: int, batch: TrainBatch) -> float:
+def _zero_advantage_share(rows: Sequence[LearnRow], num_groups: int, batch: TrainBatch) -> float:
     """Share of groups whose tokens all have advantage 0, on every rank: the policy gradient learns nothing of them."""
     speaks_P = torch.zeros(num_groups)
-    # A stand-in's group speaks where the row itself is.
     group_B = torch.tensor([row.group for row in rows])
     speaks_P.index_add_(0, group_B, (batch.advantage_BT * batch.response_mask_BT).any(dim=-1).float())
     return float((sum_over_ranks(speaks_P) == 0).double().mean())

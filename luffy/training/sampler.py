@@ -13,7 +13,7 @@ def batch_indices(num_items: int, batch_size: int, step: int, seed: int) -> list
 def stream_indices(num_items: int, first: int, count: int, seed: int) -> list[int]:
     """`count` items from position `first` (from 0) of a stream of freshly shuffled epochs laid end to end.
 
-    Every item is used once before any is used again; what is asked for may span epochs.
+    Every item is used once before any is used again; the positions may span epochs.
     """
     indices: list[int] = []
     epoch, offset = divmod(first, num_items)

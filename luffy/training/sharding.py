@@ -1,7 +1,7 @@
-"""Who learns what: the rows of an RL step over its optimizer steps and over the ranks of the trainer.
+"""Shards the rows of an RL step over its optimizer steps and over the ranks of the trainer.
 
-Advantages are those of whole groups and are settled here, before rows part: afterwards a row is free to go to any rank,
-since everything else that looks beyond one row (denominators, whitening, metrics) is summed over ranks.
+Advantages belong to whole groups and are computed here, before the rows of a group part. Afterwards a row may go to
+any rank, since all else that looks beyond one row (denominators, whitening, metrics) is summed over ranks.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from luffy.types import Group, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class LearnRow:
-    """A row with what its group gives it."""
+    """A row with its advantage."""
 
     trajectory: Trajectory
     group: int = 0
-    """Place of its group in the step."""
+    """Index of its group in the step."""
     advantage: float = 0.0
     """Of the whole row, before any scale; 0 where a critic gives every token its own."""
     group_accuracy: float = 0.0
     counted: bool = True
-    """False on a stand-in: its tokens are run through the model, so that the rank keeps step, and teach nothing."""
+    """False on a padding row: it runs through the model, so that the rank takes part, but has no loss."""
 
     @property
     def num_tokens(self) -> int:
@@ -36,12 +36,12 @@ class LearnRow:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one rank learns in one RL step."""
+    """The rows of one rank in one RL step."""
 
     num_groups: int
-    """Of the step, over all ranks."""
+    """Groups of the step, over all ranks."""
     updates: tuple[tuple[LearnRow, ...], ...]
-    """The rows of each optimizer step; every rank has as many optimizer steps, and a row in each."""
+    """The rows of each optimizer step; all ranks have the same number of them, with at least one row in each."""
 
 
 def shard_groups(
@@ -96,9 +96,9 @@ def _shards(num_groups: int, updates: Sequence[Sequence[LearnRow]], num_ranks: i
 
 
 def _balanced(rows: Sequence[LearnRow], num_ranks: int) -> list[list[LearnRow]]:
-    """The rows over ranks, longest first to whoever has the fewest tokens (at most 4/3 of the best, Graham 1969).
+    """The rows of each rank: longest first to the rank with the fewest tokens (at most 4/3 of the best, Graham 1969).
 
-    Each rank keeps the order of the step. A rank that is left without a row gets the shortest as a stand-in.
+    Each rank keeps the order of the step. A rank without a row gets the shortest as a padding row.
     """
     placed: list[list[int]] = [[] for _ in range(num_ranks)]
     load = [0] * num_ranks
@@ -106,5 +106,5 @@ def _balanced(rows: Sequence[LearnRow], num_ranks: int) -> list[list[LearnRow]]:
         rank = min(range(num_ranks), key=lambda rank: (load[rank], rank))
         placed[rank].append(place)
         load[rank] += rows[place].num_tokens
-    stand_in = replace(min(rows, key=lambda row: row.num_tokens), counted=False)
-    return [[rows[place] for place in sorted(places)] or [stand_in] for places in placed]
+    padding = replace(min(rows, key=lambda row: row.num_tokens), counted=False)
+    return [[rows[place] for place in sorted(places)] or [padding] for places in placed]

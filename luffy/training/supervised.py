@@ -35,7 +35,7 @@ class SupervisedPlan:
 
 
 def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Trajectory:
-    """A pair to imitate, as a trajectory of off-policy tokens."""
+    """The trajectory of a prompt and its trace: off-policy tokens alone."""
     length = len(response_ids)
     return Trajectory(
         prompt_ids=tuple(prompt_ids),

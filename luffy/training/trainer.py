@@ -27,32 +27,32 @@ from luffy.training.sharding import Shard, shard_groups, shard_rows
 from luffy.types import Group, Trajectory
 
 CallRanks = Callable[[str, Sequence[tuple[Any, ...]]], list[Any]]
-"""Calls the method of that name on every rank, each with its own arguments; their answers, once all have answered."""
+"""Calls the method of that name on every rank, each with its own arguments; returns their results in order of rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """What a rank is built from; it travels to other processes and machines."""
+    """What a rank is built from; sent to other processes and machines."""
 
     settings: RLSettings
     execution: ExecutionConfig
     model: Path
     """Folder of the policy to start from."""
     out: Path
-    """The stage's directory, where checkpoints go; all ranks must see it."""
+    """The stage's directory, for checkpoints; on a file system that all ranks share."""
     longest: int
-    """Tokens of the longest prompt and response there can be."""
+    """Most tokens that a prompt and its response can have."""
     pad_id: int
 
 
 class TrainerRank:
-    """One rank. Its process group must be there, or be a group of one (`luffy.training.distributed`)."""
+    """One rank, in a process group that exists already (`luffy.training.distributed`)."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         self._spec = spec
         self._learner = _learner(spec)
         self.version = 0
-        """RL steps behind the present weights."""
+        """RL steps that the present weights have taken."""
         self._checkpoints = CheckpointStore(spec.out, spec.execution.checkpoint.keep)
 
     @property
@@ -61,15 +61,15 @@ class TrainerRank:
 
     def learn(self, shard: Shard, step: int) -> Metrics:
         """The optimizer steps of RL step `step` (from 1)."""
-        # For models with dropout; each rank has rows of its own, so it draws masks of its own.
+        # For models with dropout: each rank has its own rows and so its own masks.
         torch.manual_seed(derive_seed(self._spec.settings.seed, "train", step, dist.get_rank()))
         metrics = self._learner.learn(shard, step)
         self.version = step
         return metrics
 
-    def imitate(self, shard: Shard, step: int) -> Metrics:
-        """One SFT step behind RL step `step`."""
-        return self._learner.imitate(shard, step)
+    def sft_step(self, shard: Shard, step: int) -> Metrics:
+        """One SFT step after RL step `step`."""
+        return self._learner.sft_step(shard, step)
 
     def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
         """Mean entropy (nats) of each row's response under the present weights."""
@@ -79,7 +79,7 @@ class TrainerRank:
         return entropy_B.tolist()
 
     def save(self, step: int, state: Mapping[str, object]) -> None:
-        """Write the checkpoint of `step`; `state` is what the stage itself must remember."""
+        """Write the checkpoint of `step`; `state` is that of the stage itself."""
         self._checkpoints.save(self._engines, step, {"learner": dict(self._learner.state()), "stage": dict(state)})
 
     def restore(self, step: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class TrainerRank:
 
 
 class Trainer:
-    """The ranks as one: rows go out in shards, and what every rank knows alike comes back from the first."""
+    """All ranks as one: shards the rows, and returns the first rank's results where all ranks have the same."""
 
     def __init__(self, settings: RLSettings, num_ranks: int, call: CallRanks) -> None:
         self._settings = settings
@@ -122,12 +122,12 @@ class Trainer:
         metrics = self._call("learn", [(shard, step) for shard in shards])[0]
         return metrics | {"batch/optimizer_steps": float(len(shards[0].updates))}
 
-    def imitate(self, rows: Sequence[Trajectory], step: int) -> Metrics:
-        """One SFT step on demonstrations behind RL step `step`."""
-        return self._call("imitate", [(shard, step) for shard in shard_rows(rows, self._num_ranks)])[0]
+    def sft_step(self, rows: Sequence[Trajectory], step: int) -> Metrics:
+        """One SFT step on demonstrations, after RL step `step`."""
+        return self._call("sft_step", [(shard, step) for shard in shard_rows(rows, self._num_ranks)])[0]
 
     def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
-        """Mean entropy (nats) of each row's response under the present weights; few rows: every rank looks at all."""
+        """Mean entropy (nats) of each row's response under the present weights; every rank computes all of them."""
         return self._everywhere("entropies", rows)
 
     def save(self, step: int, state: Mapping[str, object]) -> None:

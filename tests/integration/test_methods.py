@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.objective import RefillGroups
+from luffy.config.objective import DynamicSampling
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.graph import StageNode, build_graph
 from luffy.stages import base, prepare_data, rl, sft
@@ -169,7 +169,7 @@ def _assert_reports_what_it_does(config: ExperimentConfig, rows: list[dict[str, 
         assert any("actor/interleaved_loss" in row for row in rows)
     if config.objective.replay is not None:
         assert rows[-1]["batch/replayed_share"] > 0
-    if isinstance(config.objective.group.filter, RefillGroups):
+    if isinstance(config.objective.group.filter, DynamicSampling):
         assert any(row["batch/kept_share"] < 1 for row in rows)
 
 
@@ -189,7 +189,7 @@ def test_groups_that_are_all_equal_leave_nothing_to_learn_and_nothing_breaks(
     upstream: dict[str, Path], tmp_path: Path
 ) -> None:
     """At a temperature of 1000 the policy babbles and earns nothing: every group is dropped, the weights stay."""
-    drop = "objective.group={size: 2, off_policy: 0, filter: {kind: drop_silent}}"
+    drop = "objective.group={size: 2, off_policy: 0, filter: {kind: drop_zero_variance}}"
     config = experiment("dapo", drop, "rl.max_response_tokens=64", "rl.temperature=1000.0")
     run_rl(config, tmp_path, upstream)
     rows = read_metrics(tmp_path / "metrics.jsonl")

@@ -93,7 +93,7 @@ def one_demonstration(num_ranks: int = 1, rank: int = 0, **settings: object) -> 
     """The same for an SFT step on a single row: of two ranks, one has nothing but a stand-in."""
     rows, _ = trajectories("relift_sft", num_groups=1)
     learner = make_learner("relift", **settings)
-    learner.imitate(shard_rows(rows[:1], num_ranks)[rank], STEP)
+    learner.sft_step(shard_rows(rows[:1], num_ranks)[rank], STEP)
     config = objective("relift").interleaved_sft
     assert config is not None
 

@@ -16,13 +16,13 @@ from luffy.config.objective.advantage import (
 )
 from luffy.config.objective.group import (
     BinomialLength,
-    DropSilentGroups,
+    DropZeroVariance,
+    DynamicSampling,
     EvenlySpacedLength,
     GroupConfig,
     GroupFilter,
     PrefixConfig,
     PrefixLength,
-    RefillGroups,
     ReplayConfig,
     UniformLength,
 )
@@ -92,7 +92,8 @@ __all__ = [
     "Coefficient",
     "ConstantValue",
     "CosineValue",
-    "DropSilentGroups",
+    "DropZeroVariance",
+    "DynamicSampling",
     "EntropyLoss",
     "EvenlySpacedLength",
     "GateConfig",
@@ -126,7 +127,6 @@ __all__ = [
     "PrefixConfig",
     "PrefixLength",
     "RationalShaping",
-    "RefillGroups",
     "ReplayConfig",
     "ScheduledValue",
     "Selector",

@@ -95,32 +95,32 @@ class PrefixConfig(StrictModel):
         return any(depends_on_length(getattr(self.length, name)) for name in values)
 
 
-class DropSilentGroups(StrictModel):
-    """Groups whose rewards are all equal leave the batch: against the baseline of their group they teach nothing."""
+class DropZeroVariance(StrictModel):
+    """Drop zero-variance groups, those whose rewards are all equal: their group advantages are 0."""
 
-    kind: Literal["drop_silent"]
+    kind: Literal["drop_zero_variance"]
 
 
-class RefillGroups(StrictModel):
-    """DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): drop such groups and roll out more prompts instead."""
+class DynamicSampling(StrictModel):
+    """DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): drop zero-variance groups and roll out more prompts."""
 
-    kind: Literal["refill"]
+    kind: Literal["dynamic_sampling"]
     max_rounds: Annotated[int, Field(ge=2)] = 10
     """Rounds of `rl.prompts_per_step` prompts, the first included; then the step learns from what it has."""
 
 
-GroupFilter = Annotated[DropSilentGroups | RefillGroups, Field(discriminator="kind")]
+GroupFilter = Annotated[DropZeroVariance | DynamicSampling, Field(discriminator="kind")]
 
 
 class GroupConfig(StrictModel):
     """The rows of one prompt in one RL step."""
 
     size: PositiveInt
-    """Rows a group, on- and off-policy together: the budget that comparisons keep equal."""
+    """Rows in a group, on- and off-policy together: the budget that comparisons keep equal."""
     off_policy: Annotated[int, Field(ge=0)]
-    """How many of them are guided by traces; a prompt with fewer traces is topped up with rollouts."""
+    """How many of them are guided by traces; a prompt with fewer traces gets more rollouts."""
     prefix: PrefixConfig | None = None
-    """How long the guidance is; None: whole traces, as rows of their own."""
+    """Length of the prefixes of traces that guided rows begin with; None: whole traces, as rows of their own."""
     off_policy_when_accuracy_at_most: _Accuracy | None = None
     """Roll out the full group first, and let traces take the place of wrong rollouts only where the share of correct
     ones is at most this; None: always have them."""
@@ -154,14 +154,15 @@ class ReplayConfig(StrictModel):
     """
 
     share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Of the step's prompts, once the buffer can give that many."""
+    """Share of the step's prompts that are replayed, once the buffer holds that many."""
     start_accuracy: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.35
-    """Replay begins after the first step whose share of correct rollouts is above this."""
+    """Successes are recorded from the step after the first whose share of correct rollouts is above this, and replayed
+    from the next on."""
     bucket_mean: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
-    """Buckets are drawn by a normal density over the share of correct rollouts, around this ..."""
+    """Mean of the normal density over the share of correct rollouts, by which buckets are sampled."""
     bucket_std: PositiveFloat = 0.125
-    """... with this standard deviation (one row of a group of eight)."""
+    """Its standard deviation (one row of a group of eight)."""
     choose: Literal["lowest_entropy", "latest"] = "lowest_entropy"
-    """Which stored success of a prompt: that of the lowest mean entropy under the present policy, or the latest."""
+    """Which stored success of a prompt is replayed: lowest mean entropy under the present policy, or the latest."""
     retire_solved: bool = True
     """A prompt whose rollouts are all right leaves the buffer for good."""

@@ -165,7 +165,7 @@ GROUPS = [
         "a probability of 0 gives no prefix",
     ),
     (
-        objective("{size: 1, off_policy: 0, filter: {kind: refill}}", "{kind: gae}"),
+        objective("{size: 1, off_policy: 0, filter: {kind: dynamic_sampling}}", "{kind: gae}"),
         "which a group of one row always is; remove it",
     ),
     (
@@ -380,7 +380,10 @@ STALE = "cluster: ray\nrl: {max_staleness: 1}\n"
             STALE + "method: luffy\nexecution: {ray: {placement: colocated}}\n",
             "share its GPUs in turn; use disaggregated",
         ),
-        (STALE + "method: dapo\n", "objective.group.filter.kind: refill takes as many prompts as a step turns out"),
+        (
+            STALE + "method: dapo\n",
+            "objective.group.filter.kind: dynamic_sampling takes as many prompts as a step",
+        ),
         ("method: aipo\nrl: {correction: {kind: truncate}}\n", "rl.correction has no effect"),
     ],
 )

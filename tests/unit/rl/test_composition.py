@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from luffy.config import available_presets, load_experiment
-from luffy.config.objective import RefillGroups
+from luffy.config.objective import DynamicSampling
 from luffy.config.settings import RLSettings
 from luffy.grading import GraderPool
 from luffy.pipeline.graph import build_graph
 from luffy.rl.collector import GroupCollector
-from luffy.rl.experience import Experience, Sources
+from luffy.rl.step import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal
@@ -36,6 +36,7 @@ METHODS = [name for name in available_presets("methods") if name not in ("sft", 
 RIGHT, WRONG, STOP = 1, 2, 3
 PROMPTS, STEPS = 12, 4
 UPDATES, RANKS = (1, 2, 4), (1, 2)
+CUTS = tuple(itertools.product(UPDATES, RANKS))
 SMALL = {
     "relift": ("objective.interleaved_sft.buffer_size=3",),
     "exgrpo": ("objective.replay.start_accuracy=0.05",),
@@ -91,20 +92,42 @@ def _settings(method: str) -> RLSettings:
     return settings
 
 
-def _record(sent: list[list[Shard]], method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+Sent = list[tuple[str, list[Shard]]]
+
+
+def _record(sent: Sent, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Stands for the trainer's ranks: keeps the shards that they are sent."""
     if method == "entropies":
         return [[float(len(row.response_ids)) for row in rows] for (rows,) in arguments]
-    sent.append([shard for shard, _ in arguments])
+    sent.append((method, [shard for shard, _ in arguments]))
     return [{} for _ in arguments]
+
+
+class ScriptedCluster:
+    """A cluster whose engine is the script and whose ranks are a record."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.engine = Script(version=0)
+
+    def publish(self, version: int) -> None:
+        self.engine = Script(version)
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def __enter__(self) -> "ScriptedCluster":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 def _learned(settings: RLSettings, groups: Sequence[Group], step: int, num_updates: int, num_ranks: int) -> list[Shard]:
     """What each rank would learn of a step's groups."""
     rl = settings.rl.model_copy(update={"prompts_per_update": PROMPTS // num_updates})
-    sent: list[list[Shard]] = []
+    sent: Sent = []
     Trainer(settings.model_copy(update={"rl": rl}), num_ranks, partial(_record, sent)).learn(groups, step)
-    return sent[0]
+    return sent[0][1]
 
 
 @dataclass(frozen=True)
@@ -115,8 +138,6 @@ class Step:
     kept: list[Group]
     shards: dict[tuple[int, int], list[Shard]]
     """By updates and ranks: what each rank learns."""
-    imitated: list[list[Shard]]
-    """The SFT step after it, if any."""
 
     def updates(self, num_updates: int, num_ranks: int) -> list[list[LearnRow]]:
         """The rows that all ranks together learn in each update."""
@@ -133,6 +154,8 @@ class Run:
 
     settings: RLSettings
     steps: list[Step]
+    sft_steps: list[list[Shard]]
+    """What each rank learns in the SFT steps between them."""
 
 
 @pytest.fixture(scope="module")
@@ -141,28 +164,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ru
         yield cache(lambda method: _run(grader, tmp_path_factory.mktemp("journal"), method))
 
 
-def _run(grader: GraderPool, journal: Path, method: str) -> Run:
-    settings, sent = _settings(method), []
-    trainer = Trainer(settings, 2, partial(_record, sent))
+def _run(grader: GraderPool, folder: Path, method: str) -> Run:
+    settings, sent, journal = _settings(method), Sent(), RolloutJournal(folder)
     params = SamplingParams(1.0, 64, (STOP,))
     collector = GroupCollector(grader, _decode, params, settings.objective.group, settings.seed, STEPS)
-    experience = Experience(settings, Sources(_tasks(), collector, RolloutJournal(journal), trainer))
-    return Run(settings, [_step(settings, experience, trainer, sent, step) for step in range(1, STEPS + 1)])
-
-
-def _step(settings: RLSettings, experience: Experience, trainer: Trainer, sent: list[list[Shard]], step: int) -> Step:
-    engine = Script(version=step - 1)
-    plan = experience.plan(step)
-    groups = experience.generate(plan, engine)
-    experience.commit(plan, groups)
-    kept = experience.kept(step, groups)
-    experience.observe(step, groups)
-    hard = experience.hard_demonstrations(step)
-    sent.clear()
-    if hard is not None:
-        trainer.imitate(hard, step)
-    shards = {case: _learned(settings, kept, step, *case) for case in itertools.product(UPDATES, RANKS)}
-    return Step(groups, kept, shards, list(sent))
+    cluster = ScriptedCluster(Trainer(settings, 2, partial(_record, sent)))
+    with StepRunner(settings, cluster, _tasks(), collector, journal) as runner:
+        kept = [list(runner.run(step).groups) for step in range(1, STEPS + 1)]
+    assert [name for name, _ in sent if name == "learn"] == ["learn"] * STEPS, "every step learns from some groups"
+    steps = [
+        Step(journal.read(step) or [], groups, {case: _learned(settings, groups, step, *case) for case in CUTS})
+        for step, groups in enumerate(kept, start=1)
+    ]
+    return Run(settings, steps, [shards for name, shards in sent if name == "sft_step"])
 
 
 CASES = pytest.mark.parametrize("method", METHODS)
@@ -216,11 +230,10 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Callable
     assert {kind: any(map(is_kind, groups)) for kind, is_kind in KINDS.items()} == expected
     if objective.replay is not None:
         assert sum(group.is_replayed for group in found.steps[-1].groups) == objective.replay.share * PROMPTS
-    if isinstance(group.filter, RefillGroups):
+    if isinstance(group.filter, DynamicSampling):
         assert all(len(step.groups) > PROMPTS for step in found.steps)
-    imitated = [shard for step in found.steps for shards in step.imitated for shard in shards]
-    assert bool(imitated) == (objective.interleaved_sft is not None)
-    assert all(rows for shard in imitated for rows in shard.updates)
+    assert bool(found.sft_steps) == (objective.interleaved_sft is not None)
+    assert all(rows for shards in found.sft_steps for shard in shards for rows in shard.updates)
 
 
 def test_another_seed_and_another_step_deal_otherwise(run: Callable[[str], Run]) -> None:

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.config.objective import DropSilentGroups, RefillGroups
+from luffy.config.objective import DropZeroVariance, DynamicSampling
 from luffy.rl.filters import kept_groups, needs_more
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
-DROP = DropSilentGroups(kind="drop_silent")
-REFILL = RefillGroups(kind="refill", max_rounds=3)
+DROP = DropZeroVariance(kind="drop_zero_variance")
+REFILL = DynamicSampling(kind="dynamic_sampling", max_rounds=3)
 
 
 def _group(uid: str, *rewards: float, trace: float | None = None) -> Group:

@@ -90,6 +90,6 @@ def test_an_interleaved_step_learns_the_traces() -> None:
     rows, _ = trajectories("sft", num_groups=2)
     learner = make_learner("relift")
     (shard,) = shard_rows(rows, num_ranks=1)
-    losses = [learner.imitate(shard, step)["actor/interleaved_loss"] for step in (1, 2, 3)]
+    losses = [learner.sft_step(shard, step)["actor/interleaved_loss"] for step in (1, 2, 3)]
     assert losses[2] < losses[1] < losses[0]
     assert [term.name for term in terms_of("relift_sft")] == ["sft", "sft_entropy"]

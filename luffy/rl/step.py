@@ -1,0 +1,100 @@
+"""The RL steps of a stage, one after the other: groups in, optimizer steps out."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from luffy.cluster.protocol import Cluster
+from luffy.config.settings import RLSettings
+from luffy.rl.collector import GroupCollector
+from luffy.rl.experience import Experience, Sources
+from luffy.rl.generation import Generation
+from luffy.rl.tasks import RolloutTask
+from luffy.tracking.journal import RolloutJournal
+from luffy.tracking.rollout_metrics import learned_metrics, rollout_metrics, staleness_metrics
+from luffy.training.memory_use import peak_memory
+from luffy.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """The groups of a finished step and its metrics."""
+
+    groups: Sequence[Group]
+    """Those it learned from; all of them when it learned from none."""
+    metrics: dict[str, float]
+
+
+class StepRunner:
+    """Runs RL steps: owns what they generate, learn and remember.
+
+    A context manager: generation that still runs is abandoned when the context ends.
+    """
+
+    def __init__(
+        self,
+        settings: RLSettings,
+        cluster: Cluster,
+        tasks: Sequence[RolloutTask],
+        collector: GroupCollector,
+        journal: RolloutJournal,
+    ) -> None:
+        self._settings = settings
+        self._trainer = cluster.trainer
+        self._experience = Experience(settings, Sources(tasks, collector, journal, cluster.trainer))
+        self._generation = Generation(self._experience, cluster, settings.rl.max_staleness, settings.rl.steps)
+
+    def run(self, step: int) -> StepOutcome:
+        """One RL step (from 1), after all steps before it; its groups are journalled before it learns from them."""
+        began = time.perf_counter()
+        groups, metrics = self._generation.take(step)
+        kept = self._experience.kept(step, groups)
+        metrics |= self._group_metrics(step, groups, kept)
+        metrics |= self._trainer.learn(kept, step)
+        self._experience.observe(step, groups)
+        demonstrations = self._experience.hard_demonstrations(step) or ()
+        if demonstrations:
+            metrics |= self._trainer.sft_step(demonstrations, step)
+            metrics["batch/optimizer_steps"] += 1
+        metrics |= learned_metrics(kept, demonstrations)
+        speed = _speed(groups, metrics, time.perf_counter() - began, self._settings.cluster)
+        return StepOutcome(kept or groups, metrics | speed)
+
+    def save(self, step: int) -> None:
+        """Write the checkpoint of a finished step."""
+        self._trainer.save(step, self._experience.state())
+
+    def restore(self, step: int) -> None:
+        """Take the checkpoint of `step`; the next step to run is the one after it."""
+        self._experience.restore(self._trainer.restore(step))
+
+    def __enter__(self) -> "StepRunner":
+        self._generation.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._generation.__exit__(kind, error, trace)
+
+    def _group_metrics(self, step: int, groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, float]:
+        objective, rl = self._settings.objective, self._settings.rl
+        return (
+            rollout_metrics(groups, replays=objective.replay is not None)
+            | {"batch/kept_share": len(kept) / len(groups)}
+            | staleness_metrics(groups, step, rl.max_staleness)
+        )
+
+
+def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float, cluster: str) -> dict[str, float]:
+    """Tokens a second of the whole step and of its training part, and the share of it that the trainer waited."""
+    rows = [row for group in groups for row in group.trajectories]
+    tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
+    return {
+        "perf/step_s": seconds,
+        "perf/tokens_per_s": tokens / seconds,
+        "perf/trainer_idle_share": metrics["perf/trainer_idle_s"] / seconds,
+        "perf/train_tokens_per_s": tokens / (seconds - metrics["perf/trainer_idle_s"]),
+        **(peak_memory() if cluster == "local" else {}),  # else trainer and engines have processes of their own
+    }
