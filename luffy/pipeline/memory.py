@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from luffy.config import ExperimentConfig
-from luffy.config.objective.losses import EntropyLoss
+from luffy.config.objective.losses import EntropyLoss, is_untempered
 from luffy.pipeline.architecture import ModelArchitecture
 
 _GIB = 2**30
@@ -138,15 +138,23 @@ def activation_bytes(
 
 
 def head_bytes(
-    architecture: ModelArchitecture, dtype_bytes: int, tokens: int, chunk_tokens: int, *, entropy_gradient: bool
+    architecture: ModelArchitecture,
+    dtype_bytes: int,
+    tokens: int,
+    chunk_tokens: int,
+    *,
+    entropy_gradient: bool,
+    untempered: bool = False,
 ) -> tuple[int, int]:
     """Bytes of a chunk's logits at the fullest moment of `LogProbHead`, and of the gradients that it adds beside them.
 
     Forward, 4 float32 tensors of chunk x V: logits, log-probabilities, probabilities and their product. Backward, where
-    a term differentiates the entropy, 5: log-probabilities, probabilities and three gradients. A chunk's gradient of
-    the output embeddings is b V h, that of all hidden states b h a token.
+    a term differentiates the entropy, 5: log-probabilities, probabilities and three gradients. Where the policy is also
+    seen at temperature 1, its log-probabilities (and probabilities) there are kept besides. A chunk's gradient of the
+    output embeddings is b V h, that of all hidden states b h a token.
     """
-    logits = min(chunk_tokens, tokens) * architecture.vocabulary_size * _FLOAT32 * (5 if entropy_gradient else 4)
+    tensors = (5 if entropy_gradient else 4) + (2 if entropy_gradient else 1) * untempered
+    logits = min(chunk_tokens, tokens) * architecture.vocabulary_size * _FLOAT32 * tensors
     return logits, dtype_bytes * (architecture.embedding_parameters + tokens * architecture.hidden_size)
 
 
@@ -162,6 +170,11 @@ class _Trainer:
         self._has_reference = config.objective.needs_reference
         self._has_critic = config.rl.critic is not None
         self._entropy_gradient = any(isinstance(term.loss, EntropyLoss) for term in config.objective.terms)
+        terms = (
+            *config.objective.terms,
+            *(config.objective.interleaved_sft.terms if config.objective.interleaved_sft else ()),
+        )
+        self._untempered = config.rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms)
         self._longest = config.data.max_prompt_tokens + config.rl.max_response_tokens
 
     def states(self) -> tuple[Component, ...]:
@@ -239,7 +252,12 @@ class _Trainer:
     def _in_head(self) -> tuple[Component, ...]:
         chunk = min(self._execution.logprob_chunk_tokens, self._tokens)
         logits, gradients = head_bytes(
-            self._shape, self._bytes, self._tokens, chunk, entropy_gradient=self._entropy_gradient
+            self._shape,
+            self._bytes,
+            self._tokens,
+            chunk,
+            entropy_gradient=self._entropy_gradient,
+            untempered=self._untempered,
         )
         per_logit = logits // (chunk * self._shape.vocabulary_size)
         words = f"{chunk:,} tokens x {self._shape.vocabulary_size:,} logits x {per_logit} bytes"

@@ -32,11 +32,10 @@ class LogProbHead(nn.Module):
 
         With `untempered`, those at temperature 1 follow, from the same logits.
         """
-        temperatures = (self.temperature, 1.0) if untempered else (self.temperature,)
         parts = [
-            checkpoint(self._chunk, hidden, target, temperatures, entropy_gradient, use_reentrant=False)
+            checkpoint(self._chunk, hidden, target, entropy_gradient, untempered, use_reentrant=False)
             if torch.is_grad_enabled()
-            else self._chunk(hidden, target, temperatures, entropy_gradient)
+            else self._chunk(hidden, target, entropy_gradient, untempered)
             for hidden, target in zip(
                 hidden_NH.split(self.chunk_tokens), target_N.split(self.chunk_tokens), strict=True
             )
@@ -44,13 +43,12 @@ class LogProbHead(nn.Module):
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     def _chunk(
-        self, hidden_NH: Tensor, target_N: Tensor, temperatures: tuple[float, ...], entropy_gradient: bool
+        self, hidden_NH: Tensor, target_N: Tensor, entropy_gradient: bool, untempered: bool
     ) -> tuple[Tensor, ...]:
         logits_NV = F.linear(hidden_NH, self.linear.weight, self.linear.bias).float()
-        found: list[Tensor] = []
-        for temperature in temperatures:
-            found += _score(logits_NV / temperature, target_N, entropy_gradient)
-        return tuple(found)
+        at_one = _score(logits_NV, target_N, entropy_gradient) if untempered else ()
+        # In place: a second copy of the logits is what a chunk has no room for, and no backward pass reads them.
+        return (*_score(logits_NV.div_(self.temperature), target_N, entropy_gradient), *at_one)
 
 
 def _score(logits_NV: Tensor, target_N: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:

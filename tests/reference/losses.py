@@ -49,8 +49,9 @@ def _luffy_shape(r: Evaluated) -> Tensor:
 
 
 def _recorded_shape(r: Evaluated) -> Tensor:
-    """Replayed rows: the ratio to the policy that sampled them."""
-    rho = (r.logp - r.row.logp_sampler).exp()
+    """Replayed rows: the ratio to the policy that sampled them, which is recorded with every one of them."""
+    assert not r.row.logp_sampler[r.given].isnan().any()
+    rho = (r.logp - torch.where(r.given, r.row.logp_sampler, 0.0)).exp()
     return -r.row.advantage * rho / (rho + 0.1)
 
 
