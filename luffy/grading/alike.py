@@ -71,4 +71,6 @@ def _ratios(answer: str, gold: str) -> bool | None:
         read_or_none(f"({one['above']})({other['below']})")
         for one, other in ((found[0], found[1]), (found[1], found[0]))
     ]
-    return products[0] is not None and products[1] is not None and same(products[0], products[1])
+    if products[0] is None or products[1] is None:
+        return None
+    return same(products[0], products[1])

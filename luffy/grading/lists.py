@@ -9,9 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from luffy.grading.naming import bare, differ, same_items
+from luffy.grading.naming import bare, called, differ, one_range, same_items
 from luffy.grading.statement import Item, Statement, top_level
-from luffy.grading.strict_text import compact
 from luffy.grading.units import canonical_unit
 from luffy.grading.values import Compound, expansions, matched, value
 
@@ -27,6 +26,8 @@ _NOUNS, _LABELS = "noun", "label"
 def same_statements(left: Statement, right: Statement) -> bool:
     """Whether two statements list the same items."""
     domains = left.domains, right.domains
+    if not one_range(*domains):
+        return False
 
     def equal(one: Item, other: Item) -> bool:
         return same_items(one, other, domains)
@@ -104,7 +105,7 @@ def _keys(items: Items, kind: str) -> list[object]:
     if kind == _NOUNS:
         keys: list[object] = [canonical_unit(item.noun) for item in items]
         return keys if len(set(keys)) == len(keys) and all(item.noun for item in items) else []
-    labels = [compact(item.label) for item in items]
+    labels = [called(item.label) for item in items]
     stems = {_INDEX.sub("", label) for label in labels}
     return list(labels) if "" not in stems and len(set(labels)) == len(labels) and len(stems) > 1 else []
 

@@ -13,19 +13,22 @@ from luffy.grading.expression import Expression, read_or_none, renamed, variable
 from luffy.grading.numeric import proportional, same
 from luffy.grading.statement import Item
 from luffy.grading.strict_text import compact
-from luffy.grading.units import canonical_unit, is_measured
+from luffy.grading.units import units_differ
 from luffy.grading.values import Value, are_far, same_values, scaled, value
 
 _FUNCTION = re.compile(
     r"(?P<head>\\?[A-Za-z]+(?:_\{?[A-Za-z0-9]+\}?)?)\s*\((?P<bound>[A-Za-z](?:\s*,\s*[A-Za-z]){0,3})\)"
 )
 _SEQUENCE = re.compile(r"(?P<head>[A-Za-z])_\{?(?P<bound>[a-z])\}?")
+_SHORT = {"maximum": "max", "minimum": "min", "largest": "max", "smallest": "min"}
+_IDLE = frozenset(("the", "value", "of", "is", "a", "answer"))
+_PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}")
 Domains = Mapping[str, str]
 
 
 def same_items(left: Item, right: Item, domains: tuple[Domains, Domains] = ({}, {})) -> bool:
     """Whether two items are one."""
-    if units_differ(left, right):
+    if units_differ(left.noun, right.noun):
         return False
     functions = definition(left.label), definition(right.label)
     if functions[0] and functions[1]:
@@ -35,20 +38,27 @@ def same_items(left: Item, right: Item, domains: tuple[Domains, Domains] = ({}, 
     for function, item, other in ((functions[0], left, right), (functions[1], right, left)):
         if function and not other.label:
             return _same_bodies(left, right, domains) or _same_but_for_variable(function[1], item, other)
-    if compact(left.label) == compact(right.label) or not left.label or not right.label:
+    if called(left.label) == called(right.label) or not left.label or not right.label or _is_words(left, right):
         return _same_bodies(left, right, domains)
     return _same_equations(left, right)
 
 
 def differ(left: Item, right: Item) -> bool:
     """Whether two items are certainly not one: two units, or two constants that no rounding makes equal."""
-    return units_differ(left, right) or are_far(_value(left), _value(right))
+    return units_differ(left.noun, right.noun) or are_far(_value(left), _value(right))
 
 
-def units_differ(left: Item, right: Item) -> bool:
-    """Whether both items have units, and other ones."""
-    one, other = canonical_unit(left.noun), canonical_unit(right.noun)
-    return bool(one and other) and one != other and (is_measured(one) or is_measured(other))
+def called(label: str) -> str:
+    """A label as it is compared: `maximum value` is `\\max`."""
+    plain = label.replace("\\", " ").lower().split()
+    kept = [_SHORT.get(word, word) for word in plain if word not in _IDLE]
+    return compact(" ".join(kept)) if kept else compact(label)
+
+
+def _is_words(left: Item, right: Item) -> bool:
+    """Whether words name one item and a symbol the other: the value of `k` is `k`."""
+    prose = [_PROSE.search(item.label) is not None for item in (left, right)]
+    return prose[0] != prose[1]
 
 
 def definition(label: str) -> tuple[str, tuple[str, ...]] | None:
@@ -72,8 +82,7 @@ def _same_but_for_parameter(left: Expression, right: Expression, domains: tuple[
     """Whether two expressions are equal, or are once a declared parameter of one has the name it has in the other."""
     names = variables(left), variables(right)
     if names[0] == names[1]:
-        ranges = [{name: found[name] for name in names[0] if name in found} for found in domains]
-        return _agree(*ranges) and same(left, right)
+        return same(left, right)
     mine, other = names[0] - names[1], names[1] - names[0]
     if len(mine) != 1 or len(other) != 1:
         return False
@@ -84,7 +93,8 @@ def _same_but_for_parameter(left: Expression, right: Expression, domains: tuple[
     return same(left, renamed(right, {two: one}))
 
 
-def _agree(left: Domains, right: Domains) -> bool:
+def one_range(left: Domains, right: Domains) -> bool:
+    """Whether parameters of one name on both sides range over the same."""
     return all(_one_range(left[name], right[name]) for name in left.keys() & right.keys())
 
 

@@ -36,12 +36,15 @@ _EVIDENT = re.compile(
     r"\\(?:leq?|geq?|neq?|lt|gt|leqslant|geqslant|in|cup|cap|setminus|backslash|mathbb|mid|infty|varnothing|emptyset)(?![a-z])|[<>]"
     r"|real numbers|all reals"
 )
-_BUILDER = re.compile(r"\\\{\s*(?P<member>[^|:]{1,40}?)\s*(?:\\mid|\\vert|\||:)\s*(?P<condition>.+)\\\}", re.DOTALL)
+_BUILDER = re.compile(
+    r"\\\{\s*(?P<member>[^|:]{1,40}?)\s*(?:\\mid|\\vert|\||:|such that)\s*(?P<condition>.+)\\\}", re.DOTALL
+)
 _NAME = re.compile(r"[A-Za-z](?:_\{?[A-Za-z0-9]+\}?)?|\\(?:alpha|beta|gamma|lambda|mu|theta|phi|varphi)")
 _MEMBER = re.compile(rf"(?P<name>{_NAME.pattern})\s*\\in\s*(?P<set>.+)", re.DOTALL)
 _REALS = re.compile(
     r"\\mathbb\s*\{?\s*R\s*\}?|(?:the set of )?(?:all )?(?:the )?(?:real numbers|reals)(?: [a-z])?|R|any real number"
 )
+_HALF = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?\s*\^\s*\{?\s*[+-]\s*\}?|(?:all )?positive (?:real numbers|reals)")
 _EXCEPT = re.compile(
     r"(?:all )?(?:the )?(?:real numbers|reals)(?: [a-z])?,?\s*(?:except|other than|not equal to|excluding)\s*(?:for )?(?:[a-z]\s*=)?\s*(?P<points>.+)"
 )
@@ -49,7 +52,7 @@ _INTEGERS = re.compile(r"\\mathbb\s*\{?\s*(?P<set>[ZN])\s*\}?(?P<sign>(?:\^\{?[+
 _ABSOLUTE = re.compile(r"\|(?P<inside>[^|]+)\|")
 _OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:lor|vee)(?![a-z])")
 _AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])|\\(?:land|wedge)(?![a-z])")
-_WITHOUT = re.compile(r"\\(?:setminus|backslash)(?![a-z])|\\\\")
+_WITHOUT = re.compile(r"\\(?:setminus|backslash)(?![a-z])|\\\\|-(?=\s*\\\{)")
 
 
 class NoRegionError(ValueError):
@@ -241,6 +244,9 @@ def _set(text: str) -> Region:
 def _piece(text: str) -> Region:
     if _REALS.fullmatch(text):
         return Region((), (True,))
+    half = _HALF.fullmatch(text)
+    if half is not None:
+        return Region((Fraction(0),), (False, False, True) if "-" not in half[0] else (True, False, False))
     missing = _EXCEPT.fullmatch(text)
     if missing is not None:
         return _combined(Region((), (True,)), _points(missing["points"]), lambda one, other: one and not other)

@@ -60,7 +60,9 @@ _SEPARATORS = re.compile(r"(?<![A-Za-z\\])(?:and|or|respectively)(?![A-Za-z])|\\
 _EQUALS = re.compile(r"(?<![A-Za-z\\])(?:is equal to|are equal to|equals|equal to|equal|is|are)(?![A-Za-z])")
 _LEADING = re.compile(r"((?:[A-Za-z]{2,20}(?:\s*:\s*|\s+)){1,7})(?=[-+0-9\\(.])(?!\\in)")
 _APPROXIMATELY = re.compile(r"\\(?:approx|simeq|sim|doteq)(?![a-z])")
-_ORDINAL = re.compile(r"(?<=[0-9}a-zA-Z])\s*\^?\s*\{?\s*(?:th|st|nd|rd)\s*\}?(?![A-Za-z])")
+_ORDINAL = re.compile(
+    r"(?<=[0-9])\s*(?:\^\s*\{?\s*(?:th|st|nd|rd)\s*\}?|(?:th|st|nd|rd)(?![A-Za-z]))|(?<=[A-Za-z)}])\s*\^\s*\{?\s*th\s*\}?"
+)
 _ARTICLES = re.compile(r"^(?:the|so|thus|hence|therefore|a|an)\s+", re.IGNORECASE)
 
 
@@ -154,7 +156,7 @@ def _described(kind: str) -> str:
 
 
 def _item(part: str) -> Item | None:
-    label, body = _labelled(_ORDINAL.sub("", part) if _ORDINAL.search(part) else part)
+    label, body = _labelled(_ORDINAL.sub("", part))
     body = _APPROXIMATELY.split(body)
     value = body[0].strip() or body[-1].strip()
     value, noun = split_noun(value)

@@ -22,12 +22,12 @@ QUALIFIERS = frozenset(_QUALIFIERS_NAMES.split())
 """Words that make another statement of the number beside them."""
 _WORD = re.compile(r"[A-Za-z]+")
 _TRAILING = re.compile(
-    r"(?P<value>.*[0-9)}\]!]|.*\\pi)(?P<space>\s*)(?P<noun>[A-Za-z]{1,20}(?:\^\{?[0-9]\}?)?"
-    r"(?:(?:\s*/\s*|\s+)[A-Za-z]{1,20}(?:\^\{?[0-9]\}?)?){0,5})",
+    r"(?P<value>.*[0-9)}\]!]|.*\\pi)(?P<space>\s*)(?P<noun>[A-Za-z]{1,20}(?:\s*\^\s*\{?[0-9]\}?)?"
+    r"(?:(?:\s*/\s*|\s+)[A-Za-z]{1,20}(?:\s*\^\s*\{?[0-9]\}?)?){0,5})",
     re.DOTALL,
 )
 _POWERS = re.compile(r"\b(square|sq|cubic|cu)\.?\s+([A-Za-z]+)")
-_PART = re.compile(r"([A-Za-z]+)(?:\^\{?([0-9])\}?)?")
+_PART = re.compile(r"([A-Za-z]+)(?:\s*\^\s*\{?([0-9])\}?)?")
 _SINGLE = frozenset("mgsLNJWVKhl")
 _IDLE_NAMES = """
 unit units of the a an total way ways
@@ -56,7 +56,7 @@ def split_noun(text: str) -> tuple[str, str]:
 
 
 def canonical_unit(noun: str) -> tuple[tuple[int | str, int], ...]:
-    """Return the factors of a unit with their powers: `km/h`, `cm^2` and `square centimeters`; any noun is a factor."""
+    """The factors of a unit with their powers: `km/h`, `cm^2` and `square centimeters`; any noun is a factor."""
     powers = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
     noun = _POWERS.sub(lambda match: f"{match[2]}^{powers[match[1]]}", noun)
     noun = re.sub(r"\bper\b", "/", noun)
@@ -66,6 +66,12 @@ def canonical_unit(noun: str) -> tuple[tuple[int | str, int], ...]:
             if word.lower() not in _IDLE:
                 factors.append((_factor(word), int(power or 1) * (-1 if position else 1)))
     return tuple(sorted(factors, key=str))
+
+
+def units_differ(left: str, right: str) -> bool:
+    """Whether both nouns are there and differ, at least one of them being a known unit."""
+    one, other = canonical_unit(left), canonical_unit(right)
+    return bool(one and other) and one != other and (is_measured(one) or is_measured(other))
 
 
 def is_measured(unit: tuple[tuple[int | str, int], ...]) -> bool:

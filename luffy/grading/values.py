@@ -16,6 +16,7 @@ from luffy.grading.numeric import close, constant_value, same
 from luffy.grading.statement import top_level
 from luffy.grading.strict import bases, brackets
 from luffy.grading.strict_text import compact, number
+from luffy.grading.units import QUALIFIERS, split_noun, units_differ, words
 
 MAX_SIGNS = 4
 _MATRIX = re.compile(
@@ -40,10 +41,11 @@ class Compound:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """One expression, and its text."""
+    """One expression, its text, and the noun after it."""
 
     text: str
     expression: Expression | None
+    noun: str = ""
 
 
 Value = Scalar | Compound
@@ -64,7 +66,13 @@ def value(text: str) -> Value:
     kind = brackets(text)
     if kind and len(top_level(text[1:-1], ",")) > 1:
         return _compound(kind, text[1:-1])
-    return Scalar(text, _expression(text))
+    expression = _expression(text)
+    if expression is None:
+        bare, noun = split_noun(text)
+        return (
+            Scalar(bare, _expression(bare), noun) if noun and not QUALIFIERS & set(words(noun)) else Scalar(text, None)
+        )
+    return Scalar(text, expression)
 
 
 def expansions(text: str) -> list[list[str]]:
@@ -170,6 +178,8 @@ def _expression(text: str) -> Expression | None:
 
 
 def _same_scalars(left: Scalar, right: Scalar, same_expressions: Same) -> bool:
+    if units_differ(left.noun, right.noun):
+        return False
     if compact(left.text) == compact(right.text):
         return bool(left.text)
     one, other = left.expression, right.expression
