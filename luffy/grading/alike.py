@@ -19,8 +19,8 @@ from luffy.grading.strict import bases
 from luffy.grading.strict_text import strict_text
 from luffy.grading.units import QUALIFIERS, words
 
-_RATIO = re.compile(r"(?P<above>[^:,=]+):(?P<below>[^:,=]+)")
-_PROSE = re.compile(r"[A-Za-z]{3,}")
+_RATIO = re.compile(r"(?P<above>[^:,=]+):(?P<below>(?!\s*0)[^:,=]+)")
+"""Of two expressions; what ends in `:00` is a time."""
 
 
 def alike(answer: str, gold: str) -> bool:
@@ -40,11 +40,11 @@ def conflicting(answer: str, gold: str) -> bool:
     gold = last_box(gold) or gold
     if halves_of_day_differ(answer, gold):
         return True
-    one, other = statement(answer), statement(gold)
-    if one is not None and other is not None:
-        return contradict(one, other)
     said, wanted = (set(words(strict_text(text))) & QUALIFIERS for text in (answer, gold))
-    return said != wanted and not (said and wanted)
+    if bool(said) != bool(wanted):
+        return True
+    one, other = statement(answer), statement(gold)
+    return one is not None and other is not None and contradict(one, other)
 
 
 def _statements(answer: str, gold: str) -> bool:

@@ -48,6 +48,17 @@ def contradict(left: Statement, right: Statement) -> bool:
     return pairs is not None and any(differ(mine, yours) for mine, yours in pairs)
 
 
+def _grouped(items: Items) -> Items:
+    """Items whose names come round again as tuples: `x = 1, y = 2` or `x = 2, y = 1`."""
+    labels = [item.label for item in items]
+    if labels and labels[0] and labels.count(labels[0]) > 1:
+        size = labels.index(labels[0], 1)
+        if size > 1 and len(set(labels[:size])) == size and labels == labels[:size] * (len(labels) // size):
+            starts = range(0, len(items), size)
+            return [Item(f"({','.join(item.body for item in items[at : at + size])})") for at in starts]
+    return items
+
+
 def _balanced(left: list[Item], right: list[Item]) -> tuple[Items, Items]:
     """Both lists, a tuple alone on one side as its components where the other side names each of as many items."""
     for one, other, swap in ((left, right, False), (right, left, True)):
@@ -126,6 +137,7 @@ def _readings(items: Items) -> Iterator[list[Item]]:
 
 
 def _opened(items: Items) -> list[Item]:
+    items = _grouped(items)
     if len(items) != 1:
         return [bare(item) if item.label.startswith("(") else _point(item) for item in items]
     item = _point(items[0])

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from luffy.grading.expression import Expression, read_or_none, renamed, variables
+from luffy.grading.expression import Apply, Expression, read_or_none, renamed, variables
 from luffy.grading.numeric import proportional, same
 from luffy.grading.statement import Item
 from luffy.grading.strict_text import compact
@@ -39,13 +39,29 @@ def same_items(left: Item, right: Item, domains: tuple[Domains, Domains] = ({}, 
         if function and not other.label:
             return _same_bodies(left, right, domains) or _same_but_for_variable(function[1], item, other)
     if called(left.label) == called(right.label) or not left.label or not right.label or _is_words(left, right):
-        return _same_bodies(left, right, domains)
+        return not _is_equation(left, right) and _same_bodies(left, right, domains)
     return _same_equations(left, right)
 
 
 def differ(left: Item, right: Item) -> bool:
     """Whether two items are certainly not one: two units, or two constants that no rounding makes equal."""
     return units_differ(left.noun, right.noun) or are_far(_value(left), _value(right))
+
+
+def _is_equation(answer: Item, reference: Item) -> bool:
+    """Whether one side is an equation in variables, of which the other is a side and no more.
+
+    The reference is one where it gives a value to an expression (`2x + z = 1` for `1`), the answer where that is zero.
+    """
+    if not reference.label and answer.label:
+        return answer.body.strip() == "0" and _is_compound(answer.label)
+    return bool(reference.label) and not answer.label and _is_compound(reference.label)
+
+
+def _is_compound(label: str) -> bool:
+    """Whether a label is an expression that is computed from variables, which is no name."""
+    expression = read_or_none(label)
+    return isinstance(expression, Apply) and expression.operation in ("+", "-", "*", "^") and not label.isupper()
 
 
 def called(label: str) -> str:

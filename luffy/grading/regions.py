@@ -50,6 +50,11 @@ _EXCEPT = re.compile(
 )
 _INTEGERS = re.compile(r"\\mathbb\s*\{?\s*(?P<set>[ZN])\s*\}?(?P<sign>(?:\^\{?[+*]\}?|_\{?[+>0]+\}?)?)")
 _ABSOLUTE = re.compile(r"\|(?P<inside>[^|]+)\|")
+_CALLED = re.compile(r"^[A-Za-z](?:_\{?[A-Za-z0-9]\}?|\([a-z]\))?\s*=\s*(?=[\[(\\][^=<>]*$)")
+_ALL = re.compile(
+    r"^(?:all|any|every)\s+(?:positive\s+)?(?:integers?|real numbers?|reals?|numbers?|values of)\s+(?=[a-z](?![a-z]))"
+)
+_EQUATION = re.compile(rf"(?P<name>{_NAME.pattern})\s*=\s*(?P<point>[^=<>]+)")
 _OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:lor|vee)(?![a-z])")
 _AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])|\\(?:land|wedge)(?![a-z])")
 _WITHOUT = re.compile(r"\\(?:setminus|backslash)(?![a-z])|\\\\|-(?=\s*\\\{)")
@@ -116,6 +121,7 @@ def _named(text: str) -> NamedRegion:
     text = text.strip()
     if text.startswith("\\{") and text.endswith("\\}") and (builder := _BUILDER.fullmatch(text)) is not None:
         return _built(builder["member"].strip(), builder["condition"].strip())
+    text = _ALL.sub("", _CALLED.sub("", text))
     member = _MEMBER.fullmatch(text)
     if member is not None and not _OR.search(text) and not _SIGNS.search(text):
         inner = _named(member["set"])
@@ -187,6 +193,9 @@ def _condition(text: str) -> tuple[str, Region]:
     member = _MEMBER.fullmatch(text.strip())
     if member is not None and not _SIGNS.search(text):
         return member["name"], _set(member["set"])
+    equation = _EQUATION.fullmatch(text.strip())
+    if equation is not None and not _SIGNS.search(text):
+        return equation["name"], _points(equation["point"])
     sides = [side.strip() for side in _SIGNS.split(text)]
     signs = [_CANONICAL[sign] for sign in _SIGNS.findall(text)]
     if len(sides) == 2:

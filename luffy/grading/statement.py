@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from luffy.grading.expression import read_or_none
 from luffy.grading.numeric import same
-from luffy.grading.strict_text import number, strict_text
+from luffy.grading.strict_text import compact, number, strict_text
 from luffy.grading.units import QUALIFIERS, SCALES, split_noun, words
 
 MAX_ITEMS = 40
@@ -56,6 +56,11 @@ _FOR_ALL = re.compile(
 _COUNTED = re.compile(
     r"(?:where|for|with)?\s*(?P<names>[a-z])\s*=\s*0\s*,\s*\\pm\s*1\s*,\s*\\pm\s*2\s*,?\s*(?:\\[lc]?dots|\.\.\.)\s*$"
 )
+_BOUNDED = re.compile(
+    r"(?:where|with|for)?\s*(?:all\s+)?(?:(?P<kind>integers?)\s+)?(?P<names>[A-Za-z])\s*"
+    r"(?P<bound>(?:\\(?:ge|le|ne)(?![a-z])|[<>])\s*-?[0-9]{1,4})$"
+)
+_ATTAINED = re.compile(r"(?:which\s+is\s+|is\s+)?(?:attained|achieved|reached)\b.*$|with\s+equality\b.*$")
 _SEPARATORS = re.compile(r"(?<![A-Za-z\\])(?:and|or|respectively)(?![A-Za-z])|\\(?:lor|vee|land|wedge)(?![A-Za-z])|&|;")
 _EQUALS = re.compile(r"(?<![A-Za-z\\])(?:is equal to|are equal to|equals|equal to|equal|is|are)(?![A-Za-z])")
 _LEADING = re.compile(r"((?:[A-Za-z]{2,20}(?:\s*:\s*|\s+)){1,7})(?=[-+0-9\\(.])(?!\\in)")
@@ -69,6 +74,8 @@ _ARTICLES = re.compile(r"^(?:the|so|thus|hence|therefore|a|an)\s+", re.IGNORECAS
 def statement(text: str) -> Statement | None:
     """Return what `text` states; None where its words may say more than its values."""
     plain = strict_text(text)
+    if "mod" not in plain:
+        plain = plain.replace("\\equiv", "=")
     plain, domains = _without_conditions(plain)
     parts = split_items(plain)
     if not parts or len(parts) > MAX_ITEMS:
@@ -121,10 +128,11 @@ def _without_conditions(text: str) -> tuple[str, dict[str, str]]:
 def _last_condition(text: str) -> tuple[str, dict[str, str]] | None:
     for start in _starts(text):
         tail = text[start:].strip(" ,;:()[].")
-        for pattern in (_MEMBER, _COUNTED, _FOR_ALL, _DESCRIBED):
+        for pattern in (_MEMBER, _COUNTED, _FOR_ALL, _DESCRIBED, _BOUNDED, _ATTAINED):
             match = pattern.fullmatch(tail)
-            if match is not None and text[:start].strip(" ,;:(["):
-                return text[:start].rstrip(" ,;:([").strip(), _domains(match)
+            rest = text[:start].rstrip(" ,;:([").strip()
+            if match is not None and rest and (pattern is not _BOUNDED or match["names"] in _letters(rest)):
+                return rest, _domains(match)
     return None
 
 
@@ -132,9 +140,19 @@ def _starts(text: str) -> Iterator[int]:
     """Where a condition may begin: after a comma, a bracket, a space, from the end."""
     tail = max(0, len(text) - 90)
     for match in reversed(
-        list(re.finditer(r"[,;:(]|(?<=[\s)}])\s*(?=(?:where|with|for)\b)|\s+(?=[A-Za-z]\s*\\in)", text[tail:]))
+        list(
+            re.finditer(
+                r"[,;:(]|(?<=[\s)}])\s*(?=(?:where|with|for|attained|achieved|reached)\b)|\s+(?=[A-Za-z]\s*\\in)",
+                text[tail:],
+            )
+        )
     ):
         yield tail + match.start()
+
+
+def _letters(text: str) -> str:
+    """The letters of `text` that are no part of a command."""
+    return re.sub(r"\\[A-Za-z]+", " ", text)
 
 
 def _domains(match: re.Match[str]) -> dict[str, str]:
@@ -142,6 +160,8 @@ def _domains(match: re.Match[str]) -> dict[str, str]:
     names = re.findall(r"[A-Za-z]", groups.get("names") or "")
     if "set" in groups:
         domain = re.findall("[ZNRQC]", groups["set"])[-1] + re.sub(r"[\^_{}\s]", "", groups.get("sign") or "")
+    elif "bound" in groups:
+        domain = compact(groups["bound"])
     else:
         domain = _described(groups.get("kind") or ("integer" if match.re is _COUNTED else ""))
     return {name: {"Z+": "N", "N+": "N", "N*": "N", "Z>0": "N"}.get(domain, domain) for name in names}

@@ -14,13 +14,15 @@ dollar dollars; cent cents; degree degrees; radian radians
 UNITS = {spelling: number for number, line in enumerate(_SPELLINGS.split(";")) for spelling in line.split()}
 """Those that are told apart, each spelling with the number of its unit."""
 SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_QUALIFIERS_NAMES = """
-not no none never more less fewer greater least most than between from except without half over under above below
-exceeds exceed neither nor per cannot least approximately about am pm quarter twice double minus plus
+_QUALIFYING = """
+not no none never more less fewer greater than between except without half over under above below exceeds exceed neither
+nor cannot am pm quarter twice double minus plus
 """
-QUALIFIERS = frozenset(_QUALIFIERS_NAMES.split())
+QUALIFIERS = frozenset((*_QUALIFYING.split(), "at least", "at most"))
 """Words that make another statement of the number beside them."""
-_WORD = re.compile(r"[A-Za-z]+")
+_WORD = re.compile(r"[A-Za-z]+(?:_[a-z]+)?")
+_HALF_OF_DAY = re.compile(r"(?<=[0-9])\s*([apAP])\.?\s?[mM]\b\.?")
+_SEGMENT = re.compile(r"(?<![A-Za-z])[A-Z]{2}(?![A-Za-z])")
 _TRAILING = re.compile(
     r"(?P<value>.*[0-9)}\]!]|.*\\pi)(?P<space>\s*)(?P<noun>[A-Za-z]{1,20}(?:\s*\^\s*\{?[0-9]\}?)?"
     r"(?:(?:\s*/\s*|\s+)[A-Za-z]{1,20}(?:\s*\^\s*\{?[0-9]\}?)?){0,5})",
@@ -36,9 +38,10 @@ _IDLE = frozenset(_IDLE_NAMES.split())
 
 
 def words(text: str) -> list[str]:
-    """The words of `text` in small letters, commands left out; `p.m.` is one word."""
-    plain = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m", re.sub(r"\\[A-Za-z]+", " ", text).lower())
-    return [word for word in _WORD.findall(plain) if len(word) > 1]
+    """The words of `text` in small letters, commands and segments (`AM`) left out; "p.m." and "at least" are one."""
+    plain = _HALF_OF_DAY.sub(lambda match: f" {match[1].lower()}m", re.sub(r"\\[A-Za-z]+", " ", text))
+    plain = re.sub(r"\bat\s+(least|most)\b", r"at_\1", _SEGMENT.sub(" ", plain).lower())
+    return [word.replace("_", " ") for word in _WORD.findall(plain) if len(word) > 1]
 
 
 def split_noun(text: str) -> tuple[str, str]:

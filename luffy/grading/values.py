@@ -63,6 +63,12 @@ def value(text: str) -> Value:
     for opening, closing in (("\\langle", "\\rangle"), ("\\{", "\\}")):
         if text.startswith(opening) and text.endswith(closing) and _is_whole(text, opening, closing):
             return _compound("()" if opening == "\\langle" else "\\{\\}", text[len(opening) : -len(closing)])
+    if (
+        text.startswith("-")
+        and isinstance(found := value(text[1:]), Compound)
+        and found.kind in ("()", "column", "row")
+    ):
+        return Compound(found.kind, tuple(value(f"-({part.text})") for part in found.parts if isinstance(part, Scalar)))
     kind = brackets(text)
     if kind and len(top_level(text[1:-1], ",")) > 1:
         return _compound(kind, text[1:-1])
