@@ -22,10 +22,15 @@ from luffy.grading.units import QUALIFIERS, words
 _RATIO = re.compile(r"(?P<above>[^:,=]+):(?P<below>(?!\s*0)[^:,=]+)")
 """Of two expressions; what ends in `:00` is a time."""
 
+MAX_CHARS = 1000
+"""A longer text is no answer with a class: math-verify decides alone."""
+
 
 def alike(answer: str, gold: str) -> bool:
     """Whether the rules find an answer to be its reference."""
     gold = last_box(gold) or gold
+    if max(len(answer), len(gold)) > MAX_CHARS:
+        return False
     if bases(strict_text(answer)) != bases(strict_text(gold)):
         return False
     for rule in (_ratios, same_cases, same_regions, _congruences):
@@ -38,6 +43,8 @@ def alike(answer: str, gold: str) -> bool:
 def conflicting(answer: str, gold: str) -> bool:
     """Whether names, units or words set two answers apart that share their numbers."""
     gold = last_box(gold) or gold
+    if max(len(answer), len(gold)) > MAX_CHARS:
+        return False
     if halves_of_day_differ(answer, gold):
         return True
     said, wanted = (set(words(strict_text(text))) & QUALIFIERS for text in (answer, gold))

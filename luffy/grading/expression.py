@@ -1,8 +1,8 @@
 r"""A reader of LaTeX expressions that competition answers consist of, by recursive descent.
 
 It reads numbers, variables, the four operations, powers, roots, factorials, binomials, absolute values, rounding and
-the named functions, in a tenth of a millisecond where a general grammar takes twenty. What it does not know, and what
-people read in two ways (`1/2x`, `\sin 2x/3`), is `UnreadableError`: another reader decides then.
+the named functions; a general grammar of LaTeX takes many times as long. What it does not know, and what people read
+in two ways (`1/2x`, `\sin 2x/3`), is `UnreadableError`: another reader decides then.
 """
 
 import re
@@ -16,15 +16,10 @@ _TOKEN = re.compile(
     r"\s*(?:([0-9]*\.[0-9]*\\overline\{[0-9]+\}|[0-9]+\.[0-9]+|[0-9]+|\.[0-9]+)|(\\[A-Za-z]+|\\.)|([A-Za-z]+)|(.))",
     re.DOTALL,
 )
-_FUNCTIONS_NAMES = """
-sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh ln log lg exp
-"""
-FUNCTIONS = frozenset(_FUNCTIONS_NAMES.split())
-_ANGULAR_NAMES = """
-sin cos tan cot sec csc
-"""
-ANGULAR = frozenset(_ANGULAR_NAMES.split())
+ANGULAR = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 """Functions of an angle, in which a degree is a number."""
+_OTHERS = ("arcsin", "arccos", "arctan", "arccot", "sinh", "cosh", "tanh", "ln", "log", "lg", "exp")
+FUNCTIONS = ANGULAR | frozenset(_OTHERS)
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 _LISTS = frozenset(("gcd", "lcm", "max", "min"))
 _GREEK_NAMES = """
@@ -138,7 +133,7 @@ def _tokens(text: str) -> list[str]:
             tokens += _letters(letters, tokens)
         else:
             tokens.append(number or command or other)
-    return [token for token in tokens if token.strip()]
+    return [mark for mark in tokens if mark.strip()]
 
 
 def _letters(run: str, before: Sequence[str]) -> list[str]:
@@ -155,17 +150,17 @@ class _Reader:
         self._tokens, self._at = tokens, 0
 
     def peek(self, ahead: int = 0) -> str:
-        """The next token; empty at the end."""
+        """The next mark; empty at the end."""
         at = self._at + ahead
         return self._tokens[at] if at < len(self._tokens) else ""
 
     def take(self, wanted: str = "") -> str:
-        """Go past the next token, which has to be `wanted` if that is given."""
-        token = self.peek()
-        if not token or (wanted and token != wanted):
-            raise UnreadableError(f"{token or 'the end'} instead of {wanted or 'an operand'}")
+        """Go past the next mark, which has to be `wanted` if that is given."""
+        mark = self.peek()
+        if not mark or (wanted and mark != wanted):
+            raise UnreadableError(f"{mark or 'the end'} instead of {wanted or 'an operand'}")
         self._at += 1
-        return token
+        return mark
 
     def sum(self, depth: int) -> Expression:
         if depth > MAX_DEPTH:
@@ -179,26 +174,27 @@ class _Reader:
 
     def _product(self, depth: int) -> Expression:
         result, divided = self._signed(depth), False
-        while True:
-            token = self.peek()
-            if token in _TIMES:
+        for _ in range(MAX_DEPTH):
+            mark = self.peek()
+            if mark in _TIMES:
                 self.take()
                 result, divided = Apply("*", (result, self._signed(depth))), False
-            elif token in _OVER:
+            elif mark in _OVER:
                 self.take()
                 if divided:
                     raise UnreadableError("two fractions in a row")
                 result, divided = Apply("/", (result, self._signed(depth))), True
-            elif self._opens_factor(token):
+            elif self._opens_factor(mark):
                 if divided:
                     raise UnreadableError("a product below a slash")
                 result = self._side_by_side(result, depth)
             else:
                 return result
+        raise UnreadableError("too many factors")
 
     def _side_by_side(self, left: Expression, depth: int) -> Expression:
         """`2x`, and the mixed number `2\\frac{3}{4}`."""
-        token, is_digit = self.peek(), self.peek()[0].isdigit()
+        mark, is_digit = self.peek(), self.peek()[0].isdigit()
         follows_integer = (
             isinstance(left, Number) and left.value.denominator == 1 and self._tokens[self._at - 1].isdigit()
         )
@@ -208,7 +204,7 @@ class _Reader:
             right = Apply("/", (right, self._factor(depth)))
         elif is_digit:
             raise UnreadableError("two numbers side by side")
-        if follows_integer and (is_digit or token in ("\\frac", "\\dfrac", "\\tfrac")):
+        if follows_integer and (is_digit or mark in ("\\frac", "\\dfrac", "\\tfrac")):
             return _mixed(left, right)
         return Apply("*", (left, right))
 
@@ -221,15 +217,15 @@ class _Reader:
             return operand if sign == "+" else Apply("-", (operand,))
         return self._factor(depth)
 
-    def _opens_factor(self, token: str) -> bool:
-        if not token or token in ("|", "\\rvert", "\\rfloor", "\\rceil", ")", "]", "}"):
+    def _opens_factor(self, mark: str) -> bool:
+        if not mark or mark in ("|", "\\rvert", "\\rfloor", "\\rceil", ")", "]", "}"):
             return False
-        name = token[1:]
+        name = mark[1:]
         return (
-            token[0].isalnum()
-            or token[0] == "."
-            or token in _BRACKETS
-            or token in ("\\frac", "\\dfrac", "\\tfrac", "\\sqrt", "\\pi", "\\infty", "\\binom", "\\dbinom", "\\tbinom")
+            mark[0].isalnum()
+            or mark[0] == "."
+            or mark in _BRACKETS
+            or mark in ("\\frac", "\\dfrac", "\\tfrac", "\\sqrt", "\\pi", "\\infty", "\\binom", "\\dbinom", "\\tbinom")
             or name in FUNCTIONS
             or name in _LISTS
             or name in _GREEK
@@ -239,7 +235,9 @@ class _Reader:
         return self._raised(self._primary(depth + 1), depth + 1)
 
     def _raised(self, base: Expression, depth: int) -> Expression:
-        while self.peek() in ("!", "^"):
+        for _ in range(MAX_DEPTH):
+            if self.peek() not in ("!", "^"):
+                break
             if self.take() == "!":
                 double = self.peek() == "!"
                 if double:
@@ -256,13 +254,13 @@ class _Reader:
 
     def _argument(self, depth: int) -> Expression:
         """What follows `\\frac`, `^` or `\\sqrt`: a group in braces, or one digit or letter."""
-        token = self.peek()
-        if token == "{":
+        mark = self.peek()
+        if mark == "{":
             return self._group(depth)
-        if token == "-":
+        if mark == "-":
             self.take()
             return Apply("-", (self._argument(depth + 1),))
-        if token.isdigit() and len(token) > 1:
+        if mark.isdigit() and len(mark) > 1:
             raise UnreadableError("digits without braces")
         return self._primary(depth + 1)
 
@@ -273,40 +271,40 @@ class _Reader:
         return Apply(_INSIDE[opening], (inside,)) if opening in _INSIDE else inside
 
     def _primary(self, depth: int) -> Expression:
-        token = self.peek()
-        if token in _BRACKETS:
+        mark = self.peek()
+        if mark in _BRACKETS:
             return self._group(depth)
-        self.take(token)
-        if token[:1].isdigit() or (token[:1] == "." and len(token) > 1):
-            return self._number(token)
-        name = token[1:]
-        if token in ("\\frac", "\\dfrac", "\\tfrac"):
+        self.take(mark)
+        if mark[:1].isdigit() or (mark[:1] == "." and len(mark) > 1):
+            return self._number(mark)
+        name = mark[1:]
+        if mark in ("\\frac", "\\dfrac", "\\tfrac"):
             return Apply("/", self._fraction_parts(depth))
-        if token in ("\\binom", "\\dbinom", "\\tbinom"):
+        if mark in ("\\binom", "\\dbinom", "\\tbinom"):
             return Apply("binomial", (self._argument(depth), self._argument(depth)))
-        if token == "\\sqrt":
+        if mark == "\\sqrt":
             return self._root(depth)
         if name in FUNCTIONS:
             return self._function(name, depth)
         if name in _LISTS:
             return Apply(name, self._listed(depth))
-        if token in ("\\pi", "\\infty") or (len(token) == 1 and token.isalpha()) or name in _GREEK:
-            return self._variable(token, depth)
-        raise UnreadableError(token)
+        if mark in ("\\pi", "\\infty") or (len(mark) == 1 and mark.isalpha()) or name in _GREEK:
+            return self._variable(mark, depth)
+        raise UnreadableError(mark)
 
     def _fraction_parts(self, depth: int) -> "tuple[Expression, Expression]":
-        token = self.peek()
-        if token.isdigit() and len(token) == 2:  # \frac12
+        mark = self.peek()
+        if mark.isdigit() and len(mark) == 2:  # \frac12
             self.take()
-            return Number(Fraction(token[0])), Number(Fraction(token[1]))
-        if token.isdigit() and len(token) > 2:
+            return Number(Fraction(mark[0])), Number(Fraction(mark[1]))
+        if mark.isdigit() and len(mark) > 2:
             raise UnreadableError("digits without braces")
         return self._argument(depth), self._argument(depth)
 
-    def _number(self, token: str) -> Expression:
+    def _number(self, mark: str) -> Expression:
         if self.peek() == "_":
             raise UnreadableError("a numeral with its base")
-        return Number(_value(token))
+        return Number(_value(mark))
 
     def _root(self, depth: int) -> Expression:
         index: Expression = Number(Fraction(2))
@@ -314,8 +312,8 @@ class _Reader:
             self.take()
             index = self.sum(depth + 1)
             self.take("]")
-        token = self.peek()
-        if token in ("(", "["):
+        mark = self.peek()
+        if mark in ("(", "["):
             raise UnreadableError("a root of a bracket")
         return Apply("root", (self._argument(depth), index))
 
@@ -369,8 +367,8 @@ class _Reader:
         return value if power is None else Apply("^", (value, power))
 
     def _log_base(self, depth: int) -> Expression:
-        token = self.peek()
-        if token.isdigit() and len(token) > 1:
+        mark = self.peek()
+        if mark.isdigit() and len(mark) > 1:
             # `\log_28` is the logarithm to base 2 of 8, which most writers mean otherwise.
             raise UnreadableError("digits without braces")
         return self._argument(depth)
@@ -382,8 +380,8 @@ class _Reader:
             if self.peek() in ("^", "!"):
                 raise UnreadableError("a power after a function's argument")
             return result
-        while (token := self.peek()) and self._opens_factor(token) and token[1:] not in FUNCTIONS:
-            if token in ("(", "["):
+        while (mark := self.peek()) and self._opens_factor(mark) and mark[1:] not in FUNCTIONS:
+            if mark in ("(", "["):
                 raise UnreadableError("a bracket after a function's argument")
             result = self._side_by_side(result, depth)
         if self.peek() in _OVER:
@@ -406,11 +404,11 @@ def _is_plain(fraction: Apply) -> bool:
     return all(isinstance(part, Number) for part in fraction.arguments)
 
 
-def _value(token: str) -> Fraction:
+def _value(mark: str) -> Fraction:
     """The value of a decimal, which may repeat."""
-    if "\\overline" not in token:
-        return Fraction(token)
-    digits, _, period = token.partition("\\overline")
+    if "\\overline" not in mark:
+        return Fraction(mark)
+    digits, _, period = mark.partition("\\overline")
     period = period.strip("{}")
     decimals = len(digits.partition(".")[2])
     start = Fraction(digits.rstrip(".") or "0")

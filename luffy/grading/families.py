@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from mpmath import mp
 
@@ -24,8 +25,8 @@ MAX_RESIDUES = 240
 _PARAMETERS = frozenset("knmltp")
 _CONGRUENCE = re.compile(r"(?P<residues>.+?)\s*\(?\s*\\(?:pmod|bmod|mod)\s*\{?\s*(?P<modulus>[0-9]{1,6})\s*\}?\s*\)?$")
 _PARITY = re.compile(
-    r"(?:all|any|every)?\s*(?:[a-z]\s+(?:is|are|must be)\s+)?(?:an?\s+)?(?:all\s+)?(?P<sign>positive\s+)?(?P<parity>odd|even)"
-    r"(?:\s+(?P<late>positive\s+)?(?:integers?|numbers?|natural numbers?|values?))?(?:\s+(?:of\s+)?[a-z])?"
+    r"(?:all|any|every)?\s*(?:[a-z]\s+(?:is|are|must be)\s+)?(?:an?\s+)?(?:all\s+)?(?:positive\s+)?(?P<parity>odd|even)"
+    r"(?:\s+(?:positive\s+)?(?:integers?|numbers?|natural numbers?|values?))?(?:\s+(?:of\s+)?[a-z])?"
 )
 
 
@@ -127,7 +128,7 @@ def _linear(expression: Expression, parameter: str) -> list[Family] | None:
     """One family, or two where even and odd values go apart, as in `(-1)^k`."""
     values = [_at(substituted(expression, parameter, Number(Fraction(k))), {}) for k in range(6)]
     with mp.workdps(60):
-        steps = [_minus(after, before) for before, after in zip(values, values[1:], strict=False)]
+        steps = [_minus(after, before) for before, after in pairwise(values)]
         double = [_minus(values[index + 2], values[index]) for index in range(4)]
     if steps[0] != 0 and all(close(step, steps[0]) for step in steps):
         return [Family(values[0], steps[0])]

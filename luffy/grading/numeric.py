@@ -193,9 +193,9 @@ def _power(base: Value, exponent: Value) -> Value:
 
 def _root(radicand: Value, index: Value) -> Value:
     """The real root where there is one: `\\sqrt[3]{-2}` is `-\\sqrt[3]{2}`."""
-    if isinstance(index, Fraction) and index.denominator == 1 and index % 2 == 1 and not isinstance(radicand, mpc):
-        if radicand < 0:
-            return -_root(-radicand, index)
+    is_odd = isinstance(index, Fraction) and index.denominator == 1 and index % 2 == 1
+    if is_odd and not isinstance(radicand, mpc) and radicand < 0:
+        return -_root(-radicand, index)
     if _is_exact(radicand, index) and index == 2 and radicand >= 0:
         above, below = math.isqrt(radicand.numerator), math.isqrt(radicand.denominator)
         if above * above == radicand.numerator and below * below == radicand.denominator:

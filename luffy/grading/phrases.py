@@ -19,17 +19,22 @@ _NOTHING = re.compile(
     r"(?:a )?solutions? (?:does|do) not exist|(?:the )?(?:equation|system) has no (?:real )?solutions?"
 )
 _FILLER = re.compile(
-    r"\b(?:the|an?|all|any|every|each|is|are|must be|be|it|they|that|this|answer|values?|integers?|numbers?|player|will|wins?|winner|[b-z])\b"
+    r"\b(?:the|an?|all|any|every|each|is|are|must be|be|it|they|that|this|answer|values?|integers?|numbers?|player|"
+    r"will|wins?|winner|[b-z])\b"
 )
 _CASES = re.compile(r"(?P<label>[^=]{1,20}=)?\s*\\begin\s*\{cases\}(?P<rows>.*)\\end\s*\{cases\}\s*\.?", re.DOTALL)
 _CONDITION = re.compile(r"^(?:if|for|when|where|,|;|\s)+|(?:,|;|\.|\s)+$", re.IGNORECASE)
 _OTHERWISE = re.compile(r"otherwise|else|in all other cases|in other cases")
 MAX_BRANCHES = 12
+_TIME = re.compile(r"(?P<hour>[0-9]{1,2}:[0-9]{2}) ?(?P<half>[ap])\.? ?m\.?")
 _AFTERNOON = re.compile(r"\b([ap])\.?\s?m\b\.?", re.IGNORECASE)
 
 
 def same_phrases(left: str, right: str) -> bool:
     """Whether two answers say in words the same: no solution, or a word or two with nothing added but filler."""
+    times = [_TIME.fullmatch(strict_text(text).lower()) for text in (left, right)]
+    if times[0] is not None and times[1] is not None:
+        return times[0].groups() == times[1].groups()
     one, other = _plain(left), _plain(right)
     if _NOTHING.fullmatch(one) and _NOTHING.fullmatch(other):
         return True

@@ -46,7 +46,8 @@ _REALS = re.compile(
 )
 _HALF = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?\s*\^\s*\{?\s*[+-]\s*\}?|(?:all )?positive (?:real numbers|reals)")
 _EXCEPT = re.compile(
-    r"(?:all )?(?:the )?(?:real numbers|reals)(?: [a-z])?,?\s*(?:except|other than|not equal to|excluding)\s*(?:for )?(?:[a-z]\s*=)?\s*(?P<points>.+)"
+    r"(?:all )?(?:the )?(?:real numbers|reals)(?: [a-z])?,?\s*(?:except|other than|not equal to|excluding)\s*"
+    r"(?:for )?(?:[a-z]\s*=)?\s*(?P<points>.+)"
 )
 _INTEGERS = re.compile(r"\\mathbb\s*\{?\s*(?P<set>[ZN])\s*\}?(?P<sign>(?:\^\{?[+*]\}?|_\{?[+>0]+\}?)?)")
 _ABSOLUTE = re.compile(r"\|(?P<inside>[^|]+)\|")
@@ -124,6 +125,8 @@ def _named(text: str) -> NamedRegion:
     text = _ALL.sub("", _CALLED.sub("", text))
     member = _MEMBER.fullmatch(text)
     if member is not None and not _OR.search(text) and not _SIGNS.search(text):
+        if _MEMBER.match(member["set"]):
+            raise NoRegionError(text)
         inner = _named(member["set"])
         return NamedRegion(inner.region, member["name"], inner.integers)
     if _SIGNS.search(text) and not _is_cut_by_set(text):
@@ -348,33 +351,47 @@ def _inexact(value: Value) -> Value:
     return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
 
+class _Ends(NamedTuple):
+    """One interval as text; no name where the text has none."""
+
+    name: str
+    kind: str
+    low: str
+    high: str
+
+
 def _same_symbolically(left: str, right: str) -> bool | None:
     """Whether two intervals with variables in their ends are one; None where they are not one interval each."""
     one, other = _ends(left), _ends(right)
-    if one is None or other is None or one[0] != other[0]:
+    if one is None or other is None or one.kind != other.kind or (one.name and other.name and one.name != other.name):
         return None
-    pairs = [(read_or_none(a), read_or_none(b)) for a, b in zip(one[1], other[1], strict=True)]
+    pairs = [(read_or_none(a), read_or_none(b)) for a, b in ((one.low, other.low), (one.high, other.high))]
     return all(a is not None and b is not None and same(a, b) for a, b in pairs)
 
 
-def _ends(text: str) -> tuple[str, tuple[str, str]] | None:
-    """The brackets and the ends of one interval, also of `a < x \\le b` and `x > a`."""
+def _ends(text: str) -> _Ends | None:
     member = _MEMBER.fullmatch(text)
-    text = member["set"].strip() if member is not None and not _SIGNS.search(text) else text
-    kind = brackets(text)
-    ends = top_level(text[1:-1], ",") if kind else []
-    if len(ends) == 2:
-        return kind, (ends[0], ends[1])
+    if _SIGNS.search(text):
+        return _ends_of_inequality(text)
+    inside = member["set"].strip() if member is not None else text
+    kind = brackets(inside)
+    ends = top_level(inside[1:-1], ",") if kind else []
+    return _Ends(member["name"] if member is not None else "", kind, *ends) if len(ends) == 2 else None
+
+
+def _ends_of_inequality(text: str) -> _Ends | None:
+    r"""The interval of `a < x \le b`, or of `x > a`."""
     sides = [side.strip() for side in _SIGNS.split(text)]
     signs = [_CANONICAL[sign] for sign in _SIGNS.findall(text)]
-    if len(sides) == 2 and signs[0] != "!=" and _NAME.fullmatch(sides[0]):
-        sides, signs = (
-            ([sides[1], *sides], [_MIRRORED[signs[0]], ""]) if signs[0][0] == ">" else (["", *sides], ["", *signs])
-        )
-    if len(sides) != 3 or _NAME.fullmatch(sides[1]) is None or "!=" in signs:
+    if len(sides) == 2:
+        sides, signs = ["-\\infty", *sides], ["<", *signs]
+        if signs[1][0] == ">":
+            sides, signs = ["\\infty", *sides[1:]], [">", signs[1]]
+    if len(sides) != 3 or _NAME.fullmatch(sides[1]) is None or sides[1] in ("e", "i"):
         return None
-    if signs[0][:1] == ">" and signs[1][:1] == ">":
+    if signs[0][0] == signs[1][0] == ">":
         sides, signs = sides[::-1], [_MIRRORED[sign] for sign in signs[::-1]]
-    opening = "[" if signs[0] == "<=" else "("
-    closing = "]" if signs[1] == "<=" else ")"
-    return opening + closing, (sides[0] or "-\\infty", sides[2] or "\\infty")
+    if not signs[0][0] == signs[1][0] == "<":
+        return None
+    kind = ("[" if signs[0] == "<=" else "(") + ("]" if signs[1] == "<=" else ")")
+    return _Ends(sides[1], kind, sides[0], sides[2])

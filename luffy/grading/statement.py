@@ -177,10 +177,10 @@ def _described(kind: str) -> str:
 
 def _item(part: str) -> Item | None:
     label, body = _labelled(_ORDINAL.sub("", part))
-    body = _APPROXIMATELY.split(body)
-    value = body[0].strip() or body[-1].strip()
+    sides = _APPROXIMATELY.split(body)
+    value = sides[0].strip() or sides[-1].strip()
     value, noun = split_noun(value)
-    if QUALIFIERS & set(words(f"{label} {noun}")):
+    if QUALIFIERS & set(words(part)):
         return None
     scales = [word for word in words(noun) if word in SCALES]
     noun = " ".join(word for word in noun.split() if word not in SCALES)

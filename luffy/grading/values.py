@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import product
 from typing import TypeVar
 
-from luffy.grading.expression import DEGREE, Apply, Expression, Number, read_or_none, substituted, variables
+from luffy.grading.expression import DEGREE, Apply, Expression, Number, Variable, read_or_none, substituted, variables
 from luffy.grading.numeric import close, constant_value, same
 from luffy.grading.statement import top_level
 from luffy.grading.strict import bases, brackets
@@ -23,6 +23,7 @@ _MATRIX = re.compile(
     r"\\begin\s*\{(?P<kind>[bpBvV]?(?:small)?matrix|array)\}(?:\{[lcr|]*\})?(?P<rows>.*)\\end\s*\{(?P=kind)\}",
     re.DOTALL,
 )
+_NEGATED = ("-(", "-\\begin", "-\\langle")
 _SIGN = re.compile(r"\\(?:pm|mp)(?![a-z])")
 _MINUTES = re.compile(
     r"(?P<sign>-?)\s*(?P<degrees>[0-9]+)\s*\^\s*\{?\\circ\}?\s*(?P<minutes>[0-9]+(?:\.[0-9]+)?)\s*(?:'|\^\s*\{?\s*\\prime\s*\}?)"
@@ -176,7 +177,7 @@ def _expression(text: str) -> Expression | None:
         size = (
             Fraction(minutes["degrees"]) + Fraction(minutes["minutes"]) / 60 + Fraction(minutes["seconds"] or 0) / 3600
         )
-        return Apply("*", (Number(-size if minutes["sign"] else size), read_or_none("1^\\circ")))
+        return Apply("*", (Number(-size if minutes["sign"] else size), Variable(DEGREE)))
     exact = number(text)
     if exact is not None and "%" not in text:
         return Number(exact)
