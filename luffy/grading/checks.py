@@ -6,6 +6,7 @@ from sympy.core.cache import clear_cache
 from sympy.core.facts import InconsistentAssumptions
 from sympy.core.random import seed
 
+from luffy.grading.alike import conflicting
 from luffy.grading.custom import Verdict, call
 from luffy.grading.strict import strictly_equal
 from luffy.grading.verify import verify_answer
@@ -55,7 +56,10 @@ def _math(answer: str, gold: str, context: str) -> Verdict:
 
 
 def _strict(answer: str, gold: str, context: str) -> Verdict:
-    return *strictly_equal(answer, gold), None
+    outcome, reason = strictly_equal(answer, gold)
+    if outcome is Outcome.CORRECT and conflicting(answer, gold):
+        return Outcome.WRONG, "other names, units or words", None
+    return outcome, reason, None
 
 
 def _custom(answer: str, gold: str, context: str) -> Verdict:

@@ -7,6 +7,8 @@ Nothing here changes a value: full-width and Arabic digits, invisible characters
 import re
 import unicodedata
 
+from luffy.grading.repair import repaired
+
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+")
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
@@ -42,7 +44,7 @@ _POWER = re.compile(
 
 def readable(text: str) -> str:
     """Return `text` in LaTeX that math-verify reads; linear in its length."""
-    text = _EMPHASIS.sub(lambda match: match[1] or match[2] or "", text)
+    text = _EMPHASIS.sub(lambda match: match[1] or match[2] or "", repaired(text))
     text = _POWER.sub(lambda match: f"^{{{match[1] or match[2]}}}", text)
     text = _RAISED.sub(lambda match: f"^{{{match.group().translate(_SUPERSCRIPTS)}}}", text)
     text = _VULGAR.sub(lambda match: _fraction(match.group()), text)

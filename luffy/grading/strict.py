@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from latex2sympy2_extended import latex2sympy
-from sympy import Basic, E, Eq, I, MatrixBase, N, Symbol, nan, simplify, zoo
+from sympy import Basic, E, Eq, Expr, I, MatrixBase, N, Symbol, nan, simplify, zoo
 from sympy.core.relational import Relational
 
 from luffy.grading.extract import last_box
@@ -187,7 +187,8 @@ def _same_relations(left: Basic, right: Basic) -> bool:
     if not (isinstance(left, Relational) and isinstance(right, Relational)):
         return False
     if isinstance(left, Eq) and isinstance(right, Eq):
-        one, other = left.lhs - left.rhs, right.lhs - right.rhs
-        ratio = simplify(one / other)
+        if not all(isinstance(side, Expr) for side in (*left.args, *right.args)):
+            return False  # an equation with a set, which is not subtracted
+        ratio = simplify((left.lhs - left.rhs) / (right.lhs - right.rhs))
         return bool(ratio.is_number and ratio != 0)
     return bool(left.canonical == right.canonical)

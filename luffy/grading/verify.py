@@ -14,10 +14,12 @@ from fractions import Fraction
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy import Basic, Expr, MatrixBase, N, Rational
 
+from luffy.grading.alike import alike, conflicting
 from luffy.grading.readable import readable
 from luffy.grading.shortcuts import normalise
 from luffy.grading.strict import bases, brackets, elements
 from luffy.grading.strict_text import compact, number, strict_text, without_unit
+from luffy.grading.units import UNITS
 from luffy.types import Outcome
 
 _EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
@@ -25,17 +27,6 @@ _TINY = 1e-3
 _RELATIVE = 1e-6
 _FAR = Fraction(1, 10)
 """No rounding makes two numbers equal that differ by more."""
-_SPELLINGS = """
-mm millimeter millimeters millimetre millimetres; cm centimeter centimeters centimetre centimetres;
-dm decimeter decimeters decimetre decimetres; m meter meters metre metres; km kilometer kilometers kilometre kilometres;
-inch inches; ft foot feet; yd yard yards; mi mile miles; mg milligram milligrams; g gram grams; kg kilogram kilograms;
-oz ounce ounces; lb lbs pound pounds; ms millisecond milliseconds; s sec second seconds; min minute minutes;
-h hr hrs hour hours; day days; week weeks; month months; year years; W watt watts; kW kilowatt kilowatts;
-ml mL milliliter milliliters millilitre millilitres; l L liter liters litre litres; gallon gallons;
-dollar dollars; cent cents; degree degrees; radian radians
-"""
-_UNITS = {spelling: number for number, line in enumerate(_SPELLINGS.split(";")) for spelling in line.split()}
-"""Those that are told apart, each spelling with the number of its unit."""
 _ROUNDED = re.compile(r"-?[0-9]*\.([0-9]{2,6})")
 _PROSE = re.compile(r"\\text(?:bf|rm)?\s*\{[^{}]*[A-Za-z]{3,}[^{}]*\s[^{}]*[A-Za-z]{3,}[^{}]*\}")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -50,6 +41,8 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
     known = _by_text(answer, ground_truth)
     if known is not None:
         return known
+    if alike(answer, ground_truth):
+        return Outcome.CORRECT
     gold, target = _parse(ground_truth), _parse(answer)
     if verify(gold, target, timeout_seconds=None, allow_set_relation_comp=True):
         return Outcome.WRONG if _disagree(answer, ground_truth, gold, target) else Outcome.CORRECT
@@ -98,6 +91,8 @@ def _is_read(parsed: Parsed) -> bool:
 
 def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> bool:
     """Whether two sides that math-verify takes for equal differ in what it does not look at."""
+    if conflicting(answer, ground_truth):
+        return True
     left, right = strict_text(answer), strict_text(ground_truth)
     if {_bracket(left), _bracket(right)} == {"\\{\\}", "()"}:
         return True
@@ -113,7 +108,7 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
 
 def _unit(text: str) -> int | None:
     """The number of the unit behind a number, whatever its power; None for none that is known."""
-    return _UNITS.get(without_unit(text)[1].partition("^")[0].strip())
+    return UNITS.get(without_unit(text)[1].partition("^")[0].strip())
 
 
 def _bracket(text: str) -> str:

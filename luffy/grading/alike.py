@@ -1,0 +1,83 @@
+r"""Verdicts on answers that are written in another way than their reference, by rules for classes of writing.
+
+The rules read with a small grammar of their own (`expression`) and compare values (`numeric`), in about a millisecond
+and without sympy. They only ever answer "the same" or, for names, units and words that math-verify does not look at,
+"not the same"; where they do not apply, math-verify decides.
+"""
+
+import re
+
+from luffy.grading.expression import read_or_none
+from luffy.grading.extract import last_box
+from luffy.grading.families import is_congruence, same_families, same_residues
+from luffy.grading.lists import contradict, same_statements
+from luffy.grading.numeric import same
+from luffy.grading.phrases import halves_of_day_differ, same_cases, same_phrases
+from luffy.grading.regions import same_regions
+from luffy.grading.statement import statement
+from luffy.grading.strict import bases
+from luffy.grading.strict_text import strict_text
+from luffy.grading.units import QUALIFIERS, words
+
+_RATIO = re.compile(r"(?P<above>[^:,=]+):(?P<below>(?!\s*0)[^:,=]+)")
+"""Of two expressions; what ends in `:00` is a time."""
+
+MAX_CHARS = 1000
+"""A longer text is no answer with a class: math-verify decides alone."""
+
+
+def alike(answer: str, gold: str) -> bool:
+    """Whether the rules find an answer to be its reference."""
+    gold = last_box(gold) or gold
+    if max(len(answer), len(gold)) > MAX_CHARS:
+        return False
+    if bases(strict_text(answer)) != bases(strict_text(gold)):
+        return False
+    for rule in (_ratios, same_cases, same_regions, _congruences):
+        verdict = rule(answer, gold)
+        if verdict is not None:
+            return verdict
+    return same_phrases(answer, gold) or _statements(answer, gold)
+
+
+def conflicting(answer: str, gold: str) -> bool:
+    """Whether names, units or words set two answers apart that share their numbers."""
+    gold = last_box(gold) or gold
+    if max(len(answer), len(gold)) > MAX_CHARS:
+        return False
+    if halves_of_day_differ(answer, gold):
+        return True
+    said, wanted = (set(words(strict_text(text))) & QUALIFIERS for text in (answer, gold))
+    if bool(said) != bool(wanted):
+        return True
+    one, other = statement(answer), statement(gold)
+    return one is not None and other is not None and contradict(one, other)
+
+
+def _statements(answer: str, gold: str) -> bool:
+    one, other = statement(answer), statement(gold)
+    if one is None or other is None:
+        return False
+    families = same_families(one, other)
+    return same_statements(one, other) if families is None else families
+
+
+def _congruences(answer: str, gold: str) -> bool | None:
+    """A congruence or a parity in words against another, or against `3k + 1`."""
+    if not (is_congruence(answer) or is_congruence(gold)):
+        return None
+    return same_residues(answer, gold)
+
+
+def _ratios(answer: str, gold: str) -> bool | None:
+    """Ratios of two expressions: `6:4` is `3:2`."""
+    found = [_RATIO.fullmatch(strict_text(text)) for text in (answer, gold)]
+    if found[0] is None or found[1] is None:
+        return None
+    products = [
+        read_or_none(f"({one['above']})({other['below']})")
+        for one, other in ((found[0], found[1]), (found[1], found[0]))
+    ]
+    if products[0] is None or products[1] is None:
+        return None
+    return same(products[0], products[1])

@@ -1,0 +1,185 @@
+r"""Families with an integer parameter: `\frac{\pi}{6} + k\pi`, `3k + 1`, `n \equiv 1 \pmod 3`.
+
+Two of them are one where they hold the same numbers, whatever the letter, the shift by a period and the number of
+families that they are written as: `\frac{\pi}{4} + \frac{k\pi}{2}` is `\frac{\pi}{4} + k\pi, \frac{3\pi}{4} + k\pi`.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from mpmath import mp
+
+from luffy.grading.expression import DEGREE, Expression, Number, read_or_none, substituted, variables
+from luffy.grading.numeric import NoValueError, close, constant_value, value_of
+from luffy.grading.numeric import Value as Scalar
+from luffy.grading.statement import Item, Statement, split_items, statement
+from luffy.grading.strict_text import strict_text
+from luffy.grading.values import expansions
+
+MAX_RESIDUES = 240
+"""Of all families on one side, in their common period."""
+_PARAMETERS = frozenset("knmltp")
+_CONGRUENCE = re.compile(r"(?P<residues>.+?)\s*\(?\s*\\(?:pmod|bmod|mod)\s*\{?\s*(?P<modulus>[0-9]{1,6})\s*\}?\s*\)?$")
+_PARITY = re.compile(
+    r"(?:all|any|every)?\s*(?:[a-z]\s+(?:is|are|must be)\s+)?(?:an?\s+)?(?:all\s+)?(?:positive\s+)?(?P<parity>odd|even)"
+    r"(?:\s+(?:positive\s+)?(?:integers?|numbers?|natural numbers?|values?))?(?:\s+(?:of\s+)?[a-z])?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The numbers `offset + k period` for all integers `k`."""
+
+    offset: Scalar
+    period: Scalar
+
+
+def same_families(left: Statement, right: Statement) -> bool | None:
+    """Whether two statements list the same families; None where one of them lists anything else."""
+    one, other = _families(left), _families(right)
+    if one is None or other is None or not _one_name(left, right):
+        return None
+    if not {*left.domains.values(), *right.domains.values()} <= {"Z"}:
+        return None
+    return _covers(one, other)
+
+
+def same_residues(left: str, right: str) -> bool | None:
+    """Whether two texts, one of them a congruence or a parity in words, hold the same integers; None for others."""
+    one, other = (_residues(text) or _listed_residues(text) for text in (left, right))
+    return None if one is None or other is None else _covers(one, other)
+
+
+def is_congruence(text: str) -> bool:
+    """Whether `text` is a congruence or says that something is odd or even."""
+    return "mod" in text or _PARITY.fullmatch(strict_text(text).lower()) is not None
+
+
+def _listed_residues(text: str) -> list[Family] | None:
+    """The families of integers that a text with one parameter lists."""
+    stated = statement(text)
+    return None if stated is None else _families(stated, integers=True)
+
+
+def _residues(text: str) -> list[Family] | None:
+    plain = strict_text(text)
+    parity = _PARITY.fullmatch(plain.lower())
+    if parity is not None:
+        return [Family(Fraction(parity["parity"] == "odd"), Fraction(2))]
+    congruence = _CONGRUENCE.fullmatch(plain.replace("\\equiv", "="))
+    if congruence is None:
+        return None
+    modulus = Fraction(congruence["modulus"])
+    parts = split_items(congruence["residues"].rpartition("=")[2])
+    values = [constant_value(read) for part in parts if (read := read_or_none(part)) is not None]
+    if modulus == 0 or len(values) < len(parts) or None in values:
+        return None
+    return [Family(found, modulus) for found in values]
+
+
+def _one_name(left: Statement, right: Statement) -> bool:
+    names = {item.label for stated in (left, right) for item in stated.items if item.label}
+    return len(names) <= 1
+
+
+def _families(stated: Statement, integers: bool = False) -> list[Family] | None:
+    families: list[Family] = []
+    for text in _bodies(stated.items):
+        expression = read_or_none(text)
+        parameter = None if expression is None else _parameter(expression, stated, integers)
+        if expression is None or parameter is None:
+            return None
+        try:
+            found = _linear(expression, parameter)
+        except NoValueError:
+            return None
+        if found is None:
+            return None
+        families += found
+    return families or None
+
+
+def _bodies(items: tuple[Item, ...]) -> Iterator[str]:
+    for item in items:
+        yield from expansions(item.body)[0]
+
+
+def _parameter(expression: Expression, stated: Statement, integers: bool) -> str | None:
+    """The letter that counts: one that the statement says so of, or one beside `\\pi` or degrees."""
+    names = variables(expression) - {DEGREE}
+    if len(names) != 1:
+        return None
+    name = next(iter(names))
+    if stated.domains.get(name) == "Z":
+        return name
+    is_angular = "pi" in str(expression) or DEGREE in variables(expression)
+    return name if name in _PARAMETERS and name not in stated.domains and (is_angular or integers) else None
+
+
+def _at(expression: Expression, point: dict[str, Scalar]) -> Scalar:
+    return value_of(expression, {DEGREE: Fraction(1), **point})
+
+
+def _linear(expression: Expression, parameter: str) -> list[Family] | None:
+    """One family, or two where even and odd values go apart, as in `(-1)^k`."""
+    values = [_at(substituted(expression, parameter, Number(Fraction(k))), {}) for k in range(6)]
+    with mp.workdps(60):
+        steps = [_minus(after, before) for before, after in pairwise(values)]
+        double = [_minus(values[index + 2], values[index]) for index in range(4)]
+    if steps[0] != 0 and all(close(step, steps[0]) for step in steps):
+        return [Family(values[0], steps[0])]
+    if double[0] != 0 and all(close(step, double[0]) for step in double):
+        return [Family(values[0], double[0]), Family(values[1], double[0])]
+    return None
+
+
+def _minus(left: Scalar, right: Scalar) -> Scalar:
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return left - right
+    return _inexact(left) - _inexact(right)
+
+
+def _inexact(value: Scalar) -> Scalar:
+    return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+
+
+def _covers(left: list[Family], right: list[Family]) -> bool:
+    """Whether two lists hold the same numbers: as residues of their common period."""
+    with mp.workdps(60):
+        unit = _inexact(left[0].period)
+        periods = [_rational(_inexact(family.period) / unit) for family in [*left, *right]]
+        if any(period is None for period in periods):
+            return False
+        known = [abs(period) for period in periods if period is not None]
+        whole = Fraction(
+            math.lcm(*(period.numerator for period in known)), math.gcd(*(period.denominator for period in known))
+        )
+        if sum(whole / period for period in known) > MAX_RESIDUES:
+            return False
+        one = list(_spread(left, known[: len(left)], whole, unit))
+        other = list(_spread(right, known[len(left) :], whole, unit))
+        return all(any(_congruent(a, b, whole) for b in other) for a in one) and all(
+            any(_congruent(a, b, whole) for a in one) for b in other
+        )
+
+
+def _spread(families: list[Family], periods: list[Fraction], whole: Fraction, unit: Scalar) -> Iterator[Scalar]:
+    for family, period in zip(families, periods, strict=True):
+        for index in range(int(whole / period)):
+            yield _inexact(family.offset) / unit + _inexact(index * period)
+
+
+def _congruent(left: Scalar, right: Scalar, whole: Fraction) -> bool:
+    turns = (left - right) / _inexact(whole)
+    return bool(abs(turns - mp.nint(turns.real)) < mp.mpf(10) ** -40)
+
+
+def _rational(ratio: Scalar) -> Fraction | None:
+    if abs(ratio.imag) > 0 or not abs(ratio) < 10**6:
+        return None
+    found = Fraction(str(mp.nstr(ratio.real, 40))).limit_denominator(1000)
+    return found if found != 0 and abs(_inexact(found) - ratio) < mp.mpf(10) ** -30 else None

@@ -1,0 +1,311 @@
+"""Equality of expressions by their values, to 60 digits, at points that are always the same.
+
+Two expressions are one where they agree at every point at which both have a value. Rational values are exact, so that
+`10^{40} + 1` is not `10^{40}`; what would take long (a sine of a tower of powers) has no value here.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from mpmath import mp, mpc, mpf
+
+from luffy.grading.expression import ANGULAR, DEGREE, Apply, Expression, Number, Variable, variables
+
+DIGITS = 60
+_TOLERANCE = 45
+"""Digits in which two values agree that are one."""
+_MIN_POINTS = 3
+_MAX_BITS = 20_000
+"""Size of an exact power."""
+_MAX_EXPONENT = 10**6
+_MAX_ARGUMENT = 10**9
+Value = Any
+"""A Fraction, an mpf or an mpc."""
+_REAL_POINTS = 6
+_INTEGER_POINTS = (2, 3, 4, 5, 6, 7, 8, 9)
+_STEPWISE = frozenset(("gcd", "lcm", "double factorial"))
+"""Operations that only integers have."""
+
+
+class NoValueError(ArithmeticError):
+    """The expression has no value at this point, or one that would take long."""
+
+
+def value_of(expression: Expression, point: Mapping[str, Value] | None = None) -> Value:
+    """The value of `expression` where its variables have the values of `point`; `NoValueError` without one."""
+    with mp.workdps(DIGITS):
+        return _value(expression, point or {})
+
+
+def constant_value(expression: Expression) -> Value | None:
+    """The value of an expression without variables; None for any other, or without a value."""
+    if variables(expression):
+        return None
+    try:
+        return value_of(expression)
+    except NoValueError:
+        return None
+
+
+def same(left: Expression, right: Expression) -> bool:
+    """Whether two expressions in the same variables are equal wherever both have a value."""
+    if left == right:
+        return True
+    names = variables(left)
+    if names != variables(right):
+        return False
+    agreed = 0
+    for point in points(sorted(names), _is_stepwise(left) or _is_stepwise(right)):
+        values = _values((left, right), point)
+        if values is None:
+            continue
+        if not close(*values):
+            return False
+        agreed += 1
+        if not names:
+            return True
+    return agreed >= _MIN_POINTS
+
+
+def proportional(left: Expression, right: Expression) -> bool:
+    """Whether two expressions in the same variables differ by a constant factor: `left = 0` is `right = 0`."""
+    names = variables(left)
+    if not names or names != variables(right):
+        return False
+    ratios = []
+    for point in points(sorted(names), False):
+        values = _values((left, right), point)
+        if values is None:
+            continue
+        if values[0] == 0 or values[1] == 0:
+            return False
+        with mp.workdps(DIGITS):
+            ratios.append(_divide(*values))
+    return len(ratios) >= _MIN_POINTS and all(close(ratio, ratios[0]) for ratio in ratios)
+
+
+def close(left: Value, right: Value) -> bool:
+    """Whether two values are one: exactly if they are rational, else in 45 digits."""
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return left == right
+    with mp.workdps(DIGITS):
+        one, other = _inexact(left), _inexact(right)
+        if mp.isinf(one) or mp.isinf(other):
+            return bool(one == other)
+        size = max(abs(one), abs(other))
+        if not mpf(10) ** -_TOLERANCE < size < mpf(10) ** _TOLERANCE:
+            return False  # too large or small for digits to tell
+        return bool(abs(one - other) <= size * mpf(10) ** -_TOLERANCE)
+
+
+def points(names: Sequence[str], integers: bool) -> list[dict[str, Value]]:
+    """Points to compare at: positive and negative numbers of no special kind, or small integers."""
+    if not names:
+        return [{}]
+    if integers:
+        return [{name: Fraction(start + 2 * index) for index, name in enumerate(names)} for start in _INTEGER_POINTS]
+    return [{name: _coordinate(name, index) for name in names} for index in range(_REAL_POINTS)]
+
+
+def _coordinate(name: str, index: int) -> Fraction:
+    seed = sum((position + 1) * ord(character) for position, character in enumerate(name))
+    size = Fraction(301 + (seed * 7919 + index * 104_729) % 2503, 1009)
+    return -size if (seed + index) % 3 == 2 else size
+
+
+def _values(expressions: Sequence[Expression], point: Mapping[str, Value]) -> tuple[Value, Value] | None:
+    try:
+        left, right = (value_of(expression, point) for expression in expressions)
+    except NoValueError:
+        return None
+    return left, right
+
+
+def _is_stepwise(expression: Expression) -> bool:
+    if not isinstance(expression, Apply):
+        return False
+    return expression.operation in _STEPWISE or any(map(_is_stepwise, expression.arguments))
+
+
+def _value(expression: Expression, point: Mapping[str, Value]) -> Value:
+    if isinstance(expression, Number):
+        return expression.value
+    if isinstance(expression, Variable):
+        return _named(expression.name, point)
+    if expression.operation in ANGULAR:
+        point = {**point, DEGREE: mp.pi / 180}
+    arguments = [_value(argument, point) for argument in expression.arguments]
+    try:
+        return _OPERATIONS[expression.operation](*arguments)
+    except (ValueError, OverflowError, ZeroDivisionError, TypeError, KeyError) as error:
+        raise NoValueError(str(error)) from None
+
+
+def _named(name: str, point: Mapping[str, Value]) -> Value:
+    if name in point:
+        return point[name]
+    constants = {"\\pi": mp.pi, "e": mp.e, "i": mpc(0, 1), "\\infty": mp.inf}
+    if name not in constants:
+        raise NoValueError(name)
+    return +constants[name]
+
+
+def _inexact(value: Value) -> Value:
+    return mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+
+
+def _is_exact(*values: Value) -> bool:
+    return all(isinstance(value, Fraction) for value in values)
+
+
+def _add(*terms: Value) -> Value:
+    if _is_exact(*terms):
+        return sum(terms, Fraction(0))
+    return mp.fsum(map(_inexact, terms))
+
+
+def _multiply(left: Value, right: Value) -> Value:
+    return left * right if _is_exact(left, right) else _inexact(left) * _inexact(right)
+
+
+def _divide(left: Value, right: Value) -> Value:
+    if right == 0:
+        raise NoValueError("a quotient by zero")
+    return left / right if _is_exact(left, right) else _inexact(left) / _inexact(right)
+
+
+def _power(base: Value, exponent: Value) -> Value:
+    if _is_exact(base, exponent) and exponent.denominator == 1:
+        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+        if base == 0 and exponent < 0:
+            raise NoValueError("a quotient by zero")
+        if bits * abs(exponent) <= _MAX_BITS or (bits <= 1 and abs(exponent) < _MAX_EXPONENT):
+            return Fraction(base) ** int(exponent)
+    one, other = _inexact(base), _inexact(exponent)
+    if one == 0:
+        raise NoValueError("a power of zero")
+    if abs(other) * abs(mp.log(one)) > _MAX_EXPONENT:
+        raise NoValueError("a power too large")
+    return mp.power(one, other)
+
+
+def _root(radicand: Value, index: Value) -> Value:
+    """The real root where there is one: `\\sqrt[3]{-2}` is `-\\sqrt[3]{2}`."""
+    is_odd = isinstance(index, Fraction) and index.denominator == 1 and index % 2 == 1
+    if is_odd and not isinstance(radicand, mpc) and radicand < 0:
+        return -_root(-radicand, index)
+    if _is_exact(radicand, index) and index == 2 and radicand >= 0:
+        above, below = math.isqrt(radicand.numerator), math.isqrt(radicand.denominator)
+        if above * above == radicand.numerator and below * below == radicand.denominator:
+            return Fraction(above, below)
+    if radicand == 0:
+        return Fraction(0)
+    return _power(radicand, _divide(Fraction(1), index))
+
+
+def _factorial(value: Value) -> Value:
+    if isinstance(value, mpc) or abs(value) > 5000:
+        raise NoValueError("a factorial too large")
+    if isinstance(value, Fraction) and value.denominator == 1 and value >= 0:
+        return Fraction(math.factorial(int(value)))
+    return mp.gamma(_inexact(value) + 1)
+
+
+def _double_factorial(value: Value) -> Value:
+    number = _integer(value)
+    return Fraction(math.prod(range(number, 0, -2)))
+
+
+def _binomial(above: Value, below: Value) -> Value:
+    if isinstance(above, mpc) or isinstance(below, mpc) or abs(above) > 5000 or abs(below) > 5000:
+        raise NoValueError("a binomial coefficient too large")
+    if _is_exact(above, below) and above.denominator == below.denominator == 1 and above >= 0 and below >= 0:
+        return Fraction(math.comb(int(above), int(below)))
+    return mp.binomial(_inexact(above), _inexact(below))
+
+
+def _integer(value: Value) -> int:
+    if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= 5000:
+        raise NoValueError("no integer")
+    return int(value)
+
+
+def _common(function: Callable[..., int]) -> Callable[..., Value]:
+    return lambda *values: Fraction(function(*map(_integer, values)))
+
+
+def _rounded(exactly: Callable[[Fraction], int], function: Callable[[Value], Value]) -> Callable[[Value], Value]:
+    def apply(value: Value) -> Value:
+        if isinstance(value, Fraction):
+            return Fraction(exactly(value))
+        if isinstance(value, mpc):
+            raise NoValueError("a complex number is not rounded")
+        return function(value)
+
+    return apply
+
+
+def _analytic(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
+    def apply(value: Value) -> Value:
+        number = _inexact(value)
+        if not abs(number) < _MAX_ARGUMENT:
+            raise NoValueError("an argument too large")
+        return function(number)
+
+    return apply
+
+
+def _logarithm(value: Value, base: Value = None) -> Value:
+    if value == 0 or (base is not None and base in (0, 1)):
+        raise NoValueError("no logarithm")
+    return mp.log(_inexact(value)) / (mp.log(10) if base is None else mp.log(_inexact(base)))
+
+
+def _extreme(choose: Callable[..., Value]) -> Callable[..., Value]:
+    def apply(*values: Value) -> Value:
+        return choose(values, key=_inexact)
+
+    return apply
+
+
+def _natural(value: Value) -> Value:
+    if value == 0:
+        raise NoValueError("no logarithm")
+    return mp.log(_inexact(value))
+
+
+_FUNCTIONS = {
+    **{name: getattr(mp, name) for name in ANGULAR},
+    "arcsin": mp.asin,
+    "arccos": mp.acos,
+    "arctan": mp.atan,
+    "arccot": mp.acot,
+    "sinh": mp.sinh,
+    "cosh": mp.cosh,
+    "tanh": mp.tanh,
+    "exp": mp.exp,
+}
+_OPERATIONS: dict[str, Callable[..., Value]] = {
+    "+": _add,
+    "-": lambda value: -value,
+    "*": _multiply,
+    "/": _divide,
+    "^": _power,
+    "root": _root,
+    "abs": abs,
+    "factorial": _factorial,
+    "double factorial": _double_factorial,
+    "binomial": _binomial,
+    "gcd": _common(math.gcd),
+    "lcm": _common(math.lcm),
+    "max": _extreme(max),
+    "min": _extreme(min),
+    "floor": _rounded(math.floor, mp.floor),
+    "ceiling": _rounded(math.ceil, mp.ceil),
+    "ln": _natural,
+    "log": _logarithm,
+    "lg": _logarithm,
+    **{name: _analytic(function) for name, function in _FUNCTIONS.items()},
+}

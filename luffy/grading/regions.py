@@ -1,0 +1,397 @@
+r"""Sets of real numbers: intervals, inequalities, set builders, unions, differences and their words.
+
+`(-\infty, 2) \cup (2, \infty)`, `\mathbb{R} \setminus \{2\}`, `x \ne 2`, `\{x \mid x \ne 2\}` and "all real numbers
+except 2" are one set. It is kept as its boundary points in order and whether each of them, and each gap, belongs to
+it, so that union, intersection and difference are the same three lines. Ends that hold a variable are compared as
+expressions where both sides are one interval.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+from mpmath import mp
+
+from luffy.grading.expression import read_or_none
+from luffy.grading.numeric import Value, close, constant_value, same
+from luffy.grading.statement import top_level
+from luffy.grading.strict import brackets
+from luffy.grading.strict_text import strict_text
+
+MAX_PIECES = 40
+MAX_INTEGERS = 200
+_SIGNS = re.compile(r"\\(?:leqslant|geqslant|leq|geq|le|ge|neq|ne|lt|gt)(?![a-z])|<=|>=|!=|<|>")
+_CANONICAL = {
+    **dict.fromkeys(("\\leqslant", "\\leq", "\\le", "<="), "<="),
+    **dict.fromkeys(("\\geqslant", "\\geq", "\\ge", ">="), ">="),
+    **dict.fromkeys(("\\neq", "\\ne", "!="), "!="),
+    **dict.fromkeys(("\\lt", "<"), "<"),
+    **dict.fromkeys(("\\gt", ">"), ">"),
+}
+_MIRRORED = {"<=": ">=", ">=": "<=", "<": ">", ">": "<", "!=": "!="}
+_EVIDENT = re.compile(
+    r"\\(?:leq?|geq?|neq?|lt|gt|leqslant|geqslant|in|cup|cap|setminus|backslash|mathbb|mid|infty|varnothing|emptyset)(?![a-z])|[<>]"
+    r"|real numbers|all reals"
+)
+_BUILDER = re.compile(
+    r"\\\{\s*(?P<member>[^|:]{1,40}?)\s*(?:\\mid|\\vert|\||:|such that)\s*(?P<condition>.+)\\\}", re.DOTALL
+)
+_NAME = re.compile(r"[A-Za-z](?:_\{?[A-Za-z0-9]+\}?)?|\\(?:alpha|beta|gamma|lambda|mu|theta|phi|varphi)")
+_MEMBER = re.compile(rf"(?P<name>{_NAME.pattern})\s*\\in\s*(?P<set>.+)", re.DOTALL)
+_REALS = re.compile(
+    r"\\mathbb\s*\{?\s*R\s*\}?|(?:the set of )?(?:all )?(?:the )?(?:real numbers|reals)(?: [a-z])?|R|any real number"
+)
+_HALF = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?\s*\^\s*\{?\s*[+-]\s*\}?|(?:all )?positive (?:real numbers|reals)")
+_EXCEPT = re.compile(
+    r"(?:all )?(?:the )?(?:real numbers|reals)(?: [a-z])?,?\s*(?:except|other than|not equal to|excluding)\s*"
+    r"(?:for )?(?:[a-z]\s*=)?\s*(?P<points>.+)"
+)
+_INTEGERS = re.compile(r"\\mathbb\s*\{?\s*(?P<set>[ZN])\s*\}?(?P<sign>(?:\^\{?[+*]\}?|_\{?[+>0]+\}?)?)")
+_ABSOLUTE = re.compile(r"\|(?P<inside>[^|]+)\|")
+_CALLED = re.compile(r"^[A-Za-z](?:_\{?[A-Za-z0-9]\}?|\([a-z]\))?\s*=\s*(?=[\[(\\][^=<>]*$)")
+_ALL = re.compile(
+    r"^(?:all|any|every)\s+(?:positive\s+)?(?:integers?|real numbers?|reals?|numbers?|values of)\s+(?=[a-z](?![a-z]))"
+)
+_EQUATION = re.compile(rf"(?P<name>{_NAME.pattern})\s*=\s*(?P<point>[^=<>]+)")
+_OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])|\\(?:lor|vee)(?![a-z])")
+_AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])|\\(?:land|wedge)(?![a-z])")
+_WITHOUT = re.compile(r"\\(?:setminus|backslash)(?![a-z])|\\\\|-(?=\s*\\\{)")
+
+
+class NoRegionError(ValueError):
+    """The text is no set of real numbers."""
+
+
+class Region(NamedTuple):
+    """Boundary points in order, and membership of what lies between and on them: gap, point, gap, ..., gap."""
+
+    points: tuple[Value, ...]
+    inside: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRegion:
+    """A region and the variable it was given for; no name where the text has none."""
+
+    region: Region
+    name: str = ""
+    integers: frozenset[int] | None = None
+    """Its elements, where the text says that they are integers."""
+
+
+def same_regions(left: str, right: str) -> bool | None:
+    """Whether two texts are the same set of real numbers; None where one of them is none, or neither is evidently."""
+    if not (_EVIDENT.search(left) or _EVIDENT.search(right)):
+        return None
+    one, other = strict_text(left), strict_text(right)
+    with mp.workdps(60):
+        try:
+            return _same(_named(one), _named(other))
+        except NoRegionError:
+            return _same_symbolically(one, other)
+
+
+def _same(left: NamedRegion, right: NamedRegion) -> bool:
+    if left.name and right.name and left.name != right.name:
+        return False
+    if (left.integers is None) != (right.integers is None):
+        return _finite(left) is not None and _finite(left) == _finite(right)
+    if left.integers is not None:
+        return left.integers == right.integers
+    return _combined(left.region, right.region, lambda one, other: one != other).inside == (False,)
+
+
+def _finite(found: NamedRegion) -> frozenset[int] | None:
+    """The elements of a finite set of integers."""
+    if found.integers is not None:
+        return found.integers
+    points, inside = found.region
+    if any(inside[::2]) or not all(inside[1::2]) or not all(_is_integer(point) for point in points):
+        return None
+    return frozenset(int(point) for point in points)
+
+
+def _is_integer(point: Value) -> bool:
+    return isinstance(point, Fraction) and point.denominator == 1
+
+
+def _named(text: str) -> NamedRegion:
+    text = text.strip()
+    if text.startswith("\\{") and text.endswith("\\}") and (builder := _BUILDER.fullmatch(text)) is not None:
+        return _built(builder["member"].strip(), builder["condition"].strip())
+    text = _ALL.sub("", _CALLED.sub("", text))
+    member = _MEMBER.fullmatch(text)
+    if member is not None and not _OR.search(text) and not _SIGNS.search(text):
+        if _MEMBER.match(member["set"]):
+            raise NoRegionError(text)
+        inner = _named(member["set"])
+        return NamedRegion(inner.region, member["name"], inner.integers)
+    if _SIGNS.search(text) and not _is_cut_by_set(text):
+        return _from_conditions(text)
+    return NamedRegion(_set(text))
+
+
+def _is_cut_by_set(text: str) -> bool:
+    return "\\cup" in text or _WITHOUT.search(text) is not None
+
+
+def _built(member: str, condition: str) -> NamedRegion:
+    typed = _MEMBER.fullmatch(member)
+    name = typed["name"] if typed is not None else member
+    if _NAME.fullmatch(name) is None:
+        raise NoRegionError(member)
+    found = _from_conditions(condition) if _SIGNS.search(condition) else _named(condition)
+    if found.name != name:
+        raise NoRegionError(condition)
+    kind = _INTEGERS.fullmatch(typed["set"].strip()) if typed is not None else None
+    if kind is not None:
+        return NamedRegion(found.region, "", _integers_in(found.region, kind))
+    if typed is not None and not _REALS.fullmatch(typed["set"].strip()):
+        raise NoRegionError(member)
+    return NamedRegion(found.region)
+
+
+def _integers_in(region: Region, kind: re.Match[str]) -> frozenset[int]:
+    if not region.points or region.inside[-1] or (region.inside[0] and kind["set"] == "Z"):
+        raise NoRegionError("infinitely many integers")
+    low = 1 if kind["set"] == "N" else int(mp.ceil(_inexact(region.points[0]))) - 1
+    if kind["sign"]:
+        low = max(low, 1)
+    high = int(mp.floor(_inexact(region.points[-1]))) + 1
+    if high - low > MAX_INTEGERS:
+        raise NoRegionError("too many integers")
+    return frozenset(number for number in range(low, high + 1) if _holds(region, Fraction(number)))
+
+
+def _from_conditions(text: str) -> NamedRegion:
+    """Inequalities joined by `or`, `and`; a comma before `x \\ne` is an `and`, any other says too little."""
+    alternatives = [_all_of(part) for part in _OR.split(text)]
+    names = {name for name, _ in alternatives}
+    if len(names) != 1:
+        raise NoRegionError(text)
+    region = alternatives[0][1]
+    for _, other in alternatives[1:]:
+        region = _combined(region, other, lambda one, two: one or two)
+    return NamedRegion(region, names.pop())
+
+
+def _all_of(text: str) -> tuple[str, Region]:
+    parts = [part for piece in _AND.split(text) for part in top_level(piece, ",") if part.strip()]
+    if len(parts) > 1 and "," in text and not any("\\ne" in part for part in parts[1:]):
+        raise NoRegionError("a comma between inequalities")
+    found = [_condition(part) for part in parts]
+    if not found or len({name for name, _ in found}) != 1:
+        raise NoRegionError(text)
+    region = found[0][1]
+    for _, other in found[1:]:
+        region = _combined(region, other, lambda one, two: one and two)
+    return found[0][0], region
+
+
+def _condition(text: str) -> tuple[str, Region]:
+    """One inequality, a chain of two, or `x \\in` a set."""
+    member = _MEMBER.fullmatch(text.strip())
+    if member is not None and not _SIGNS.search(text):
+        return member["name"], _set(member["set"])
+    equation = _EQUATION.fullmatch(text.strip())
+    if equation is not None and not _SIGNS.search(text):
+        return equation["name"], _points(equation["point"])
+    sides = [side.strip() for side in _SIGNS.split(text)]
+    signs = [_CANONICAL[sign] for sign in _SIGNS.findall(text)]
+    if len(sides) == 2:
+        return _inequality(sides[0], signs[0], sides[1])
+    if len(sides) != 3 or "!=" in signs or signs[0][0] != signs[1][0]:
+        raise NoRegionError(text)
+    name, low = _inequality(sides[1], _MIRRORED[signs[0]], sides[0])
+    return name, _combined(low, _inequality(sides[1], signs[1], sides[2])[1], lambda one, other: one and other)
+
+
+def _inequality(left: str, sign: str, right: str) -> tuple[str, Region]:
+    absolute = _ABSOLUTE.fullmatch(left)
+    if absolute is not None and _NAME.fullmatch(absolute["inside"].strip()):
+        return absolute["inside"].strip(), _absolute(sign, _point(right))
+    if _NAME.fullmatch(left) is None:
+        if _NAME.fullmatch(right) is None:
+            raise NoRegionError(left)
+        left, sign, right = right, _MIRRORED[sign], left
+    if left in ("e", "i"):
+        raise NoRegionError(left)
+    return left, _ray(sign, _point(right))
+
+
+def _ray(sign: str, point: Value) -> Region:
+    below, at = "<" in sign or sign == "!=", "=" in sign and sign != "!="
+    above = ">" in sign or sign == "!="
+    if mp.isinf(_inexact(point)):
+        raise NoRegionError("an inequality with infinity")
+    return Region((point,), (below, at, above))
+
+
+def _absolute(sign: str, bound: Value) -> Region:
+    if (isinstance(bound, Fraction) and bound <= 0) or not _inexact(bound) > 0 or mp.isinf(_inexact(bound)):
+        raise NoRegionError("an absolute value below zero")
+    within, at, beyond = "<" in sign or sign == "!=", "=" in sign and sign != "!=", ">" in sign or sign == "!="
+    return Region((-bound, bound), (beyond, at, within, at, beyond))
+
+
+def _set(text: str) -> Region:
+    text = text.strip()
+    pieces = re.split(r"\\cup(?![a-z])", text)
+    if len(pieces) > MAX_PIECES:
+        raise NoRegionError("too many pieces")
+    if len(pieces) > 1:
+        return _folded((_set(piece) for piece in pieces), lambda one, other: one or other)
+    common = re.split(r"\\cap(?![a-z])", text)
+    if len(common) > 1:
+        return _folded((_set(piece) for piece in common), lambda one, other: one and other)
+    without = _WITHOUT.split(text)
+    if len(without) > 1:
+        return _folded((_set(piece) for piece in without), lambda one, other: one and not other)
+    return _piece(text)
+
+
+def _piece(text: str) -> Region:
+    if _REALS.fullmatch(text):
+        return Region((), (True,))
+    half = _HALF.fullmatch(text)
+    if half is not None:
+        return Region((Fraction(0),), (False, False, True) if "-" not in half[0] else (True, False, False))
+    missing = _EXCEPT.fullmatch(text)
+    if missing is not None:
+        return _combined(Region((), (True,)), _points(missing["points"]), lambda one, other: one and not other)
+    if text in ("\\varnothing", "\\emptyset", "\\{\\}"):
+        return Region((), (False,))
+    if text.startswith("\\{") and text.endswith("\\}"):
+        return _points(text[2:-2])
+    kind = brackets(text)
+    ends = top_level(text[1:-1], ",") if kind else []
+    if len(ends) == 1 and kind == "()":
+        return _set(ends[0])
+    if len(ends) != 2:
+        raise NoRegionError(text)
+    return _interval(kind, _point(ends[0]), _point(ends[1]))
+
+
+def _interval(kind: str, low: Value, high: Value) -> Region:
+    if not _inexact(low) < _inexact(high):
+        raise NoRegionError("ends out of order")
+    if mp.isinf(_inexact(low)):
+        return Region((), (True,)) if mp.isinf(_inexact(high)) else Region((high,), (True, kind[1] == "]", False))
+    if mp.isinf(_inexact(high)):
+        return Region((low,), (False, kind[0] == "[", True))
+    return Region((low, high), (False, kind[0] == "[", True, kind[1] == "]", False))
+
+
+def _points(text: str) -> Region:
+    single = [Region((_point(part),), (False, True, False)) for part in top_level(_AND.sub(",", text), ",")]
+    return _folded(iter(single), lambda one, other: one or other)
+
+
+def _point(text: str) -> Value:
+    expression = read_or_none(text)
+    found = None if expression is None else constant_value(expression)
+    if found is None or (isinstance(found, mp.mpc) and abs(found.imag) > 0):
+        raise NoRegionError(text)
+    return found.real if isinstance(found, mp.mpc) else found
+
+
+def _folded(regions: Iterator[Region], decide: Callable[[bool, bool], bool]) -> Region:
+    result = next(regions)
+    for other in regions:
+        result = _combined(result, other, decide)
+    return result
+
+
+def _combined(left: Region, right: Region, decide: Callable[[bool, bool], bool]) -> Region:
+    """The set of what `decide` says of membership in both, with its boundary points alone."""
+    points = list(left.points)
+    for point in right.points:
+        if not any(close(point, known) for known in points):
+            points.append(point)
+    points.sort(key=_inexact)
+    probes = list(_probes(points))
+    inside = [decide(_holds(left, probe), _holds(right, probe)) for probe in probes]
+    return _simplified(points, inside)
+
+
+def _simplified(points: Sequence[Value], inside: Sequence[bool]) -> Region:
+    kept: list[Value] = []
+    members = [inside[0]]
+    for index, point in enumerate(points):
+        at, after = inside[2 * index + 1], inside[2 * index + 2]
+        if not members[-1] == at == after:
+            kept.append(point)
+            members += [at, after]
+    return Region(tuple(kept), tuple(members))
+
+
+def _probes(points: Sequence[Value]) -> Iterator[Value]:
+    """A number in each gap and each point, in order."""
+    if not points:
+        yield Fraction(0)
+        return
+    yield _inexact(points[0]) - 1
+    for index, point in enumerate(points):
+        yield point
+        after = points[index + 1] if index + 1 < len(points) else None
+        yield _inexact(point) + 1 if after is None else (_inexact(point) + _inexact(after)) / 2
+
+
+def _holds(region: Region, probe: Value) -> bool:
+    for index, point in enumerate(region.points):
+        if close(point, probe):
+            return region.inside[2 * index + 1]
+    return region.inside[2 * bisect_left([_inexact(point) for point in region.points], _inexact(probe))]
+
+
+def _inexact(value: Value) -> Value:
+    return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+
+
+class _Ends(NamedTuple):
+    """One interval as text; no name where the text has none."""
+
+    name: str
+    kind: str
+    low: str
+    high: str
+
+
+def _same_symbolically(left: str, right: str) -> bool | None:
+    """Whether two intervals with variables in their ends are one; None where they are not one interval each."""
+    one, other = _ends(left), _ends(right)
+    if one is None or other is None or one.kind != other.kind or (one.name and other.name and one.name != other.name):
+        return None
+    pairs = [(read_or_none(a), read_or_none(b)) for a, b in ((one.low, other.low), (one.high, other.high))]
+    return all(a is not None and b is not None and same(a, b) for a, b in pairs)
+
+
+def _ends(text: str) -> _Ends | None:
+    member = _MEMBER.fullmatch(text)
+    if _SIGNS.search(text):
+        return _ends_of_inequality(text)
+    inside = member["set"].strip() if member is not None else text
+    kind = brackets(inside)
+    ends = top_level(inside[1:-1], ",") if kind else []
+    return _Ends(member["name"] if member is not None else "", kind, *ends) if len(ends) == 2 else None
+
+
+def _ends_of_inequality(text: str) -> _Ends | None:
+    r"""The interval of `a < x \le b`, or of `x > a`."""
+    sides = [side.strip() for side in _SIGNS.split(text)]
+    signs = [_CANONICAL[sign] for sign in _SIGNS.findall(text)]
+    if len(sides) == 2:
+        sides, signs = ["-\\infty", *sides], ["<", *signs]
+        if signs[1][0] == ">":
+            sides, signs = ["\\infty", *sides[1:]], [">", signs[1]]
+    if len(sides) != 3 or _NAME.fullmatch(sides[1]) is None or sides[1] in ("e", "i"):
+        return None
+    if signs[0][0] == signs[1][0] == ">":
+        sides, signs = sides[::-1], [_MIRRORED[sign] for sign in signs[::-1]]
+    if not signs[0][0] == signs[1][0] == "<":
+        return None
+    kind = ("[" if signs[0] == "<=" else "(") + ("]" if signs[1] == "<=" else ")")
+    return _Ends(sides[1], kind, sides[0], sides[2])

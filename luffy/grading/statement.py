@@ -1,0 +1,214 @@
+r"""An answer as a list of items: what each is called, its value, its noun, and what is said of its parameters.
+
+`w = 16, d = 3`, `16 \text{ and } 3`, `7 \text{ goats and } 4 \text{ helicopters}`, `x = \frac{\pi}{6} + k\pi, k \in
+\mathbb{Z}`. Only separators, names and words are looked at; values stay text. A text with a word that may change what
+it says ("more than 7") is no statement.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from luffy.grading.expression import read_or_none
+from luffy.grading.numeric import same
+from luffy.grading.strict_text import compact, number, strict_text
+from luffy.grading.units import QUALIFIERS, SCALES, split_noun, words
+
+MAX_ITEMS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One element of a list."""
+
+    body: str
+    label: str = ""
+    """What it is called: the left-hand side of its equation, or words."""
+    noun: str = ""
+    scale: Fraction = Fraction(1)
+    """By a word such as "million"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """The items of an answer."""
+
+    items: tuple[Item, ...]
+    domains: Mapping[str, str] = field(default_factory=dict)
+    """Parameters and what they range over, by its letter: Z, N, R, C, Q; `const` for a constant."""
+
+
+_NAMES = r"(?P<names>[A-Za-z](?:\s*,\s*[A-Za-z]){0,3})"
+_NUMBER_SET = r"\\mathbb\s*\{?\s*[ZNRQC]\s*\}?|[ZNRQC]\b"
+_MEMBER = re.compile(
+    rf"(?:(?:for|where|with)\s+(?:all|any|every|each|some)?\s*)?{_NAMES}\s*\\in\s*(?P<set>{_NUMBER_SET})(?P<sign>[\^_](?:\{{[^{{}}]{{1,6}}\}}|[+*0-9]))?$"
+)
+_KIND = (
+    r"(?:(?:an?|any|some|arbitrary|the|fixed|real|complex|rational|positive|non-?negative|integer|natural|whole)\s+){0,5}"
+    r"(?:integers?|constants?|numbers?|reals?|parameters?|integer|real)"
+)
+_DESCRIBED = re.compile(rf"(?:where|with|for|and)?\s*{_NAMES}\s+(?:(?:is|are|be|being|can be)\s+)?(?P<kind>{_KIND})$")
+_FOR_ALL = re.compile(
+    rf"for\s+(?:all|any|every|each)\s+(?:(?P<kind>{_KIND}|real|integer|positive)\s*)?{_NAMES}?"
+    rf"(?:\s*\\in\s*(?:{_NUMBER_SET}|[A-Z]\b)[\^+*{{}}]{{0,4}}|\s*(?:\\ge|>|\\ne)\s*[0-9]{{1,3}})?$"
+)
+_COUNTED = re.compile(
+    r"(?:where|for|with)?\s*(?P<names>[a-z])\s*=\s*0\s*,\s*\\pm\s*1\s*,\s*\\pm\s*2\s*,?\s*(?:\\[lc]?dots|\.\.\.)\s*$"
+)
+_BOUNDED = re.compile(
+    r"(?:where|with|for)?\s*(?:all\s+)?(?:(?P<kind>integers?)\s+)?(?P<names>[A-Za-z])\s*"
+    r"(?P<bound>(?:\\(?:ge|le|ne)(?![a-z])|[<>])\s*-?[0-9]{1,4})$"
+)
+_ATTAINED = re.compile(r"(?:which\s+is\s+|is\s+)?(?:attained|achieved|reached)\b.*$|with\s+equality\b.*$")
+_SEPARATORS = re.compile(r"(?<![A-Za-z\\])(?:and|or|respectively)(?![A-Za-z])|\\(?:lor|vee|land|wedge)(?![A-Za-z])|&|;")
+_EQUALS = re.compile(r"(?<![A-Za-z\\])(?:is equal to|are equal to|equals|equal to|equal|is|are)(?![A-Za-z])")
+_LEADING = re.compile(r"((?:[A-Za-z]{2,20}(?:\s*:\s*|\s+)){1,7})(?=[-+0-9\\(.])(?!\\in)")
+_APPROXIMATELY = re.compile(r"\\(?:approx|simeq|sim|doteq)(?![a-z])")
+_ORDINAL = re.compile(
+    r"(?<=[0-9])\s*(?:\^\s*\{?\s*(?:th|st|nd|rd)\s*\}?|(?:th|st|nd|rd)(?![A-Za-z]))|(?<=[A-Za-z)}])\s*\^\s*\{?\s*th\s*\}?"
+)
+_ARTICLES = re.compile(r"^(?:the|so|thus|hence|therefore|a|an)\s+", re.IGNORECASE)
+
+
+def statement(text: str) -> Statement | None:
+    """Return what `text` states; None where its words may say more than its values."""
+    plain = strict_text(text)
+    if "mod" not in plain:
+        plain = plain.replace("\\equiv", "=")
+    plain, domains = _without_conditions(plain)
+    parts = split_items(plain)
+    if not parts or len(parts) > MAX_ITEMS:
+        return None
+    items = [_item(part) for part in parts]
+    found = tuple(item for item in items if item is not None)
+    return Statement(found, domains) if len(found) == len(items) else None
+
+
+def split_items(text: str) -> list[str]:
+    """The parts between commas, semicolons, `and` and `or` outside brackets; a number with grouped digits is one."""
+    if number(text) is not None:
+        return [text]
+    if "\\begin" not in text:
+        text = _SEPARATORS.sub(",", text)
+    return [part for part in top_level(text, ",") if part]
+
+
+def top_level(text: str, separator: str) -> list[str]:
+    """`text` cut at `separator` where no bracket and no environment is open, stripped."""
+    parts, depth, start = [], 0, 0
+    for index, character in enumerate(text):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == "\\":
+            depth += _opened(text, index)
+        elif character == separator and depth <= 0:
+            parts.append(text[start:index].strip())
+            start = index + 1
+    return [*parts, text[start:].strip()]
+
+
+def _opened(text: str, index: int) -> int:
+    if text.startswith(("\\langle", "\\begin"), index):
+        return 1
+    return -1 if text.startswith(("\\rangle", "\\end"), index) else 0
+
+
+def _without_conditions(text: str) -> tuple[str, dict[str, str]]:
+    """`text` without the conditions on parameters at its end, and what they say."""
+    domains: dict[str, str] = {}
+    while (cut := _last_condition(text)) is not None:
+        text, found = cut
+        domains.update(found)
+    return text, domains
+
+
+def _last_condition(text: str) -> tuple[str, dict[str, str]] | None:
+    for start in _starts(text):
+        tail = text[start:].strip(" ,;:()[].")
+        for pattern in (_MEMBER, _COUNTED, _FOR_ALL, _DESCRIBED, _BOUNDED, _ATTAINED):
+            match = pattern.fullmatch(tail)
+            rest = text[:start].rstrip(" ,;:([").strip()
+            if match is not None and rest and (pattern is not _BOUNDED or match["names"] in _letters(rest)):
+                return rest, _domains(match)
+    return None
+
+
+def _starts(text: str) -> Iterator[int]:
+    """Where a condition may begin: after a comma, a bracket, a space, from the end."""
+    tail = max(0, len(text) - 90)
+    for match in reversed(
+        list(
+            re.finditer(
+                r"[,;:(]|(?<=[\s)}])\s*(?=(?:where|with|for|attained|achieved|reached)\b)|\s+(?=[A-Za-z]\s*\\in)",
+                text[tail:],
+            )
+        )
+    ):
+        yield tail + match.start()
+
+
+def _letters(text: str) -> str:
+    """The letters of `text` that are no part of a command."""
+    return re.sub(r"\\[A-Za-z]+", " ", text)
+
+
+def _domains(match: re.Match[str]) -> dict[str, str]:
+    groups = match.groupdict()
+    names = re.findall(r"[A-Za-z]", groups.get("names") or "")
+    if "set" in groups:
+        domain = re.findall("[ZNRQC]", groups["set"])[-1] + re.sub(r"[\^_{}\s]", "", groups.get("sign") or "")
+    elif "bound" in groups:
+        domain = compact(groups["bound"])
+    else:
+        domain = _described(groups.get("kind") or ("integer" if match.re is _COUNTED else ""))
+    return {name: {"Z+": "N", "N+": "N", "N*": "N", "Z>0": "N"}.get(domain, domain) for name in names}
+
+
+def _described(kind: str) -> str:
+    if "integer" in kind or "natural" in kind or "whole" in kind:
+        return "N0" if "negative" in kind else "N" if "positive" in kind or "natural" in kind else "Z"
+    if "constant" in kind or "parameter" in kind or not kind:
+        return "const"
+    return "R+" if "positive" in kind else "C" if "complex" in kind else "Q" if "rational" in kind else "R"
+
+
+def _item(part: str) -> Item | None:
+    label, body = _labelled(_ORDINAL.sub("", part))
+    sides = _APPROXIMATELY.split(body)
+    value = sides[0].strip() or sides[-1].strip()
+    value, noun = split_noun(value)
+    if QUALIFIERS & set(words(part)):
+        return None
+    scales = [word for word in words(noun) if word in SCALES]
+    noun = " ".join(word for word in noun.split() if word not in SCALES)
+    scale = Fraction(SCALES[scales[0]]) if scales else Fraction(1)
+    return Item(value, label, noun, scale) if value else None
+
+
+def _labelled(part: str) -> tuple[str, str]:
+    """The label and the body of an item; of a chain of equations the first and the last side."""
+    sides = top_level(part, "=")
+    if len(sides) == 1:
+        words_for_it = _EQUALS.split(part, maxsplit=1)
+        sides = words_for_it if len(words_for_it) == 2 else sides
+    if len(sides) > 2:
+        return (sides[0], sides[-1]) if _agree(sides[1:]) else ("", part)
+    if len(sides) == 2:
+        label, body = sides[0].strip(), sides[1].strip()
+        if number(label) is not None and number(body) is None:
+            label, body = body, label
+        return _ARTICLES.sub("", label), body
+    leading = _LEADING.match(part)
+    if leading is not None:
+        return leading[1].strip(" :"), part[leading.end() :]
+    return "", part
+
+
+def _agree(sides: Sequence[str]) -> bool:
+    """Whether all sides of a chain but its first are equal: one that contradicts itself states nothing."""
+    read = [read_or_none(_APPROXIMATELY.split(side)[0]) for side in sides]
+    first = read[0]
+    return first is not None and all(other is not None and same(first, other) for other in read[1:])

@@ -1,0 +1,88 @@
+"""Units and nouns after a number, and words that change its value."""
+
+import re
+
+_SPELLINGS = """
+mm millimeter millimeters millimetre millimetres; cm centimeter centimeters centimetre centimetres;
+dm decimeter decimeters decimetre decimetres; m meter meters metre metres; km kilometer kilometers kilometre kilometres;
+inch inches; ft foot feet; yd yard yards; mi mile miles; mg milligram milligrams; g gram grams; kg kilogram kilograms;
+oz ounce ounces; lb lbs pound pounds; ms millisecond milliseconds; s sec second seconds; min minute minutes;
+h hr hrs hour hours; day days; week weeks; month months; year years; W watt watts; kW kilowatt kilowatts;
+ml mL milliliter milliliters millilitre millilitres; l L liter liters litre litres; gallon gallons;
+dollar dollars; cent cents; degree degrees; radian radians
+"""
+UNITS = {spelling: number for number, line in enumerate(_SPELLINGS.split(";")) for spelling in line.split()}
+"""Those that are told apart, each spelling with the number of its unit."""
+SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_QUALIFYING = """
+not no none never more less fewer greater than between except without half over under above below exceeds exceed neither
+nor cannot am pm quarter twice double minus plus
+"""
+QUALIFIERS = frozenset((*_QUALIFYING.split(), "at least", "at most"))
+"""Words that make another statement of the number beside them."""
+_WORD = re.compile(r"[A-Za-z]+(?:_[a-z]+)?")
+_HALF_OF_DAY = re.compile(r"(?<=[0-9])\s*([apAP])\.?\s?[mM]\b\.?")
+_SEGMENT = re.compile(r"(?<![A-Za-z])[A-Z]{2}(?![A-Za-z])")
+_TRAILING = re.compile(
+    r"(?P<value>.*[0-9)}\]!]|.*\\pi)(?P<space>\s*)(?P<noun>[A-Za-z]{1,20}(?:\s*\^\s*\{?[0-9]\}?)?"
+    r"(?:(?:\s*/\s*|\s+)[A-Za-z]{1,20}(?:\s*\^\s*\{?[0-9]\}?)?){0,5})",
+    re.DOTALL,
+)
+_POWERS = re.compile(r"\b(square|sq|cubic|cu)\.?\s+([A-Za-z]+)")
+_PART = re.compile(r"([A-Za-z]+)(?:\s*\^\s*\{?([0-9])\}?)?")
+_SINGLE = frozenset("mgsLNJWVKhl")
+_IDLE_NAMES = """
+unit units of the a an total way ways
+"""
+_IDLE = frozenset(_IDLE_NAMES.split())
+
+
+def words(text: str) -> list[str]:
+    """The words of `text` in small letters, commands and segments (`AM`) left out; "p.m." and "at least" are one."""
+    plain = _HALF_OF_DAY.sub(lambda match: f" {match[1].lower()}m", re.sub(r"\\[A-Za-z]+", " ", text))
+    plain = re.sub(r"\bat\s+(least|most)\b", r"at_\1", _SEGMENT.sub(" ", plain).lower())
+    return [word.replace("_", " ") for word in _WORD.findall(plain) if len(word) > 1]
+
+
+def split_noun(text: str) -> tuple[str, str]:
+    """Return a value and the unit or noun after it, which is empty where there is none."""
+    match = _TRAILING.fullmatch(text)
+    if match is None:
+        return text, ""
+    noun = match["noun"].strip()
+    first = _WORD.match(noun)
+    if first is None or (len(first[0]) == 1 and not (match["space"] and first[0] in _SINGLE)):
+        return text, ""
+    if len(first[0]) == 2 and first[0] not in UNITS and not match["space"]:
+        return text, ""  # a product of two variables
+    return match["value"].strip(), noun
+
+
+def canonical_unit(noun: str) -> tuple[tuple[int | str, int], ...]:
+    """The factors of a unit with their powers: `km/h`, `cm^2` and `square centimeters`; any noun is a factor."""
+    powers = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+    noun = _POWERS.sub(lambda match: f"{match[2]}^{powers[match[1]]}", noun)
+    noun = re.sub(r"\bper\b", "/", noun)
+    factors: list[tuple[int | str, int]] = []
+    for position, part in enumerate(noun.split("/")):
+        for word, power in _PART.findall(part):
+            if word.lower() not in _IDLE:
+                factors.append((_factor(word), int(power or 1) * (-1 if position else 1)))
+    return tuple(sorted(factors, key=str))
+
+
+def units_differ(left: str, right: str) -> bool:
+    """Whether both nouns are there and differ, at least one of them being a known unit."""
+    one, other = canonical_unit(left), canonical_unit(right)
+    return bool(one and other) and one != other and (is_measured(one) or is_measured(other))
+
+
+def is_measured(unit: tuple[tuple[int | str, int], ...]) -> bool:
+    """Whether all factors are known units."""
+    return bool(unit) and all(isinstance(name, int) for name, _ in unit)
+
+
+def _factor(word: str) -> int | str:
+    if word in UNITS:
+        return UNITS[word]
+    return UNITS.get(word.lower(), word.lower().removesuffix("s")) if len(word) > 2 else word

@@ -1,0 +1,243 @@
+r"""Values with brackets, and when two of them are one: numbers, expressions, tuples, sets and matrices.
+
+A tuple keeps its order, a set does not. A column vector is the tuple of its entries, and no row. `\pm` stands for the
+two values of its upper and its lower sign.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+from typing import TypeVar
+
+from luffy.grading.expression import DEGREE, Apply, Expression, Number, Variable, read_or_none, substituted, variables
+from luffy.grading.numeric import close, constant_value, same
+from luffy.grading.statement import top_level
+from luffy.grading.strict import bases, brackets
+from luffy.grading.strict_text import compact, number
+from luffy.grading.units import QUALIFIERS, split_noun, units_differ, words
+
+MAX_SIGNS = 4
+_MATRIX = re.compile(
+    r"\\begin\s*\{(?P<kind>[bpBvV]?(?:small)?matrix|array)\}(?:\{[lcr|]*\})?(?P<rows>.*)\\end\s*\{(?P=kind)\}",
+    re.DOTALL,
+)
+_NEGATED = ("-(", "-\\begin", "-\\langle")
+_SIGN = re.compile(r"\\(?:pm|mp)(?![a-z])")
+_MINUTES = re.compile(
+    r"(?P<sign>-?)\s*(?P<degrees>[0-9]+)\s*\^\s*\{?\\circ\}?\s*(?P<minutes>[0-9]+(?:\.[0-9]+)?)\s*(?:'|\^\s*\{?\s*\\prime\s*\}?)"
+    r"(?:\s*(?P<seconds>[0-9]+(?:\.[0-9]+)?)\s*(?:''|\"|'\s*'|\^\s*\{?\s*\\prime\s*\\prime\s*\}?))?"
+)
+_DECIMAL = re.compile(r"-?[0-9]*\.([0-9]{2,6})")
+
+
+@dataclass(frozen=True, slots=True)
+class Compound:
+    """Values in brackets: `()`, `[]`, `\\{\\}`, `column`, `row`, and half-open pairs."""
+
+    kind: str
+    parts: "tuple[Value, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One expression, its text, and the noun after it."""
+
+    text: str
+    expression: Expression | None
+    noun: str = ""
+
+
+Value = Scalar | Compound
+Element = TypeVar("Element")
+Same = Callable[[Expression, Expression], bool]
+"""When two expressions are one."""
+
+
+def value(text: str) -> Value:
+    """The value that `text` writes down."""
+    text = text.strip()
+    matrix = _MATRIX.fullmatch(text)
+    if matrix is not None:
+        return _matrix(matrix["rows"])
+    for opening, closing in (("\\langle", "\\rangle"), ("\\{", "\\}")):
+        if text.startswith(opening) and text.endswith(closing) and _is_whole(text, opening, closing):
+            return _compound("()" if opening == "\\langle" else "\\{\\}", text[len(opening) : -len(closing)])
+    if (
+        text.startswith("-")
+        and isinstance(found := value(text[1:]), Compound)
+        and found.kind in ("()", "column", "row")
+    ):
+        return Compound(found.kind, tuple(value(f"-({part.text})") for part in found.parts if isinstance(part, Scalar)))
+    kind = brackets(text)
+    if kind and len(top_level(text[1:-1], ",")) > 1:
+        return _compound(kind, text[1:-1])
+    expression = _expression(text)
+    if expression is None:
+        bare, noun = split_noun(text)
+        return (
+            Scalar(bare, _expression(bare), noun) if noun and not QUALIFIERS & set(words(noun)) else Scalar(text, None)
+        )
+    return Scalar(text, expression)
+
+
+def expansions(text: str) -> list[list[str]]:
+    r"""The texts that one with `\pm` stands for, in each way of reading it; `[[text]]` without the sign.
+
+    All its signs go together, or each is free; `\mp` goes against `\pm`.
+    """
+    signs = _SIGN.findall(text)
+    if not signs or len(signs) > MAX_SIGNS:
+        return [[text]]
+    together = [_signed(text, ["+" if (sign == "\\pm") == upper else "-" for sign in signs]) for upper in (True, False)]
+    if len(signs) == 1 or "\\mp" in signs:
+        return [together]
+    return [together, [_signed(text, choice) for choice in product("+-", repeat=len(signs))]]
+
+
+def same_values(left: Value, right: Value, same_expressions: Same = same) -> bool:
+    """Whether two values are one."""
+    if isinstance(left, Scalar) and isinstance(right, Scalar):
+        return _same_scalars(left, right, same_expressions)
+    if isinstance(left, Scalar) or isinstance(right, Scalar) or not _fit(left, right):
+        return False
+    if left.kind == "\\{\\}":
+        return matched(left.parts, right.parts, lambda one, other: same_values(one, other, same_expressions))
+    return all(same_values(one, other, same_expressions) for one, other in zip(left.parts, right.parts, strict=True))
+
+
+def matched(left: Sequence[Element], right: Sequence[Element], equal: Callable[[Element, Element], bool]) -> bool:
+    """Whether each element has a partner of its own on the other side, in any order."""
+    remaining = list(right)
+    for element in left:
+        partner = next((index for index, other in enumerate(remaining) if equal(element, other)), None)
+        if partner is None:
+            return False
+        remaining.pop(partner)
+    return not remaining
+
+
+def scaled(text: str, scale: Fraction) -> Value:
+    """The value that `text` writes down, times `scale`."""
+    found = value(text)
+    if scale == 1 or isinstance(found, Compound):
+        return found
+    expression = found.expression and Apply("*", (Number(scale), found.expression))
+    return Scalar(f"{scale} \\cdot ({text})", expression)
+
+
+def _signed(text: str, signs: Sequence[str]) -> str:
+    remaining = iter(signs)
+    replaced = _SIGN.sub(lambda match: next(remaining), text)
+    return re.sub(r"(^|[(,=\[{])\s*\+", r"\1", replaced).strip()
+
+
+def _is_whole(text: str, opening: str, closing: str) -> bool:
+    """Whether the first bracket of `text` is closed by its last."""
+    depth = 0
+    for match in re.finditer(f"{re.escape(opening)}|{re.escape(closing)}", text):
+        depth += 1 if match[0] == opening else -1
+        if depth == 0:
+            return match.end() == len(text)
+    return False
+
+
+def _compound(kind: str, inside: str) -> Compound:
+    texts = [text for part in top_level(inside, ",") for text in _parts(part, kind)]
+    return Compound(kind, tuple(map(value, texts)))
+
+
+def _parts(text: str, kind: str) -> list[str]:
+    return expansions(text)[0] if kind == "\\{\\}" else [text]
+
+
+def _matrix(text: str) -> Value:
+    rows = [[value(cell) for cell in row.split("&")] for row in re.split(r"\\\\", text) if row.strip()]
+    if len(rows) == 1:
+        return Compound("row", tuple(rows[0]))
+    if all(len(row) == 1 for row in rows):
+        return Compound("column", tuple(row[0] for row in rows))
+    return Compound("matrix", tuple(Compound("row", tuple(row)) for row in rows))
+
+
+def _fit(left: Compound, right: Compound) -> bool:
+    """Whether two kinds of bracket with as many parts may hold the same."""
+    if len(left.parts) != len(right.parts):
+        return False
+    kinds = {left.kind, right.kind}
+    if len(kinds) == 1 or kinds == {"column", "()"} or kinds == {"row", "()"}:
+        return True
+    return kinds == {"()", "[]"} and len(left.parts) > 2  # two numbers in square brackets are an interval
+
+
+def _expression(text: str) -> Expression | None:
+    minutes = _MINUTES.fullmatch(text)
+    if minutes is not None:
+        size = (
+            Fraction(minutes["degrees"]) + Fraction(minutes["minutes"]) / 60 + Fraction(minutes["seconds"] or 0) / 3600
+        )
+        return Apply("*", (Number(-size if minutes["sign"] else size), Variable(DEGREE)))
+    exact = number(text)
+    if exact is not None and "%" not in text:
+        return Number(exact)
+    return read_or_none(text)
+
+
+def _same_scalars(left: Scalar, right: Scalar, same_expressions: Same) -> bool:
+    if units_differ(left.noun, right.noun):
+        return False
+    if compact(left.text) == compact(right.text):
+        return bool(left.text)
+    one, other = left.expression, right.expression
+    if one is None or other is None or bases(left.text) != bases(right.text):
+        return False
+    one, other = _in_one_unit(one, other)
+    return same_expressions(one, other) or rounds_to(right.text, one)
+
+
+def _in_one_unit(left: Expression, right: Expression) -> tuple[Expression, Expression]:
+    """Both without the sign of degrees, where only one of them has it."""
+    if (DEGREE in variables(left)) == (DEGREE in variables(right)):
+        return left, right
+    one = Number(Fraction(1))
+    return substituted(left, DEGREE, one), substituted(right, DEGREE, one)
+
+
+def rounds_to(reference: str, answer: Expression) -> bool:
+    """Whether `reference` is a decimal of three or more digits that an exact answer, itself no decimal, rounds to."""
+    digits = _DECIMAL.fullmatch(reference.strip())
+    found = constant_value(answer) if digits is not None else None
+    if digits is None or found is None or len(digits[0].strip("-0.").replace(".", "")) < 3:
+        return False
+    if isinstance(found, Fraction) and _is_decimal(found.denominator):
+        return False
+    half = Fraction(1, 2 * 10 ** len(digits[1]))
+    limit = Fraction(digits[0])
+    return _between(limit - half, found, limit + half)
+
+
+def _between(low: Fraction, found: object, high: Fraction) -> bool:
+    if isinstance(found, Fraction):
+        return low <= found <= high
+    return hasattr(found, "_mpf_") and bool(float(low) <= float(found) <= float(high))  # type: ignore[arg-type]
+
+
+def _is_decimal(denominator: int) -> bool:
+    for prime in (2, 5):
+        while denominator % prime == 0:
+            denominator //= prime
+    return denominator == 1
+
+
+def are_far(left: Value, right: Value) -> bool:
+    """Whether two values are constants that no rounding makes one."""
+    if isinstance(left, Compound) or isinstance(right, Compound) or left.expression is None or right.expression is None:
+        return False
+    one, other = (constant_value(expression) for expression in _in_one_unit(left.expression, right.expression))
+    if one is None or other is None or close(one, other):
+        return False
+    try:
+        return abs(complex(one) - complex(other)) > 0.01 * max(abs(complex(one)), abs(complex(other)))
+    except OverflowError:
+        return False

@@ -1,0 +1,136 @@
+"""Classes of answers that are written in another way than their reference, each with its look-alikes."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic.answer_pairs import BUILT_FOR, HELD_OUT, AnswerPair, answer_pairs
+
+from luffy.config.grading import GraderKind, MathGrader, StrictMathGrader
+from luffy.grading import GradeRequest, GraderPool
+from luffy.grading.alike import alike, conflicting
+from luffy.grading.repair import repaired
+from luffy.grading.statement import statement
+from luffy.types import Outcome
+
+PAIRS = answer_pairs(BUILT_FOR)
+SUBJECTS = sorted({pair.subject for pair in PAIRS})
+_KNOWN_MISSES = {r"n = 3, 4, 5, \ldots"}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GraderPool]:
+    with GraderPool(2, 20.0) as shared:
+        yield shared
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_right_answers_of_a_class_are_found(subject: str) -> None:
+    right = [pair for pair in PAIRS if pair.subject == subject and pair.right and pair.answer not in _KNOWN_MISSES]
+    assert right
+    assert [pair for pair in right if not alike(pair.answer, pair.gold)] == []
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_look_alikes_of_a_class_are_not(subject: str) -> None:
+    wrong = [pair for pair in PAIRS if pair.subject == subject and not pair.right]
+    assert wrong
+    assert [pair for pair in wrong if alike(pair.answer, pair.gold)] == []
+
+
+def graded(pool: GraderPool, pairs: list[AnswerPair], kind: GraderKind) -> tuple[int, int]:
+    """Right answers found, wrong ones accepted."""
+    grades = pool.grade([GradeRequest(f"\\boxed{{{pair.answer}}}", pair.gold, kind=kind) for pair in pairs])
+    accepted = [grade.outcome is Outcome.CORRECT for grade in grades]
+    found = sum(yes and pair.right for yes, pair in zip(accepted, pairs, strict=True))
+    return found, sum(accepted) - found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "found", "accepted"), [(BUILT_FOR, 148, 0), (HELD_OUT, 36, 0)])
+def test_math_finds_right_answers_and_no_look_alikes(pool: GraderPool, name: str, found: int, accepted: int) -> None:
+    pairs = answer_pairs(name)
+    right, wrong = graded(pool, pairs, MathGrader())
+    assert right >= found
+    assert wrong <= accepted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [BUILT_FOR, HELD_OUT])
+def test_math_strict_accepts_no_look_alikes(pool: GraderPool, name: str) -> None:
+    _, wrong = graded(pool, answer_pairs(name), StrictMathGrader())
+    assert wrong == 0
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("7, 4", r"4 \text{ goats and } 7 \text{ helicopters}"),
+        ("16, 3", "w=3, d=16"),
+        (r"40 \text{ km/h}", r"40 \text{ m/s}"),
+        (r"3:30 \text{ p.m.}", r"3:30 \text{ a.m.}"),
+        ("3", r"3 \text{ dozen}"),
+        ("5", r"\text{at most } 5"),
+    ],
+)
+def test_names_units_and_words_set_equal_numbers_apart(gold: str, answer: str) -> None:
+    assert conflicting(answer, gold)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [("5", r"\text{the least value is } 5"), ("13", "AM = 13"), ("16, 3", "w=16, d=3"), ("5", "5 cm")],
+)
+def test_names_and_units_of_one_side_do_not(gold: str, answer: str) -> None:
+    assert not conflicting(answer, gold)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 7), st.integers(-20, 20), st.integers(-3, 3), st.integers(1, 3))
+def test_a_family_is_its_shifts_and_its_parts(period: int, offset: int, shift: int, parts: int) -> None:
+    family = rf"{period}k{offset:+d}, k\in\mathbb{{Z}}"
+    pieces = ", ".join(f"{period * parts}n{offset + period * (shift + index):+d}" for index in range(parts))
+    assert alike(rf"{pieces}, n\in\mathbb{{Z}}", family)
+    assert not alike(rf"{pieces}, {period * parts}n{offset}.5, n\in\mathbb{{Z}}", family)
+    assert not alike(rf"{2 * period}n{offset:+d}, n\in\mathbb{{Z}}", family)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.permutations(range(4)))
+def test_named_lists_are_matched_by_name(order: list[int]) -> None:
+    items = [f"{name}={index + 2}" for index, name in enumerate("pqrs")]
+    assert alike(", ".join(items[index] for index in order), ", ".join(items))
+    assert alike(", ".join(str(index + 2) for index in order), ", ".join(items)) == (order == [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\frac{1}{2}", "x \neq 3", "\right)", "2\theta", "\binom{5}{2}", "60^{\textcirc}", "\bar{x}", "\varphi", "\alpha"],
+)
+def test_broken_commands_are_whole_again(text: str) -> None:
+    assert "\\" in repaired(text)
+    assert not any(ord(character) < 32 for character in repaired(text))
+
+
+@pytest.mark.parametrize("text", ["a\tb", "5\n", "text", "the next one", "race{", r"\frac{1}{2}", "1\nno"])
+def test_layout_and_words_stay(text: str) -> None:
+    assert repaired(text) == text
+
+
+@pytest.mark.parametrize("text", [r"\text{more than } 15", r"\text{not } 15", "3 and half", r"\text{between 3 and 5}"])
+def test_a_text_with_a_qualifying_word_states_nothing(text: str) -> None:
+    assert statement(text) is None
+
+
+@pytest.mark.parametrize(
+    "unit", ["9 a", "a ", "x=", "1,", "(", "\\pm ", "and ", "k\\in", "}", "9^", "x<", "=1,", "\\cup(0,1)"]
+)
+def test_any_answer_is_compared_in_bounded_time(unit: str) -> None:
+    text = (unit * 4096)[:4096]
+    started = time.process_time()
+    for gold in (r"x>2", "7, 4", r"\frac{\pi}{6}+k\pi, k\in\mathbb{Z}"):
+        alike(text, gold)
+        conflicting(text, gold)
+    assert time.process_time() - started < 5
