@@ -22,12 +22,12 @@ from luffy.grading.choice import grade_choice
 from luffy.grading.exact import grade_exact
 from luffy.grading.extract import boxed_answer, final_reply, own_reply, plain_answer
 from luffy.grading.refusals import refusal
-from luffy.grading.request import Consultation, Grade, GradeRequest, Question, Work
+from luffy.grading.request import Grade, GradeRequest, JudgeRequest, Judging, Work
 from luffy.grading.response_format import grade_format
 from luffy.grading.shortcuts import settle
 from luffy.types import Outcome
 
-Step = Grade | Work | Consultation
+Step = Grade | Work | Judging
 _OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
 _NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
 
@@ -125,7 +125,7 @@ def _judge(kind: JudgeGrader, request: GradeRequest) -> Step:
         return _OPEN
     if not reply.strip():
         return Grade(Outcome.NO_ANSWER, None, "nothing after the reasoning")
-    return Consultation(kind, Question(reply.strip(), request.ground_truth, request.problem.question))
+    return Judging(kind, JudgeRequest(reply.strip(), request.ground_truth, request.problem.question))
 
 
 _LEAVES: dict[str, Callable[..., Step]] = {

@@ -5,8 +5,8 @@
 
 A verification that hangs costs its time limit and its worker, never the caller, and holds up nobody meanwhile: after
 `SLICE_S` it is put aside until the shorter ones are done. One whose worker dies gets a second worker, since something
-else may have killed the first; it is `crashed` when that dies too. A judge is called from threads of this process,
-which only wait for a socket.
+else may have killed the first; it is `crashed` when that dies too. Judges are called from one thread of this
+process, which only waits for sockets.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from luffy.config.grading import GraderKind, GradingConfig
 from luffy.errors import ConfigError, DataError, LuffyError
-from luffy.grading.judge import ask_judge
+from luffy.grading.judge import Judges
 from luffy.grading.kinds import conclude, functions_of, steps
 from luffy.grading.memo import MEMO_SIZE, VerdictMemo, timed_out
 from luffy.grading.process import WorkerProcess
 from luffy.grading.protocol import LOAD, Reply
-from luffy.grading.request import Consultation, Grade, GradeRequest, Work
+from luffy.grading.request import Grade, GradeRequest, Judging, Work
 from luffy.grading.schedule import Job, Schedule
 from luffy.grading.workers import Workers
 from luffy.types import Outcome
@@ -47,7 +47,7 @@ _PAUSED_PER_WORKER = 8
 _CLOSED = "the grader pool is closed"
 _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
 
-_Open = Work | Consultation
+_Open = Work | Judging
 
 
 class GraderPool:
@@ -75,14 +75,13 @@ class GraderPool:
         self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._config = config or GradingConfig()
-        self._judge_cache = judge_cache
         self._functions = tuple(dict.fromkeys(_functions((self._config.kind, *self._config.named.values(), *others))))
         self._memo = VerdictMemo(timeout_s, memo_size, timeouts_file)
         self._schedule = Schedule()
         self._workers = Workers(num_workers, self._functions)
         self._most_aside = _PAUSED_PER_WORKER * num_workers
         self._threads: list[threading.Thread] = []
-        self._judges: ThreadPoolExecutor | None = None
+        self._judges = Judges(judge_cache)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -143,11 +142,10 @@ class GraderPool:
         """End all workers; a `grade` in flight on another thread raises LuffyError. May be called again."""
         with self._lock:
             already, self._closed = self._closed, True
-            threads, judges = list(self._threads), self._judges
+            threads = list(self._threads)
         if already:
             return
-        if judges is not None:
-            judges.shutdown(wait=False, cancel_futures=True)
+        self._judges.close()
         left = self._schedule.close()
         self._workers.interrupt()
         for thread in threads:
@@ -184,18 +182,9 @@ class GraderPool:
         wanted = list(wanted)
         claimed = {step: self._memo.claim(step) for step in wanted if isinstance(step, Work)}
         self._submit([Job(work, verdict) for work, (verdict, is_new) in claimed.items() if is_new])
-        judging = {step: self._call_judge(step) for step in wanted if isinstance(step, Consultation)}
+        judging = {step: self._judges.submit(*step) for step in wanted if isinstance(step, Judging)}
         graded: dict[_Open, Grade] = {work: _grade(work, *claim) for work, claim in claimed.items()}
-        return graded | {consultation: _result(verdict) for consultation, verdict in judging.items()}
-
-    def _call_judge(self, consultation: Consultation) -> "Future[Grade]":
-        judge, question = consultation
-        with self._lock:
-            if self._closed:
-                raise LuffyError(_CLOSED)
-            if self._judges is None:
-                self._judges = ThreadPoolExecutor(judge.parallel, thread_name_prefix="judge")
-            return self._judges.submit(ask_judge, judge, question, self._judge_cache)
+        return graded | {step: _result(verdict) for step, verdict in judging.items()}
 
     def _submit(self, jobs: list[Job]) -> None:
         if not jobs:

@@ -93,19 +93,19 @@ class Work(NamedTuple):
     """What precedes the reason of the grade; of no interest to the worker."""
 
 
-class Question(NamedTuple):
-    """What a judge is asked to decide."""
+class JudgeRequest(NamedTuple):
+    """An answer, and what a judge is shown with it."""
 
     answer: str
     gold: str
     question: str
 
 
-class Consultation(NamedTuple):
-    """A question, and whom to ask."""
+class Judging(NamedTuple):
+    """A request to a judge."""
 
     judge: JudgeGrader
-    question: Question
+    request: JudgeRequest
 
 
 class Grader(Protocol):

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = (
-    {"config", "errors", "types", "seeds", "files"},
+    {"config", "errors", "types", "seeds", "files", "processes", "http_client"},
     {"objectives", "grading", "pipeline", "tracking"},
     {"data", "environments", "rollout", "training"},
     {"cluster", "evaluation"},
