@@ -7,7 +7,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.evaluation import SuiteProtocol
-from luffy.data.prompt_templates import OWN, ask, opener_behind, prompt_text, stops_of
+from luffy.data.prompt_templates import OWN, ask, prompt_text, stops_of, template_opener
 from luffy.data.templates import decode, stop_token_ids
 from luffy.evaluation.asking import Ask, AskedPrompt, Response
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
@@ -49,7 +49,7 @@ class TokenRespondent:
         requests = [RolloutRequest(prompt.ids, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         # A template may have opened the reasoning in the prompt: without its opener, a box inside unfinished reasoning
         # would pass for an answer.
-        opener = opener_behind(self._tokenizer, how.template)
+        opener = template_opener(self._tokenizer, how.template)
         return map(partial(self._read, stops=params.stop, opener=opener), self._engine.generate(requests, params))
 
     def _read(self, completion: Completion, stops: Sequence[str], opener: str) -> Response:
@@ -81,7 +81,7 @@ class TextRespondent:
         requests = [
             TextRequest(prompt.messages or prompt.text, seed) for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        opener = opener_behind(None, how.template)
+        opener = template_opener(None, how.template)
         return map(partial(_read_text, stops=params.stop, opener=opener), self._endpoint.generate(requests, params))
 
 
