@@ -34,7 +34,7 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
 
 
 def learned_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Number of rows and response tokens that the step trains on, traces included; `groups`: those that it keeps."""
+    """How many rows and response tokens the step learns from, traces included; `groups` are those it keeps."""
     rows = [row for group in groups for row in group.trajectories]
     return {
         "batch/num_rows": float(len(rows)),
