@@ -1,4 +1,4 @@
-"""A language model as judge, behind an OpenAI-compatible endpoint: bounded in time and attempts, cached on disk.
+"""A language model as judge, at an OpenAI-compatible endpoint: bounded in time and attempts, cached on disk.
 
 The judge sees only the final reply of a response. A verdict is remembered by the hash of the endpoint and everything
 that the judge was shown, so that a restarted stage repeats no request and gets the same verdicts; failures are not
@@ -32,7 +32,7 @@ _VERDICT = re.compile(r"VERDICT\s*:\s*\W{0,3}(\w+)", re.IGNORECASE)
 _UNREACHED = "judge: "
 """Beginning of the reason of a grade for which the judge gave no verdict."""
 _SAYS = "the judge says "
-# A combined grade names its parts' kinds in front of their reasons, which is how the prefix comes to stand twice.
+# A combined grade puts its parts' kinds in front of their reasons, so that the prefix can occur twice.
 _FAILURE = re.compile(rf"^{_UNREACHED}(?!(?:remembered; )?{_SAYS})|(?:^|[ ;]){_UNREACHED}{_UNREACHED}")
 _FIELD = re.compile(r"\{(question|reference|answer)\}")
 _REFUSED_FOR_GOOD = (400, 401, 403, 404, 405, 422)

@@ -3,8 +3,8 @@
     with GraderPool(num_workers=2, timeout_s=5.0) as pool:
         grades = pool.grade([GradeRequest(response=r"... \boxed{52}", ground_truth="52")])
 
-A verification that hangs costs its time limit and its worker, never the caller, and holds up nobody meanwhile: after
-`SLICE_S` it is put aside until the shorter ones are done. One whose worker dies gets a second worker, since something
+A verification that hangs costs its time limit and its worker, and delays no other: after `SLICE_S` it is paused until
+the shorter ones are done. One whose worker dies gets a second worker, since something
 else may have killed the first; it is `crashed` when that dies too. Judges are called from one thread of this
 process, which only waits for sockets.
 """
@@ -26,7 +26,7 @@ from luffy.grading.kinds import conclude, functions_of, steps
 from luffy.grading.memo import MEMO_SIZE, VerdictMemo, timed_out
 from luffy.grading.process import WorkerProcess
 from luffy.grading.protocol import LOAD, Reply
-from luffy.grading.request import Grade, GradeRequest, Judging, Work
+from luffy.grading.request import Grade, GradeRequest, Judging, Verification
 from luffy.grading.schedule import Job, Schedule
 from luffy.grading.workers import Workers
 from luffy.types import Outcome
@@ -47,7 +47,7 @@ _PAUSED_PER_WORKER = 8
 _CLOSED = "the grader pool is closed"
 _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
 
-_Open = Work | Judging
+_Open = Verification | Judging
 
 
 class GraderPool:
@@ -111,7 +111,7 @@ class GraderPool:
 
     def check_functions(self) -> None:
         """Load the configured custom functions in a worker; ConfigError for one that cannot be called."""
-        self._verdicts([Work(LOAD, function, "") for function in self._functions])
+        self._verdicts([Verification(LOAD, function, "") for function in self._functions])
 
     def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
         """Return one grade a request, in order.
@@ -180,7 +180,7 @@ class GraderPool:
 
     def _verdicts(self, wanted: Iterable[_Open]) -> dict[_Open, Grade]:
         wanted = list(wanted)
-        claimed = {step: self._memo.claim(step) for step in wanted if isinstance(step, Work)}
+        claimed = {step: self._memo.claim(step) for step in wanted if isinstance(step, Verification)}
         self._submit([Job(work, verdict) for work, (verdict, is_new) in claimed.items() if is_new])
         judging = {step: self._judges.submit(*step) for step in wanted if isinstance(step, Judging)}
         graded: dict[_Open, Grade] = {work: _grade(work, *claim) for work, claim in claimed.items()}
@@ -210,11 +210,11 @@ class GraderPool:
             self._memo.settle(job.work, job.verdict, LuffyError(why))
 
     def _serve(self) -> None:
-        """What each grader thread does as long as the pool lives: run jobs in workers."""
+        """Run jobs in workers; each grader thread does so as long as the pool is open."""
         while (job := self._schedule.take()) is not None:
             try:
                 found: Grade | BaseException | None = self._run(job)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the caller waits for it on the future
+            except BaseException as error:  # noqa: BLE001 - the caller receives it from the future
                 found = error
             if found is not None:
                 self._memo.settle(job.work, job.verdict, found)
@@ -277,12 +277,12 @@ def _functions(kinds: Sequence[GraderKind]) -> list[str]:
     return [path for kind in kinds for path in functions_of(kind)]
 
 
-def _can_wait(work: Work) -> bool:
+def _can_wait(work: Verification) -> bool:
     """Whether work may be paused: a user's function may not, since somebody else may be waiting for it."""
     return work.check not in ("custom", LOAD)
 
 
-def _grade(work: Work, verdict: "Future[Grade]", is_new: bool) -> Grade:
+def _grade(work: Verification, verdict: "Future[Grade]", is_new: bool) -> Grade:
     """The verdict on `work`, once there is one, with what only this piece of work says of itself."""
     grade = _result(verdict)
     answer = None if work.check == "custom" else work.answer
