@@ -23,7 +23,7 @@ from typing import Any
 
 from luffy.errors import LuffyError
 from luffy.pipeline.lock import StageLock
-from luffy.processes import die_with
+from luffy.processes import die_with, end
 
 _API_VARIABLE = "PREFECT_API_URL"
 _DEFAULTS = {
@@ -123,12 +123,7 @@ class ApiServer:
     def stop(self) -> None:
         """End the server; what it holds is in its database already."""
         self._starting.close()
-        self._process.terminate()
-        try:
-            self._process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process, _STOP_TIMEOUT_S)
 
 
 def _command(port: int) -> list[str]:

@@ -1,6 +1,6 @@
 """The one exception family. A user's mistake is a `UserError`: one line on the terminal, exit code 2, no traceback.
 
-To add one: subclass `UserError` when the person at the keyboard can mend it, `LuffyError` otherwise, and give it a
+To add one: subclass `UserError` when the person at the keyboard can fix it, `LuffyError` otherwise, and give it a
 message that says what was found, where, what is allowed and what to do.
 """
 
@@ -8,7 +8,7 @@ EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 EXIT_TEMPORARY = 75
-"""Of a stage program alone: what has ended it may be gone already (`EX_TEMPFAIL` of sysexits)."""
+"""A stage program failed for a reason that may have passed (`EX_TEMPFAIL` of sysexits)."""
 EXIT_INTERRUPTED = 130
 
 
@@ -19,7 +19,7 @@ class LuffyError(Exception):
 
 
 class UserError(LuffyError):
-    """A mistake that the user can mend; the message is shown alone, without a traceback."""
+    """A mistake that the user can fix; only the message is shown, without a traceback."""
 
     exit_code = EXIT_USER_ERROR
 
@@ -37,13 +37,13 @@ class WorkspaceError(UserError):
 
 
 class StageFailed(LuffyError):
-    """A stage program ended with a failure; carries its exit code, so that a user's mistake stays one."""
+    """A stage program failed; carries its exit code, so that a user's mistake is still reported as one."""
 
     def __init__(self, message: str, exit_code: int = EXIT_FAILURE, *, temporary: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code
         self.temporary = temporary
-        """Whether resuming it at once may mend it: it was killed, or lost what it depends on."""
+        """Whether resuming at once may help: the stage was killed, or lost something it depends on."""
 
 
 class CheckpointError(LuffyError):
@@ -55,10 +55,10 @@ class ClusterError(LuffyError):
 
 
 class LostError(ClusterError):
-    """A process, a machine or an endpoint is gone or silent, and may be back the next time it is asked."""
+    """A process, a machine or an endpoint is gone or silent, and may be back at the next attempt."""
 
     exit_code = EXIT_TEMPORARY
 
 
 class NumericalError(LuffyError):
-    """Training produced a value that is not finite."""
+    """Training produced a NaN or an infinity."""

@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all, even after a kill or a power cut."""
+"""Atomic file writes: a reader sees a file whole or not at all, even after a kill or a power cut."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from typing import IO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `path` when the context ends well, and vanishes when it does not."""
+    """A file to write, which replaces `path` when the context ends, and is deleted when the context raises."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -21,7 +21,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
-    except BaseException:  # also on an interrupt, no temporary file stays behind
+    except BaseException:  # an interrupt, too, must leave no temporary file
         with contextlib.suppress(FileNotFoundError):
             Path(temporary).unlink()
         raise
@@ -29,7 +29,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` by `text` (UTF-8)."""
+    """Replace the contents of `path` with `text` (UTF-8)."""
     with replacing(path) as file:
         file.write(text.encode())
 

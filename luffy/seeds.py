@@ -1,9 +1,9 @@
-"""Seeds that are pure functions of what they are for, so that no generator's state has to survive a restart."""
+"""Seeds as pure functions of their purpose, so that no generator's state has to survive a restart."""
 
 import hashlib
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2^63) for the purpose that `parts` name, e.g. `derive_seed(seed, "rollout", step, uid, sample)`."""
+    """A seed in [0, 2^63) for the purpose named by `parts`, e.g. `derive_seed(seed, "rollout", step, uid, sample)`."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

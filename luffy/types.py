@@ -1,4 +1,4 @@
-"""The currency that passes between floors: prompts, traces, trajectories, groups and training batches.
+"""The data types shared by all floors: prompts, traces, trajectories, groups and training batches.
 
 Shape legend: `B` sequences, `T` tokens (prompt and response, right-padded), `V` vocabulary.
 Importable without torch; `TrainBatch` names its tensors only for the type checker.
@@ -28,7 +28,7 @@ class Source(IntEnum):
 
 
 class Outcome(StrEnum):
-    """What grading found; only `CORRECT` earns the reward, and the others are counted apart."""
+    """What grading found; only `CORRECT` earns the reward, and each of the others is counted separately."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -76,7 +76,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A task: what the policy is asked, the reference answer, and the demonstrations it may learn from."""
+    """A problem: the messages, the reference answer, and the demonstrations that the policy may learn from."""
 
     uid: str
     """Stable identity: a hash of the data source and the messages."""
@@ -87,7 +87,7 @@ class Prompt:
     ability: str = "math"
     extra_info: dict[str, object] = field(default_factory=dict)
     grader: str | None = None
-    """Name of the grader that the task asks for; None: the experiment's."""
+    """Name of this problem's grader; None: the experiment's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +99,17 @@ class Trajectory:
     source: tuple[Source, ...]
     """Per response token; a row may be hybrid (demonstration prefix, own continuation)."""
     logp_behavior: tuple[float, ...]
-    """Per response token: log-probability under what drew it; NaN where unknown."""
+    """Per response token: log-probability under the policy that sampled it; NaN where unknown."""
     weight_version: tuple[int, ...]
-    """Per response token: the number of RL steps behind the weights that drew it; -1 for demonstrations."""
+    """Per response token: the number of RL steps that the weights that sampled it had been trained for; -1 for
+    demonstrations."""
     reward: float
     outcome: Outcome
     finish_reason: FinishReason
 
     @property
     def is_off_policy(self) -> bool:
-        """True when any token was not sampled for this step: demonstrations, guided rows, replayed rows."""
+        """Whether any token was not sampled for this step: demonstrations, prefix-conditioned rows, replayed rows."""
         return any(source is not Source.ON_POLICY for source in self.source)
 
     @property
@@ -127,7 +128,7 @@ class Group:
     uid: str
     trajectories: tuple[Trajectory, ...]
     displaced: tuple[Trajectory, ...] = ()
-    """Wrong rollouts that traces took the place of: nothing is learned from them, but they say how the policy does."""
+    """Wrong rollouts that traces replaced: they are not trained on, but count in the policy's metrics."""
 
     @property
     def rewards(self) -> Sequence[float]:
@@ -135,7 +136,7 @@ class Group:
 
     @property
     def rollouts(self) -> Sequence[Trajectory]:
-        """The rows that the policy sampled for this step from the prompt alone."""
+        """The rows that the policy sampled for this step from the bare prompt."""
         own = [trajectory for trajectory in self.trajectories if not trajectory.is_off_policy]
         return [*own, *self.displaced]
 
@@ -146,7 +147,7 @@ class Group:
 
     @property
     def oldest_weights(self) -> float:
-        """The lowest weight version behind a token that was sampled for this step; infinite without such a token."""
+        """The lowest weight version of the tokens sampled for this step; infinite without such a token."""
         sampled = (
             version
             for row in self.trajectories
@@ -166,22 +167,22 @@ class Group:
 class TrainBatch:
     """Rows ready for the policy; every tensor is `(B, T)` and aligned with `input_ids_BT`.
 
-    Position `t` of a per-token tensor speaks of token `input_ids_BT[:, t]`, whose log-probability is read from the
+    Position `t` of a per-token tensor belongs to token `input_ids_BT[:, t]`, whose log-probability is read from the
     logits at `t - 1`; position 0 never carries a response token.
     """
 
     input_ids_BT: Tensor
     attention_mask_BT: Tensor
     response_mask_BT: Tensor
-    """True on tokens that may be learned from."""
+    """True on response tokens that may be trained on."""
     is_off_policy_BT: Tensor
     advantage_BT: Tensor
     logp_old_BT: Tensor
     """The trainer's own log-probabilities at the start of the optimizer phase."""
     logp_behavior_BT: Tensor
-    """Log-probabilities under what drew the token; NaN where unknown."""
+    """Log-probabilities under the policy that sampled the token; NaN where unknown."""
     logp_ref_BT: Tensor
-    """Log-probabilities under the frozen policy the stage started from; 0 where no term asks for them."""
+    """Log-probabilities under the frozen policy that the stage started from; 0 where no term needs them."""
     sequence_BT: Tensor
     """Which sequence the token belongs to (int64, unique within the step's batch): rows may be packed."""
     is_correct_BT: Tensor

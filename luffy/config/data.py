@@ -1,4 +1,4 @@
-"""What `prepare_data` reads and what it lets through."""
+"""What `prepare_data` reads, and what it filters out."""
 
 from typing import Annotated, Literal
 
@@ -16,15 +16,15 @@ class ArithmeticSource(StrictModel):
     kind: Literal["arithmetic"]
     num_prompts: PositiveInt
     num_operations: tuple[PositiveInt, ...] = Field(min_length=1)
-    """Chain lengths, drawn with equal shares."""
+    """Chain lengths, sampled with equal shares."""
     operations: dict[Operation, PositiveFloat] = Field(
         default={"add": 1.0, "subtract": 1.0, "reverse": 1.0}, min_length=1
     )
     """Relative frequency of each operation."""
     stepwise_share: dict[int, Annotated[float, Field(ge=0.0, le=1.0)]] | Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
-    """Share of prompts whose trace reasons in steps; the others answer directly. One number, or one a chain length."""
+    """Share of prompts whose trace reasons in steps; the others answer directly. One number, or one for each length."""
     unique: bool = True
-    """Refuse a prompt drawn before (a corpus for the base may repeat, a benchmark may not)."""
+    """Sample every prompt at most once (a corpus for the base policy may repeat, a benchmark may not)."""
 
     @model_validator(mode="after")
     def _share_for_each_length(self) -> "ArithmeticSource":
@@ -39,7 +39,7 @@ Scalar = str | int | float | bool
 
 
 class AnswerField(StrictModel):
-    """Where the reference answer stands."""
+    """Where to find the reference answer."""
 
     column: str
     """Name of the column; `a.b` reaches into a mapping."""
@@ -48,7 +48,7 @@ class AnswerField(StrictModel):
     boxed: bool = False
     r"""Only the content of the last `\boxed{}` (MATH: the answer inside its solution)."""
     element: int | Literal["all"] | None = None
-    """Only this element (from 0) of a list, or of a list written as text; `all`: its elements with commas between
+    """Only this element (from 0) of a list, or of a list written as text; `all`: all elements, joined by commas
     (OlympiadBench)."""
 
     @model_validator(mode="after")
@@ -65,22 +65,23 @@ class TraceField(StrictModel):
     author: str = "unknown"
     """Who wrote them."""
     author_column: str | None = None
-    """A column that says who wrote them; it goes before `author`."""
+    """A column that says who wrote them; it takes precedence over `author`."""
     keep_column: str | None = None
-    """true or false, one a trace where there are several: only true ones are read (OpenR1: `is_reasoning_complete`)."""
+    """A column of true or false (a list where there are several traces): only true ones are read (OpenR1:
+    `is_reasoning_complete`)."""
     logprobs_column: str | None = None
     """The author's log-probabilities of the trace's tokens and stop token."""
     thinking: bool = False
     """Every trace begins inside its reasoning, though some leave the opening `<think>` to the chat template."""
     rewrite: Literal["gsm8k"] | None = None
-    r"""`gsm8k`: drop the `<<2*3=6>>` marks, and put the answer behind `####` into a `\boxed{}`."""
+    r"""`gsm8k`: drop the `<<2*3=6>>` marks, and put the answer after `####` into a `\boxed{}`."""
 
 
 class ChoicesField(StrictModel):
-    """Where the options of a multiple-choice question stand; each becomes a line `A. ...` below the problem.
+    """Where to find the options of a multiple-choice question; each becomes a line `A. ...` below the problem.
 
-    Give one of `column`, `columns` and `correct` with `incorrect`. An order that the data set has is kept; where it
-    has the correct option apart, the order is that of a hash of the question and the option: the same in every run.
+    Give one of `column`, `columns`, and `correct` with `incorrect`. The dataset's order is kept; where it has a
+    separate column for the correct option, a hash of question and option orders them: the same in every run.
     """
 
     column: str | None = None
@@ -90,13 +91,13 @@ class ChoicesField(StrictModel):
     correct: str | None = None
     """Column with the correct option (GPQA); `answer` is not given then."""
     incorrect: tuple[str, ...] = ()
-    """One column for each of the others."""
+    """One column for each wrong option."""
     labels: str | None = None
-    """A list beside that of `column`: what `answer` calls the options (ARC: `A` or `1`); None: A, B, C and so on."""
+    """A list parallel to `column`: the labels that `answer` uses (ARC: `A` or `1`); None: A, B, C and so on."""
     answer_is: Literal["label", "index", "text"] = "label"
-    """What `answer` holds: the label, the place counted from 0, or the text of the correct option."""
+    """What `answer` holds: the label, the index (from 0) or the text of the correct option."""
     fillers: tuple[str, ...] = ()
-    """An option that reads so is none (MMLU-Pro: `N/A`)."""
+    """Texts that stand for a missing option (MMLU-Pro: `N/A`)."""
 
     @model_validator(mode="after")
     def _one_place(self) -> "ChoicesField":
@@ -114,16 +115,16 @@ class ChoicesField(StrictModel):
 
 
 class FieldsConfig(StrictModel):
-    """How the columns of a file become a prompt; without it they are those of LUFFY and verl."""
+    """How the columns of a file become a prompt; without it, the file has the columns of LUFFY and verl."""
 
     data_source: str
     """Names the benchmark or corpus; part of the uid."""
     problem: str
     """Column with the problem: text, or a list of messages."""
     id: str | None = None
-    """Column that is part of the uid, for benchmarks that ask one question under several numbers (MMLU-Pro)."""
+    """Column that becomes part of the uid, for benchmarks that repeat a question under several numbers (MMLU-Pro)."""
     answer: AnswerField | None = None
-    """None: `choices.correct` says it."""
+    """None: `choices.correct` holds it."""
     choices: ChoicesField | None = None
     """The options of a multiple-choice question; the reference answer becomes a letter."""
     grader: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$")
@@ -145,7 +146,7 @@ class FieldsConfig(StrictModel):
 
     @property
     def row_grader(self) -> str | None:
-        """The grader that rows carry; None: the experiment's."""
+        """The grader named in the rows; None: the experiment's."""
         if self.grader is None:
             return None if self.choices is None else "choice"
         return None if self.grader == "rule" else self.grader
@@ -168,7 +169,7 @@ class FileSource(StrictModel):
     """No text of its rows is shown in messages, samples of rejected rows or the card, and `extra_info.confidential` of
     its rows says so (GPQA's authors ask that its examples not be spread)."""
     fields: FieldsConfig | None = None
-    """Where things stand in a row; None: the columns of LUFFY and verl (`luffy.data.schema`)."""
+    """Which columns to read; None: those of LUFFY and verl (`luffy.data.schema`)."""
 
     @model_validator(mode="after")
     def _csv_has_fields(self) -> "FileSource":
@@ -198,7 +199,7 @@ class HubSource(StrictModel):
     """No text of its rows is shown in messages, samples of rejected rows or the card, and `extra_info.confidential` of
     its rows says so (GPQA's authors ask that its examples not be spread)."""
     fields: FieldsConfig | None = None
-    """Where things stand in a row; None: the columns of LUFFY and verl."""
+    """Which columns to read; None: those of LUFFY and verl."""
 
 
 class ReasoningGymSource(StrictModel):
@@ -206,7 +207,7 @@ class ReasoningGymSource(StrictModel):
 
     kind: Literal["reasoning_gym"]
     tasks: tuple[str, ...] = Field(min_length=1)
-    """Names of its datasets (`chain_sum`, `gcd`); they have equal shares of the prompts, in turn."""
+    """Names of its datasets (`chain_sum`, `gcd`); prompts are taken from them in turn."""
     num_prompts: PositiveInt
     options: dict[str, dict[str, int | float | bool | str]] = Field(default={})
     """Parameters by task."""
@@ -239,24 +240,24 @@ class DecontaminationConfig(StrictModel):
     """Rows and traces that hold a benchmark's problem are rejected (`luffy.data.contamination`)."""
 
     benchmarks: dict[SuiteName, SourceConfig] = Field(default={})
-    """Benchmarks beside `data.suites`, which are always checked against."""
+    """Further benchmarks; `data.suites` are always checked."""
     ngram: PositiveInt = 13
-    """Words of a run that a text and a problem may share by chance less and less, the longer it is."""
+    """Length of the word runs that are compared; the longer, the fewer chance matches."""
     overlap: Share = 0.5
-    """Share of a problem's word runs found in a prompt or trace from which on it counts as held."""
+    """A prompt or trace that contains at least this share of a problem's word runs is contaminated."""
 
 
 class FiltersConfig(StrictModel):
-    """What of `data.train` is let through beside the limits of length; every rejection is counted."""
+    """Filters for `data.train`, in addition to the length limits; every rejection is counted."""
 
     repeats: Literal["merge", "reject"] = "merge"
     """A later row with the problem and the answer of an earlier one: `merge` gives its traces to that one, `reject`
-    drops them. One that brings no new trace is rejected, one with another answer, too."""
+    drops them. A row that brings no new trace, or has another answer, is rejected."""
     near_duplicates: Share | None = None
-    """Estimated share of common word triples (Jaccard) from which on a problem repeats an earlier one; None: only
-    equal ones do."""
+    """A problem whose word triples have at least this estimated Jaccard similarity with an earlier one repeats it;
+    None: only equal problems do."""
     languages: tuple[Literal["en", "de", "es", "fr", "it", "pt", "ja", "ko", "ru", "zh"], ...] | None = None
-    """Problems and traces in another language are rejected; one that shows none (formulas) stays. None: any."""
+    """Problems and traces in another language are rejected; texts without a language (formulas) stay. None: any."""
     difficulty: Literal["easy", "hard"] | None = None
     """By the shortest trace of a prompt, as in LUFFY: `easy` keeps those up to the boundary, `hard` the others."""
     difficulty_boundary_tokens: PositiveInt | None = None
@@ -273,34 +274,34 @@ class SFTViewConfig(StrictModel):
     """What `sft.parquet` takes from the training prompts with traces."""
 
     unique_train_examples: PositiveInt | Literal["all"] = "all"
-    """How many prompts, chosen by seed; the others go to the RL complement."""
+    """Number of prompts, chosen by seed; the others go to the RL complement."""
     correct_only: bool = True
     """Leave out traces whose answer is not graded correct."""
 
 
 class DataConfig(StrictModel):
-    """Sources of the experiment, and the limits a row must keep."""
+    """Sources of the experiment, and the limits for their rows."""
 
     train: SourceConfig | None = None
     """Prompts with traces, for SFT and RL; None where nothing is trained on them."""
     corpus: SourceConfig | None = None
-    """Text from which an embedded base policy is made; needed where `model.path` is not given."""
+    """Text for training an embedded base policy; needed without `model.path`."""
     suites: dict[SuiteName, SourceConfig] = Field(min_length=1)
     """Evaluation suites by name, which also names their files."""
     max_prompt_tokens: PositiveInt
-    """A longer prompt is rejected and counted; suites keep theirs, whatever their length."""
+    """A longer prompt is rejected and counted; suites keep prompts of any length."""
     max_trace_tokens: PositiveInt
     """A trace longer than this, stop token included, is rejected and counted."""
     require_verified_traces: bool = True
     """Reject traces whose answer is not graded correct."""
     system_prompt: str | None = None
-    """Put before every prompt that has no system message; None: none."""
+    """Added to every prompt that has no system message; None: nothing is added."""
     filters: FiltersConfig = FiltersConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
     sft: SFTViewConfig = SFTViewConfig()
     validation_prompts: NonNegativeInt = 0
     """Training prompts held out in `validation.parquet`, chosen by seed."""
     rejected_samples: NonNegativeInt = 5
-    """Rejected rows and traces of each source and reason that `quarantine.jsonl` shows."""
+    """Number of rejected rows and traces that `quarantine.jsonl` shows for each source and reason."""
     luffy_parquet: bool = False
     """Also write `train.luffy.parquet`: the columns and nesting that LUFFY's own loader reads."""

@@ -47,36 +47,37 @@ class ChoiceGrader(StrictModel):
 
 
 class ExactGrader(StrictModel):
-    """Equal texts, after Unicode normalisation and without idle spaces, quotes, emphasis and a final full stop."""
+    """Equal texts, ignoring Unicode form, extra spaces, quotes, emphasis and a final full stop."""
 
     kind: Literal["exact"] = "exact"
     boxed: Boxed = "preferred"
-    """As for `math`; without a box and the other signs of an answer, a final reply of one line is the answer."""
+    """As for `math`; without a box or another sign of an answer, a final reply of one line is the answer."""
     ignore_case: bool = True
 
 
 class FormatGrader(StrictModel):
-    """Whether the response has its form; the reference does not matter."""
+    """Whether the response follows a template; the reference does not matter."""
 
     kind: Literal["format"] = "format"
     template: Literal["r1_zero", "luffy"] = "luffy"
     """`r1_zero`: `<think>...</think> <answer>...</answer>` and nothing else. `luffy`: `<think>...</think>` and a
-    solution behind it. Each tag once, nothing empty."""
+    solution after it. Each tag exactly once, nothing empty."""
 
 
 class CustomGrader(StrictModel):
-    """A function of the user's, called in a worker process under the same time limit.
+    """The user's own function, called in a worker process under the same time limit.
 
-    With verl's signature `(data_source, solution_str, ground_truth, extra_info=None)` or verifiers' keywords (any of
-    `completion, answer, prompt, info, task, parser, state`). It gets the whole response, reasoning included, and
-    returns a number, a truth value, or a mapping with `score`.
+    It has verl's signature `(data_source, solution_str, ground_truth, extra_info=None)` or verifiers' keywords (any of
+    `completion, answer, prompt, info, task`; no async function, and none that needs `parser` or `state`). It gets the
+    whole response, reasoning included, and returns a number, a bool, or a mapping with `score`. Within a run the same
+    arguments get the score of the first call.
     """
 
     kind: Literal["custom"] = "custom"
     function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`package.module:function`, importable from the working directory or the environment."""
     version: NonNegativeInt = 0
-    """The function's code is no part of a stage's identity: raise this when it changes."""
+    """The function's code is not part of a stage's identity: increase this when it changes."""
     correct_from: float = 1.0
     """The lowest score that counts as correct; the score itself is the reward."""
     completion: Literal["messages", "text"] = "messages"
@@ -84,7 +85,7 @@ class CustomGrader(StrictModel):
 
 
 class JudgeGrader(StrictModel):
-    """A language model behind an OpenAI-compatible endpoint; asked from threads, its verdicts cached on disk."""
+    """A language model at an OpenAI-compatible endpoint; its verdicts are cached on disk."""
 
     kind: Literal["judge"] = "judge"
     url: str = Field(pattern=r"^https?://")
@@ -103,15 +104,15 @@ class JudgeGrader(StrictModel):
     temperature: float = 0.0
     max_tokens: PositiveInt = 512
     max_answer_chars: PositiveInt = 8000
-    """Of a longer reply the judge sees the end."""
+    """A longer reply is truncated to its end."""
     timeout_s: PositiveFloat = 60.0
-    """Of one attempt, from the connection to the last byte."""
+    """Deadline of one attempt, from the connection to the last byte."""
     retries: NonNegativeInt = 2
     """Further attempts after a failure or a reply without a verdict."""
     parallel: PositiveInt = 8
-    """Questions in flight, of each process that grades (`execution.data_workers` while data is prepared). Like
-    `api_key_variable` it changes no verdict and is no part of a stage's identity; `url` is, since an endpoint may serve
-    another model under the same name."""
+    """Requests in flight for each process that grades (`execution.data_workers` while data is prepared). Like
+    `api_key_variable` it changes no verdict and is not part of a stage's identity; `url` is, since another endpoint may
+    serve another model under the same name."""
 
     @model_serializer(mode="wrap")
     def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
@@ -129,21 +130,21 @@ class JudgeGrader(StrictModel):
 
 
 class AnyGrader(StrictModel):
-    """Correct where one of the graders says so; the reward is the highest."""
+    """Correct if any of the graders says so; the reward is the highest of theirs."""
 
     kind: Literal["any"] = "any"
     of: tuple["GraderKind", ...] = Field(min_length=2)
 
 
 class BothGrader(StrictModel):
-    """Correct where all of the graders say so; the reward is the lowest."""
+    """Correct if all graders say so; the reward is the lowest of theirs."""
 
     kind: Literal["both"] = "both"
     of: tuple["GraderKind", ...] = Field(min_length=2)
 
 
 class WeightedPart(StrictModel):
-    """One summand."""
+    """A grader and its weight."""
 
     weight: float
     grader: "GraderKind"
@@ -190,7 +191,7 @@ PLAIN_KINDS: dict[str, GraderKind] = {
     "choice": ChoiceGrader(),
     "exact": ExactGrader(),
 }
-"""What a row may name in `reward_model.style` without further ado."""
+"""Graders that a row may name in `reward_model.style` without an entry in `grading.named`."""
 _Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
@@ -198,12 +199,13 @@ class GradingConfig(StrictModel):
     """Grading in killable worker processes."""
 
     timeout_s: PositiveFloat = 5.0
-    """Wall-clock limit of one verification; past it the worker is killed and the answer counts as `timed_out`."""
+    """Limit of the time that one verification runs for; past it the worker is killed and the answer is `timed_out`. It
+    is wall-clock time without that for which shorter work overtakes it. Within a run a pair of texts that timed out
+    stays timed out, also after a resume."""
     kind: GraderKind = MathGrader()
-    """Grades whatever names no grader of its own."""
+    """Grades every problem that names no grader."""
     named: dict[_Name, GraderKind] = Field(default_factory=dict)
-    """Further graders, which rows of data may name in `reward_model.style` (as they may `math`, `math_strict`,
-    `choice` and `exact`)."""
+    """Further graders, which rows may name in `reward_model.style` like `math`, `math_strict`, `choice` and `exact`."""
 
     @model_validator(mode="after")
     def _names_are_new(self) -> "GradingConfig":
@@ -213,10 +215,10 @@ class GradingConfig(StrictModel):
         return self
 
     def grader(self, name: str | None) -> GraderKind:
-        """The grader of that name, the default for None; KeyError for a name that nobody has."""
+        """The grader of that name, the default for None; KeyError for an unknown name."""
         return self.kind if name is None else {**PLAIN_KINDS, **self.named}[name]
 
     @property
     def names(self) -> list[str]:
-        """What a row may name."""
+        """Names that a row may use."""
         return sorted({*PLAIN_KINDS, *self.named})

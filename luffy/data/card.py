@@ -1,4 +1,4 @@
-"""The data card: where each prepared file came from, what was taken out of it and why."""
+"""The data card: where each prepared file came from, and what was removed and why."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from luffy.data.golds import GoldCheck
 from luffy.data.selection import Selection
-from luffy.data.shards import Account
+from luffy.data.shards import ShardStatistics
 
 _Name = TypeVar("_Name", bound=str)
 _QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 _MAX_HITS_SHOWN = 50
-"""Of each source, on the card for people; the one for machines lists all."""
+"""Rows that `card.md` lists for each source; `card.json` lists all."""
 _BAR = 40
 
 
@@ -31,14 +31,14 @@ class SourceCard:
     rows_in: int
     rows_out: int
     quarantined: int
-    """Malformed rows; each stands in `quarantine.jsonl`."""
+    """Malformed rows, all of them in `quarantine.jsonl`."""
     rejected: Mapping[str, int]
     """Rows by reason."""
     rejected_traces: Mapping[str, int]
     """Traces by reason, also those of rows that passed with another trace."""
     traces_out: int
     trace_outcomes: Mapping[str, int]
-    """What grading found, over all traces of the source."""
+    """Traces by outcome of grading, rejected ones included."""
     trace_authors: Mapping[str, int]
     """Traces that passed the rules of rows, by author."""
     data_sources: Mapping[str, int]
@@ -46,9 +46,9 @@ class SourceCard:
     folded: int = 0
     """Rows that became part of an earlier one with the same problem: training rows gave their traces to it."""
     repeats: Mapping[str, int] = field(default_factory=dict)
-    """Problems by the number of rows they had, where these were several."""
+    """Number of problems that had 2, 3, ... rows."""
     golds: Mapping[str, int] = field(default_factory=dict)
-    """Of a suite: what came of grading its reference answers against themselves (`luffy.data.golds`)."""
+    """Result of grading a suite's reference answers against themselves (`luffy.data.golds`)."""
     gold_findings: Sequence[Mapping[str, object]] = ()
     hits: Sequence[Mapping[str, object]] = ()
     """Benchmark problems found in prompts and traces."""
@@ -68,9 +68,9 @@ class DataCard:
     vocabulary_size: int
     sources: Sequence[SourceCard]
     checked: Mapping[str, int]
-    """Benchmarks that training data was held against, with their rows."""
+    """Benchmarks that training data was compared with, and their numbers of rows."""
     not_checked: Sequence[str]
-    """Registered benchmarks that were not at hand."""
+    """Registered benchmarks that were not available."""
     outputs: Mapping[str, Mapping[str, object]]
     """Written files: rows, bytes, sha256."""
 
@@ -79,31 +79,31 @@ def source_card(
     name: str,
     kind: str,
     inputs: Mapping[str, str],
-    account: Account,
+    statistics: ShardStatistics,
     selection: Selection,
     lengths: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
     golds: GoldCheck,
 ) -> SourceCard:
-    """Return the account of one source; `lengths` are those of the prompts and of the traces that are left."""
+    """Return the card of one source; `lengths`: token counts of the remaining prompts, and of their traces."""
     prompts, traces = lengths
     return SourceCard(
         name=name,
         kind=kind,
         inputs=dict(inputs),
-        rows_in=account.rows_in,
+        rows_in=statistics.rows_in,
         rows_out=len(prompts),
-        quarantined=len(account.quarantined),
-        rejected=_sorted({**account.rejected, **selection.rejected}),
-        rejected_traces=_sorted(account.rejected_traces),
+        quarantined=len(statistics.quarantined),
+        rejected=_sorted({**statistics.rejected, **selection.rejected}),
+        rejected_traces=_sorted(statistics.rejected_traces),
         traces_out=len(traces),
-        trace_outcomes=_sorted(account.outcomes),
-        trace_authors=_sorted(account.authors),
-        data_sources=_sorted(account.data_sources),
+        trace_outcomes=_sorted(statistics.outcomes),
+        trace_authors=_sorted(statistics.authors),
+        data_sources=_sorted(statistics.data_sources),
         folded=int(selection.folded.sum()),
         repeats={str(size): count for size, count in selection.repeats().items()},
         golds=_sorted(+golds.counts),
         gold_findings=golds.findings,
-        hits=account.hits,
+        hits=statistics.hits,
         prompt_tokens=quantiles(prompts),
         trace_tokens=quantiles(traces),
         prompt_histogram=histogram(prompts),
@@ -129,7 +129,7 @@ def histogram(lengths: Sequence[int] | npt.NDArray[np.int32]) -> dict[str, int]:
 
 
 def card_json(card: DataCard) -> str:
-    """Return the card for machines."""
+    """Return the contents of `card.json`."""
     content = {
         "vocabulary_size": card.vocabulary_size,
         "benchmarks": {"checked": dict(card.checked), "not_checked": list(card.not_checked)},
@@ -140,7 +140,7 @@ def card_json(card: DataCard) -> str:
 
 
 def card_markdown(card: DataCard) -> str:
-    """Return the card for people."""
+    """Return the contents of `card.md`."""
     lines = ["# Data card", "", f"Vocabulary: {card.vocabulary_size} tokens.", "", *_overview(card.sources), ""]
     lines += ["## Decontamination", "", *_benchmarks(card), ""]
     for source in card.sources:

@@ -5,11 +5,11 @@
     index.finish()
     (hit,) = index.find([text])     # Hit("math500", 17, 0.93) or None
 
-Two rules. A prompt that equals a problem, case and spacing aside, is one. A text holds a problem when at least
+Two rules. A prompt that equals a problem, case and spacing aside, is that problem. A text holds a problem when at least
 `overlap` of the problem's runs of `ngram` words occur in it (GPT-3, arXiv 2005.14165, took one run of 13; competition
-problems share whole sentences such as "where m and n are relatively prime positive integers"). Of a problem shorter
-than two runs all have to occur, since changing a number leaves most of them; one shorter than a run is found by the
-first rule alone. A multiple-choice question is looked for with its options and without them.
+problems share whole sentences such as "where m and n are relatively prime positive integers"). For a problem
+shorter than two runs all of them have to occur, since changing a number leaves most of them; one shorter than a run is
+found by the first rule only. A multiple-choice question is looked for with and without its options.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ from luffy.data.words import Hashes, run_hashes, word_hashes, words
 from luffy.types import Prompt
 
 _MAX_REMEMBERED = 200_000
-"""Words whose hashes are kept; a text of numbers would bring new ones for ever."""
+"""Words whose hashes are cached; texts full of numbers would grow the cache without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class Hit:
 
     benchmark: str
     row: int
-    """Of the benchmark, from 1."""
+    """Row of the benchmark, from 1."""
     share: float
-    """Of the problem's word runs; 1 where the prompt equals the problem."""
+    """Share of the problem's word runs that occur; 1 where the prompt equals the problem."""
 
 
 class BenchmarkIndex:
-    """All problems of the benchmarks at hand."""
+    """All problems of the available benchmarks."""
 
     def __init__(self, ngram: int, overlap: float) -> None:
         self._ngram, self._overlap = ngram, overlap
@@ -50,7 +50,7 @@ class BenchmarkIndex:
         self._known: dict[str, int] = {}
 
     def add(self, benchmark: str, prompts: Iterable[Prompt]) -> int:
-        """Take up a benchmark's problems, equal ones once; returns how many rows it has."""
+        """Add a benchmark's problems, equal ones once; return its number of rows."""
         count = 0
         for count, prompt in enumerate(prompts, start=1):
             key = problem_key(prompt.messages)
@@ -69,7 +69,7 @@ class BenchmarkIndex:
             self._runs.append(runs)
 
     def finish(self) -> "BenchmarkIndex":
-        """Make ready to find; called once, behind the last `add`."""
+        """Build the index; call it once, after the last `add`."""
         if self._runs:
             runs = np.concatenate(self._runs)
             owners = np.repeat(np.arange(len(self._runs)), [len(each) for each in self._runs])

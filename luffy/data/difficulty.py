@@ -1,4 +1,4 @@
-"""How hard prompts are for a policy: pass rates, who stays within the bounds, and the card that says so.
+"""How hard prompts are for a policy: pass rates, which prompts are kept, and the card.
 
 rates = [PassRate("a1", outcomes={"correct": 3, "wrong": 5}, num_tokens=312, num_truncated=0), ...]
 fits = [fit_of(rate, config) for rate in rates]
@@ -32,7 +32,7 @@ _SCHEMA = pa.schema(
 
 
 class Fit(StrEnum):
-    """What becomes of a prompt."""
+    """Whether a prompt is kept for RL."""
 
     KEPT = "kept"
     TOO_HARD = "too_hard"
@@ -47,7 +47,7 @@ class PassRate:
     outcomes: Mapping[str, int]
     """Responses by what grading found; outcomes that never occurred are left out."""
     num_tokens: int
-    """Of all responses, stop tokens included."""
+    """Tokens in all responses, stop tokens included."""
     num_truncated: int
     """Responses that ran into the length limit."""
 
@@ -76,14 +76,14 @@ class DifficultyCard:
     max_pass_rate: float
     prompts: int
     fits: Mapping[str, int]
-    """Prompts by what became of them."""
+    """Number of prompts that are kept, too hard and too easy."""
     histogram: Mapping[str, int]
     """Prompts by the number of their correct responses, from 0 to `num_samples`."""
     mean_pass_rate: float
     ever_solved_share: float
     """Prompts with a correct response at all (pass@`num_samples`)."""
     mean_tokens: float
-    """Of a response."""
+    """Mean length of a response."""
     truncated_share: float
     """Responses that ran into the length limit: longer ones might have been correct."""
     outcomes: Mapping[str, int]
@@ -93,7 +93,7 @@ class DifficultyCard:
 
 
 def fit_of(rate: PassRate, config: DifficultyConfig) -> Fit:
-    """Return on which side of the bounds a prompt is; the bounds themselves are within."""
+    """Return whether a prompt is within the bounds (inclusive), too hard or too easy."""
     if rate.value < config.min_pass_rate:
         return Fit.TOO_HARD
     return Fit.TOO_EASY if rate.value > config.max_pass_rate else Fit.KEPT
@@ -119,7 +119,7 @@ def write_pass_rates(path: Path, rates: Sequence[PassRate], fits: Sequence[Fit])
 def difficulty_card(
     config: DifficultyConfig, rates: Sequence[PassRate], fits: Sequence[Fit], data_sources: Sequence[str]
 ) -> DifficultyCard:
-    """Return the account of all prompts; `config` leaves nothing to other sections."""
+    """Return the card of all prompts; every setting of `config` that has a fallback must be filled in."""
     assert config.temperature is not None
     assert config.max_response_tokens is not None
     outcomes: Counter[str] = Counter()
@@ -147,7 +147,7 @@ def difficulty_card(
 
 
 def card_json(card: DifficultyCard) -> str:
-    """Return the card for machines."""
+    """Return the contents of `card.json`."""
     return json.dumps(asdict(card), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -157,7 +157,7 @@ def read_card(path: Path) -> DifficultyCard:
 
 
 def card_markdown(card: DifficultyCard) -> str:
-    """Return the card for people."""
+    """Return the contents of `card.md`."""
     outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in card.outcomes.items() if count)
     kept = card.fits[Fit.KEPT]
     lines = [

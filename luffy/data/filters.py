@@ -1,4 +1,4 @@
-"""Which rows are let through, and why the others are not. Nothing is dropped without being counted."""
+"""Filters for rows and traces. Nothing is dropped without being counted."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -29,21 +29,22 @@ class Rejection(StrEnum):
     DUPLICATE = "duplicate_uid"
     """Its uid occurred before, in the same source; where repeats are merged, it brings no new trace."""
     EQUAL_PROBLEM = "duplicate_problem"
-    """The same problem, case and spacing aside, came before under another uid; likewise."""
+    """The same problem, case and spacing aside, occurred before under another uid; where repeats are merged, the row
+    brings no new trace."""
     OTHER_ANSWER = "duplicate_with_other_answer"
-    """The same problem came before, with another reference answer."""
+    """The same problem occurred before with another reference answer."""
     NEAR_DUPLICATE = "near_duplicate"
-    """Nearly the same problem came before."""
+    """Nearly the same problem occurred before."""
     OTHER_DIFFICULTY = "other_difficulty"
     """On the other side of the boundary of `data.filters.difficulty`."""
     TRACE_TOO_LONG = "trace_too_long"
     """Counted with the stop token."""
     TRACE_HOLDS_STOP_TOKEN = "trace_holds_stop_token"  # noqa: S105 - a token of the vocabulary, no secret
-    """The text of the stop token stands inside the trace, so that the policy would learn to end there."""
+    """The text of the stop token occurs inside the trace: the policy would learn to stop there."""
     TRACE_LOGPROBS_MISMATCH = "trace_logprobs_mismatch"
-    """It carries another number of log-probabilities than it has tokens, stop token included."""
+    """The number of its log-probabilities differs from its number of tokens, stop token included."""
     TRACE_INCOMPLETE = "trace_incomplete"
-    """Its reasoning, or the one that the chat template opens, is never closed by `</think>`."""
+    """Its reasoning, perhaps opened by the chat template, is not closed by `</think>`."""
     TRACE_HOLDS_BENCHMARK_PROBLEM = "trace_holds_benchmark_problem"
     TRACE_OTHER_LANGUAGE = "trace_other_language"
     TRACE_WRONG = "trace_wrong"
@@ -55,21 +56,21 @@ class Rejection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a source's rows must keep."""
+    """The rules that a source's rows have to keep."""
 
     max_prompt_tokens: int | None
-    """None: an evaluation suite, of which nothing is left out."""
+    """None: an evaluation suite, from which nothing is dropped."""
     max_trace_tokens: int
     require_verified_traces: bool = True
     repeats: Literal["allow", "reject", "merge", "fold"] = "reject"
-    """What becomes of a row whose problem came before: allowed (text for a base policy may repeat), rejected, merged
+    """What happens to a row whose problem occurred before: it is allowed (base text may repeat), rejected, merged
     (its traces go to the first row) or folded (an evaluation suite asks each problem once)."""
     unique_problems: bool = False
     """Whether the same problem under another uid is a repeat, too."""
     languages: tuple[str, ...] | None = None
     near_duplicates: float | None = None
     keeps_traces: bool = True
-    """False: an evaluation suite, which loses its demonstrations and is not held against the benchmarks."""
+    """False: an evaluation suite, whose demonstrations are dropped and which is not compared with the benchmarks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,12 @@ class Judged:
     prompt: Prompt
     """With the usable traces."""
     reason: Rejection | None
-    """Of the row; for one that loses all its traces, that of the first."""
+    """Why the row is rejected; for one that loses all its traces, why the first of them is."""
     prompt_tokens: int
     trace_tokens: tuple[int, ...]
-    """Of the usable traces, stop token included."""
+    """Lengths of the usable traces, stop token included."""
     outcomes: tuple[Outcome, ...]
-    """Of all traces."""
+    """What grading found, for all traces."""
     rejected_traces: tuple[tuple[Trace, Rejection], ...]
     hits: tuple[tuple[str, Hit], ...] = ()
     """`prompt` or `trace`, and the benchmark problem it holds."""
@@ -211,7 +212,7 @@ def _with_traces(prompt: Prompt, traces: tuple[Trace, ...]) -> Prompt:
 
 
 def with_system_prompt(prompts: Iterable[Prompt], system_prompt: str | None) -> list[Prompt]:
-    """Return the prompts behind `system_prompt`, where they have no system message of their own."""
+    """Return the prompts with `system_prompt` in front, unless they have a system message of their own."""
     if system_prompt is None:
         return list(prompts)
     first = Message("system", system_prompt)

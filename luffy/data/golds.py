@@ -1,8 +1,8 @@
-r"""Whether the reference answers of an evaluation suite can be met at all.
+r"""Whether the reference answers of an evaluation suite can be matched at all.
 
-Each is graded against itself, as the boxed response `\boxed{gold}`: one that fails would count every right answer as
-wrong. Equal texts need no reading, however, so each is also held against a number that it is not: where the grader
-cannot read the reference, it takes nothing but the very same text.
+Each is graded against itself, as the boxed response `\boxed{gold}`: a reference that fails would count every right
+answer as wrong. Equal texts are accepted without being parsed, so each is also compared with an unrelated number: where
+the grader cannot parse the reference, only the very same text is accepted.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from luffy.types import Outcome, Prompt
 MEETS_ITSELF, FAILS, TEXT_ALONE, NOT_CHECKED = "meets_itself", "fails", "text_alone", "not_checked"
 _MATHEMATICAL = {"math", "math_strict"}
 _CHECKED = {*_MATHEMATICAL, "choice", "exact"}
-"""A custom function, a judge and a form may rightly refuse a bare box."""
+"""Custom functions, judges and format graders may rightly reject a bare box."""
 _ANOTHER = r"\boxed{\frac{\pi}{7919}}"
 _AT_ONCE = 1024
 
@@ -29,9 +29,9 @@ class GoldCheck:
     """What was found."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """Problems whose reference `meets_itself`, `fails`, is taken by its `text_alone`, or was `not_checked`."""
+    """Problems whose reference `meets_itself`, `fails`, is accepted as `text_alone`, or was `not_checked`."""
     findings: list[Mapping[str, object]] = field(default_factory=list)
-    """Uid, finding and outcome of each that fails or is taken by its text alone; never a text."""
+    """Uid, finding and outcome of each reference that fails or is accepted only as text; never a text."""
 
     def uids(self, finding: str) -> list[str]:
         """Return the problems with that finding."""

@@ -10,9 +10,9 @@ _SCRIPTS = {
     "ru": re.compile(r"[\u0400-\u04ff]"),
     "zh": re.compile(r"[\u4e00-\u9fff]"),
 }
-"""In the order of questions asked: Japanese text also holds Chinese characters."""
+"""Scripts, in the order in which they are tried: Japanese text also contains Chinese characters."""
 _SCRIPT_SHARE = 0.2
-"""Of all letters; a formula in the middle of a sentence brings Latin ones."""
+"""Share of all letters from which on a script counts; a formula in the middle of a sentence adds Latin ones."""
 _COMMON = {
     "en": "the of and to in is that for are with by as be this from what how many find which has if each we so",
     "de": "der die das und ist nicht ein eine zu den mit von für auf dem im wie viele wenn sind werden auch wir",

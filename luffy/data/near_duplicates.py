@@ -1,4 +1,4 @@
-"""Problems that say nearly the same: MinHash (Broder 1997) over word triples, candidates by banding.
+"""Near-duplicate problems: MinHash (Broder 1997) over word triples, candidates by banding.
 
 The share of equal minima estimates the Jaccard similarity J of two problems' word triples, with a standard deviation of
 sqrt(J (1 - J) / 128): 0.027 at J = 0.9. A signature takes 256 bytes; traces are never sketched.
@@ -16,7 +16,7 @@ NUM_HASHES = 128
 _TRIPLE = 3
 _BAND_ROWS = (16, 8, 4, 2)
 _MARGIN = 0.1
-"""Bands are chosen so that pairs this much below the threshold are still met with even odds."""
+"""Bands are chosen so that a pair this far below the threshold becomes a candidate with even odds."""
 _RNG = np.random.Generator(np.random.PCG64(20250421))
 _FACTORS = _RNG.integers(0, 2**63, NUM_HASHES, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
 _SHIFTS = _RNG.integers(0, 2**63, NUM_HASHES, dtype=np.uint64)
@@ -37,11 +37,11 @@ def similarity(one: Signatures, other: Signatures) -> float:
     return float((one == other).mean())
 
 
-def earlier_likeness(signatures: Signatures, threshold: float) -> npt.NDArray[np.int64]:
-    """Return for each row the first row of its cluster of near duplicates; rows alone name themselves.
+def near_duplicate_clusters(signatures: Signatures, threshold: float) -> npt.NDArray[np.int64]:
+    """Return for each row the first row of its cluster of near duplicates: itself where it has none.
 
-    A cluster is what chains of pairs with a similarity of at least `threshold` hold together. Time is linear but for
-    the sorting: within a band, a row is held against the first and the previous one with the same minima.
+    Clusters are the connected components of pairs with a similarity of at least `threshold`. Time is linear except for
+    the sorting: within a band, a row is compared with the first and the previous one that have the same minima.
     """
     first = np.arange(len(signatures))
     for low, high in _candidates(signatures, _rows_per_band(threshold)):
@@ -49,12 +49,13 @@ def earlier_likeness(signatures: Signatures, threshold: float) -> npt.NDArray[np
             one, other = _root(first, low), _root(first, high)
             first[max(one, other)] = min(one, other)
     for row in range(len(first)):
-        first[row] = first[first[row]]  # earlier rows name their root already
+        first[row] = first[first[row]]  # earlier rows already name their root
     return first
 
 
 def _rows_per_band(threshold: float) -> int:
-    """The longest bands that meet pairs `_MARGIN` below the threshold with even odds (s-curve at (1/b)^(1/r))."""
+    """Longest bands for which a pair `_MARGIN` below the threshold becomes a candidate with even odds (the S-curve at
+    (1/b)^(1/r))."""
     for rows in _BAND_ROWS:
         if (rows / NUM_HASHES) ** (1 / rows) <= threshold - _MARGIN:
             return rows

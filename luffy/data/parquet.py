@@ -114,7 +114,7 @@ def _rows(path: Path, file: pq.ParquetFile, wanted: Sequence[str]) -> Iterator[M
                 yield from _decoded(batch)
                 count += batch.num_rows
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path}: cannot be read behind row {count} ({_first_line(error)})") from None
+            raise DataError(f"{path}: cannot be read after row {count} ({_first_line(error)})") from None
 
 
 def _decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:

@@ -33,12 +33,12 @@ LUFFY_SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """A text in front of the question and one behind it."""
+    """The text before the question and the text after it."""
 
     before: str
     after: str
     stop: tuple[str, ...] = ()
-    """Texts that end a response; they stay in it."""
+    """Stop strings; they remain part of the response."""
 
 
 PROMPT_TEMPLATES = {
@@ -91,10 +91,10 @@ def prompt_text(prompt: Prompt, template: str) -> str:
     return around.before + _question(prompt, template) + around.after
 
 
-def opener_behind(tokenizer: PreTrainedTokenizerBase | None, template: str) -> str:
-    """Return the `<think>` in which prompts under the template of that name end, else an empty text.
+def template_opener(tokenizer: PreTrainedTokenizerBase | None, template: str) -> str:
+    """Return the `<think>` with which prompts of the named template end, or "".
 
-    Without a tokenizer, `own` is the template of a chat elsewhere, whose replies begin where they begin.
+    Without a tokenizer, `own` stands for the chat template of a remote server, which returns whole replies.
     """
     if template != OWN:
         return opener_of(PROMPT_TEMPLATES[template].after)
@@ -102,7 +102,7 @@ def opener_behind(tokenizer: PreTrainedTokenizerBase | None, template: str) -> s
 
 
 def stops_of(template: str) -> tuple[str, ...]:
-    """Return the texts at which responses under the template of that name end."""
+    """Return the stop strings of the named template."""
     return () if template == OWN else PROMPT_TEMPLATES[template].stop
 
 

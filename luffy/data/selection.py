@@ -1,7 +1,7 @@
-"""What is decided over all rows of a source: repeats, difficulty, the validation split, the SFT view.
+"""Decisions that need all rows of a source: repeats, difficulty, the validation split, the SFT view.
 
-Everything is a function of the rows' order, their uids and the seed; a row takes some 300 bytes here, whatever the
-length of its traces.
+Everything is a function of the rows' order, their uids and the seed. A row takes about 300 bytes here, independent of
+the length of its traces.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from luffy.config.data import DataConfig
 from luffy.data.filters import Rejection, Rules
-from luffy.data.near_duplicates import earlier_likeness
+from luffy.data.near_duplicates import near_duplicate_clusters
 from luffy.data.shards import finished_shards
 from luffy.errors import DataError
 from luffy.seeds import derive_seed
@@ -23,22 +23,23 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class PassedRows:
-    """The rows of a source that passed on their own, in order."""
+    """The rows of a source that passed the rules for single rows, in order."""
 
     shard_rows: tuple[int, ...]
-    """How many each shard has."""
+    """Number of rows in each shard."""
     prompt_tokens: npt.NDArray[np.int32]
     num_traces: npt.NDArray[np.int32]
     trace_tokens: npt.NDArray[np.int32]
-    """Of all traces, row after row."""
+    """Lengths of all traces, row by row."""
     uids: npt.NDArray[np.str_]
     problems: npt.NDArray[np.uint64]
-    """Digests, of sources whose rows are compared, else empty; likewise `answers`, with the grader, and `traces`."""
+    """Hashes of the problems; empty when repeats are allowed. The same holds for `answers` (with the grader's name) and
+    `traces`."""
     answers: npt.NDArray[np.uint64]
     traces: npt.NDArray[np.uint64]
-    """Of all traces, row after row."""
+    """Hashes of all traces, row by row."""
     sketches: npt.NDArray[np.uint16]
-    """Of sources without near duplicates, else empty."""
+    """MinHash signatures of the problems; empty when near duplicates are not looked for."""
     all_verified: Mask
     any_verified: Mask
     """Rows with a trace that was graded correct."""
@@ -72,16 +73,16 @@ def read_passed_rows(folder: Path) -> PassedRows:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What becomes of each row in view of the others."""
+    """What happens to each row, given the others."""
 
     kept: Mask
     rejected: Counter[str]
     """Rows by reason."""
     owners: npt.NDArray[np.int64]
-    """The row that each one's traces belong to: an earlier one for a row that is merged or folded, else itself. What
-    becomes of that row afterwards holds for them."""
+    """The row that each row's traces belong to: an earlier one for a row that is merged or folded, else itself. What
+    happens to that row later happens to the traces."""
     taken: Mask
-    """Of all traces: those that are used; a merged row may repeat some."""
+    """Mask over all traces: those that are used. A merged row may repeat some of its owner's."""
 
     @property
     def folded(self) -> Mask:
@@ -105,7 +106,7 @@ def select(rows: PassedRows, rules: Rules) -> Selection:
     _reject(selection, rows.problems != rows.problems[firsts], Rejection.DUPLICATE)
     _settle_repeats(rows, rules, selection, _firsts(rows.problems if rules.unique_problems else rows.uids, kept))
     if rules.near_duplicates is not None:
-        first = earlier_likeness(rows.sketches, rules.near_duplicates)
+        first = near_duplicate_clusters(rows.sketches, rules.near_duplicates)
         _reject(selection, kept & (first != numbers), Rejection.NEAR_DUPLICATE)
         # Their own repeats go with them.
         orphans = selection.folded & ~kept[selection.owners]

@@ -1,18 +1,18 @@
-"""Judging a source of any size: it is cut into shards, which any number of processes work through in any order.
+"""Filtering a source of any size: it is cut into shards, which any number of processes filter in any order.
 
-    judge_source(source, task, folder, num_workers=8, grader=grader)
+    judge_source(source, job, folder, num_workers=8, grader=grader)
 
-A shard is some thousand short rows or a few MB of text, whatever the number of processes. It leaves its files in
+A shard is about a thousand short rows or a few MB of text, independent of the number of processes. Its files in
 `folder`:
 
     00007.parquet               the rows that passed, in `luffy.data.schema.SCHEMA`
     00007.complement.parquet    prompts that keep all rules but lost their traces
     00007.npz                   lengths, keys of problems, answers and traces, and sketches of the rows that passed
-    00007.json                  the account, written last: with it the shard is finished
-    inputs.txt                  what they were made from
+    00007.json                  the statistics, written last: a shard that has them is finished
+    inputs.txt                  what the shards were made from
 
-A stage that was killed continues behind the shards that are finished. The process that reads holds one shard more than
-there are workers; a worker holds one.
+A stage that was killed keeps the finished shards and continues with the others. The reading process holds one shard
+more than there are workers; a worker holds one.
 """
 
 import hashlib
@@ -47,52 +47,52 @@ from luffy.processes import die_with
 from luffy.types import Prompt
 
 _SHOWN_CHARACTERS = 2000
-"""Of a rejected trace's end in `quarantine.jsonl`: its answer and how it got there."""
+"""Length of the end of a rejected trace that `quarantine.jsonl` shows: its answer, and how it got there."""
 _INPUTS = "inputs.txt"
-"""Beside the shards: what they were made from."""
+"""File beside the shards that says what they were made from."""
 
 Shard = tuple[int, list[Row]]
 """A number from 0, and the rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """What a worker must know to judge the shards of one source."""
+class FilterJob:
+    """What a worker needs to filter the shards of one source."""
 
     name: str
-    """Of the source, as on the card."""
+    """The source's name, as on the card."""
     tokenizer: PreTrainedTokenizerBase
     rules: Rules
     benchmarks: BenchmarkIndex
     system_prompt: str | None
     grading: GradingConfig
     judge_cache: Path
-    """Folder of what a judge said, shared by all processes."""
+    """Folder of the judge's verdicts, shared by all processes."""
     samples: int
-    """Rejected rows and traces shown, a reason."""
+    """Number of rejected rows and traces that are shown for each reason."""
     inputs: str = ""
-    """What all sources of the stage are read from (`TraceSource.inputs`), as text: the benchmarks and a tokenizer that
-    is built from the texts decide, too."""
+    """What all sources of the stage are read from (`TraceSource.inputs`), as text. It includes the benchmarks, and the
+    texts from which a tokenizer is built, since the result depends on both."""
 
 
 @dataclass(slots=True)
-class Account:
-    """What happened to a shard's rows, or to those of a whole source."""
+class ShardStatistics:
+    """What happened to the rows of a shard, or of a whole source."""
 
     rows_in: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     rejected_traces: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     authors: Counter[str] = field(default_factory=Counter)
-    """Of traces that passed."""
+    """Traces that passed, by author."""
     data_sources: Counter[str] = field(default_factory=Counter)
-    """Of rows that passed."""
+    """Rows that passed, by `data_source`."""
     quarantined: list[dict[str, object]] = field(default_factory=list)
     samples: list[dict[str, object]] = field(default_factory=list)
     hits: list[dict[str, object]] = field(default_factory=list)
     """Benchmark problems found in prompts and traces."""
 
-    def __iadd__(self, other: "Account") -> "Account":
+    def __iadd__(self, other: "ShardStatistics") -> "ShardStatistics":
         self.rows_in += other.rows_in
         for name in ("rejected", "rejected_traces", "outcomes", "authors", "data_sources"):
             getattr(self, name).update(getattr(other, name))
@@ -101,70 +101,70 @@ class Account:
         return self
 
 
-def judge_source(source: TraceSource, task: Task, folder: Path, num_workers: int, grader: GraderPool) -> int:
-    """Judge all rows of `source` into shards under `folder`; returns how many shards there are.
+def judge_source(source: TraceSource, job: FilterJob, folder: Path, num_workers: int, grader: GraderPool) -> int:
+    """Filter all rows of `source` into shards under `folder`; return the number of shards.
 
-    Short generated sources, single shards and `num_workers` 1 are worked through in this process with `grader`.
-    Shards of other inputs (`task.inputs`) are made anew. LuffyError when a worker dies.
+    Short generated sources, single shards and `num_workers` 1 are processed in this process with `grader`. Shards that
+    were made from other inputs (`job.inputs`) are made again. LuffyError when a worker dies.
     """
-    _drop_shards_of_other_inputs(folder, task.inputs)
+    _drop_shards_of_other_inputs(folder, job.inputs)
     cut = _Cut(source, folder)
     waiting = cut.unfinished()
     head = list(itertools.islice(waiting, 2))
     if source.is_light or num_workers == 1 or len(head) < 2:
-        worker = ShardWorker(task)
+        worker = ShardWorker(job)
         for index, rows in itertools.chain(head, waiting):
             worker.work(index, rows, folder, grader)
     else:
-        _in_processes(itertools.chain(head, waiting), task, folder, num_workers)
+        _in_processes(itertools.chain(head, waiting), job, folder, num_workers)
     assert len(finished_shards(folder)) == cut.count, "a shard was lost"
     return cut.count
 
 
 def finished_shards(folder: Path) -> list[Path]:
-    """Return the accounts of all shards, in the order of their rows."""
+    """Return the statistics files of all finished shards, in the order of their rows."""
     return sorted(folder.glob("?????.json"))
 
 
-def read_account(path: Path) -> Account:
-    """Return the account of one shard."""
-    account = Account()
+def read_statistics(path: Path) -> ShardStatistics:
+    """Return the statistics of one shard."""
+    statistics = ShardStatistics()
     for name, value in json.loads(path.read_text(encoding="utf-8")).items():
-        setattr(account, name, Counter(value) if isinstance(value, dict) else value)
-    return account
+        setattr(statistics, name, Counter(value) if isinstance(value, dict) else value)
+    return statistics
 
 
 def digest(text: str) -> int:
-    """Return the 64 bits by which texts are compared."""
+    """Return a 64-bit hash, by which texts are compared."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 class ShardWorker:
-    """Judges one shard after another."""
+    """Filters one shard after another."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._judge = Judge(task.tokenizer, task.rules, task.benchmarks)
+    def __init__(self, job: FilterJob) -> None:
+        self._job = job
+        self._judge = Judge(job.tokenizer, job.rules, job.benchmarks)
 
     def work(self, index: int, rows: Sequence[Row], folder: Path, grader: GraderPool) -> None:
-        """Judge the rows and write the shard's files; DataError where a row names a grader that nobody has."""
+        """Filter the rows and write the shard's files; DataError where a row names a grader that does not exist."""
         prompts = [row for row in rows if isinstance(row, Prompt)]
-        _check_graders(self._task.name, prompts, self._task.grading)
-        judged = self._judge.judge(with_system_prompt(prompts, self._task.system_prompt), grader)
+        _check_graders(self._job.name, prompts, self._job.grading)
+        judged = self._judge.judge(with_system_prompt(prompts, self._job.system_prompt), grader)
         passed = [row for row in judged if row.reason is None]
         write_prompts(_file(folder, index, "parquet"), [row.prompt for row in passed])
         complement = [row.prompt for row in judged if row.lost_its_traces]
         if complement:
             write_prompts(_file(folder, index, "complement.parquet"), complement)
         self._write_arrays(_file(folder, index, "npz"), passed)
-        account = _account(rows, judged, self._task.samples)
+        statistics = _statistics(rows, judged, self._job.samples)
         write_atomic(
             _file(folder, index, "json"),
-            json.dumps({part.name: getattr(account, part.name) for part in fields(account)}),
+            json.dumps({part.name: getattr(statistics, part.name) for part in fields(statistics)}),
         )
 
     def _write_arrays(self, path: Path, passed: Sequence[Judged]) -> None:
-        rules = self._task.rules
+        rules = self._job.rules
         compared = passed if rules.repeats != "allow" else []
         problems = [digest(problem_key(row.prompt.messages)) for row in compared]
         answers = [digest(f"{row.prompt.grader}:{row.prompt.ground_truth}") for row in compared]
@@ -192,7 +192,7 @@ class ShardWorker:
 
 
 def _drop_shards_of_other_inputs(folder: Path, inputs: str) -> None:
-    """A data set of the hub, or a source of one's own, may have changed since the stage was interrupted."""
+    """Delete shards made from other inputs: a dataset may have changed since the stage was interrupted."""
     record = folder / _INPUTS
     if folder.is_dir() and not (record.is_file() and record.read_text(encoding="utf-8") == inputs):
         shutil.rmtree(folder)
@@ -237,11 +237,11 @@ class _Cut:
                 yield index, rows
 
 
-def _in_processes(shards: Iterable[Shard], task: Task, folder: Path, num_workers: int) -> None:
-    """One shard waits beside those in work, so that no worker idles while the next is read."""
+def _in_processes(shards: Iterable[Shard], job: FilterJob, folder: Path, num_workers: int) -> None:
+    """Filter shards in worker processes. One more than there are workers is queued, so that none of them idles."""
     # spawn: this process has threads, whose locks a fork would copy as they are.
     context = multiprocessing.get_context("spawn")
-    start = (pickle.dumps(task), str(folder), os.getpid())
+    start = (pickle.dumps(job), str(folder), os.getpid())
     under_way: set[Future[None]] = set()
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker, initargs=start)
     try:
@@ -254,7 +254,7 @@ def _in_processes(shards: Iterable[Shard], task: Task, folder: Path, num_workers
     except BrokenProcessPool:
         raise LuffyError(
             "a process of prepare_data was killed (out of memory? lower execution.data_workers); the same command "
-            "continues behind the shards that are finished"
+            "keeps the finished shards and continues"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
@@ -266,18 +266,18 @@ def _raise_failures(done: set[Future[None]]) -> None:
 
 
 _worker: tuple[ShardWorker, Path, GraderPool]
-"""Of this process, if it is one of the pool."""
+"""What a worker process holds; unset in the parent."""
 
 
-def _start_worker(task_bytes: bytes, folder: str, parent: int) -> None:
+def _start_worker(job_bytes: bytes, folder: str, parent: int) -> None:
     global _worker
     die_with(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process for every core
-    task: Task = pickle.loads(task_bytes)  # noqa: S301 - made by this process's parent
+    job: FilterJob = pickle.loads(job_bytes)  # noqa: S301 - made by this process's parent
     _worker = (
-        ShardWorker(task),
+        ShardWorker(job),
         Path(folder),
-        GraderPool.configured(1, task.grading, task.judge_cache, check_functions=False),
+        GraderPool.configured(1, job.grading, job.judge_cache, check_functions=False),
     )
 
 
@@ -286,29 +286,29 @@ def _work(index: int, rows: list[Row]) -> None:
     worker.work(index, rows, folder, grader)
 
 
-def _account(rows: Sequence[Row], judged: Sequence[Judged], samples: int) -> Account:
-    account = Account(rows_in=len(rows))
-    account.quarantined = [asdict(row) for row in rows if isinstance(row, QuarantinedRow)]
+def _statistics(rows: Sequence[Row], judged: Sequence[Judged], samples: int) -> ShardStatistics:
+    statistics = ShardStatistics(rows_in=len(rows))
+    statistics.quarantined = [asdict(row) for row in rows if isinstance(row, QuarantinedRow)]
     shown: Counter[str] = Counter()
     for row in judged:
-        account.outcomes.update(row.outcomes)
-        account.rejected_traces.update(reason for _, reason in row.rejected_traces)
-        account.hits += [{"uid": row.prompt.uid, "where": where, **asdict(hit)} for where, hit in row.hits]
+        statistics.outcomes.update(row.outcomes)
+        statistics.rejected_traces.update(reason for _, reason in row.rejected_traces)
+        statistics.hits += [{"uid": row.prompt.uid, "where": where, **asdict(hit)} for where, hit in row.hits]
         if row.reason is None:
-            account.data_sources[row.prompt.data_source] += 1
-            account.authors.update(trace.author for trace in row.prompt.traces)
+            statistics.data_sources[row.prompt.data_source] += 1
+            statistics.authors.update(trace.author for trace in row.prompt.traces)
         else:
-            account.rejected[row.reason] += 1
+            statistics.rejected[row.reason] += 1
         for sample in _samples(row):
             shown[str(sample["reason"])] += 1
             if shown[str(sample["reason"])] <= samples:
-                account.samples.append(sample)
-    return account
+                statistics.samples.append(sample)
+    return statistics
 
 
 def _samples(row: Judged) -> Iterator[dict[str, object]]:
-    """What a reader needs to see whether a rejection was right. No text of a row that is confidential or holds a
-    benchmark's problem: some benchmarks ask not to be spread."""
+    """What a reader needs to check a rejection. The text of a row is left out when it is confidential or holds a
+    benchmark's problem: some benchmarks ask not to be redistributed."""
     prompt = row.prompt
     hidden = row.hits or not may_show_prompt(prompt)
     problem = "" if hidden else problem_text(prompt.messages)[:_SHOWN_CHARACTERS]

@@ -51,28 +51,28 @@ def render_prompts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[S
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of whole prompts that no chat template made, each behind what the tokenizer opens a text with."""
-    # A post-processor may close a text, too (T5's end of sequence); behind a prompt nothing is closed.
+    """Return the ids of prompts made without a chat template, with the tokenizer's own opening tokens in front."""
+    # A post-processor may also append tokens (T5's end of sequence), which a prompt must not have.
     opening = [token for token in tokenizer("")["input_ids"] if token not in stop_token_ids(tokenizer)]
     return [[*opening, *ids] for ids in _encode(tokenizer, texts)]
 
 
 def encode_trace(tokenizer: PreTrainedTokenizerBase, text: str, prompt_ids: Sequence[int] | None = None) -> list[int]:
-    """Return the ids of a trace and the stop token that rollouts end with.
+    """Return the ids of a trace, followed by the stop token that rollouts end with.
 
-    Where the prompt already ends in `<think>`, a trace that opens with it continues behind it. Without `prompt_ids`
-    the template decides whether that is so.
+    Where the prompt already ends with `<think>`, that of the trace is dropped. Without `prompt_ids` the chat template
+    decides.
     """
     opener = (
         prompt_opener(tokenizer) if prompt_ids is None else opener_of(_decode(tokenizer, prompt_ids[-_TAIL_TOKENS:]))
     )
-    return [*_encode(tokenizer, [_behind(opener, text)])[0], stop_token_ids(tokenizer)[0]]
+    return [*_encode(tokenizer, [_after_opener(opener, text)])[0], stop_token_ids(tokenizer)[0]]
 
 
 def encode_traces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Return `encode_trace` of each text, with the template deciding about the opening `<think>`."""
+    """Return `encode_trace` of each text; the chat template decides about the opening `<think>`."""
     opener, stop = prompt_opener(tokenizer), stop_token_ids(tokenizer)[0]
-    return [[*ids, stop] for ids in _encode(tokenizer, [_behind(opener, text) for text in texts])]
+    return [[*ids, stop] for ids in _encode(tokenizer, [_after_opener(opener, text) for text in texts])]
 
 
 def prompt_lengths(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]) -> list[int]:
@@ -83,46 +83,47 @@ def prompt_lengths(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[S
 def trace_lengths(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
     """Return the number of tokens of each trace, its stop token included."""
     opener = prompt_opener(tokenizer)
-    return [len(encoding) + 1 for encoding in _encodings(tokenizer, [_behind(opener, text) for text in texts])]
+    return [len(encoding) + 1 for encoding in _encodings(tokenizer, [_after_opener(opener, text) for text in texts])]
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the ids that end a response; the first one is put behind traces."""
+    """Return the ids that end a response; the first one is appended to traces."""
     if tokenizer.eos_token_id is None:
         raise DataError(f"{tokenizer.name_or_path}: the tokenizer has no eos_token, so responses could not end")
     return (int(tokenizer.eos_token_id),)
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Return the text of a response with everything in it but the final stop token."""
+    """Return the text of a response without the final stop token."""
     ended = bool(ids) and ids[-1] in stop_token_ids(tokenizer)
     return _decode(tokenizer, ids[:-1] if ended else ids)
 
 
 def prompt_opener(tokenizer: PreTrainedTokenizerBase) -> str:
-    r"""Return the `<think>` or `<think>\n` in which the template's generation prompt ends, else an empty text."""
+    r"""Return the `<think>` or `<think>\n` with which the template's generation prompt ends, or ""."""
     return opener_of(_prompt_texts(tokenizer, [_PROBE])[0])
 
 
 def with_opened_thinking(text: str) -> str:
-    """Return a trace that closes its reasoning with the `<think>` that some data sets leave to the chat template."""
+    """Return the trace with an opening `<think>` where it has only the closing tag: some datasets leave the opening one
+    to the chat template."""
     before, closed, _ = text.partition(_THINK_CLOSE)
     return f"{_THINK_OPENERS[0]}{text.lstrip()}" if closed and _THINK_OPEN not in before else text
 
 
 def is_complete(text: str, opener: str) -> bool:
-    """Whether a trace behind a prompt that ends in `opener` ends its reasoning, where it has opened any."""
+    """Whether a trace closes its reasoning if it, or the prompt that ends with `opener`, has opened one."""
     opened = bool(opener) or _THINK_OPEN in text
     return not opened or text.rfind(_THINK_CLOSE) > text.rfind(_THINK_OPEN)
 
 
 def opener_of(prompt_text: str) -> str:
-    r"""Return the `<think>` or `<think>\n` in which a prompt ends, else an empty text."""
+    r"""Return the `<think>` or `<think>\n` with which a prompt ends, or ""."""
     return next((opener for opener in _THINK_OPENERS if prompt_text.endswith(opener)), "")
 
 
-def _behind(opener: str, text: str) -> str:
-    """The trace as the policy has to write it: a `<think>` that the prompt has written is not written again."""
+def _after_opener(opener: str, text: str) -> str:
+    """The trace as the policy has to generate it: without the `<think>` that the prompt already contains."""
     if not opener or not text.lstrip().startswith(_THINK_OPEN):
         return text
     rest = text.lstrip().removeprefix(_THINK_OPEN)
@@ -140,7 +141,7 @@ def _prompt_texts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Se
     if tokenizer.chat_template is None:
         raise DataError(
             f"{tokenizer.name_or_path}: the tokenizer has no chat template; give model.chat_template (`none` "
-            "where evaluation.template asks in its own way)"
+            "where evaluation.template formats the prompts)"
         )
     turns = [[{"role": turn.role, "content": turn.content} for turn in messages] for messages in conversations]
     return cast(list[str], tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
@@ -151,12 +152,12 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[li
 
 
 def _encodings(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Iterator[Encoding]:
-    """The backend's own batch call: a third of the time of the tokenizer's `__call__`, and lazy about the ids."""
+    """The backend's batch call: it takes a third of the time of the tokenizer's `__call__` and builds ids lazily."""
     backend = tokenizer.backend_tokenizer
     backend.no_padding()
     backend.no_truncation()
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
-        # The template has written the special tokens that it wants.
+        # The template has already added its special tokens.
         yield from backend.encode_batch_fast(list(texts[start : start + _TEXTS_AT_ONCE]), add_special_tokens=False)
 
 

@@ -16,9 +16,9 @@ from luffy.types import Prompt
 
 PAD, BOS, EOS = "<|pad|>", "<|bos|>", "<|eos|>"
 WHOLE_TOKENS = ("<think>", "</think>", "\\boxed{")
-"""Single tokens wherever they occur: a policy opens and closes its reasoning and its box by one choice each."""
+"""Single tokens wherever they occur: so that a policy opens or closes its reasoning and its box with one token."""
 MAX_VOCABULARY = 512
-"""Of an embedded policy: 256 bytes, the tokens above, and what the data repeats."""
+"""Vocabulary limit of an embedded policy: 256 bytes, the tokens above, and frequent pieces of the data."""
 
 
 def texts_of(prompts: Iterable[Prompt]) -> Iterable[str]:

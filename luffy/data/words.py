@@ -1,4 +1,4 @@
-"""The words by which texts are compared, whatever their case, spacing and punctuation."""
+"""The words by which texts are compared: case, spacing and punctuation do not matter."""
 
 import hashlib
 import re

@@ -7,7 +7,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.evaluation import SuiteProtocol
-from luffy.data.prompt_templates import OWN, ask, opener_behind, prompt_text, stops_of
+from luffy.data.prompt_templates import OWN, ask, template_opener, prompt_text, stops_of
 from luffy.data.templates import decode, stop_token_ids
 from luffy.evaluation.requests import Render, RenderedPrompt, Response
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
@@ -48,7 +48,7 @@ class TokenModelClient:
         requests = [RolloutRequest(prompt.ids, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         # A template may have opened the reasoning in the prompt: without its opener, a box inside unfinished reasoning
         # would pass for an answer.
-        opener = opener_behind(self._tokenizer, protocol.template)
+        opener = template_opener(self._tokenizer, protocol.template)
         return map(partial(self._read, stops=params.stop, opener=opener), self._engine.generate(requests, params))
 
     def _read(self, completion: Completion, stops: Sequence[str], opener: str) -> Response:
@@ -79,7 +79,7 @@ class TextModelClient:
         requests = [
             TextRequest(prompt.messages or prompt.text, seed) for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        opener = opener_behind(None, protocol.template)
+        opener = template_opener(None, protocol.template)
         return map(partial(_read_text, stops=params.stop, opener=opener), self._endpoint.generate(requests, params))
 
 

@@ -1,10 +1,10 @@
-r"""Multiple choice: the letter that a final reply settles on.
+r"""Multiple choice: the letter that a final reply chooses.
 
-By priority: the last `\boxed{}`, the last `<answer>`, the last "answer: C" / "the answer is (C)", a reply (or last
-line) that is nothing but a label. In each of them a label, a label with its option's text, or that text alone; a
-capital that is a label is never the text of another option. The label is a digit where the reference is one. What only
-repeats the question is not looked at, two labels are none, and a last "the answer is" without a label takes back those
-before it.
+It is looked for in this order: the last `\boxed{}`, the last `<answer>`, the last "answer: C" / "the answer is (C)", a
+reply (or last line) that is only a label. Each may hold a label, a label with its option's text, or that text; a
+capital that is a label never counts as the text of another option. Labels are digits where the reference is one. Text
+that repeats the question is ignored, two labels count as none, and a last "the answer is" without a label withdraws the
+earlier ones.
 """
 
 import re
@@ -27,7 +27,7 @@ _LEAD = re.compile(r"(?:(?:option|choice|answer|letter)\b\s*:?\s*)*", re.IGNOREC
 _COMMAND = re.compile(r"\s*\\[A-Za-z]+\s*")
 _WINDOW = 400
 _REASONS = frozenset(("because", "since", "as", "due", "given", "for", "by", "with", "which", "where", "based"))
-"""Words that may follow a bare `A` or `I`, which are an article and a pronoun otherwise."""
+"""Words that may follow a bare label `A` or `I`; before any other word they are an article and a pronoun."""
 
 
 def grade_choice(request: GradeRequest) -> Grade:
@@ -60,7 +60,7 @@ def _labels(request: GradeRequest) -> str:
 
 
 def _signs(reply: str, labels: str, options: Sequence[str]) -> list[tuple[str, str]]:
-    """Where an answer may stand, the strongest sign first."""
+    """Texts that may hold the answer, each with the sign that says so, the strongest first."""
     lines = [line for line in reply[-4 * _WINDOW :].splitlines() if line.strip()]
     last = lines[-1] if lines and len(lines[-1]) <= _WINDOW else ""
     bare = last if _is_bare(last) or (len(lines) == 1 and _LABELLED.match(_bare(last))) else ""
@@ -73,7 +73,7 @@ def _signs(reply: str, labels: str, options: Sequence[str]) -> list[tuple[str, s
 
 
 def _last_cue(reply: str, labels: str, options: Sequence[str]) -> str:
-    """What follows the last cue; "this option is wrong" is none, though "the right option is not C" is."""
+    """The text after the last cue. "this option is wrong" is not a cue, but "the right option is not C" is."""
     for cue in reversed(list(_CUE.finditer(reply))[-3:]):
         text = reply[cue.end() : cue.end() + _WINDOW].strip()
         if not text:
@@ -95,42 +95,42 @@ def _is_bare(line: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    """The text without emphasis, dollars and LaTeX wrappers; full-width letters as plain ones."""
+    """The text without emphasis, dollar signs and LaTeX wrappers, and with full-width letters as plain ones."""
     return _WRAPPING.sub(" ", unicodedata.normalize("NFKC", text[:_WINDOW])).strip()
 
 
 def _label_in(text: str, labels: str, options: Sequence[str]) -> str | None:
-    """The one label that `text` opens with, or the label of the option whose text it is."""
+    """The single label at the beginning of `text`, or the label of the option whose text it is."""
     by_text = _option(text, options)
     if by_text is not None:
-        # A bare label is one, though some option reads like it (C for carbon, I for a root of -1).
+        # A bare label stays a label even if some option reads like it (C for carbon, I for a root of -1).
         read = _bare(text.split("\n", 1)[0]).strip(" ().")
         if len(read) == 1 and read in labels:
             return read
         return labels[by_text] if by_text < len(labels) else None
     bare = _bare(text)
-    bare = bare[_LEAD.match(bare).end() :]  # type: ignore[union-attr]  # it matches the empty text, too
+    bare = _LEAD.sub("", bare, count=1)  # at the beginning: the pattern also matches the empty text
     found = re.match(rf"[(\[]?\s*([{labels}{labels.lower()}])\s*([)\].:,]|(?![\w\-'’]))", bare)
     if found is None:
         return None
-    label, behind = found.group(1), _COMMAND.sub(" ", bare[found.end() :])
-    if _is_a_word(found.group(), behind) or re.match(rf"\W{{0,3}}(?:(?:and|or|&)\b)?\W{{0,3}}[{labels}](?!\w)", behind):
+    label, rest = found.group(1), _COMMAND.sub(" ", bare[found.end() :])
+    if _is_a_word(found.group(), rest) or re.match(rf"\W{{0,3}}(?:(?:and|or|&)\b)?\W{{0,3}}[{labels}](?!\w)", rest):
         return None
     return label.upper()
 
 
-def _is_a_word(found: str, behind: str) -> bool:
-    """Whether a label without brackets or stop is but a word: `a dog`, `I think`, or a small letter in a sentence."""
+def _is_a_word(found: str, rest: str) -> bool:
+    """Whether a label without brackets or full stop is a word: `a dog`, `I think`, or a small letter in a sentence."""
     if not found.strip().isalpha():
         return False
-    words = behind.split(None, 1)
+    words = rest.split(None, 1)
     if found.strip().islower():
         return bool(words) and words[0][0].isalnum()
     return found.strip() in "AI" and bool(words) and words[0].isalpha() and words[0] not in _REASONS
 
 
 def _option(text: str, options: Sequence[str]) -> int | None:
-    """Index of the one option whose text `text` is (a full stop and the rest of the paragraph aside)."""
+    """Index of the only option with this text (ignoring a full stop and further lines); None without exactly one."""
     wanted = {_plain(text), _plain(text.split("\n", 1)[0])} - {""}
     fitting = [index for index, option in enumerate(options) if _plain(option) in wanted]
     return fitting[0] if len(fitting) == 1 else None

@@ -26,7 +26,7 @@ class UnusableFunction(Exception):
 
 
 def preload(path: str) -> None:
-    """Import a function's module ahead of its first use, so that no time limit counts the import."""
+    """Import a function's module before its first use, so that the import does not count towards a time limit."""
     _function(path)
 
 
@@ -41,7 +41,7 @@ def call(path: str, response: str, gold: str, context: str) -> Verdict:
     arguments = _STYLES[style](response, gold, known)
     try:
         result = function(**_accepted(function, arguments))
-    except Exception as error:  # noqa: BLE001 - whatever it raises is its answer's fate, never the pool's
+    except Exception as error:  # noqa: BLE001 - an exception of the function decides its answer, not the pool
         return Outcome.CRASHED, f"{path} raised {type(error).__name__}: {str(error)[:200]}", 0.0
     score = _score(result)
     if score is None:
@@ -53,7 +53,7 @@ def call(path: str, response: str, gold: str, context: str) -> Verdict:
 @functools.cache
 def _function(path: str) -> tuple[Function, str]:
     module_name, _, name = path.partition(":")
-    # Last, so that nothing in the working directory takes the place of an installed package.
+    # Appended, so that nothing in the working directory shadows an installed package.
     if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 - `sys.path` holds text
         sys.path.append(here)
     try:

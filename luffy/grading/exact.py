@@ -1,4 +1,4 @@
-"""Equal texts."""
+"""The `exact` grader: equal texts after normalisation."""
 
 import re
 import unicodedata

@@ -1,83 +1,165 @@
-"""A language model as judge, behind an OpenAI-compatible endpoint: bounded in time and attempts, cached on disk.
+"""A language model as judge, at an OpenAI-compatible endpoint: bounded in time and attempts, cached on disk.
 
-What the judge reads of the response is its final reply alone. A verdict is remembered by the hash of the endpoint and
-everything that the judge was shown, so that a restarted stage asks nothing twice and gets the same verdicts; failures
-are not.
+The judge sees only the final reply of a response. A verdict is remembered by the hash of the endpoint and everything
+that the judge was shown, so that a restarted stage repeats no request and gets the same verdicts; failures are not
+remembered.
 """
 
+import asyncio
+import concurrent.futures
 import hashlib
-import http.client
+import http
 import json
-import os
 import re
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
+
+import httpx
 
 from luffy.config.grading import JudgeGrader
-from luffy.errors import ConfigError
+from luffy.errors import ConfigError, LuffyError
 from luffy.files import write_atomic
 from luffy.grading.extract import final_reply
-from luffy.grading.request import Grade, Question
+from luffy.grading.request import Grade, JudgeRequest
+from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, RequestLimits, api_key_of, retry_delay_s
 from luffy.types import Outcome
 
 MAX_REPLY_BYTES = 1 << 20
 _VERDICT = re.compile(r"VERDICT\s*:\s*\W{0,3}(\w+)", re.IGNORECASE)
 _UNREACHED = "judge: "
-"""Opens the reason of a grade that no verdict of the judge stands behind."""
+"""Beginning of the reason of a grade for which the judge gave no verdict."""
 _SAYS = "the judge says "
-# A combined grade names its parts' kinds in front of their reasons, which is how the prefix comes to stand twice.
+# A combined grade puts its parts' kinds in front of their reasons, so that the prefix can occur twice.
 _FAILURE = re.compile(rf"^{_UNREACHED}(?!(?:remembered; )?{_SAYS})|(?:^|[ ;]){_UNREACHED}{_UNREACHED}")
 _FIELD = re.compile(r"\{(question|reference|answer)\}")
 _REFUSED_FOR_GOOD = (400, 401, 403, 404, 405, 422)
-_PAUSE_S = 0.5
-"""Before the second attempt; doubled before each further one."""
 
 
 class _Failed(Exception):
-    """An attempt without a verdict; what became of it, and why."""
+    """An attempt without a verdict: its outcome, and why."""
 
-    def __init__(self, outcome: Outcome, reason: str) -> None:
+    def __init__(self, outcome: Outcome, reason: str, retry_after: str | None = None) -> None:
         super().__init__(reason)
         self.outcome = outcome
+        self.retry_after = retry_after
 
 
-def ask_judge(kind: JudgeGrader, question: Question, cache: Path | None) -> Grade:
-    """Return the judge's verdict; ConfigError where the endpoint refuses the request for good.
+class Judges:
+    """Calls the judges of a pool: one connection to each, `parallel` requests in flight. May be shared by threads."""
 
-    An endpoint that cannot be reached or gives no verdict in `1 + retries` attempts is `timed_out`, `crashed` or
-    `unparsable`, with the last attempt's reason.
-    """
-    body = json.dumps(_request(kind, question))
-    file = None if cache is None else cache / f"{_key(kind, body)}.json"
-    known = _remembered(file)
-    if known is not None:
-        return _grade(kind, known, question, "remembered")
-    started = time.monotonic()
-    for attempt in range(kind.retries + 1):
-        try:
-            word = _verdict(_ask(kind, body))
-        except _Failed as error:
-            failure = error
-        else:
+    def __init__(self, cache: Path | None) -> None:
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._loop: LoopThread | None = None
+        self._judges: dict[JudgeGrader, _Judge] = {}
+        self._closed = False
+
+    def submit(self, kind: JudgeGrader, request: JudgeRequest) -> "concurrent.futures.Future[Grade]":
+        """Start to ask for a verdict; the future is cancelled by `close`.
+
+        It holds a ConfigError where the endpoint refuses the request for good. An endpoint that cannot be reached or
+        gives no verdict in `1 + retries` attempts is `timed_out`, `crashed` or `unparsable`, with the last reason.
+        """
+        with self._lock:
+            if self._closed:
+                raise LuffyError("the grader pool is closed")
+            if kind not in self._judges:
+                self._judges[kind] = _Judge(kind, self._cache)
+            if self._loop is None:
+                self._loop = LoopThread()
+            return self._loop.submit(self._judges[kind].grade(request))
+
+    def close(self) -> None:
+        """Cancel all requests."""
+        with self._lock:
+            already, self._closed = self._closed, True
+        if self._loop is not None and not already:
+            self._loop.run(self._disconnect())
+            self._loop.close()
+
+    async def _disconnect(self) -> None:
+        await asyncio.gather(*(judge.close() for judge in self._judges.values()))
+
+
+class _Judge:
+    """One judge; all its coroutines run in one event loop."""
+
+    def __init__(self, kind: JudgeGrader, cache: Path | None) -> None:
+        variable = kind.api_key_variable
+        key = None if variable is None else api_key_of(variable, "the judge's api_key_variable")
+        if variable is not None and key is None:
+            raise ConfigError(f"the judge's api_key_variable {variable} is not set; export it")
+        limits = RequestLimits(kind.timeout_s, kind.timeout_s, deadline_s=kind.timeout_s, max_bytes=MAX_REPLY_BYTES)
+        self._kind = kind
+        self._cache = cache
+        self._client = HTTPClient(kind.url.rstrip("/"), key, limits)
+        self._slots = asyncio.Semaphore(kind.parallel)
+
+    async def grade(self, request: JudgeRequest) -> Grade:
+        """Return the verdict on one answer."""
+        body = _body(self._kind, request)
+        file = None if self._cache is None else self._cache / f"{_key(self._kind, json.dumps(body))}.json"
+        known = _remembered(file)
+        if known is not None:
+            return _grade(self._kind, known, request, "remembered")
+        async with self._slots:
+            started = time.monotonic()
+            try:
+                word = await self._verdict(body)
+            except _Failed as error:
+                reason = f"{_UNREACHED}{error}"
+                return Grade(error.outcome, request.answer, reason, time.monotonic() - started)
             _remember(file, word)
-            return _grade(kind, word, question, "", time.monotonic() - started)
-        if attempt < kind.retries:
-            time.sleep(_PAUSE_S * 2**attempt)
-    return Grade(failure.outcome, question.answer, f"{_UNREACHED}{failure}", time.monotonic() - started)
+            return _grade(self._kind, word, request, "", time.monotonic() - started)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _verdict(self, body: Mapping[str, object]) -> str:
+        for attempt in range(self._kind.retries):
+            try:
+                return _verdict(await self._ask(body))
+            except _Failed as error:
+                await asyncio.sleep(retry_delay_s(attempt, error.retry_after))
+        return _verdict(await self._ask(body))
+
+    async def _ask(self, body: Mapping[str, object]) -> Mapping[str, Any]:
+        try:
+            answer = await self._client.ask("/chat/completions", body)
+        except NoAnswer as error:
+            is_late = isinstance(error.__cause__, httpx.TimeoutException | TimeoutError)
+            raise _Failed(Outcome.TIMED_OUT if is_late else Outcome.CRASHED, str(error)) from None
+        if answer.status in _REFUSED_FOR_GOOD:
+            raise ConfigError(
+                f"the judge refuses the request: {_status(answer)}; check url, model and api_key_variable of the judge"
+            )
+        if not answer.ok:
+            raise _Failed(Outcome.CRASHED, f"the endpoint answers {_status(answer)}", answer.retry_after)
+        return answer.body
+
+
+def _status(answer: Answer) -> str:
+    """The status with its name, and what the server says is wrong."""
+    try:
+        name = f" {http.HTTPStatus(answer.status).phrase}"
+    except ValueError:
+        name = ""
+    return f"{answer.status}{name}{answer.complaint.removeprefix(f'status {answer.status}')}"
 
 
 def is_unjudged(grade: Grade) -> bool:
-    """Whether a judge was asked and could not be reached: the grade says nothing of the answer."""
+    """Whether a judge was needed and could not be reached: the grade says nothing about the answer."""
     return grade.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT) and _FAILURE.search(grade.reason) is not None
 
 
-def _request(kind: JudgeGrader, question: Question) -> Mapping[str, object]:
+def _body(kind: JudgeGrader, request: JudgeRequest) -> Mapping[str, object]:
     shown = {
-        "question": question.question,
-        "reference": question.gold,
-        "answer": question.answer[-kind.max_answer_chars :],
+        "question": request.question,
+        "reference": request.gold,
+        "answer": request.answer[-kind.max_answer_chars :],
     }
     # In one pass: what the answer says in braces stays text.
     prompt = _FIELD.sub(lambda match: shown[match[1]], kind.prompt)
@@ -93,16 +175,16 @@ def _key(kind: JudgeGrader, body: str) -> str:
     return hashlib.sha256(f"{kind.url}\n{body}".encode()).hexdigest()
 
 
-def _grade(kind: JudgeGrader, word: str, question: Question, note: str, seconds: float = 0.0) -> Grade:
+def _grade(kind: JudgeGrader, word: str, request: JudgeRequest, note: str, seconds: float = 0.0) -> Grade:
     outcome = Outcome.CORRECT if word == kind.correct.upper() else Outcome.WRONG
-    return Grade(outcome, question.answer, f"{_SAYS}{word}", seconds).saying(note)
+    return Grade(outcome, request.answer, f"{_SAYS}{word}", seconds).saying(note)
 
 
-def _verdict(reply: bytes) -> str:
+def _verdict(reply: Mapping[str, Any]) -> str:
     try:
-        choice = json.loads(reply)["choices"][0]
+        choice = reply["choices"][0]
         text, finish = choice["message"]["content"], choice.get("finish_reason")
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         raise _Failed(Outcome.CRASHED, "the reply is no chat completion") from None
     if finish == "length":
         raise _Failed(Outcome.UNPARSABLE, "the reply is cut at max_tokens")
@@ -110,58 +192,6 @@ def _verdict(reply: bytes) -> str:
     if not words:
         raise _Failed(Outcome.UNPARSABLE, "the reply holds no verdict")
     return words[-1].upper()
-
-
-def _ask(kind: JudgeGrader, body: str) -> bytes:
-    """One attempt; its time limit holds from the connection to the last byte, however slowly bytes come."""
-    deadline = time.monotonic() + kind.timeout_s
-    parts = urlsplit(kind.url)
-    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = connect(parts.hostname or "", parts.port, timeout=kind.timeout_s)
-    try:
-        connection.request("POST", f"{parts.path.rstrip('/')}/chat/completions", body, _headers(kind))
-        reply = _read(connection, connection.getresponse(), deadline)
-    except TimeoutError:
-        raise _Failed(Outcome.TIMED_OUT, f"no reply in {kind.timeout_s:g} s") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise _Failed(Outcome.CRASHED, f"{kind.url} fails: {error or type(error).__name__}") from None
-    finally:
-        connection.close()
-    return reply
-
-
-def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float) -> bytes:
-    content = bytearray()
-    while True:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        if connection.sock is not None:
-            connection.sock.settimeout(remaining)
-        piece = response.read1(1 << 16)
-        if not piece:
-            break
-        content += piece
-        if len(content) > MAX_REPLY_BYTES:
-            raise _Failed(Outcome.CRASHED, "the reply is endless")
-    if response.status in _REFUSED_FOR_GOOD:
-        raise ConfigError(
-            f"the judge refuses the request: {response.status} {response.reason}: "
-            f"{content[:200].decode(errors='replace')}; check url, model and api_key_variable of the judge"
-        )
-    if response.status != http.client.OK:
-        raise _Failed(Outcome.CRASHED, f"the endpoint answers {response.status} {response.reason}")
-    return bytes(content)
-
-
-def _headers(kind: JudgeGrader) -> dict[str, str]:
-    headers = {"Content-Type": "application/json"}
-    if kind.api_key_variable is not None:
-        key = os.environ.get(kind.api_key_variable)
-        if not key:
-            raise ConfigError(f"the judge's api_key_variable {kind.api_key_variable} is not set; export it")
-        headers["Authorization"] = f"Bearer {key}"
-    return headers
 
 
 def _remembered(file: Path | None) -> str | None:

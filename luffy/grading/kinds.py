@@ -22,12 +22,12 @@ from luffy.grading.choice import grade_choice
 from luffy.grading.exact import grade_exact
 from luffy.grading.extract import boxed_answer, final_reply, own_reply, plain_answer
 from luffy.grading.refusals import refusal
-from luffy.grading.request import Consultation, Grade, GradeRequest, Question, Work
+from luffy.grading.request import Grade, GradeRequest, JudgeRequest, Judging, Verification
 from luffy.grading.response_format import grade_format
 from luffy.grading.shortcuts import settle
 from luffy.types import Outcome
 
-Step = Grade | Work | Consultation
+Step = Grade | Verification | Judging
 _OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
 _NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
 
@@ -79,7 +79,7 @@ def _math(kind: MathGrader, request: GradeRequest) -> Step:
     settled = settle(answer, request.ground_truth)
     if settled is not None:
         return Grade(settled, answer, _settled_reason(settled)).saying(note)
-    return _refused(answer, request.ground_truth) or Work("math", answer, request.ground_truth, note=note)
+    return _refused(answer, request.ground_truth) or Verification("math", answer, request.ground_truth, note=note)
 
 
 def _settled_reason(outcome: Outcome) -> str:
@@ -104,7 +104,7 @@ def _math_strict(kind: StrictMathGrader, request: GradeRequest) -> Step:
         return _NO_BOX
     if answer == request.ground_truth:
         return Grade(Outcome.CORRECT, answer, "the same text")
-    return _refused(answer, request.ground_truth) or Work("math_strict", answer, request.ground_truth)
+    return _refused(answer, request.ground_truth) or Verification("math_strict", answer, request.ground_truth)
 
 
 def _custom(kind: CustomGrader, request: GradeRequest) -> Step:
@@ -116,7 +116,7 @@ def _custom(kind: CustomGrader, request: GradeRequest) -> Step:
         "completion": kind.completion,
         "correct_from": kind.correct_from,
     }
-    return Work("custom", request.response, request.ground_truth, f"{kind.function}\n{json.dumps(known)}")
+    return Verification("custom", request.response, request.ground_truth, f"{kind.function}\n{json.dumps(known)}")
 
 
 def _judge(kind: JudgeGrader, request: GradeRequest) -> Step:
@@ -125,7 +125,7 @@ def _judge(kind: JudgeGrader, request: GradeRequest) -> Step:
         return _OPEN
     if not reply.strip():
         return Grade(Outcome.NO_ANSWER, None, "nothing after the reasoning")
-    return Consultation(kind, Question(reply.strip(), request.ground_truth, request.problem.question))
+    return Judging(kind, JudgeRequest(reply.strip(), request.ground_truth, request.problem.question))
 
 
 _LEAVES: dict[str, Callable[..., Step]] = {

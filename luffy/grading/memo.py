@@ -13,7 +13,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from pathlib import Path
 
-from luffy.grading.request import Grade, Work
+from luffy.grading.request import Grade, Verification
 from luffy.types import Outcome
 
 MEMO_SIZE = 65_536
@@ -35,7 +35,7 @@ class VerdictMemo:
         for key in _read(timeouts_file):
             _keep(self._timeouts, key, _done(timed_out(timeout_s)), size)
 
-    def claim(self, work: Work) -> tuple["Future[Grade]", bool]:
+    def claim(self, work: Verification) -> tuple["Future[Grade]", bool]:
         """Return the verdict on `work`, perhaps still to come, and whether the caller is the one who has to find it."""
         key = self._key(work)
         with self._lock:
@@ -48,7 +48,7 @@ class VerdictMemo:
                 _keep(self._verdicts, key, verdict, self._size)
             return verdict, True
 
-    def settle(self, work: Work, verdict: "Future[Grade]", found: Grade | BaseException) -> None:
+    def settle(self, work: Verification, verdict: "Future[Grade]", found: Grade | BaseException) -> None:
         """Give everybody who waits for `verdict` what was found, a grade or the reason why there is none."""
         if isinstance(found, BaseException):
             self._forget(self._key(work), verdict)
@@ -74,7 +74,7 @@ class VerdictMemo:
                 # In one write: processes that prepare data share the file. A line that a kill cut short ends before it.
                 file.write(f"\n{key}\n")
 
-    def _key(self, work: Work) -> str:
+    def _key(self, work: Verification) -> str:
         content = json.dumps([self._timeout_s, *work._replace(note="")])
         return hashlib.blake2b(content.encode(), digest_size=_KEY_CHARS // 2).hexdigest()
 

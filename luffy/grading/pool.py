@@ -3,10 +3,10 @@
     with GraderPool(num_workers=2, timeout_s=5.0) as pool:
         grades = pool.grade([GradeRequest(response=r"... \boxed{52}", ground_truth="52")])
 
-A verification that hangs costs its time limit and its worker, never the caller, and holds up nobody meanwhile: after
-`SLICE_S` it is put aside until the shorter ones are done. One whose worker dies gets a second worker, since something
-else may have killed the first; it is `crashed` when that dies too. A judge is called from threads of this process,
-which only wait for a socket.
+A verification that hangs costs its time limit and its worker, and delays no other: after `SLICE_S` it is paused until
+the shorter ones are done. One whose worker dies gets a second worker, since something
+else may have killed the first; it is `crashed` when that dies too. Judges are called from one thread of this
+process, which only waits for sockets.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from luffy.config.grading import GraderKind, GradingConfig
 from luffy.errors import ConfigError, DataError, LuffyError
-from luffy.grading.judge import ask_judge
+from luffy.grading.judge import Judges
 from luffy.grading.kinds import conclude, functions_of, steps
 from luffy.grading.memo import MEMO_SIZE, VerdictMemo, timed_out
 from luffy.grading.process import WorkerProcess
 from luffy.grading.protocol import LOAD, Reply
-from luffy.grading.request import Consultation, Grade, GradeRequest, Work
+from luffy.grading.request import Grade, GradeRequest, Judging, Verification
 from luffy.grading.schedule import Job, Schedule
 from luffy.grading.workers import Workers
 from luffy.types import Outcome
@@ -47,7 +47,7 @@ _PAUSED_PER_WORKER = 8
 _CLOSED = "the grader pool is closed"
 _CLOSED_MEANWHILE = "the grader pool was closed while it was grading"
 
-_Open = Work | Consultation
+_Open = Verification | Judging
 
 
 class GraderPool:
@@ -75,14 +75,13 @@ class GraderPool:
         self._num_workers = num_workers
         self._timeout_s = timeout_s
         self._config = config or GradingConfig()
-        self._judge_cache = judge_cache
         self._functions = tuple(dict.fromkeys(_functions((self._config.kind, *self._config.named.values(), *others))))
         self._memo = VerdictMemo(timeout_s, memo_size, timeouts_file)
         self._schedule = Schedule()
         self._workers = Workers(num_workers, self._functions)
         self._most_aside = _PAUSED_PER_WORKER * num_workers
         self._threads: list[threading.Thread] = []
-        self._judges: ThreadPoolExecutor | None = None
+        self._judges = Judges(judge_cache)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -112,7 +111,7 @@ class GraderPool:
 
     def check_functions(self) -> None:
         """Load the configured custom functions in a worker; ConfigError for one that cannot be called."""
-        self._verdicts([Work(LOAD, function, "") for function in self._functions])
+        self._verdicts([Verification(LOAD, function, "") for function in self._functions])
 
     def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
         """Return one grade a request, in order.
@@ -143,11 +142,10 @@ class GraderPool:
         """End all workers; a `grade` in flight on another thread raises LuffyError. May be called again."""
         with self._lock:
             already, self._closed = self._closed, True
-            threads, judges = list(self._threads), self._judges
+            threads = list(self._threads)
         if already:
             return
-        if judges is not None:
-            judges.shutdown(wait=False, cancel_futures=True)
+        self._judges.close()
         left = self._schedule.close()
         self._workers.interrupt()
         for thread in threads:
@@ -182,20 +180,11 @@ class GraderPool:
 
     def _verdicts(self, wanted: Iterable[_Open]) -> dict[_Open, Grade]:
         wanted = list(wanted)
-        claimed = {step: self._memo.claim(step) for step in wanted if isinstance(step, Work)}
+        claimed = {step: self._memo.claim(step) for step in wanted if isinstance(step, Verification)}
         self._submit([Job(work, verdict) for work, (verdict, is_new) in claimed.items() if is_new])
-        judging = {step: self._call_judge(step) for step in wanted if isinstance(step, Consultation)}
+        judging = {step: self._judges.submit(*step) for step in wanted if isinstance(step, Judging)}
         graded: dict[_Open, Grade] = {work: _grade(work, *claim) for work, claim in claimed.items()}
-        return graded | {consultation: _result(verdict) for consultation, verdict in judging.items()}
-
-    def _call_judge(self, consultation: Consultation) -> "Future[Grade]":
-        judge, question = consultation
-        with self._lock:
-            if self._closed:
-                raise LuffyError(_CLOSED)
-            if self._judges is None:
-                self._judges = ThreadPoolExecutor(judge.parallel, thread_name_prefix="judge")
-            return self._judges.submit(ask_judge, judge, question, self._judge_cache)
+        return graded | {step: _result(verdict) for step, verdict in judging.items()}
 
     def _submit(self, jobs: list[Job]) -> None:
         if not jobs:
@@ -221,11 +210,11 @@ class GraderPool:
             self._memo.settle(job.work, job.verdict, LuffyError(why))
 
     def _serve(self) -> None:
-        """What each grader thread does as long as the pool lives: run jobs in workers."""
+        """Run jobs in workers; each grader thread does so as long as the pool is open."""
         while (job := self._schedule.take()) is not None:
             try:
                 found: Grade | BaseException | None = self._run(job)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the caller waits for it on the future
+            except BaseException as error:  # noqa: BLE001 - the caller receives it from the future
                 found = error
             if found is not None:
                 self._memo.settle(job.work, job.verdict, found)
@@ -288,12 +277,12 @@ def _functions(kinds: Sequence[GraderKind]) -> list[str]:
     return [path for kind in kinds for path in functions_of(kind)]
 
 
-def _can_wait(work: Work) -> bool:
+def _can_wait(work: Verification) -> bool:
     """Whether work may be paused: a user's function may not, since somebody else may be waiting for it."""
     return work.check not in ("custom", LOAD)
 
 
-def _grade(work: Work, verdict: "Future[Grade]", is_new: bool) -> Grade:
+def _grade(work: Verification, verdict: "Future[Grade]", is_new: bool) -> Grade:
     """The verdict on `work`, once there is one, with what only this piece of work says of itself."""
     grade = _result(verdict)
     answer = None if work.check == "custom" else work.answer

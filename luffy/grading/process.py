@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from luffy.errors import LuffyError
 from luffy.grading.fork_server import STARTUP_TIMEOUT_S, ForkServer
 from luffy.grading.protocol import Reply, receive_ready, receive_reply, send_work
-from luffy.grading.request import Work
+from luffy.grading.request import Verification
 from luffy.processes import signal_group
 from luffy.types import Outcome
 
@@ -43,7 +43,7 @@ class WorkerProcess:
         self.kill()
         raise LuffyError("a grading worker did not start; its last message is on stderr")
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: Verification) -> None:
         """Hand over work. A worker that has died says so in `reply`."""
         try:
             send_work(self._connection, work)

@@ -7,7 +7,7 @@ import json
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from luffy.grading.request import Work
+from luffy.grading.request import Verification
 from luffy.types import Outcome
 
 READY = "ready"
@@ -25,14 +25,14 @@ class Reply(NamedTuple):
     """The check itself is wrong (a function that cannot be imported): `reason` is for the user."""
 
 
-def send_work(connection: Connection, work: Work) -> None:
+def send_work(connection: Connection, work: Verification) -> None:
     """Send a verification to a worker."""
     connection.send_bytes(json.dumps(work._replace(note="")).encode())
 
 
-def receive_work(connection: Connection) -> Work:
+def receive_work(connection: Connection) -> Verification:
     """Return the next verification; EOFError when the pool is gone."""
-    return Work(*json.loads(connection.recv_bytes()))
+    return Verification(*json.loads(connection.recv_bytes()))
 
 
 def send_ready(connection: Connection) -> None:

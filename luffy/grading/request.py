@@ -1,4 +1,4 @@
-"""What a grader is asked and what it answers."""
+"""Requests to a grader, and its grades."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,17 +10,17 @@ from luffy.types import Outcome, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What grading may know of a problem beside the reference answer."""
+    """What a grader may know about a problem in addition to the reference answer."""
 
     question: str = ""
-    """The user's last message; an answer that stands in it is not the model's."""
+    """The user's last message; an answer copied from it does not count."""
     grader: str | None = None
-    """Name of the grader that the problem asks for; None: the default."""
+    """Name of the problem's grader; None: the default."""
     data_source: str = ""
     extra_info: Mapping[str, object] = field(default_factory=dict)
     """`options` (or `choices`): the texts of a multiple-choice question's options, in order."""
     shown: tuple[str, ...] = ()
-    """All that the prompt shows, message by message; an answer that stands in one is not the model's, either."""
+    """The prompt's messages; an answer copied from one of them does not count."""
 
     @property
     def options(self) -> Sequence[str]:
@@ -29,11 +29,11 @@ class Problem:
 
 
 _MIN_SHOWN = 80
-"""A turn of the model's own that is shorter is no text that is copied, but an answer that may be due again."""
+"""A shorter assistant message in the prompt may be an answer that the model rightly gives again."""
 
 
 def problem_of(prompt: Prompt) -> Problem:
-    """What `prompt` says of itself to a grader."""
+    """What a grader may know about `prompt`."""
     asked = [message.content for message in prompt.messages if message.role == "user"]
     shown = tuple(
         message.content
@@ -45,13 +45,13 @@ def problem_of(prompt: Prompt) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class GradeRequest:
-    """A response and the reference answer it is held against."""
+    """A response and its reference answer."""
 
     response: str
     ground_truth: str
     problem: Problem = Problem()
     kind: GraderKind | None = None
-    """Grades this response, whatever the problem and the default say."""
+    """Grades this response; None: the problem's grader, or the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,57 +60,57 @@ class Grade:
 
     outcome: Outcome
     extracted: str | None = None
-    """The final answer as the response writes it; None where there is none."""
+    """The final answer as written in the response; None without one."""
     reason: str = ""
     """One short phrase."""
     seconds: float = field(default=0.0, compare=False)
-    """Of a worker or a judge; 0 where the verdict needed neither, or was remembered."""
+    """Running time of a worker or a judge; 0 when neither was needed or the verdict was remembered."""
     own_reward: float | None = None
-    """What the grader gives in place of 1 or 0."""
+    """The grader's own reward, in place of 1 or 0."""
 
     @property
     def reward(self) -> float:
-        """1 for a correct answer and 0 for any other, unless the grader gives its own."""
+        """1 for a correct answer and 0 for any other, unless the grader gives its own reward."""
         if self.own_reward is not None:
             return self.own_reward
         return 1.0 if self.outcome is Outcome.CORRECT else 0.0
 
     def saying(self, note: str) -> "Grade":
-        """The same grade, its reason preceded by `note`."""
+        """The same grade with `note` in front of its reason."""
         return replace(self, reason=f"{note}; {self.reason}" if note else self.reason)
 
 
-class Work(NamedTuple):
-    """What a worker process is asked to decide."""
+class Verification(NamedTuple):
+    """What a worker process has to decide."""
 
     check: str
     """A key of `luffy.grading.checks.CHECKS`."""
     answer: str
     gold: str
     context: str = ""
-    """What else the check wants."""
+    """Further input of the check."""
     note: str = ""
-    """What precedes the reason of the grade; of no interest to the worker."""
+    """Put in front of the grade's reason; workers do not need it."""
 
 
-class Question(NamedTuple):
-    """What a judge is asked to decide."""
+class JudgeRequest(NamedTuple):
+    """An answer, and what a judge is shown with it."""
 
     answer: str
     gold: str
     question: str
 
 
-class Consultation(NamedTuple):
-    """A question, and whom to ask."""
+class Judging(NamedTuple):
+    """A request to a judge."""
 
     judge: JudgeGrader
-    question: Question
+    request: JudgeRequest
 
 
 class Grader(Protocol):
-    """Whatever grades batches of responses."""
+    """Grades batches of responses."""
 
     def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
-        """One grade a request, in order."""
+        """Return one grade for each request, in order."""
         ...

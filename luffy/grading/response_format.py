@@ -1,4 +1,4 @@
-"""Whether a response has the form that its prompt asks for."""
+"""Whether a response follows the template that its prompt asks for."""
 
 import re
 
@@ -11,7 +11,7 @@ _TAGS = {"r1_zero": (THINK_OPEN, THINK_CLOSE, "<answer>", "</answer>"), "luffy":
 
 
 def grade_format(kind: FormatGrader, request: GradeRequest) -> Grade:
-    """Return `CORRECT` for a response in the form, else `WRONG` with what is amiss; linear in the length."""
+    """Return `CORRECT` for a response that follows the template, else `WRONG` with the reason; linear in its length."""
     fault = _fault(request.response, _TAGS[kind.template])
     return Grade(Outcome.WRONG if fault else Outcome.CORRECT, None, fault or f"the form of {kind.template}")
 
@@ -32,10 +32,10 @@ def _fault(response: str, tags: tuple[str, ...]) -> str | None:
 
 
 def _fault_of_reply(pieces: list[str], tags: tuple[str, ...]) -> str | None:
-    """`pieces`: the text behind `</think>`, cut at the other tags."""
+    """What is wrong after `</think>`, if anything; `pieces`: that text, split at the other tags."""
     if len(pieces) == 1:
         return None if pieces[0].strip() else f"nothing after {THINK_CLOSE}"
-    between, answer, behind = pieces
-    if between.strip() or behind.strip():
+    before, answer, after = pieces
+    if before.strip() or after.strip():
         return f"text outside {tags[2]}"
     return None if answer.strip() else f"nothing in {tags[2]}"

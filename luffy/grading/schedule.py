@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from luffy.grading.process import WorkerProcess
-from luffy.grading.request import Grade, Work
+from luffy.grading.request import Grade, Verification
 
 OVERTAKING_S = 60.0
 """A verification that runs long is overtaken by what is submitted within this time of it, and by nothing later."""
@@ -18,7 +18,7 @@ OVERTAKING_S = 60.0
 class Job:
     """A verification: what to decide, and how far it has come."""
 
-    work: Work
+    work: Verification
     verdict: "Future[Grade]"
     submitted: float = field(default_factory=time.monotonic)
     worker: WorkerProcess | None = None
@@ -49,7 +49,7 @@ class Schedule:
             return True
 
     def take(self) -> Job | None:
-        """Wait for the next job; None after `close`."""
+        """Wait for the next job and return it; None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:
@@ -59,9 +59,9 @@ class Schedule:
             return job
 
     def put_aside(self, job: Job, worker: WorkerProcess, most: int) -> bool:
-        """Pause `job` in its `worker` and queue it, where other work overtakes it; returns whether that was so.
+        """Pause `job` and queue it again if shorter work is waiting; return whether it was paused.
 
-        At most `most` jobs are put aside at a time: each holds the memory of its worker.
+        At most `most` jobs are paused at a time: each holds the memory of its `worker`.
         """
         due = job.submitted + OVERTAKING_S
         with self._changed:
@@ -75,7 +75,7 @@ class Schedule:
             return True
 
     def close(self) -> list[Job]:
-        """Send all who wait in `take` home; returns the jobs that nobody will take up."""
+        """Wake all threads that wait in `take`; return the jobs that were still queued."""
         with self._changed:
             self._closed = True
             left, self._waiting = [job for _, _, job in self._waiting], []

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from luffy.grading.protocol import LOAD, READY, Reply, receive_work, send_ready, send_reply
-from luffy.grading.request import Work
+from luffy.grading.request import Verification
 from luffy.processes import die_with
 from luffy.types import Outcome
 
@@ -84,7 +84,7 @@ def _work(connection: Connection, functions: Sequence[str]) -> None:
         send_reply(connection, _reply(work))
 
 
-def _reply(work: Work) -> Reply:
+def _reply(work: Verification) -> Reply:
     from luffy.grading import checks, custom
 
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError, ConfigError
-from luffy.rollout.http_client import Answer, HTTPClient, NoAnswer
+from luffy.http_client import Answer, HTTPClient, NoAnswer
 
 GENERATE = "/inference/v1/generate"
 """vLLM's endpoint of token ids in and token ids out."""
@@ -27,7 +27,7 @@ def check_servers(config: ServerConfig, dtype: str, max_model_len: int) -> None:
 
     async def check() -> None:
         for url in config.roots:
-            client = HTTPClient(url, config)
+            client = HTTPClient.to_server(url, config)
             try:
                 await _check_server(client, config.api_key_variable, dtype, max_model_len)
             finally:
@@ -105,7 +105,7 @@ def _of_settings(settings: Mapping[str, object], dtype: str) -> list[str]:
 
 async def _ask_workers(client: HTTPClient, method: str, argument: str) -> list[Any]:
     """What each worker of the server returned."""
-    answer = await client.must(_WORKERS, {"method": method, "args": [argument]})
+    answer = await client.post(_WORKERS, {"method": method, "args": [argument]})
     results = answer["results"]
     assert isinstance(results, list)
     return results

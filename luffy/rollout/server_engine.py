@@ -24,8 +24,8 @@ from typing import Any
 
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError
+from luffy.http_client import HTTPClient, LoopThread
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.rollout.http_client import HTTPClient, LoopThread
 from luffy.rollout.server_checks import GENERATE, check_folder, check_servers, load_folder
 from luffy.rollout.vllm_limits import check_lengths, check_params, room
 from luffy.types import FinishReason
@@ -57,7 +57,7 @@ class ServerEngine:
     def __init__(self, config: ServerConfig, context: int, weight_version: int) -> None:
         self._loop = LoopThread()
         self._servers = [
-            _Server(HTTPClient(url, config), asyncio.Semaphore(config.concurrency)) for url in config.roots
+            _Server(HTTPClient.to_server(url, config), asyncio.Semaphore(config.concurrency)) for url in config.roots
         ]
         self._context = context
         self._numbers = itertools.count()
@@ -161,7 +161,7 @@ class ServerEngine:
         async with server.places:
             async with server.steady:
                 salt = f"{self._run}.{call}.{self._weight_version}"
-            answer = await server.client.must_in_the_end(GENERATE, _body(request, params, salt))
+            answer = await server.client.post_with_retries(GENERATE, _body(request, params, salt))
         return self._completion(server.client.url, answer)
 
     def _completion(self, url: str, answer: Mapping[str, Any]) -> Completion:
@@ -193,18 +193,18 @@ class ServerEngine:
     async def _pause(self, server: _Server) -> None:
         await server.steady.acquire()
         # Responses that run are kept; clearing takes the KV cache of the old weights from them, too.
-        await server.client.must("/pause?mode=keep&clear_cache=true", {})
+        await server.client.post("/pause?mode=keep&clear_cache=true", {})
 
     async def _resume(self, server: _Server, version: str) -> None:
         try:
             await self._name_weights(server, version)
-            await server.client.must("/resume", {})
+            await server.client.post("/resume", {})
         finally:
             if server.steady.locked():
                 server.steady.release()
 
     async def _name_weights(self, server: _Server, version: str) -> None:
-        await server.client.must("/update_weight_version", {"new_version": f"{self._run}.{version}"})
+        await server.client.post("/update_weight_version", {"new_version": f"{self._run}.{version}"})
 
     def _on_all(self, act: Callable[[_Server], Awaitable[None]]) -> None:
         """Do it on all servers at once, on each to its end; raises the first failure."""

@@ -22,8 +22,8 @@ from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
 from luffy.errors import ClusterError, ConfigError, LuffyError
 from luffy.files import write_atomic
+from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, Refused
 from luffy.rollout.engine import SamplingParams
-from luffy.rollout.http_client import Answer, HTTPClient, LoopThread, NoAnswer, Refused
 from luffy.rollout.text_answers import TextAnswers, TextCompletion
 from luffy.types import FinishReason, Message
 
@@ -93,7 +93,7 @@ class TextEndpoint:
 
     def __init__(self, model: EndpointModel, config: ServerConfig, answers: TextAnswers) -> None:
         self._loop = LoopThread()
-        self._servers = [_Server(HTTPClient(url, config)) for url in config.api_roots]
+        self._servers = [_Server(HTTPClient.to_server(url, config)) for url in config.api_roots]
         self._places = asyncio.Semaphore(config.concurrency * len(self._servers))
         self._model = model
         self._key_variable = config.api_key_variable
@@ -189,7 +189,7 @@ class TextEndpoint:
         limit_name = self._limit_name
         try:
             body = self._body(request, params, limit_name)
-            return await client.must_in_the_end(request.path, body, even_if_silent=True)
+            return await client.post_with_retries(request.path, body, retry_timeouts=True)
         except Refused as error:
             # OpenAI's reasoning models want the limit under another name, and say so.
             if limit_name == _MAX_TOKENS and _wants_other_name(error.answer):

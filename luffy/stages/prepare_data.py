@@ -44,7 +44,7 @@ from luffy.data.selection import (
     read_passed_rows,
     select,
 )
-from luffy.data.shards import Account, Task, finished_shards, judge_source, read_account
+from luffy.data.shards import FilterJob, ShardStatistics, finished_shards, judge_source, read_statistics
 from luffy.data.sources import Row, TraceSource, open_source
 from luffy.data.sources.files import sha256_of
 from luffy.data.splits import write_complement, write_correct, write_luffy, write_rows
@@ -85,7 +85,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     judge_cache = out / JUDGE_CACHE
     with GraderPool.configured(context.execution.grader_workers, settings.grading, judge_cache) as grader:
         for name, source in sources.items():
-            task = Task(
+            task = FilterJob(
                 name=name,
                 tokenizer=tokenizer,
                 rules=_rules(name, data),
@@ -114,7 +114,7 @@ class _Prepared:
     """A source whose files are written."""
 
     card: SourceCard
-    account: Account
+    statistics: ShardStatistics
     files: list[str]
 
 
@@ -228,9 +228,9 @@ def _finished(
 ) -> _Prepared:
     """Write the files of a source whose shards are finished; DataError where no row is left."""
     folder = out / _SHARDS / name
-    account = Account()
+    statistics = ShardStatistics()
     for shard in finished_shards(folder):
-        account += read_account(shard)
+        statistics += read_statistics(shard)
     rows = read_passed_rows(folder)
     selection = select(rows, rules)
     if rules.repeats == "merge":
@@ -239,7 +239,7 @@ def _finished(
     if name == "train":
         selection = keep_difficulty(rows, selection, settings.data)
     kept = selection.kept
-    _refuse_empty(name, account, selection)
+    _refuse_empty(name, statistics, selection)
     if name == "train":
         files = _write_splits(out, folder, rows, kept, settings)
     else:
@@ -248,9 +248,9 @@ def _finished(
         write_rows(out / files[0], folder, kept)
     golds = _checked_golds(name, out / files[0], grader, settings.grading) if _is_suite(name) else GoldCheck()
     lengths = rows.prompt_tokens[kept], rows.lengths_of_traces(kept)
-    card = source_card(name, source.kind, source.inputs(), account, selection, lengths, golds)
+    card = source_card(name, source.kind, source.inputs(), statistics, selection, lengths, golds)
     logger.info("%s: %d of %d rows", name, card.rows_out, card.rows_in)
-    return _Prepared(card, account, files)
+    return _Prepared(card, statistics, files)
 
 
 def _checked_golds(name: str, suite: Path, grader: GraderPool, grading: GradingConfig) -> GoldCheck:
@@ -284,24 +284,24 @@ def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, setting
     return files
 
 
-def _refuse_empty(name: str, account: Account, selection: Selection) -> None:
+def _refuse_empty(name: str, statistics: ShardStatistics, selection: Selection) -> None:
     if selection.kept.any():
         return
-    counts = sorted((account.rejected + selection.rejected).items(), key=lambda item: (-item[1], item[0]))
+    counts = sorted((statistics.rejected + selection.rejected).items(), key=lambda item: (-item[1], item[0]))
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts)
-    quarantined = f"; {len(account.quarantined)} malformed" if account.quarantined else ""
+    quarantined = f"; {len(statistics.quarantined)} malformed" if statistics.quarantined else ""
     raise DataError(
-        f"data.{name}: no row is left of {account.rows_in}: rejected {reasons}{quarantined}; "
+        f"data.{name}: no row is left of {statistics.rows_in}: rejected {reasons}{quarantined}; "
         "change the source or its limits (data.max_prompt_tokens, data.max_trace_tokens, data.require_verified_traces)"
     )
 
 
 def _write_quarantine(path: Path, prepared: Sequence[_Prepared], samples: int) -> None:
     """Every malformed row, then a sample of the rejected ones."""
-    lines = [{"source": each.card.name, **row} for each in prepared for row in each.account.quarantined]
+    lines = [{"source": each.card.name, **row} for each in prepared for row in each.statistics.quarantined]
     for each in prepared:
         shown: Counter[str] = Counter()
-        for sample in each.account.samples if not _is_suite(each.card.name) else ():
+        for sample in each.statistics.samples if not _is_suite(each.card.name) else ():
             shown[str(sample["reason"])] += 1
             if shown[str(sample["reason"])] <= samples:
                 lines.append({"source": each.card.name, **sample})

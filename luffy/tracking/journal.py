@@ -1,7 +1,9 @@
 """The rollout journal: each RL step's graded groups, committed before the update that uses them.
 
-After a kill, journalled steps behind the last checkpoint are replayed from here instead of being generated again. The
-journal also holds every sample of a run with its lineage. One parquet file a step, complete or absent.
+After a kill, journalled steps after the last checkpoint are replayed from here instead of being generated again. That
+also makes a resumed run equal to an uninterrupted one where grading reached a time limit: the groups are journalled
+with their rewards. The journal holds every sample of a run with its lineage, one parquet file a step, complete or
+absent.
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ _SCHEMA = pa.schema(
         pa.field("prompt_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("response_ids", pa.list_(pa.int32()), nullable=False),
         pa.field("source", pa.list_(pa.int8()), nullable=False),
-        # float64 gives back the very numbers the engine returned.
+        # float64 returns exactly the numbers of the engine.
         pa.field("logp_behavior", pa.list_(pa.float64()), nullable=False),
         pa.field("weight_version", pa.list_(pa.int32()), nullable=False),
         pa.field("reward", pa.float64(), nullable=False),
@@ -46,7 +48,7 @@ class RolloutJournal:
                 writer.write_table(pa.Table.from_pylist(_rows(index, group), schema=_SCHEMA))
 
     def read(self, step: int) -> list[Group] | None:
-        """The groups of `step` exactly as committed (perhaps none: []), or None when it was never committed."""
+        """The groups of `step` exactly as committed (perhaps []); None when the step was never committed."""
         path = self._path(step)
         if not path.exists():
             return None

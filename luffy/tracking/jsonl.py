@@ -1,4 +1,4 @@
-"""A file of JSON objects, one a line, each with a `step`: appended while a run lives, cut back when it resumes."""
+"""JSON lines that each have a `step`: appended during a run, truncated when it resumes."""
 
 import json
 import os
@@ -18,13 +18,13 @@ class StepLines:
         self._file = path.open("ab", buffering=0)
 
     def append(self, line: Mapping[str, Json]) -> None:
-        """Write one object; it survives the death of this process as soon as this returns."""
-        # Strict JSON: a value that is not finite is the caller's to handle.
+        """Write one object; when this returns, it survives the death of this process."""
+        # Strict JSON: the caller has to replace values that are not finite.
         text = json.dumps(line, ensure_ascii=False, allow_nan=False)
         self._file.write(text.encode("utf-8", errors="replace") + b"\n")
 
     def truncate(self, after_step: int) -> None:
-        """Drop the lines of later steps, and torn ones: what the run is about to write again."""
+        """Drop torn lines and those of later steps, which the run is about to write again."""
         self._file.close()
         kept = [line for line, values in _parsed_lines(self._path) if _step(values) <= after_step]
         with replacing(self._path) as file:
@@ -39,20 +39,20 @@ class StepLines:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Json]]:
-    """Yield the objects of a file in its order; torn lines are left out, a missing file is empty."""
+    """Yield the objects of a file in order; torn lines are skipped, and a missing file is empty."""
     for _, values in _parsed_lines(path):
         yield values
 
 
 def read_last_lines(path: Path, num_bytes: int) -> list[dict[str, Json]]:
-    """The objects in the last `num_bytes` of a file, in its order; of a missing file none."""
+    """The objects in the last `num_bytes` of a file, in order; none for a missing file."""
     if not path.exists():
         return []
     with path.open("rb") as file:
         start = max(file.seek(0, os.SEEK_END) - num_bytes, 0)
         file.seek(max(start - 1, 0))
         lines = file.read().splitlines(keepends=True)
-    whole = lines[1:] if start else lines  # the first one began before the block, or is the end of the one before
+    whole = lines[1:] if start else lines  # the first one is, or may be, the end of a line that began earlier
     return [values for values in map(_parse, whole) if values is not None]
 
 
@@ -67,7 +67,7 @@ def _parsed_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Json]]]:
 
 
 def _parse(line: bytes) -> dict[str, Json] | None:
-    """The object in `line`; None for what a kill or a power cut left of one."""
+    """The object in `line`; None for a line torn by a kill or a power cut."""
     if not line.endswith(b"\n"):
         return None
     try:

@@ -2,8 +2,8 @@
 
     {"step": 12, "actor/loss": -0.013, "reward/mean": 0.44, "perf/tokens_per_s": 9120.5}
 
-Everything that depends on time is in the namespace `perf`, so that two runs of the same experiment agree in all the
-others, bit for bit.
+Everything that depends on time is in the namespace `perf`, so that two runs of the same experiment agree bit for bit in
+all other namespaces.
 """
 
 import math
@@ -14,7 +14,7 @@ from luffy.tracking.jsonl import Json, StepLines, read_lines
 
 METRICS_FILE = "metrics.jsonl"
 NAMESPACES = ("actor", "critic", "batch", "rollout", "reward", "val", "perf")
-"""The learner, its critic (PPO), the batch they learned from, the sampling, the rewards, validation, and time."""
+"""The policy, its critic (PPO), the training batch, sampling, rewards, validation, and time."""
 TIME_NAMESPACE = "perf"
 
 MetricRow = dict[str, float]
@@ -22,7 +22,7 @@ MetricRow = dict[str, float]
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl`; every line is out of this process as soon as `write` returns."""
+    """Appends to `metrics.jsonl`; when `write` returns, the line has been handed to the operating system."""
 
     def __init__(self, path: Path) -> None:
         self._lines = StepLines(path)
@@ -34,7 +34,7 @@ class MetricsWriter:
         self._lines.append({"step": step, **values})
 
     def truncate(self, after_step: int) -> None:
-        """Forget the steps behind `after_step`: a run that resumes there writes them again."""
+        """Drop the steps after `after_step`: a run that resumes there writes them again."""
         self._lines.truncate(after_step)
 
     def close(self) -> None:
@@ -47,12 +47,12 @@ def read_metrics(path: Path) -> list[MetricRow]:
 
 
 def without_times(row: Mapping[str, float]) -> MetricRow:
-    """What two runs of one experiment have in common: everything outside `perf/`."""
+    """The metrics outside `perf/`, which are equal in two runs of one experiment."""
     return {name: value for name, value in row.items() if not name.startswith(f"{TIME_NAMESPACE}/")}
 
 
 def check_names(metrics: Mapping[str, float]) -> None:
-    """Refuse a name outside the namespaces: a programmer's mistake that would hide a curve from every reader."""
+    """Assert that every name is in a namespace: readers would not find the curve otherwise."""
     for name in metrics:
         namespace, slash, rest = name.partition("/")
         assert namespace in NAMESPACES and slash and rest, f"metric {name!r} is in none of {NAMESPACES}"

@@ -1,4 +1,4 @@
-"""What a step's groups say about the policy: rewards, outcomes, lengths, and how much signal the groups carry."""
+"""Metrics of a step's groups: rewards, outcomes, lengths, and how much signal the groups carry."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -44,10 +44,10 @@ def learned_metrics(groups: Sequence[Group], demonstrations: Sequence[Trajectory
 
 
 def staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) -> dict[str, float]:
-    """How many RL steps the weights behind the sampled tokens of `step` lagged: mean, most, and share at each lag; and
-    the share of groups that are too old to learn from.
+    """How many RL steps the weights that sampled the tokens of `step` were behind: mean, maximum and share of each lag;
+    and the share of groups that are too old to train on.
 
-    Nothing with `max_staleness` 0, where every token is drawn with the weights that learn from it.
+    Empty with `max_staleness` 0, where every token is sampled with the weights that are trained on it.
     """
     if max_staleness == 0:
         return {}
@@ -79,7 +79,7 @@ def _policy_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _guidance_metrics(guided: Sequence[Trajectory]) -> dict[str, float]:
-    """Of whole traces and hybrid rows together, and how much of the hybrid ones was given."""
+    """Metrics of whole traces and hybrid rows together, and the prefix share of the hybrid ones."""
     if not guided:
         return {}
     metrics = {

@@ -1,4 +1,4 @@
-"""`samples.jsonl`: a few rollouts now and then, as a person would read them."""
+"""`samples.jsonl`: a few rollouts at intervals, as readable text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,14 +15,14 @@ class SampleRollout:
     """One response of one RL step."""
 
     uid: str
-    """Of the prompt."""
+    """Identity of the prompt."""
     prompt: str
     response: str
     source: Literal["on_policy", "off_policy"]
     reward: float
     outcome: str
     advantage: float | None
-    """Of the whole response, before any scale; None where each token has its own (GAE)."""
+    """Advantage of the whole response, before any scaling; None where each token has its own (GAE)."""
 
 
 class SamplesWriter:
@@ -37,7 +37,7 @@ class SamplesWriter:
             self._lines.append({"step": step, **asdict(row)})
 
     def truncate(self, after_step: int) -> None:
-        """Forget the steps behind `after_step`: a run that resumes there writes them again."""
+        """Drop the steps after `after_step`: a run that resumes there writes them again."""
         self._lines.truncate(after_step)
 
     def close(self) -> None:

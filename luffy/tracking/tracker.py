@@ -1,4 +1,4 @@
-"""What a training loop talks to: numbers and samples go to files always, to wandb when configured.
+"""Where a training loop reports: metrics and samples go to files always, and to wandb when configured.
 
 with Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=step) as tracker:
     tracker.log(step, {"actor/loss": 0.3})
@@ -19,8 +19,8 @@ from luffy.tracking.wandb_run import WandbRun
 class Tracker:
     """Writes `metrics.jsonl` and, once there is a sample, `samples.jsonl` in `out`.
 
-    Steps count from 1. What the files hold behind step `resumed_from` is dropped first, so that after a resume they
-    equal those of an undisturbed run. `key` and `name` are the stage's, `settings` are shown in wandb.
+    Steps count from 1. Lines after step `resumed_from` are dropped first, so that after a resume the files equal those
+    of an uninterrupted run. `key` and `name` are the stage's; `settings` are shown in wandb.
     """
 
     def __init__(

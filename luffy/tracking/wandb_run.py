@@ -1,4 +1,4 @@
-"""Weights & Biases, where configured. It may fail in any way it likes: the run goes on, with one warning in the log."""
+"""Weights & Biases, when configured. No failure of it ends a run: it is switched off with one warning in the log."""
 
 import logging
 import netrc
@@ -31,8 +31,8 @@ class WandbRun:
     """One wandb run a stage; a restart continues it, since its id comes from the stage's key.
 
     It has the stage's settings as config, its metrics over `step` by namespace, a table of rollouts for each step that
-    writes some, and in the end an artifact that refers to the files of the stage (none of them is uploaded). Without a
-    key it is kept offline in that directory, for `wandb sync`.
+    writes some, and at its end an artifact that refers to the stage's files (none of them is uploaded). Without an API
+    key the run is kept offline in the stage's directory, for `wandb sync`.
     """
 
     def __init__(self, out: Path, key: str, name: str, tracking: TrackingConfig, config: Mapping[str, object]) -> None:
@@ -45,7 +45,7 @@ class WandbRun:
         """Send the metrics of `step`."""
         run = self._run
         if run is not None:
-            # `step` as a value: wandb's own counter refuses to go back after a resume.
+            # `step` as a value: wandb's own counter cannot go back after a resume.
             self._guarded("log", lambda: run.log({"step": step, **metrics}))
 
     def samples(self, step: int, rows: Sequence[SampleRollout]) -> None:
@@ -55,7 +55,7 @@ class WandbRun:
             self._guarded("log", lambda: run.log({"step": step, _SAMPLES: _table(step, rows)}))
 
     def close(self, *, failed: bool = False) -> None:
-        """Send what is left, and where the stage's directory is unless it has `failed`; gives up after a minute."""
+        """Send what is left and, unless the stage has `failed`, a reference to its files; give up after a minute."""
         run = self._run
         if run is not None and not failed:
             send = run.log_artifact
@@ -114,7 +114,7 @@ def _mode(tracking: TrackingConfig) -> Literal["offline", "online"]:
 
 
 def _has_key() -> bool:
-    """Whether wandb would find one; it asks for one on the terminal where it does not."""
+    """Whether wandb would find an API key; without one it would ask on the terminal."""
     if any(os.environ.get(name) for name in _KEY_VARIABLES):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
@@ -142,7 +142,7 @@ def _reference(out: Path, key: str, name: str) -> "wandb.Artifact":
     artifact = wandb.Artifact(f"{name}-{run_id(key)}", type="stage", metadata={"key": key, "directory": str(out)})
     for path in sorted(out.resolve().iterdir()):
         if path.name != _OWN_FOLDER and not path.name.startswith("."):
-            # By their names alone: the stage's manifest has the hashes, and weights are not to be read again for one.
+            # Without a checksum: the stage's manifest has the hashes, and weights should not be read again for one.
             artifact.add_reference(path.as_uri(), name=path.name, checksum=False)
     return artifact
 

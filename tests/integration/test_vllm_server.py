@@ -1,6 +1,5 @@
 """One real vLLM server on CPU, of a model with a tied output head, behind `ServerEngine`."""
 
-import contextlib
 import json
 import os
 import signal
@@ -33,6 +32,7 @@ from luffy.errors import ClusterError, ConfigError
 from luffy.evaluation.sample_files import read_sample_records
 from luffy.pipeline.events import EventWriter
 from luffy.pipeline.graph import build_graph
+from luffy.processes import end_group, signal_group
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.server_checks import check_servers
 from luffy.rollout.server_engine import ServerEngine
@@ -118,11 +118,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(config, engine, folder, process)
         engine.close()
     finally:
-        signal_group(process, signal.SIGTERM)
-        try:
-            process.wait(PATIENCE_S)
-        finally:
-            signal_group(process, signal.SIGKILL)
+        end_group(process, grace_s=PATIENCE_S)
         os.environ.pop("OPENAI_API_KEY") if previous is None else os.environ.update(OPENAI_API_KEY=previous)
 
 
@@ -136,11 +132,6 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         else:
             return
     pytest.fail(f"the server did not start: {log.read_text()[-3000:]}")
-
-
-def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def expected_logprobs(
@@ -333,6 +324,6 @@ def test_a_server_that_is_killed_ends_the_rollout_in_time(served: Served) -> Non
     thread = threading.Thread(target=generate, daemon=True)
     thread.start()
     time.sleep(0.5)
-    signal_group(served.process, signal.SIGKILL)
+    signal_group(served.process.pid, signal.SIGKILL)
     thread.join(PATIENCE_S)
     assert [str(failure).startswith(served.config.roots[0]) for failure in failures] == [True]

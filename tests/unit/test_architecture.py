@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = (
-    {"config", "errors", "types", "seeds", "files", "confidential"},
+    {"config", "errors", "types", "seeds", "files", "confidential", "processes", "http_client"},
     {"objectives", "grading", "pipeline", "tracking"},
     {"data", "environments", "rollout", "training", "statistics"},
     {"cluster", "evaluation"},

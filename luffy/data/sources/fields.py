@@ -1,4 +1,4 @@
-r"""From the columns that a data set happens to have to a `Prompt`.
+r"""Conversion of a dataset's own columns to a `Prompt`.
 
     prompt = prompt_from_fields(row, fields, author="human")
 
@@ -81,11 +81,11 @@ def _answer(row: Mapping[str, object], field: AnswerField) -> str:
     if field.after is not None:
         _, found, text = text.rpartition(field.after)
         if not found:
-            raise RowError(field.column, f"holds no {field.after!r}, behind which the answer was to stand")
+            raise RowError(field.column, f"holds no {field.after!r}, after which the answer is expected")
     if field.boxed:
         box = last_box(text)
         if box is None:
-            raise RowError(field.column, r"holds no \boxed{}, in which the answer was to stand")
+            raise RowError(field.column, r"holds no \boxed{}, in which the answer is expected")
         text = box
     return checked_text(text.strip(), field.column)
 
@@ -103,7 +103,7 @@ def _element(value: object, field: AnswerField) -> object:
 
 
 def _traces(row: Mapping[str, object], field: TraceField, author: str) -> list[Trace]:
-    """No value, or an empty list, is no trace; an empty text is a mistake."""
+    """A missing value or an empty list means no trace; an empty text is an error."""
     value = value_at(row, field.column)
     texts: Sequence[object] = value if isinstance(value, list) else [] if value is None else [value]
     several = isinstance(value, list)
@@ -133,7 +133,7 @@ def _parallel(row: Mapping[str, object], column: str | None, count: int, several
 
 
 def _is_true(value: object, column: str) -> bool:
-    """Of a flag, also one written as text (CSV); no value is no."""
+    """The value of a flag, perhaps written as text (CSV); a missing value is false."""
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.strip().lower(), value)
     if value is None or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""From the columns of a multiple-choice data set to options and the letter of the right one.
+"""Conversion of a multiple-choice dataset's columns to options and the letter of the right one.
 
 The shapes met so far: ARC (lists of texts and of labels, which may be digits), MMLU-Pro (a list, `answer` a letter),
 MMLU (a list, `answer` a place from 0), GPQA (the correct option and the incorrect ones in columns of their own).
@@ -13,7 +13,7 @@ from luffy.data.sources.columns import as_list, as_text, value_at
 
 
 def apart_options(row: Mapping[str, object], field: ChoicesField, question: str) -> tuple[list[str], str]:
-    """Return the options of a data set that has the correct one apart, in their fixed order, and its letter."""
+    """Return the options of a dataset with a separate column for the correct one, in a fixed order, and its letter."""
     assert field.correct is not None, "refused by the configuration"
     correct = _text(value_at(row, field.correct), field.correct)
     others = [_text(value_at(row, column), column) for column in field.incorrect]

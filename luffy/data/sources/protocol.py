@@ -1,4 +1,4 @@
-"""What every source of prompts is to the rest of the stage."""
+"""The interface of every source of prompts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from luffy.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedRow:
-    """A row that was set aside, with what a person needs to mend it."""
+    """A malformed row, with what a person needs to fix it."""
 
     file: str
     row: int
@@ -26,7 +26,7 @@ class TraceSource(Protocol):
 
     @property
     def kind(self) -> str:
-        """Of the configuration it comes from."""
+        """The kind of its configuration."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class LoadedSource:
     kind: str
     prompts: list[Prompt]
     sha256: str
-    """Of the inputs."""
+    """Hash of the inputs."""
     quarantined: list[QuarantinedRow] = field(default_factory=list)
 
     @property

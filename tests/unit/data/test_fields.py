@@ -149,7 +149,7 @@ def test_a_damaged_parquet_says_behind_which_row(tmp_path: Path) -> None:
         column.total_compressed_size
     )
     (tmp_path / "d.parquet").write_bytes(content)
-    with pytest.raises(DataError, match=r"d\.parquet: cannot be read behind row \d+"):
+    with pytest.raises(DataError, match=r"d\.parquet: cannot be read after row \d+"):
         load(tmp_path / "d.parquet", fields=QA)
 
 

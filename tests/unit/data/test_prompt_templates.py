@@ -6,7 +6,7 @@ import pytest
 from synthetic.arithmetic import problems, tiny_tokenizer
 
 from luffy.config import load_experiment
-from luffy.data.prompt_templates import LUFFY_SYSTEM, PROMPT_TEMPLATES, ask, opener_behind, stops_of
+from luffy.data.prompt_templates import LUFFY_SYSTEM, PROMPT_TEMPLATES, ask, stops_of, template_opener
 from luffy.data.templates import decode, render_prompts
 from luffy.errors import DataError
 from luffy.types import Message, Prompt
@@ -52,7 +52,7 @@ def test_own_is_the_chat_template_over_all_messages() -> None:
 
 
 def test_what_the_prompt_opens_and_what_ends_a_response() -> None:
-    openers = {name: opener_behind(tiny_tokenizer(), name) for name in ("own", *PROMPT_TEMPLATES)}
+    openers = {name: template_opener(tiny_tokenizer(), name) for name in ("own", *PROMPT_TEMPLATES)}
     assert {name: opener for name, opener in openers.items() if opener} == {
         "r1_zero": "<think>",
         "luffy_think": "<think>\n",

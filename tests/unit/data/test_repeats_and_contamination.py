@@ -11,7 +11,7 @@ from luffy.config.data import FieldsConfig, FileSource
 from luffy.data.contamination import BenchmarkIndex, Hit
 from luffy.data.identity import problem_text
 from luffy.data.language import language_of
-from luffy.data.near_duplicates import NUM_HASHES, earlier_likeness, signature, similarity
+from luffy.data.near_duplicates import NUM_HASHES, near_duplicate_clusters, signature, similarity
 from luffy.data.sources import load_source
 from luffy.data.words import words
 from luffy.types import Message, Prompt
@@ -61,13 +61,13 @@ def test_near_duplicates_name_the_first_of_their_cluster() -> None:
     texts = [" ".join(str(rng.randrange(10**6)) for _ in range(80)) for _ in range(200)]
     texts[150] = texts[20] + " 7"
     texts[170] = "8 " + texts[150]
-    first = earlier_likeness(np.array([signature(text) for text in texts]), 0.8)
+    first = near_duplicate_clusters(np.array([signature(text) for text in texts]), 0.8)
     assert {row: int(first[row]) for row in np.flatnonzero(first != np.arange(200))} == {150: 20, 170: 20}
 
 
 def test_the_sketch_of_nothing_and_of_one_word_exists() -> None:
     assert signature("").shape == signature("one").shape == (NUM_HASHES,)
-    assert earlier_likeness(np.zeros((0, NUM_HASHES), dtype=np.uint16), 0.9).tolist() == []
+    assert near_duplicate_clusters(np.zeros((0, NUM_HASHES), dtype=np.uint16), 0.9).tolist() == []
 
 
 def test_a_quotation_is_found_and_a_shared_sentence_is_not() -> None:

@@ -95,7 +95,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("luffy.grading.judge._PAUSE_S", 0.01)
+    monkeypatch.setattr("luffy.http_client._FIRST_DELAY_S", 0.01)
 
 
 def judge(endpoint: Endpoint, response: str, cache: Path | None = None, **settings: object) -> Grade:
@@ -206,7 +206,7 @@ def test_a_damaged_cache_entry_is_asked_again(endpoint: Endpoint, tmp_path: Path
     [
         (says("I cannot say"), Outcome.UNPARSABLE, "judge: the reply holds no verdict"),
         (is_cut, Outcome.UNPARSABLE, "judge: the reply is cut at max_tokens"),
-        (fails(503), Outcome.CRASHED, "judge: the endpoint answers 503 Service Unavailable"),
+        (fails(503), Outcome.CRASHED, "judge: the endpoint answers 503 Service Unavailable: out of order"),
         (
             lambda endpoint, handler, prompt: send(handler, 200, b"[]"),
             Outcome.CRASHED,
@@ -215,7 +215,7 @@ def test_a_damaged_cache_entry_is_asked_again(endpoint: Endpoint, tmp_path: Path
         (
             lambda endpoint, handler, prompt: send(handler, 200, b" " * (2 << 20)),
             Outcome.CRASHED,
-            "judge: the reply is endless",
+            "judge: {url}: the response is longer than 1048576 bytes",
         ),
     ],
 )
@@ -224,7 +224,7 @@ def test_failures_are_tried_again_so_often_and_named(
 ) -> None:
     endpoint.answer = answer
     grade = judge(endpoint, "4", retries=2)
-    assert (grade.outcome, grade.reason) == (outcome, reason)
+    assert (grade.outcome, grade.reason) == (outcome, reason.replace("{url}", endpoint.url))
     assert len(endpoint.prompts) == 3
 
 
@@ -243,7 +243,7 @@ def test_an_endpoint_that_is_not_there_is_named() -> None:
     with GraderPool(1, PATIENCE_S) as pool:
         grade = pool.grade_one("4", "four", kind=kind)
     assert grade.outcome is Outcome.CRASHED
-    assert "http://127.0.0.1:9/v1 fails" in grade.reason
+    assert "http://127.0.0.1:9/v1: no answer" in grade.reason
 
 
 def test_a_refusal_is_the_users_mistake(endpoint: Endpoint) -> None:

@@ -172,7 +172,7 @@ def test_a_timeout_under_another_limit_does_not_count(tmp_path: Path) -> None:
 def test_short_work_overtakes_what_runs_long() -> None:
     with GraderPool(num_workers=1, timeout_s=600.0) as pool, ThreadPoolExecutor(1) as thread:
         hanging = thread.submit(pool.grade, [GradeRequest(HANGS.replace("60", str(n)), "3") for n in (60, 61, 62)])
-        wait_for(lambda: bool(pool.worker_pids()))
+        wait_until(lambda: bool(pool.worker_pids()))
         grades = pool.grade([GradeRequest(rf"\boxed{{x+{n}}}", f"{n}+x") for n in range(20)])
         assert {grade.outcome for grade in grades} == {Outcome.CORRECT}
         assert not hanging.done()

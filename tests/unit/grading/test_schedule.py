@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from luffy.grading.process import WorkerProcess
-from luffy.grading.request import Work
+from luffy.grading.request import Verification
 from luffy.grading.schedule import OVERTAKING_S, Job, Schedule
 
 
@@ -21,7 +21,7 @@ class Paused:
 
 
 def job(name: str, submitted: float = 0.0) -> Job:
-    return Job(Work("math", name, ""), Future(), submitted)
+    return Job(Verification("math", name, ""), Future(), submitted)
 
 
 def names(schedule: Schedule, count: int) -> list[str]:

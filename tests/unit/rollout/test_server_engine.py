@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 from patience import PATIENCE_S
 
+from luffy import http_client
 from luffy.config import load_experiment
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError, ConfigError, LostError
-from luffy.rollout import http_client
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.server_checks import check_servers
 from luffy.rollout.server_engine import ServerEngine

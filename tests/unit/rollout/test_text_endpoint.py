@@ -11,10 +11,11 @@ import pytest
 from patience import PATIENCE_S
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal, text_completion
 
+from luffy import http_client
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
 from luffy.errors import ClusterError, ConfigError
-from luffy.rollout import http_client, text_endpoint
+from luffy.rollout import text_endpoint
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_answers import TextAnswers, TextCompletion
 from luffy.rollout.text_endpoint import TextEndpoint, TextRequest

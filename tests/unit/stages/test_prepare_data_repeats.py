@@ -80,7 +80,7 @@ def test_rows_of_one_problem_become_one_prompt_with_their_traces(tmp_path: Path)
     assert (card["rows_in"], card["rows_out"], card["folded"], card["traces_out"]) == (21, 7, 14, 21)
     assert card["repeats"] == {"3": 7} and card["rejected"] == {}
     assert "| problems by rows folded into one | 3 | 7 |" in (tmp_path / "out" / "card.md").read_text()
-    assert not list((tmp_path / "out").rglob("*.mail.jsonl"))
+    assert not list((tmp_path / "out").rglob("*.spill.jsonl"))
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_what_was_interrupted_while_merging_does_not_merge_twice(
     with pytest.raises(KeyboardInterrupt):
         prepare(out, train=source)
     assert list(out.rglob("*.merged.parquet"))
-    (out / "shards" / "train" / "00000.mail.jsonl").write_text("half a let")
+    (out / "shards" / "train" / "00000.spill.jsonl").write_text("half a let")
     monkeypatch.setattr(ShardWorker, "work", work)
     prepare(out, train=source)
     for name in ("train.parquet", "sft.parquet"):
