@@ -33,11 +33,11 @@ from luffy.pages.method_comparison_page import (
     difference_table,
     render_comparison,
 )
+from luffy.pages.plots import Plot, colored, picture_url
 from luffy.pages.tables import Table
 from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
 from luffy.pipeline.workspace import Workspace, link
 from tasks.artifacts import Artifact
-from tasks.curves import Line, Panel, picture_url
 from tasks.publisher import Publisher, Slot
 from tasks.session import Session, artifact_key, heeding_the_server, publishing
 from tasks.stages import FinishedStage, base, difficulty, evaluate, prepare_data, train_rl, train_sft
@@ -222,9 +222,9 @@ def _artifacts(findings: Findings, workspace: Workspace, folder: Path) -> dict[s
     if differences is not None:
         words = f"Percentage points minus {findings.reference}, {decoding}; p-values after Holm's correction"
         found["differences"] = _table(differences, words)
-    lines = [Line(arm.name, [(point.steps, point.reward) for point in arm.curve]) for arm in findings.arms if arm.curve]
-    if lines:
-        picture = picture_url([Panel("reward over optimizer steps", lines)])
+    curves = {arm.name: [(point.steps, point.reward) for point in arm.curve] for arm in findings.arms if arm.curve}
+    if curves:
+        picture = picture_url([Plot("Reward", colored(curves), over="optimizer steps")])
         found["curves"] = Artifact("markdown", f"![reward]({picture})", "Reward over optimizer steps, mean over seeds")
     return found
 

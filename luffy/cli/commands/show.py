@@ -5,7 +5,7 @@ from pathlib import Path
 
 from luffy.cli import run_view
 from luffy.cli.console import say, text_table, wide_terminal
-from luffy.cli.plots import terminal_plots, write_pngs
+from luffy.cli.plots import terminal_plots, write_pictures
 from luffy.cli.results import by_suite
 from luffy.cli.sample_view import RewardRange, read_range, samples_of
 from luffy.cli.settings_view import settings_of
@@ -20,7 +20,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run's name or directory, or an experiment's name for its newest run")
     parser.add_argument("--all", action="store_true", help="also the fields at their defaults, and every metric")
     parser.add_argument("--plots", action="store_true", help="the curves of training")
-    parser.add_argument("--png", metavar="FOLDER", help="write them as PNGs, with all panels of the report")
+    parser.add_argument("--svg", metavar="FOLDER", help="write them as SVG files, with all panels of the report")
     parser.add_argument("--samples", type=int, metavar="N", help="N samples with their grades")
     parser.add_argument("--stage", help="whose samples; default: rl, else the last evaluation")
     parser.add_argument("--reward", metavar="LOW..HIGH", help="only samples with this reward: 1, 0..0.5, 0.5..")
@@ -40,8 +40,8 @@ def run(options: argparse.Namespace) -> int:
     if options.plots:
         for picture in terminal_plots(record):
             say(f"\n{picture}")
-    if options.png:
-        for file in write_pngs(record, Path(options.png)):
+    if options.svg:
+        for file in write_pictures(record, Path(options.svg)):
             say(f"written to {file}")
     return EXIT_OK
 

@@ -127,9 +127,9 @@ def test_files_are_named_in_the_lineage_with_their_hashes(workspace, capsys, tmp
 
 def test_plots_in_the_terminal_and_as_files(workspace, capsys, tmp_path):
     whole_run(workspace)
-    out = shown(capsys, "show", "smoke", "--plots", "--png", str(tmp_path / "png"))
+    out = shown(capsys, "show", "smoke", "--plots", "--svg", str(tmp_path / "svg"))
     assert "rl reward/mean" in out and "step 4" in out
-    assert (tmp_path / "png" / "smoke-1-rl.png").read_bytes().startswith(b"\x89PNG")
+    assert "Reward" in (tmp_path / "svg" / "smoke-1-rl.svg").read_text()
 
 
 def test_a_rising_curve_rises_in_the_terminal():
