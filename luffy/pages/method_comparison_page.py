@@ -99,7 +99,7 @@ def cost_table(findings: Findings) -> Table:
 
 def as_text(table: Table) -> tuple[list[str], list[list[str]]]:
     """Header and rows without markup, for a terminal."""
-    rows = [[" ".join((cell.text, *cell.details)).replace(wording.NBSP, " ") for cell in row] for row in table.rows]
+    rows = [[cell.plain for cell in row] for row in table.rows]
     return list(table.header), rows
 
 
