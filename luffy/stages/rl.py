@@ -147,11 +147,10 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
     experience = Experience(
         settings, Sources(tasks, collector, RolloutJournal(context.out / "journal"), cluster.trainer)
     )
-    hidden = confidential_uids(context.inputs["data"] / "train.parquet")
+    confidential = confidential_uids(context.inputs["data"] / "train.parquet")
 
     def read(groups: Sequence[Group], count: int) -> list[SampleRollout]:
-        shown = [group for group in groups if group.uid not in hidden]
-        return sample_rollouts(shown, settings.objective.advantage, count, prompt, reply)
+        return sample_rollouts(groups, settings.objective.advantage, count, prompt, reply, confidential)
 
     return Components(
         experience=experience,
