@@ -1,4 +1,4 @@
-"""`summary.md`: what `results.json` says, as tables that a person reads."""
+"""`summary.md`: `results.json` as tables for people."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,10 +96,10 @@ def choices(rows: Sequence[ResultRow]) -> Measures:
 
 
 def protocols(rows: Sequence[ResultRow]) -> Measures:
-    """How the problems were asked, as far as the results say so."""
+    """How the responses were sampled, where the results record it."""
     found = tuple((row.suite, *_protocol(row.protocol)) for row in rows if row.protocol is not None)
     header = ("suite", "template", "temperature", "top-p", "response tokens", "stops at", "engine")
-    return Measures(header, found, "How the problems were asked:")
+    return Measures(header, found, "How the responses were sampled:")
 
 
 def breakdowns(row: ResultRow) -> dict[str, Mapping[str, Breakdown]]:

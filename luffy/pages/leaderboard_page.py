@@ -26,11 +26,11 @@ class LeaderboardSection:
     title: str
     confidence: str
     methods: str
-    """Of the intervals."""
+    """Names of the intervals' methods."""
     note: str
     table: Table
     num_own: int
-    """Of the table's rows; the others are published."""
+    """Number of rows from this workspace; the others are published."""
     papers: tuple[PublishedTable, ...]
     leads: Table | None
     dots: str

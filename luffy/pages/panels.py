@@ -1,4 +1,4 @@
-"""Which curves are drawn for a training stage; a curve whose metric was not logged is left out."""
+"""The curves of a training stage; a curve whose metric was not logged is left out."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -123,7 +123,7 @@ _COMMON_PANELS = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawn plot with its caption."""
+    """A plot with its caption."""
 
     title: str
     note: str

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from luffy.config.objective import GroupAdvantage
+from luffy.config.objective.advantage import GroupMeanAdvantage
 from luffy.stages.rollout_samples import sample_rollouts
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
@@ -20,5 +20,7 @@ def spelled(ids: Sequence[int]) -> str:
 
 def test_a_row_of_each_group_and_none_of_a_confidential_prompt() -> None:
     groups = [group("a"), group("secret"), group("b"), group("c")]
-    samples = sample_rollouts(groups, GroupAdvantage(), 2, spelled, spelled, {"secret"})
+    samples = sample_rollouts(
+        groups, GroupMeanAdvantage(kind="group_mean", scale_by_std=False), 2, spelled, spelled, {"secret"}
+    )
     assert [(sample.uid, sample.prompt, sample.response) for sample in samples] == [("a", "1", "2"), ("b", "1", "2")]
