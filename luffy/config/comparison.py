@@ -90,7 +90,7 @@ class ComparisonConfig(StrictModel):
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for all arms."""
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    """Seeds of SFT and RL (order of prompts, choice of traces, rollouts); data, base and evaluation keep the experiment's."""
+    """For SFT and RL: order of prompts, choice of traces, rollouts. Data, base and evaluation keep the experiment's."""
     reference: str
     """The arm that all others are tested against."""
     budget: BudgetConfig
@@ -243,15 +243,15 @@ def _steps_of_rollouts(arm: _Arm, rollouts: int, config: ExperimentConfig) -> in
     varies = group.prefix is not None or isinstance(group.filter, RefillGroups) or config.objective.replay is not None
     if varies:
         arm.refuse(
-            f"how many rollouts {config.method} samples in a step depends on their rewards (prefixes, dynamic sampling or "
-            "replay); give budget.optimizer_steps"
+            f"how many rollouts {config.method} samples in a step depends on their rewards (prefixes, dynamic "
+            "sampling or replay); give budget.optimizer_steps"
         )
     traces = group.off_policy if group.off_policy_when_accuracy_at_most is None else 0
     a_step = config.rl.prompts_per_step * (group.size - traces)
     if rollouts % a_step:
         arm.refuse(
-            f"samples {a_step} rollouts a step ({config.rl.prompts_per_step} prompts x {group.size - traces}), of which "
-            f"budget.rollouts {rollouts} is no multiple"
+            f"samples {a_step} rollouts a step ({config.rl.prompts_per_step} prompts x {group.size - traces}), of "
+            f"which budget.rollouts {rollouts} is no multiple"
         )
     return rollouts // a_step
 

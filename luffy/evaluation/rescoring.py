@@ -49,9 +49,9 @@ def regrade(
     suites: Sequence[str],
     progress: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Verdicts]:
-    """Yield each response of the `suites` with its old grade and the new one; calls `progress` with the size of a batch.
+    """Yield each response of the `suites` with its old grade and the new one.
 
-    A problem that is not among `problems` is graded without its question and options.
+    Calls `progress` with the size of each graded batch. A problem that is not among `problems` is graded without its question and options.
     """
     batch: list[SampleRecord] = []
     for record in evaluation.records():
