@@ -16,7 +16,7 @@ from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pages.headline import headlines_first
 from luffy.pages.panels import headline_plots
-from luffy.pages.plots import Plot, colored, picture_url
+from luffy.pages.plotter import Plot, colored, picture_url
 from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.jsonl import Json, read_last_lines

@@ -33,7 +33,7 @@ from luffy.pages.method_comparison_page import (
     difference_table,
     render_comparison,
 )
-from luffy.pages.plots import Plot, colored, picture_url
+from luffy.pages.plotter import Plot, colored, picture_url
 from luffy.pages.tables import Table
 from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
 from luffy.pipeline.workspace import Workspace, link

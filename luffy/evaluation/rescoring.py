@@ -51,7 +51,8 @@ def regrade(
 ) -> Iterator[Verdicts]:
     """Yield each response of the `suites` with its old grade and the new one.
 
-    Calls `progress` with the size of each graded batch. A problem that is not among `problems` is graded without its question and options.
+    Calls `progress` with the size of each graded batch. A problem that is not among `problems` is graded without its
+    question and options.
     """
     batch: list[SampleRecord] = []
     for record in evaluation.records():

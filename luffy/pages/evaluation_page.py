@@ -18,7 +18,7 @@ from luffy.pages.evaluation_tables import (
     render_summary,
     scores,
 )
-from luffy.pages.plots import Dot, dot_plot
+from luffy.pages.plotter import Dot, dot_plot
 from luffy.pages.rendering import render
 from luffy.pages.report.report_tables import text_table
 from luffy.pages.tables import Table

@@ -8,7 +8,7 @@ from luffy.evaluation.leaderboard.board import Board, BoardTable, Lead, Referenc
 from luffy.evaluation.leaderboard.entries import Column, Entry
 from luffy.evaluation.leaderboard.published import PublishedTable
 from luffy.pages import wording
-from luffy.pages.plots import Dot, dot_plot
+from luffy.pages.plotter import Dot, dot_plot
 from luffy.pages.rendering import render
 from luffy.pages.tables import Table, TableCell
 

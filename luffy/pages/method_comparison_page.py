@@ -9,7 +9,7 @@ from luffy.evaluation.method_comparison.findings import Findings, Score, Signifi
 from luffy.evaluation.results import Cell
 from luffy.pages import wording
 from luffy.pages.panels import Figure
-from luffy.pages.plots import Dot, Series, curve_plot, dot_plot
+from luffy.pages.plotter import Dot, Series, curve_plot, dot_plot
 from luffy.pages.rendering import render
 from luffy.pages.tables import Table, TableCell, Tone
 from luffy.statistics.accuracy import Estimate

@@ -7,7 +7,7 @@ from itertools import cycle
 
 from luffy.config.objective import EntropyLoss, TermConfig
 from luffy.pages.headline import CURVE_METRICS
-from luffy.pages.plots import Plot, Series, curve_plot, stacked_plot
+from luffy.pages.plotter import Plot, Series, curve_plot, stacked_plot
 from luffy.tracking.metrics import MetricRow
 from luffy.types import Outcome
 

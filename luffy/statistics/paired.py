@@ -77,9 +77,9 @@ def compare_paired(
     """How `second` does against `first`, by per-problem accuracies over `num_samples` responses.
 
     The percentile bootstrap over problems, 10,000 resamples with a fixed seed, where the difference rests on 30
-    problems or more (`changed_problems`). With fewer changes it holds the truth as rarely as 44 % of the time at 30 problems, and
-    the closed form `paired_difference` is taken. BCa does worse still: `tests/campaigns/interval_coverage.py`. Raises
-    ValueError when the lengths differ or are 0.
+    problems or more (`changed_problems`). With fewer changes it holds the truth as rarely as 44 % of the time at 30
+    problems, and the closed form `paired_difference` is taken. BCa does worse still:
+    `tests/campaigns/interval_coverage.py`. Raises ValueError when the lengths differ or are 0.
     """
     difference_P = paired_differences(first, second)
     if changed_problems(difference_P) < MIN_CHANGED:

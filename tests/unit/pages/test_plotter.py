@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from synthetic.finished_chain import HOSTILE
 
-from luffy.pages.plots import (
+from luffy.pages.plotter import (
     Dot,
     Plot,
     Series,
