@@ -1,5 +1,6 @@
 """The one type of table: pages show it as HTML or Markdown, terminals as text, notebooks as a DataFrame."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -31,6 +32,8 @@ class Table:
 
     header: tuple[str, ...]
     rows: tuple[tuple[TableCell, ...], ...]
+    note: str = ""
+    """What a reader must know before."""
 
     def to_frame(self) -> "pd.DataFrame":
         """The table as text, with the first column as index."""
@@ -38,3 +41,8 @@ class Table:
 
         frame = pd.DataFrame([[cell.plain for cell in row] for row in self.rows], columns=list(self.header))
         return frame.set_index(self.header[0])
+
+
+def text_table(header: tuple[str, ...], rows: Iterable[Sequence[str]], note: str = "") -> Table:
+    """A table of plain texts."""
+    return Table(header, tuple(tuple(TableCell(text) for text in row) for row in rows), note)
