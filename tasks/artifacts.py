@@ -4,11 +4,13 @@ The same function serves a running stage, a finished one and one that was reused
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
+
+from luffy.tasks.curves import picture_url
 
 from luffy.cli.results import Accuracy, by_suite, read_accuracies
 from luffy.config import STAGE_KINDS
@@ -16,24 +18,16 @@ from luffy.config.stage_kinds import ViewName
 from luffy.evaluation.results import RESULTS_FILE
 from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.evaluation.sample_records import SampleRecord
+from luffy.pages.headline import headlines_first
+from luffy.pages.panels import headline_plots
+from luffy.pages.plotter import Plot, colored, picture_url
 from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
-from luffy.tasks.curves import Line, Panel, picture_url
 from luffy.tracking.jsonl import Json, read_last_lines
-from luffy.tracking.metrics import METRICS_FILE, NAMESPACES, MetricRow, read_metrics
+from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE
 
 ArtifactKind = Literal["progress", "table", "markdown"]
-_HEADLINES = (
-    "reward/mean",
-    "batch/off_reward",
-    "actor/loss",
-    "rollout/response_length_mean",
-    "rollout/truncated_share",
-    "actor/entropy_on_policy",
-    "actor/grad_norm",
-    "perf/tokens_per_s",
-)
 _STEPS_BACK = 10
 _WHEN = ("now", "before", "first")
 _NUM_SAMPLES = 4
@@ -81,7 +75,7 @@ def newest_metrics(plan: StagePlan) -> Artifact | None:
             "metric": name,
             **{when: _number(row.get(name)) for when, row in zip(_WHEN, (now, before, first), strict=True)},
         }
-        for name in _ordered(now)
+        for name in headlines_first(now)
     ]
     steps = (f"{when}: step {row['step']:.0f}" for when, row in zip(_WHEN, (now, before, first), strict=True))
     return Artifact("table", json.dumps(table), f"Metrics of {plan.node.name} ({', '.join(steps)})")
@@ -92,7 +86,7 @@ def training_curves(plan: StagePlan) -> Artifact | None:
     rows = read_metrics(plan.directory / METRICS_FILE)
     if not rows:
         return None
-    return _picture(list(_panels(rows)), f"{plan.node.name} over its steps")
+    return _picture(headline_plots(rows), f"{plan.node.name} over its steps")
 
 
 def rollout_samples(plan: StagePlan) -> Artifact | None:
@@ -130,11 +124,16 @@ def accuracy_curves(plan: StagePlan) -> Artifact | None:
     if not cells:
         return None
     checkpoints = list(dict.fromkeys(cell.checkpoint for cell in cells))
-    panels = [
-        Panel(f"accuracy, {decoding}", _suite_lines(cells, decoding, checkpoints), percent=True, places=checkpoints)
+    plots = [
+        Plot(
+            f"accuracy, {decoding}",
+            colored(_suite_curves(cells, decoding, checkpoints)),
+            percent=True,
+            places=checkpoints,
+        )
         for decoding in dict.fromkeys(cell.decoding for cell in cells)
     ]
-    return _picture(panels, "Accuracy from checkpoint to checkpoint")
+    return _picture(plots, "Accuracy from checkpoint to checkpoint")
 
 
 def data_card(plan: StagePlan) -> Artifact | None:
@@ -172,31 +171,8 @@ _VIEWS: Mapping[ViewName, View] = {
 }
 
 
-def _ordered(row: MetricRow) -> list[str]:
-    """Headlines first, the others by namespace."""
-    rest = [name for name in row if name != "step" and name not in _HEADLINES]
-    rest.sort(key=lambda name: (NAMESPACES.index(name.partition("/")[0]), name))
-    return [name for name in _HEADLINES if name in row] + rest
-
-
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _panels(rows: Sequence[MetricRow]) -> Iterator[Panel]:
-    def lines(**metrics: str) -> list[Line]:
-        return [
-            Line(label.replace("_", " "), [(row["step"], row[name]) for row in rows if name in row])
-            for label, name in metrics.items()
-        ]
-
-    rewards = lines(rollouts="reward/mean", demonstrations="batch/off_reward")
-    yield Panel("reward", rewards, percent=all(0 <= y <= 1 for line in rewards for _, y in line.points))
-    yield Panel("loss", lines(loss="actor/loss"))
-    yield Panel("response length in tokens", lines(rollouts="rollout/response_length_mean"))
-    yield Panel("entropy in nats", lines(rollouts="actor/entropy_on_policy", demonstrations="actor/entropy_off_policy"))
-    for name in sorted({name for row in rows for name in row if name.startswith("val/")}):
-        yield Panel(name, lines(**{name: name}))
 
 
 def _rollout(row: Mapping[str, Json]) -> str:
@@ -225,9 +201,9 @@ def _quoted(text: str) -> str:
     return f"{fence}\n{text}\n{fence}"
 
 
-def _picture(panels: Sequence[Panel], description: str) -> Artifact:
+def _picture(plots: Sequence[Plot], description: str) -> Artifact:
     # In markdown, since the UI shows the whole URL beside an artifact of kind "image".
-    return Artifact("markdown", f"![{description}]({picture_url(panels)})", description)
+    return Artifact("markdown", f"![{description}]({picture_url(plots)})", description)
 
 
 def _page(sections: Sequence[str], description: str) -> Artifact | None:
@@ -253,9 +229,11 @@ def evaluated_folders(stages: Iterable[Path]) -> list[Path]:
     return [folder for folder in folders if (folder / RESULTS_FILE).is_file()]
 
 
-def _suite_lines(cells: Sequence[Accuracy], decoding: str, checkpoints: Sequence[str]) -> list[Line]:
+def _suite_curves(
+    cells: Sequence[Accuracy], decoding: str, checkpoints: Sequence[str]
+) -> dict[str, list[tuple[float, float]]]:
     points: dict[str, list[tuple[float, float]]] = {}
     for cell in cells:
         if cell.decoding == decoding:
             points.setdefault(cell.suite, []).append((float(checkpoints.index(cell.checkpoint)), cell.accuracy))
-    return [Line(suite, found) for suite, found in points.items()]
+    return points

@@ -33,11 +33,11 @@ from luffy.pages.method_comparison_page import (
     difference_table,
     render_comparison,
 )
+from luffy.pages.plotter import Plot, colored, picture_url
 from luffy.pages.tables import Table
 from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
 from luffy.pipeline.workspace import Workspace, link
 from luffy.tasks.artifacts import Artifact
-from luffy.tasks.curves import Line, Panel, picture_url
 from luffy.tasks.publisher import Publisher, Slot
 from luffy.tasks.session import Session, artifact_key, heeding_the_server, publishing
 from luffy.tasks.stages import FinishedStage, make_stage
@@ -214,9 +214,9 @@ def _artifacts(findings: Findings, workspace: Workspace, folder: Path) -> dict[s
     if differences is not None:
         words = f"Percentage points minus {findings.reference}, {decoding}; p-values after Holm's correction"
         found["differences"] = _table(differences, words)
-    lines = [Line(arm.name, [(point.steps, point.reward) for point in arm.curve]) for arm in findings.arms if arm.curve]
-    if lines:
-        picture = picture_url([Panel("reward over optimizer steps", lines)])
+    curves = {arm.name: [(point.steps, point.reward) for point in arm.curve] for arm in findings.arms if arm.curve}
+    if curves:
+        picture = picture_url([Plot("Reward", colored(curves), over="optimizer steps")])
         found["curves"] = Artifact("markdown", f"![reward]({picture})", "Reward over optimizer steps, mean over seeds")
     return found
 

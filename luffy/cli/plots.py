@@ -1,32 +1,28 @@
-"""Curves of a run: in the terminal out of braille dots, or as PNGs of the panels that the report has."""
+"""Curves of a run: in the terminal as braille dots, or as SVG files with the panels of the report."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from luffy.files import replacing
+from luffy.files import write_atomic
+from luffy.pages.headline import CURVE_METRICS
+from luffy.pages.panels import Panel, panel_plots, rl_panels, supervised_panels
+from luffy.pages.plotter import picture_svg
 from luffy.pipeline.records import RunRecord
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
-
-if TYPE_CHECKING:  # loads matplotlib
-    from luffy.pages.panels import Panel
 
 _WIDTH, _HEIGHT = 60, 6
 _DOT_ROWS, _DOT_COLUMNS = 4, 2
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BLANK = 0x2800
-_METRICS = ("reward/mean", "actor/loss", "actor/entropy_on_policy", "rollout/response_length_mean")
 _TRAINING = ("base", "sft", "rl")
-_PANELS_A_ROW = 3
-_INCHES = (4.2, 2.6)
 
 
 def terminal_plots(record: RunRecord) -> list[str]:
     """A picture of several lines for each of the main curves of each training stage."""
     pictures = []
     for node, rows in _curves(record).items():
-        for metric in _METRICS:
+        for metric in CURVE_METRICS:
             points = _points(metric, rows)
             if len(points) > 1:
                 pictures.append(f"{node} {metric}\n{plot(points)}")
@@ -50,14 +46,14 @@ def plot(points: Sequence[tuple[float, float]]) -> str:
     return "\n".join([*lines, f"{'':>{margin}} └{first:g} {'─' * (_WIDTH - 16)} step {last:g}"])
 
 
-def write_pngs(record: RunRecord, folder: Path) -> list[Path]:
-    """A PNG for each training stage in `folder`, with the panels of the report; returns the files."""
+def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
+    """Write an SVG per training stage to `folder`, with the panels of the report; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for node, rows in _curves(record).items():
-        file = folder / f"{record.name}-{node}.png"
-        if _draw(file, f"{record.name}: {node}", _panels(record, node), rows):
-            files.append(file)
+        if plots := panel_plots(_panels(record, node), rows):
+            files.append(folder / f"{record.name}-{node}.svg")
+            write_atomic(files[-1], picture_svg(plots, columns=3))
     return files
 
 
@@ -71,37 +67,11 @@ def _curves(record: RunRecord) -> dict[str, list[MetricRow]]:
     return {node: rows for node, directory in found.items() if (rows := read_metrics(directory / METRICS_FILE))}
 
 
-def _panels(record: RunRecord, node: str) -> "Sequence[Panel]":
-    from luffy.pages.panels import rl_panels, supervised_panels
-
+def _panels(record: RunRecord, node: str) -> Sequence[Panel]:
     if node != "rl":
         return supervised_panels()
     config = record.configuration
     return rl_panels(config.objective.terms if config is not None and config.objective is not None else ())
-
-
-def _draw(file: Path, title: str, panels: "Sequence[Panel]", rows: Sequence[MetricRow]) -> bool:
-    """Whether there was anything to draw."""
-    from matplotlib.figure import Figure
-
-    shown = [panel for panel in panels if any(_points(curve.metric, rows) for curve in panel.curves)]
-    if not shown:
-        return False
-    num_rows = math.ceil(len(shown) / _PANELS_A_ROW)
-    figure = Figure((_INCHES[0] * _PANELS_A_ROW, _INCHES[1] * num_rows), layout="constrained")
-    figure.suptitle(title)
-    for index, panel in enumerate(shown):
-        axes = figure.add_subplot(num_rows, _PANELS_A_ROW, index + 1)
-        axes.set_title(panel.title, fontsize="medium")
-        axes.grid(alpha=0.3)
-        for curve in panel.curves:
-            if points := _points(curve.metric, rows):
-                axes.plot(*zip(*points, strict=True), label=curve.label, linewidth=1.2)
-        if len(panel.curves) > 1:
-            axes.legend(fontsize="small")
-    with replacing(file) as target:
-        figure.savefig(target, format="png", dpi=110)
-    return True
 
 
 def _points(metric: str, rows: Sequence[MetricRow]) -> list[tuple[float, float]]:

@@ -3,7 +3,8 @@
 from itertools import islice
 
 from luffy.cli.results import RESULTS_FILE
-from luffy.cli.run_view import HEADLINES, Rows, final_metrics, number
+from luffy.cli.run_view import Rows, final_metrics, number
+from luffy.pages.headline import HEADLINE_METRICS
 from luffy.pipeline.differences import differences
 from luffy.pipeline.identity import read_identity
 from luffy.pipeline.manifest import read_manifest
@@ -31,7 +32,7 @@ def metric_rows(first: RunRecord, second: RunRecord, *, everything: bool) -> Row
     apart = {node for node in _shared(first, second) if first.stages[node].key != second.stages[node].key}
     rows = []
     for (node, name), value in old.items():
-        if node in apart and (node, name) in new and (everything or name in ("step", *HEADLINES)):
+        if node in apart and (node, name) in new and (everything or name in ("step", *HEADLINE_METRICS)):
             other = new[node, name]
             is_known = isinstance(value, int | float) and isinstance(other, int | float)
             change = f"{other - value:+.4g}" if is_known else ""  # type: ignore[operator]

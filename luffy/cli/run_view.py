@@ -9,6 +9,7 @@ from pathlib import Path
 from luffy.cli.console import duration
 from luffy.cli.inventory import stage_state
 from luffy.cli.results import RESULTS_FILE, Accuracy, read_accuracies
+from luffy.pages.headline import HEADLINE_METRICS
 from luffy.pipeline.identity import IdentityRecord, Json, read_identity
 from luffy.pipeline.manifest import Manifest, read_manifest
 from luffy.pipeline.records import RunRecord, StageEntry
@@ -18,17 +19,6 @@ from luffy.tracking.metrics import METRICS_FILE, TIME_NAMESPACE
 Rows = list[list[str]]
 STAGE_HEADER = ("stage", "state", "key", "took", "this run")
 LINEAGE_HEADER = ("stage", "reads", "what", "content")
-HEADLINES = (
-    "reward/mean",
-    "batch/off_reward",
-    "actor/loss",
-    "actor/entropy_on_policy",
-    "actor/grad_norm",
-    "rollout/response_length_mean",
-    "rollout/truncated_share",
-    "perf/tokens_per_s",
-    "perf/peak_memory_gib",
-)
 _LAST_LINE_BYTES = 1 << 16
 _DIGITS = 16
 _CARD_FILE = "card.json"
@@ -58,7 +48,7 @@ def last_metrics(record: RunRecord, *, everything: bool = False) -> tuple[list[s
     """Header and rows of the newest metrics: a row a metric, a column a stage that logs them."""
     newest = {node: values for node, entry in record.stages.items() if (values := newest_metrics(entry.directory))}
     names = list(dict.fromkeys(name for values in newest.values() for name in values if name != "step"))
-    shown = names if everything else [name for name in HEADLINES if name in names]
+    shown = names if everything else [name for name in HEADLINE_METRICS if name in names]
     rows = [[name, *(_number(values.get(name)) for values in newest.values())] for name in shown]
     return ["metric", *(f"{node} step {_number(values.get('step'))}" for node, values in newest.items())], rows
 

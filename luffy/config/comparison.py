@@ -4,8 +4,8 @@ What is equal for all arms is checked on the loaded experiments, wherever a diff
 preset, the experiment's file):
 
 - data, base policy, evaluation and grading, so that these stages run once;
-- the budget: optimizer steps behind the base policy (those of SFT and of RL together), or responses that the policy
-  draws in training;
+- the budget: optimizer steps after the base policy (those of SFT and of RL together), or responses sampled from
+  the policy in training;
 - what an RL step takes: `rl.prompts_per_step`, `rl.prompts_per_update`, `rl.max_response_tokens`, `rl.temperature` and
   `objective.group.size`, rollouts and traces together.
 
@@ -55,7 +55,7 @@ class BudgetConfig(StrictModel):
     optimizer_steps: PositiveInt | None = None
     """Behind the base policy: those of SFT and of RL together."""
     rollouts: PositiveInt | None = None
-    """Responses that the policy draws while it learns by RL; steps of SFT are given by `sft_steps` and not counted."""
+    """Responses sampled during RL; steps of SFT are given by `sft_steps` and not counted."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> "BudgetConfig":
@@ -93,7 +93,7 @@ class ComparisonConfig(StrictModel):
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for all arms."""
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    """Of SFT and RL: order of prompts, choice of traces, rollouts. Data, base and evaluation keep the experiment's."""
+    """For SFT and RL: order of prompts, choice of traces, rollouts. Data, base and evaluation keep the experiment's."""
     reference: str
     """The arm that all others are tested against."""
     budget: BudgetConfig
@@ -248,22 +248,22 @@ def _shares(arm: _Arm, budget: BudgetConfig, config: ExperimentConfig) -> tuple[
 def _steps_of_rollouts(arm: _Arm, rollouts: int, config: ExperimentConfig) -> int:
     """RL steps that draw as many responses, where every prompt has as many traces as the group takes."""
     if config.rl is None or config.objective is None or "rl" not in config.stages:
-        arm.refuse("draws no rollouts, so that a budget of rollouts does not bound it; give budget.optimizer_steps")
+        arm.refuse("samples no rollouts, so a budget of rollouts does not bound it; give budget.optimizer_steps")
     group = config.objective.group
     varies = (
         group.prefix is not None or isinstance(group.filter, DynamicSampling) or config.objective.replay is not None
     )
     if varies:
         arm.refuse(
-            f"how many rollouts {config.method} draws in a step depends on what they come to (prefixes, dynamic "
+            f"how many rollouts {config.method} samples in a step depends on their rewards (prefixes, dynamic "
             "sampling or replay); give budget.optimizer_steps"
         )
     traces = group.off_policy if group.off_policy_when_accuracy_at_most is None else 0
     a_step = config.rl.prompts_per_step * (group.size - traces)
     if rollouts % a_step:
         arm.refuse(
-            f"draws {a_step} rollouts a step ({config.rl.prompts_per_step} prompts x {group.size - traces}), of which "
-            f"budget.rollouts {rollouts} is no multiple"
+            f"samples {a_step} rollouts a step ({config.rl.prompts_per_step} prompts x {group.size - traces}), of "
+            f"which budget.rollouts {rollouts} is no multiple"
         )
     return rollouts // a_step
 

@@ -17,7 +17,7 @@ class DecodingConfig(StrictModel):
 
     temperature: NonNegativeFloat
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Only the likeliest tokens that together have this probability are drawn from."""
+    """Nucleus sampling: only the likeliest tokens that together have this probability are sampled."""
     num_samples: PositiveInt = 1
     """Responses a problem; accuracy is their mean (avg@k)."""
 
@@ -35,7 +35,7 @@ class DecodingConfig(StrictModel):
 
 
 class SuiteConfig(StrictModel):
-    """What is done otherwise with one suite; what is left out is as for all others."""
+    """Overrides for one suite; fields left out keep the common setting."""
 
     num_samples: PositiveInt | None = None
     """Responses a problem under every decoding that is not greedy."""
@@ -53,7 +53,7 @@ class SuiteConfig(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class SuiteProtocol:
-    """How one suite is asked and graded under one decoding."""
+    """How responses to one suite are sampled and graded under one decoding."""
 
     temperature: float
     top_p: float
@@ -66,7 +66,7 @@ class SuiteProtocol:
 
 
 class EvaluationConfig(StrictModel):
-    """The protocol; every checkpoint of the chain is evaluated by the same."""
+    """The evaluation protocol, which all checkpoints of a chain share."""
 
     decodings: dict[str, DecodingConfig] = Field(
         default={"greedy": DecodingConfig(temperature=0.0), "sampled": DecodingConfig(temperature=1.0, num_samples=4)},
@@ -80,7 +80,7 @@ class EvaluationConfig(StrictModel):
     stop: tuple[_Stop, ...] = ()
     """Texts that end a response (they stay in it), besides those of the template."""
     suites: dict[str, SuiteConfig] = Field(default_factory=dict)
-    """What is done otherwise, by the name of the suite."""
+    """Overrides by suite name."""
     engine: Literal["transformers", "vllm", "openai"] = "transformers"
     """What generates the responses: the embedded engine, vLLM (`pip install 'luffy[vllm]'`), or the servers of
     `execution.server`: vLLM's, which are given each checkpoint's weights, or those that serve `model.endpoint`."""
@@ -98,7 +98,7 @@ class EvaluationConfig(StrictModel):
         return self
 
     def protocol(self, suite: str, decoding: str) -> SuiteProtocol:
-        """What the settings come to for the suite under the decoding, both by name."""
+        """The resolved settings of a suite under a decoding, both by name."""
         how, own = self.decodings[decoding], self.suites.get(suite)
         if own is None:
             return SuiteProtocol(how.temperature, how.top_p, how.num_samples, self.template, self.stop, None)
@@ -112,10 +112,10 @@ class EvaluationConfig(StrictModel):
         )
 
     def template_of(self, suite: str) -> TemplateName:
-        """How the suite of that name is asked, under every decoding."""
+        """Prompt template of the suite, under every decoding."""
         return self.protocol(suite, next(iter(self.decodings))).template
 
     @property
     def own_graders(self) -> tuple[GraderKind, ...]:
-        """Those that suites bring along."""
+        """Graders that single suites set for themselves."""
         return tuple(suite.grader for suite in self.suites.values() if suite.grader is not None)

@@ -14,7 +14,7 @@ from luffy.statistics.paired import BenchmarkComparison, PairedAccuracies, compa
 
 @dataclass(frozen=True, slots=True)
 class ProblemAnswers:
-    """What one model said to a problem."""
+    """One model's answers to a problem."""
 
     num_correct: int
     num_samples: int
@@ -28,7 +28,7 @@ class ProblemAnswers:
 
 @dataclass(slots=True)
 class _ProblemTally:
-    """What one evaluation knows of a problem."""
+    """Counts of one evaluation's responses to a problem."""
 
     subject: str | None
     ground_truth: str
@@ -55,7 +55,7 @@ class ChangedProblem:
     uid: str
     subject: str | None
     confidential: bool
-    """Neither its reference nor what was answered may be shown."""
+    """Neither its reference nor any answer may be shown."""
     ground_truth: str
     first: ProblemAnswers
     second: ProblemAnswers
@@ -148,7 +148,7 @@ def _order(problem: ChangedProblem) -> tuple[bool, float]:
 
 
 def _tally_problems(records: Iterable[SampleRecord]) -> dict[Cell, dict[str, _ProblemTally]]:
-    """What is known of each problem, by suite and decoding; the records are read once and not kept."""
+    """Counts for each problem, by suite and decoding; the records are read once and not kept."""
     found: dict[Cell, dict[str, _ProblemTally]] = {}
     for record in records:
         problems = found.setdefault((record.suite, record.decoding), {})

@@ -1,4 +1,4 @@
-"""A finished evaluation as it lies on disk, for those who grade it again or compare it."""
+"""A finished evaluation on disk, for rescoring and comparing it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from luffy.evaluation.sample_records import SampleRecord
 
 @dataclass(frozen=True, slots=True)
 class FinishedEvaluation:
-    """Results, and the responses behind them as far as somebody asks for them."""
+    """Results of an evaluation, and access to its responses."""
 
     directory: Path
     results: EvaluationResults

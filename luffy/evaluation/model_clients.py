@@ -7,7 +7,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.evaluation import SuiteProtocol
-from luffy.data.prompt_templates import OWN, ask, template_opener, prompt_text, stops_of
+from luffy.data.prompt_templates import OWN, ask, prompt_text, stops_of, template_opener
 from luffy.data.templates import decode, stop_token_ids
 from luffy.evaluation.requests import Render, RenderedPrompt, Response
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams

@@ -17,7 +17,7 @@ from luffy.grading import GradeRequest, GraderPool, Problem, problem_of
 _BATCH = 1024
 """Responses that are graded at a time."""
 Verdicts = tuple[SampleRecord, SampleRecord]
-"""A response as it was graded, and as it is."""
+"""A response with its old grade and with its new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,10 @@ def regrade(
     suites: Sequence[str],
     progress: Callable[[int], None] = lambda count: None,
 ) -> Iterator[Verdicts]:
-    """Yield each response of the `suites`, as it was and with the verdict of `kind`; `progress` is told how many.
+    """Yield each response of the `suites` with its old grade and the new one.
 
-    A problem that is not among `problems` is graded without its question and options.
+    Calls `progress` with the size of each graded batch. A problem that is not among `problems` is graded without its
+    question and options.
     """
     batch: list[SampleRecord] = []
     for record in evaluation.records():

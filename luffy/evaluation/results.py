@@ -1,4 +1,4 @@
-"""What an evaluation finds: a row a suite and decoding, counted from the records of the responses.
+"""Results of an evaluation: a row per suite and decoding, counted from the records of the responses.
 
 The rows are `results.json`; `summary.md` says the same for a reader (`luffy.pages.evaluation_tables`).
 """
@@ -86,13 +86,13 @@ class ResultRow(StrictModel):
     outcomes: dict[str, int]
     """Responses by what grading found; outcomes that never occurred are 0."""
     mean_tokens: float
-    """Of a response."""
+    """Per response."""
     truncated_share: float
     """Responses that ran into the length limit."""
     pass_at_k: dict[str, float] = Field(default_factory=dict)
     """For k = 1, 2, 4, ... up to the number of samples; empty with one sample."""
     method: str = ""
-    """Of the interval."""
+    """Name of the interval's method."""
     maj_at_k: dict[str, float] = Field(default_factory=dict)
     """For k = the number of samples; empty with one sample."""
     no_answer_share: float = 0.0
@@ -151,7 +151,7 @@ class Tally:
         self._num_truncated += record.finish_reason == FinishReason.LENGTH
 
     def row(self, confidence: float, protocol: SamplingProtocol | None = None) -> ResultRow:
-        """What they come to; LuffyError unless every problem has the same number of responses."""
+        """The finished row; LuffyError unless every problem has the same number of responses."""
         problems = list(self._problems.values())
         num_samples, responses = self._samples_each(), self._outcomes.total()
         correct = [problem.num_correct for problem in problems]
@@ -251,7 +251,7 @@ def read_results(path: Path) -> EvaluationResults:
 
 
 def _agreement(verdicts: Counter[_Verdicts]) -> Agreement | None:
-    """Of the responses that two graders have judged, where all of them have the same two."""
+    """Agreement of two graders; None unless the same two graders judged all responses."""
     pairs = {(first, second) for first, second, _, _ in verdicts}
     first, second = next(iter(pairs))
     if len(pairs) != 1 or second is None:

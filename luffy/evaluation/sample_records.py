@@ -13,7 +13,7 @@ class SampleRecord:
     suite: str
     decoding: str
     uid: str
-    """Of the problem."""
+    """The problem's."""
     sample: int
     """Which of the problem's responses, from 0."""
     seed: int
@@ -29,17 +29,17 @@ class SampleRecord:
     correct: bool
     finish_reason: str
     num_tokens: int
-    """Of the response, stop token included."""
+    """In the response, stop token included."""
     grader: str = ""
     """Kind of the grader, e.g. `math`."""
     second_grader: str | None = None
     """Kind of the other grader of mathematics, which judged the same response; None where there is none."""
     second_outcome: str | None = None
     subject: str | None = None
-    """Of the problem, where its data says so."""
+    """The problem's, where its data names one."""
     level: str | None = None
     num_options: int | None = None
-    """Of a multiple-choice question."""
+    """For multiple-choice questions."""
     confidential: bool = False
     """What the problem's data says; whether it may be shown is `may_be_shown`."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from luffy.evaluation.results import Breakdown, ResultRow
 from luffy.pages import wording
 from luffy.pages.evaluation_tables import breakdowns
-from luffy.pages.plots import Dot, dot_plot
+from luffy.pages.plotter import Dot, dot_plot
 from luffy.pages.tables import Table, TableCell
 
 

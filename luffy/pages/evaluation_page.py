@@ -18,9 +18,8 @@ from luffy.pages.evaluation_tables import (
     render_summary,
     scores,
 )
-from luffy.pages.plots import Dot, dot_plot
+from luffy.pages.plotter import Dot, dot_plot
 from luffy.pages.rendering import render
-from luffy.pages.report.report_tables import text_table
 from luffy.pages.tables import Table
 
 PAGE_FILE = "summary.html"
@@ -62,9 +61,9 @@ def _section(name: str, rows: Sequence[ResultRow]) -> DecodingSection:
     return DecodingSection(
         title=name,
         dots=dot_plot(f"accuracy-{name}", [(row.suite, [Dot(_COLOR, row.accuracy, *row.interval)]) for row in rows]),
-        scores=text_table(scores(rows)),
+        scores=scores(rows),
         mean=mean_accuracy(rows),
-        others=tuple((measures.text or _HEALTH, text_table(measures)) for measures in others if measures.rows),
+        others=tuple((table.note or _HEALTH, table) for table in others if table.rows),
         breakdowns=tuple(
             section for row in rows for section in breakdown_sections(name, [Scored("accuracy", _COLOR, row)])
         ),

@@ -1,9 +1,9 @@
-"""`summary.md`: what `results.json` says, as tables that a person reads."""
+"""`summary.md`: `results.json` as tables for people."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from luffy.evaluation.results import Breakdown, EvaluationResults, ResultRow, SamplingProtocol
+from luffy.pages.tables import Table, text_table
 
 SUMMARY_FILE = "summary.md"
 _NONE = "-"
@@ -21,42 +21,31 @@ def render_summary(results: EvaluationResults) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Measures:
-    """A table of what results say, a row a suite."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    """May be empty."""
-    text: str = ""
-    """What a reader must know before."""
-
-
-def scores(rows: Sequence[ResultRow]) -> Measures:
+def scores(rows: Sequence[ResultRow]) -> Table:
     """Accuracies with their intervals, pass@k, maj@k."""
-    return Measures(
+    return text_table(
         ("suite", "problems", "k", "accuracy", "interval", "its method", "pass@k", "maj@k"),
         tuple((row.suite, str(row.num_problems), str(row.num_samples), *_scores(row), *_votes(row)) for row in rows),
     )
 
 
-def votes(rows: Sequence[ResultRow]) -> Measures:
+def votes(rows: Sequence[ResultRow]) -> Table:
     """pass@k and maj@k, where there are several responses a problem."""
     several = [row for row in rows if row.num_samples > 1]
-    return Measures(
+    return text_table(
         ("suite", "k", "pass@k", "maj@k"), tuple((row.suite, str(row.num_samples), *_votes(row)) for row in several)
     )
 
 
-def health(rows: Sequence[ResultRow]) -> Measures:
+def health(rows: Sequence[ResultRow]) -> Table:
     """What became of the responses besides right and wrong, and how long they are."""
-    return Measures(
+    return text_table(
         ("suite", "truncated", "no answer", "unparsable", "timed out, crashed", "mean tokens", "graded by"),
         tuple((row.suite, *_health(row)) for row in rows),
     )
 
 
-def agreements(rows: Sequence[ResultRow]) -> Measures:
+def agreements(rows: Sequence[ResultRow]) -> Table:
     """Two graders on the same responses, where two have judged them."""
     found = tuple(
         (
@@ -71,10 +60,10 @@ def agreements(rows: Sequence[ResultRow]) -> Measures:
         if row.agreement is not None
     )
     header = ("suite", "graders", "agree", "only the first says correct", "only the second", "accuracy by the second")
-    return Measures(header, found, "Two graders on the same responses:")
+    return text_table(header, found, "Two graders on the same responses:")
 
 
-def choices(rows: Sequence[ResultRow]) -> Measures:
+def choices(rows: Sequence[ResultRow]) -> Table:
     """What scores of multiple choice have to be read with."""
     found = tuple(
         (
@@ -92,14 +81,14 @@ def choices(rows: Sequence[ResultRow]) -> Measures:
         "not an accuracy:"
     )
     header = ("suite", "accuracy", "names no option", "adjusted for guessing", "guessing alone")
-    return Measures(header, found, text)
+    return text_table(header, found, text)
 
 
-def protocols(rows: Sequence[ResultRow]) -> Measures:
-    """How the problems were asked, as far as the results say so."""
+def protocols(rows: Sequence[ResultRow]) -> Table:
+    """How the responses were sampled, where the results record it."""
     found = tuple((row.suite, *_protocol(row.protocol)) for row in rows if row.protocol is not None)
     header = ("suite", "template", "temperature", "top-p", "response tokens", "stops at", "engine")
-    return Measures(header, found, "How the problems were asked:")
+    return text_table(header, found, "How the responses were sampled:")
 
 
 def breakdowns(row: ResultRow) -> dict[str, Mapping[str, Breakdown]]:
@@ -126,12 +115,12 @@ def by_decoding(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
 def _of_decoding(name: str, rows: Sequence[ResultRow]) -> str:
     others = (health(rows), agreements(rows), choices(rows), protocols(rows))
     sections = [f"## {_escaped(name)}", *_section(scores(rows)), mean_accuracy(rows)]
-    sections += [text for measures in others for text in _section(measures)]
+    sections += [text for table in others for text in _section(table)]
     return "\n\n".join(filter(None, sections))
 
 
-def _section(measures: Measures) -> list[str]:
-    return [measures.text, _table(measures.header, measures.rows)] if measures.rows else []
+def _section(table: Table) -> list[str]:
+    return [table.note, _markdown(table)] if table.rows else []
 
 
 def _scores(row: ResultRow) -> tuple[str, ...]:
@@ -182,15 +171,16 @@ def _label_table(kind: str, labels: Mapping[str, Breakdown]) -> str:
         (name, str(part.num_problems), _percent(part.accuracy), " to ".join(map(_percent, part.interval)))
         for name, part in labels.items()
     ]
-    return _table((kind, "problems", "accuracy", "interval"), rows)
+    return _markdown(text_table((kind, "problems", "accuracy", "interval"), rows))
 
 
 def _percent(share: float | None) -> str:
     return _NONE if share is None else f"{100 * share:.1f}"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
+def _markdown(table: Table) -> str:
+    rows = ([cell.plain for cell in row] for row in table.rows)
+    lines = [table.header, ["---"] * len(table.header), *rows]
     return "\n".join("| " + " | ".join(map(_escaped, line)) + " |" for line in lines)
 
 

@@ -8,7 +8,7 @@ from luffy.evaluation.leaderboard.board import Board, BoardTable, Lead, Referenc
 from luffy.evaluation.leaderboard.entries import Column, Entry
 from luffy.evaluation.leaderboard.published import PublishedTable
 from luffy.pages import wording
-from luffy.pages.plots import Dot, dot_plot
+from luffy.pages.plotter import Dot, dot_plot
 from luffy.pages.rendering import render
 from luffy.pages.tables import Table, TableCell
 
@@ -26,11 +26,11 @@ class LeaderboardSection:
     title: str
     confidence: str
     methods: str
-    """Of the intervals."""
+    """Names of the intervals' methods."""
     note: str
     table: Table
     num_own: int
-    """Of the table's rows; the others are published."""
+    """Number of rows from this workspace; the others are published."""
     papers: tuple[PublishedTable, ...]
     leads: Table | None
     dots: str

@@ -9,7 +9,7 @@ from luffy.evaluation.method_comparison.findings import Findings, Score, Signifi
 from luffy.evaluation.results import Cell
 from luffy.pages import wording
 from luffy.pages.panels import Figure
-from luffy.pages.plots import Dot, Series, curve_plot, dot_plot
+from luffy.pages.plotter import Dot, Series, curve_plot, dot_plot
 from luffy.pages.rendering import render
 from luffy.pages.tables import Table, TableCell, Tone
 from luffy.statistics.accuracy import Estimate
@@ -99,7 +99,7 @@ def cost_table(findings: Findings) -> Table:
 
 def as_text(table: Table) -> tuple[list[str], list[list[str]]]:
     """Header and rows without markup, for a terminal."""
-    rows = [[" ".join((cell.text, *cell.details)).replace(wording.NBSP, " ") for cell in row] for row in table.rows]
+    rows = [[cell.plain for cell in row] for row in table.rows]
     return list(table.header), rows
 
 

@@ -1,4 +1,4 @@
-"""Which curves are drawn for a training stage; a curve whose metric was not logged is left out."""
+"""The curves of a training stage; a curve whose metric was not logged is left out."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from luffy.config.objective import EntropyLoss, TermConfig
-from luffy.pages.plots import Series, curve_plot, stacked_plot
+from luffy.pages.headline import CURVE_METRICS
+from luffy.pages.plotter import Plot, Series, curve_plot, stacked_plot
 from luffy.tracking.metrics import MetricRow
 from luffy.types import Outcome
 
@@ -122,7 +123,7 @@ _COMMON_PANELS = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawn plot with its caption."""
+    """A plot with its caption."""
 
     title: str
     note: str
@@ -169,8 +170,27 @@ def draw_outcomes(rows: Sequence[MetricRow]) -> Figure | None:
     return Figure("Outcomes", note, tuple(_legend(series)), stacked_plot("rl-outcomes", series))
 
 
-def _draw(node: str, panel: Panel, rows: Sequence[MetricRow]) -> Figure | None:
+def panel_plots(panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Plot]:
+    """The panels that have something to show, for a picture."""
+    return [plot for panel in panels if (plot := _plot(panel, rows)).series]
+
+
+def headline_plots(rows: Sequence[MetricRow]) -> list[Plot]:
+    """The few curves that tell whether a training goes well, validation included."""
+    loss = Panel("Loss", "", (Curve("actor/loss", "Loss"),))
+    known = [panel for panel in (*_REWARD_PANELS, loss, *_POLICY_PANELS) if panel.curves[0].metric in CURVE_METRICS]
+    validation = sorted({name for row in rows for name in row if name.startswith("val/")})
+    return panel_plots([*known, *(Panel(name, "", (Curve(name, name),)) for name in validation)], rows)
+
+
+def _plot(panel: Panel, rows: Sequence[MetricRow]) -> Plot:
     series = [line for curve in panel.curves if (line := _series(curve, rows)).steps]
+    shares = panel.percent and all(0 <= value <= 1 for line in series for value in line.values)
+    return Plot(panel.title, series, percent=shares, exact=panel.exact)
+
+
+def _draw(node: str, panel: Panel, rows: Sequence[MetricRow]) -> Figure | None:
+    series = _plot(panel, rows).series
     if not series:
         return None
     legend = tuple(_legend(series)) if len(panel.curves) > 1 else ()

@@ -19,7 +19,7 @@ def render(template: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["svg"] = Markup  # drawn by `luffy.pages.plots`, which escapes labels
+    environment.filters["svg"] = Markup  # drawn by `luffy.pages.plotter`, which escapes labels
     environment.filters["cell"] = markdown_cell
     environment.filters["fence"] = code_block
     return environment.get_template(template).render(values)

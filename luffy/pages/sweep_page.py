@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from luffy.evaluation.results import EvaluationResults, ResultRow
 from luffy.pages import wording
-from luffy.pages.plots import Dot, band_plot
+from luffy.pages.plotter import Dot, band_plot
 from luffy.pages.rendering import render
 from luffy.pages.tables import Table, TableCell
 from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare

@@ -1,18 +1,29 @@
 """The one type of table: pages show it as HTML or Markdown, terminals as text, notebooks as a DataFrame."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from luffy.pages.wording import NBSP
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Tone = Literal["", "better", "worse"]
 
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A number with what stands behind it in small print."""
+    """A number or name, with details in small print."""
 
     text: str
     details: tuple[str, ...] = ()
     tone: Tone = ""
+
+    @property
+    def plain(self) -> str:
+        """Text and details on one line, without markup."""
+        return " ".join((self.text, *self.details)).replace(NBSP, " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +32,17 @@ class Table:
 
     header: tuple[str, ...]
     rows: tuple[tuple[TableCell, ...], ...]
+    note: str = ""
+    """What a reader must know before."""
+
+    def to_frame(self) -> "pd.DataFrame":
+        """The table as text, with the first column as index."""
+        import pandas as pd  # loads for half a second
+
+        frame = pd.DataFrame([[cell.plain for cell in row] for row in self.rows], columns=list(self.header))
+        return frame.set_index(self.header[0])
+
+
+def text_table(header: tuple[str, ...], rows: Iterable[Sequence[str]], note: str = "") -> Table:
+    """A table of plain texts."""
+    return Table(header, tuple(tuple(TableCell(text) for text in row) for row in rows), note)

@@ -1,10 +1,12 @@
 """Numbers as people read them."""
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
-from luffy.evaluation.results import ResultRow
-from luffy.statistics.accuracy import PairedDifference
-from luffy.statistics.paired import BenchmarkComparison
+if TYPE_CHECKING:
+    from luffy.evaluation.results import ResultRow
+    from luffy.statistics.accuracy import PairedDifference
+    from luffy.statistics.paired import BenchmarkComparison
 
 NBSP = "\u00a0"
 
@@ -19,23 +21,23 @@ def interval(low: float, high: float) -> str:
     return f"[{percent(low)},{NBSP}{percent(high)}]"
 
 
-def accuracy(row: ResultRow) -> str:
+def accuracy(row: "ResultRow") -> str:
     """An accuracy with its interval, in a sentence."""
     return f"{percent(row.accuracy)}{NBSP}% {interval(*row.interval)}"
 
 
-def points(difference: PairedDifference) -> str:
+def points(difference: "PairedDifference") -> str:
     """A difference with its interval, in percentage points."""
     estimate = difference.difference
     return f"{signed(estimate.value)} {signed_interval(difference)}"
 
 
-def signed_interval(difference: PairedDifference) -> str:
+def signed_interval(difference: "PairedDifference") -> str:
     """Bounds in percentage points."""
     return f"[{signed(difference.difference.low)},{NBSP}{signed(difference.difference.high)}]"
 
 
-def adjusted_p(row: BenchmarkComparison) -> str:
+def adjusted_p(row: "BenchmarkComparison") -> str:
     """The p-value after Holm's correction, which is never 0."""
     return "p < 0.001" if row.adjusted_p < 0.001 else f"p = {row.adjusted_p:.3f}"
 

@@ -1,6 +1,6 @@
 """A few rollouts of an RL step as a person would read them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from luffy.config.objective import AdvantageConfig, GroupAdvantage
 from luffy.tracking.samples import SampleRollout
@@ -11,9 +11,18 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def sample_rollouts(
-    groups: Sequence[Group], config: AdvantageConfig, count: int, decode_prompt: Decode, decode_response: Decode
+    groups: Sequence[Group],
+    config: AdvantageConfig,
+    count: int,
+    decode_prompt: Decode,
+    decode_response: Decode,
+    confidential: Collection[str] = (),
 ) -> list[SampleRollout]:
-    """One row of each of the first `count` groups: rollouts, and last a demonstration where there is one."""
+    """One row of each of the first `count` groups: rollouts, and last a demonstration where there is one.
+
+    Groups of the prompts `confidential` (uids) are left out.
+    """
+    groups = [group for group in groups if group.uid not in confidential]
     advantages = iter(_advantages(groups, config))
     pairs = [[(row, next(advantages)) for row in group.trajectories] for group in groups]
     chosen = list(zip(groups, pairs, strict=True))[:count]

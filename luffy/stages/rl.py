@@ -114,11 +114,10 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
         total_steps=settings.rl.steps,
         seed=settings.seed,
     )
-    hidden = confidential_uids(context.inputs["data"] / "train.parquet")
+    confidential = confidential_uids(context.inputs["data"] / "train.parquet")
 
     def read(groups: Sequence[Group], count: int) -> list[SampleRollout]:
-        shown = [group for group in groups if group.uid not in hidden]
-        return sample_rollouts(shown, settings.objective.advantage, count, prompt, reply)
+        return sample_rollouts(groups, settings.objective.advantage, count, prompt, reply, confidential)
 
     journal = RolloutJournal(context.out / "journal")
     return Components(

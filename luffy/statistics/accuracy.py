@@ -38,7 +38,7 @@ class Estimate:
     low: float
     high: float
     method: str
-    """Of the interval, as tables name it."""
+    """Name of the interval's method in tables."""
     num_problems: int
 
     @property

@@ -17,13 +17,13 @@ from scipy import special
 EXACT_BELOW = 200
 """With fewer verdicts the jumps of a count matter, and the exact interval is taken (`verdict_interval`)."""
 FEW_PROBLEMS = 30
-"""Below it little can be said of how much problems differ (`design_effect`)."""
+"""With fewer problems their variance is too uncertain to rely on (`design_effect`)."""
 
 _PSEUDO_PROBLEMS = 2.0
 _LONE_PROBLEMS = 1.3
-"""By these two weights a design effect is drawn towards its largest; chosen by coverage (`design_effect`)."""
+"""Weights that shrink a design effect towards its maximum; chosen by coverage (`design_effect`)."""
 _TRIAL_VALUES = 401
-"""Of the share, in one pass of the search for the ends of the exact interval; three passes reach 1e-7."""
+"""Shares tried in one pass of the search for the ends of the exact interval; three passes reach 1e-7."""
 
 Array = NDArray[np.float64]
 
@@ -93,7 +93,7 @@ def clustered_wilson(share_RP: Array, num_samples: int, confidence: float) -> tu
 def design_effect(share_RP: Array, num_samples: int) -> Array:
     """The variance of each row's mean over that of as many independent responses, from 1 to `num_samples`.
 
-    L. Kish, "Survey Sampling" (1965). The estimate is drawn towards `num_samples` (a problem's responses all agree)
+    L. Kish, "Survey Sampling" (1965). The estimate is shrunk towards `num_samples` (a problem's responses all agree)
     when it rests on few problems. With `FEW_PROBLEMS` or more its weight is (1.3 / m)^2, where m = (sum of x)^2 / (sum
     of x^2) is the number of problems on which the rarer verdict rests, x its share in a problem. With fewer it is that
     of two problems against the expected number of problems with the rarer verdict: wide, but safe. Where all verdicts

@@ -2,7 +2,7 @@
 
 Seeds and problems are crossed: each seed's policy answers every problem, and both another seed and another set of
 problems would give another number. Their variances add up. With the three or five seeds that a comparison has, a
-bootstrap that draws seeds again is too narrow (it takes 2/3 of the variance of three), so seeds get Student's t.
+bootstrap that resamples seeds is too narrow (it takes 2/3 of the variance of three), so seeds get Student's t.
 
 Legend: `S` seeds, `P` problems.
 """
@@ -93,7 +93,7 @@ def _matrix(rows: Sequence[Sequence[float]]) -> Array:
 
 
 def _variance_over_problems(mean_P: Array, num_responses: int) -> float:
-    """Of the mean of `mean_P`, each of which rests on `num_responses` responses a side."""
+    """Variance of the mean of `mean_P`, each of which averages `num_responses` responses per side."""
     n = len(mean_P) + _IMAGINED
     centre = float(mean_P.sum()) / n
     return ((float((mean_P**2).sum()) + _IMAGINED / num_responses) / n - centre**2) / n

@@ -1,6 +1,6 @@
 """BenchmarkComparisons of two models on the same problems, over one benchmark or several.
 
-Legend: `P` problems, `V` different values among their differences, `D` bootstrap draws.
+Legend: `P` problems, `V` different values among their differences, `D` bootstrap resamples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ class BenchmarkComparisons:
     """A second model against a first over several benchmarks."""
 
     confidence: float
-    """Of each interval by itself; and 1 minus the chance of any wrong claim of significance."""
+    """Level of each single interval; 1 - confidence bounds the chance of any wrong claim of significance."""
     benchmarks: tuple[BenchmarkComparison, ...]
 
     def on(self, benchmark: str) -> BenchmarkComparison:
@@ -76,17 +76,17 @@ def compare_paired(
 ) -> PairedDifference:
     """How `second` does against `first`, by per-problem accuracies over `num_samples` responses.
 
-    The percentile bootstrap over problems, 10,000 draws of a fixed seed, where the difference rests on 30 problems or
-    more (`changed_problems`). With fewer changes it holds the truth as rarely as 44 % of the time at 30 problems, and
-    the closed form `paired_difference` is taken. BCa does worse still: `tests/campaigns/interval_coverage.py`. Raises
-    ValueError when the lengths differ or are 0.
+    The percentile bootstrap over problems, 10,000 resamples with a fixed seed, where the difference rests on 30
+    problems or more (`changed_problems`). With fewer changes it holds the truth as rarely as 44 % of the time at 30
+    problems, and the closed form `paired_difference` is taken. BCa does worse still:
+    `tests/campaigns/interval_coverage.py`. Raises ValueError when the lengths differ or are 0.
     """
     difference_P = paired_differences(first, second)
     if changed_problems(difference_P) < MIN_CHANGED:
         return paired_difference(first, second, confidence, num_samples)
     mean_D = np.sort(bootstrap_means(difference_P))
     value = float(difference_P.mean())
-    # The ends are the draws at which the p-value passes 1 - confidence.
+    # The ends are the resamples at which the p-value passes 1 - confidence.
     cut = max(int((1 - confidence) / 2 * (BOOTSTRAP_DRAWS + 1)) - 1, 0)
     low, high = float(mean_D[cut]), float(mean_D[-1 - cut])
     estimate = Estimate(value, min(low, value), max(high, value), "paired bootstrap", len(difference_P))
@@ -135,6 +135,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _two_sided_p(mean_D: NDArray[np.float64]) -> float:
-    """Of no difference; the data themselves count as one more draw, so it is never 0."""
+    """Bootstrap p-value of no difference; the data count as one more resample, so it is never 0."""
     tail = min(int((mean_D <= 0).sum()), int((mean_D >= 0).sum()))
     return min(1.0, 2 * (tail + 1) / (len(mean_D) + 1))

@@ -8,7 +8,7 @@ from typer import Argument, Option
 from luffy.cli import run_view
 from luffy.cli.console import say, text_table, wide_terminal
 from luffy.cli.options import Debug, WorkspaceFolder
-from luffy.cli.plots import terminal_plots, write_pngs
+from luffy.cli.plots import terminal_plots, write_pictures
 from luffy.cli.results import by_suite
 from luffy.cli.sample_view import RewardRange, read_range, samples_of
 from luffy.cli.settings_view import settings_of
@@ -21,7 +21,7 @@ def show(
     run: Annotated[str, Argument(help="a run's name or directory, or an experiment's name for its newest run")],
     everything: Annotated[bool, Option("--all", help="also fields at their defaults, and every metric")] = False,
     plots: Annotated[bool, Option("--plots", help="also the training curves")] = False,
-    png: Annotated[Path | None, Option(metavar="DIR", help="write the panels of the report as PNGs")] = None,
+    svg: Annotated[Path | None, Option(metavar="FOLDER", help="write the panels of the report as SVG files")] = None,
     samples: Annotated[int | None, Option(min=1, metavar="N", help="N samples with their grades, instead")] = None,
     stage: Annotated[
         str | None, Option(metavar="STAGE", help="stage of the samples [rl, else the last evaluation]")
@@ -47,7 +47,7 @@ def show(
     _show_results(record, everything=everything)
     for picture in terminal_plots(record) if plots else ():
         say(f"\n{picture}")
-    for file in write_pngs(record, png) if png else ():
+    for file in write_pictures(record, svg) if svg else ():
         say(f"written to {file}")
     return EXIT_OK
 

@@ -26,7 +26,7 @@ class Lead:
     best: Entry
     next: Entry
     comparison: BenchmarkComparison
-    """Of the best with the next, corrected for the number of columns in which there are two (Holm)."""
+    """The best against the next, with Holm's correction over the columns that have two rows."""
 
     @property
     def is_clear(self) -> bool:
@@ -54,7 +54,7 @@ class BoardTable:
     rows: tuple[Entry, ...]
     """The best mean first."""
     leads: Mapping[Column, Lead]
-    """Of the columns that two rows share."""
+    """For the columns that at least two rows share."""
     references: tuple[Reference, ...]
     note: str = ""
     """What sets it apart from other tables whose protocol reads the same."""

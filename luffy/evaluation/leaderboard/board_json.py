@@ -52,7 +52,7 @@ def _row(table: BoardTable, entry: Entry) -> Json:
 
 
 def _cell(table: BoardTable, entry: Entry, column: Column) -> Json:
-    """A cell in the order of the columns; null where the model was not asked."""
+    """A cell in the order of the columns; null where the model was not evaluated."""
     cell, lead = entry.cells.get(column), table.leads.get(column)
     if cell is None:
         return None

@@ -32,7 +32,7 @@ _NOT_SET = ("null", "[]", "{}")
 
 @dataclass(frozen=True, slots=True)
 class EvaluationProtocol:
-    """How responses were drawn and graded: only rows of one protocol are compared."""
+    """How responses were sampled and graded: only rows with equal protocols are compared."""
 
     decoding: str
     """Its name in the experiment, which does not tell protocols apart."""
@@ -49,7 +49,7 @@ class EvaluationProtocol:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What was asked: the problems of a suite, so many responses to each, graded in one way."""
+    """A set of problems with a number of responses to each and a way to grade them."""
 
     suite: str
     num_problems: int
@@ -62,7 +62,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class BoardCell:
-    """What one model got there."""
+    """One model's result in a column."""
 
     row: ResultRow
     correct: Mapping[str, int]
@@ -105,7 +105,7 @@ class _Found:
     checkpoint: str
     """`base`, `sft` or `rl`."""
     step: int | None
-    """Of a sweep."""
+    """Checkpoint of a sweep."""
     protocol: EvaluationProtocol
     column: Column
     cell: BoardCell
@@ -188,10 +188,10 @@ def _read_samples(directory: Path) -> tuple[dict[Cell, dict[str, int]], dict[Cel
     correct: dict[Cell, dict[str, int]] = {}
     references: dict[Cell, dict[str, str]] = {}
     for record in read_samples_of(directory):
-        asked = record.suite, record.decoding
-        counts = correct.setdefault(asked, {})
+        cell = record.suite, record.decoding
+        counts = correct.setdefault(cell, {})
         counts[record.uid] = counts.get(record.uid, 0) + record.correct
-        references.setdefault(asked, {})[record.uid] = record.ground_truth
+        references.setdefault(cell, {})[record.uid] = record.ground_truth
     return correct, references
 
 
@@ -218,7 +218,7 @@ def _names(
     groups: Mapping[tuple[_Model, str], Sequence[_Found]],
     uses: Mapping[str, Sequence[Use]],
 ) -> list[RowName]:
-    """One name a model, whatever it was asked under which protocol."""
+    """One name per model, whatever the protocols of its evaluations."""
     items = {
         model: [item for (other, _), group in groups.items() if other == model for item in group] for model in models
     }
@@ -245,9 +245,9 @@ def _newest(items: Sequence[_Found]) -> dict[Column, BoardCell]:
 
 def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decoding: str) -> EvaluationProtocol:
     evaluation = _mapping(of_stage, "evaluation")
-    drawn = _mapping(_mapping(evaluation, "decodings"), decoding)
+    sampling = _mapping(_mapping(evaluation, "decodings"), decoding)
     shared = {name: value for name, value in evaluation.items() if name not in _APART}
-    settings = flatten(drawn) | flatten(shared)
+    settings = flatten(sampling) | flatten(shared)
     grading = {f"grading.{name}": value for name, value in flatten(of_stage.get("grading")).items()}
     if evaluation.get("template", _OWN_TEMPLATE) == _OWN_TEMPLATE:  # the others have a system message of their own
         grading[f"data.{_SYSTEM_PROMPT}"] = json.dumps(of_stage.get(_SYSTEM_PROMPT))

@@ -45,9 +45,9 @@ class RowName:
     """What a row is called."""
 
     experiment: str
-    """Of all the runs that share it; empty where no run is left."""
+    """Experiments of all runs that share the model; empty where no run is left."""
     method: str
-    """Of the last stage that trains; empty before it."""
+    """Method of the last stage that trains; empty before that stage."""
     checkpoint: str
     variant: str = ""
     """The settings that tell it from other rows of that name."""

@@ -17,20 +17,20 @@ _OPTIMIZER_STEPS = "batch/optimizer_steps"
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What one run has spent behind the base policy, a cold start by SFT included; None: its metrics do not say."""
+    """What one run has spent after the base policy, a cold start by SFT included; None where metrics are missing."""
 
     optimizer_steps: float | None
     """Interleaved SFT steps included."""
     rollouts: float | None
-    """Responses that the policy drew."""
+    """Sampled responses."""
     generated_tokens: float | None
-    """Of those responses."""
+    """In the sampled responses."""
     trained_tokens: float | None
     """Response tokens in the batches of updates, traces included."""
     seconds: float | None
-    """Of training steps, rollouts included; not of evaluation, nor of starting programs."""
+    """In training steps, rollouts included; without evaluation and the start of programs."""
     peak_memory_gib: float | None
-    """Of the training program; with `cluster: ray` not known."""
+    """The training process's; unknown with `cluster: ray`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Findings:
     """Suites by decoding, as they were evaluated."""
     arms: tuple[Arm, ...]
     base: Mapping[Cell, Estimate]
-    """Of the policy that all arms start from; over problems."""
+    """The policy that all arms start from; intervals are over problems."""
     scores: Mapping[tuple[str, Cell], Score]
     """By arm; those without a finished seed are missing."""
     tests: Mapping[tuple[str, Cell], SignificanceTest]
@@ -83,7 +83,7 @@ class Findings:
 def find(
     name: str, budget: BudgetConfig, reference: str, seeds: Sequence[int], base: CheckpointScores, arms: Sequence[Arm]
 ) -> Findings:
-    """The findings on `arms`, in their order. Raises LuffyError where arms were asked different problems."""
+    """The findings on `arms`, in their order. Raises LuffyError where arms were evaluated on different problems."""
     confidence = base.results.confidence
     cells = tuple((row.suite, row.decoding) for row in base.results.rows)
     scores = {(arm.name, cell): _score(arm.seeds, cell, confidence) for arm in arms if arm.seeds for cell in cells}

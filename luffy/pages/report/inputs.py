@@ -33,7 +33,7 @@ class FinishedChain:
     """In the order of the chain."""
     data_card: Mapping[str, object]
     difficulty: DifficultyCard | None = None
-    """Of the stage `difficulty`, where the chain has it."""
+    """The card of the stage `difficulty`, where the chain has it."""
 
     @property
     def suites(self) -> list[str]:

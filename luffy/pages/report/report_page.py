@@ -21,7 +21,7 @@ from luffy.pages.panels import (
     rl_panels,
     supervised_panels,
 )
-from luffy.pages.plots import Dot, Share, bar_plot, dot_plot
+from luffy.pages.plotter import Dot, Share, bar_plot, dot_plot
 from luffy.pages.rendering import render
 from luffy.pages.report.inputs import FinishedChain
 from luffy.pages.report.opening import Headline, headlines, summarise

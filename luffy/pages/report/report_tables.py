@@ -6,7 +6,6 @@ from luffy.data.difficulty import DifficultyCard, Fit
 from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.results import ResultRow, checkpoint_name
 from luffy.pages import wording
-from luffy.pages.evaluation_tables import Measures
 from luffy.pages.report.inputs import FinishedChain
 from luffy.pages.tables import Table, TableCell, Tone
 from luffy.pipeline.manifest import Manifest
@@ -107,21 +106,15 @@ def stage_table(manifests: Mapping[str, Manifest]) -> Table:
     return Table(header, rows)
 
 
-def text_table(measures: Measures) -> Table:
-    """A table of one model."""
-    return Table(measures.header, tuple(tuple(TableCell(text) for text in row) for row in measures.rows))
-
-
-def measure_table(chain: FinishedChain, decoding: str, measure: Callable[[Sequence[ResultRow]], Measures]) -> Table:
-    """What `measure` says of every checkpoint under a decoding: a row a suite and checkpoint, suites together."""
+def measure_table(chain: FinishedChain, decoding: str, measure: Callable[[Sequence[ResultRow]], Table]) -> Table:
+    """`measure` for every checkpoint under a decoding: a row per suite and checkpoint, suites together."""
     header: tuple[str, ...] = ()
     found: list[tuple[str, tuple[TableCell, ...]]] = []
     for evaluation in chain.evaluations:
-        measures = measure([row for row in evaluation.results.rows if row.decoding == decoding])
-        header = (measures.header[0], "checkpoint", *measures.header[1:])
-        for suite, *values in measures.rows:
-            cells = (suite, checkpoint_name(evaluation.checkpoint), *values)
-            found.append((suite, tuple(TableCell(text) for text in cells)))
+        table = measure([row for row in evaluation.results.rows if row.decoding == decoding])
+        header = (table.header[0], "checkpoint", *table.header[1:])
+        for suite, *values in table.rows:
+            found.append((suite.text, (suite, TableCell(checkpoint_name(evaluation.checkpoint)), *values)))
     found.sort(key=lambda row: chain.suites.index(row[0]))  # stable: checkpoints stay in the order of the chain
     return Table(header, tuple(cells for _, cells in found))
 

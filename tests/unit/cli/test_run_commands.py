@@ -21,6 +21,7 @@ from luffy.cli.plots import plot
 from luffy.cli.sample_view import read_range
 from luffy.cli.settings_view import changed_settings, settings_of
 from luffy.config import load_experiment
+from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError
 from luffy.evaluation.results import EvaluationResults, result_row, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
@@ -30,7 +31,7 @@ from luffy.pipeline.experiment import ExperimentRun, open_experiment
 from luffy.pipeline.job import write_job
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.journal import RolloutJournal
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Message, Outcome, Prompt, Source, Trajectory
 
 SMOKE = "exp_configs/smoke.yaml"
 WORDS = {"[UNK]": 0, "one": 1, "plus": 2, "is": 3, "two": 4, "three": 5}
@@ -128,9 +129,9 @@ def test_files_are_named_in_the_lineage_with_their_hashes(workspace, capsys, tmp
 
 def test_plots_in_the_terminal_and_as_files(workspace, capsys, tmp_path):
     whole_run(workspace)
-    out = shown(capsys, "show", "smoke", "--plots", "--png", str(tmp_path / "png"))
+    out = shown(capsys, "show", "smoke", "--plots", "--svg", str(tmp_path / "svg"))
     assert "rl reward/mean" in out and "step 4" in out
-    assert (tmp_path / "png" / "smoke-1-rl.png").read_bytes().startswith(b"\x89PNG")
+    assert "Reward" in (tmp_path / "svg" / "smoke-1-rl.svg").read_text()
 
 
 def test_a_rising_curve_rises_in_the_terminal():
@@ -148,9 +149,13 @@ def rl_with_journal(workspace):
     tokenizer = Tokenizer(WordLevel(WORDS, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(plan.inputs["model"] / "model" / "tokenizer.json"))
+    prompts = [Prompt(f"uid{step}", "sums", (Message("user", "one plus one"),), "2") for step in (1, 2)]
+    hidden = Prompt("hidden", "my GPQA", (Message("user", "one plus one"),), "2")
+    write_prompts(plan.inputs["data"] / "train.parquet", [*prompts, hidden])
     journal = RolloutJournal(plan.directory / "journal")
     for step in (1, 2):
-        journal.commit(step, [Group(f"uid{step}", (trajectory(4, 1.0), trajectory(5, 0.25), demonstration()))])
+        rows = (trajectory(4, 1.0), trajectory(5, 0.25), demonstration())
+        journal.commit(step, [Group(f"uid{step}", rows), Group("hidden", rows)])
 
 
 def trajectory(answer, reward, source=Source.ON_POLICY):

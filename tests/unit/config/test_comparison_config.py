@@ -82,7 +82,7 @@ def test_a_budget_of_rollouts_counts_what_the_policy_draws(load):
 @pytest.mark.parametrize(
     ("arm", "says"),
     [
-        ("{chain: sft, method: sft}", "draws no rollouts"),
+        ("{chain: sft, method: sft}", "samples no rollouts"),
         ("{chain: rl, method: dapo}", "how many rollouts dapo draws in a step depends on what they come to"),
         ("{chain: rl, method: luffy_prefix}", "depends on what they come to"),
     ],

@@ -1,0 +1,120 @@
+"""What is confidential is decided in one place, and nothing that people read shows its text."""
+
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import luffy
+from luffy.confidential import is_confidential, may_show_prompt
+from luffy.data.confidential_prompts import confidential_uids
+from luffy.data.parquet import write_prompts
+from luffy.evaluation.changes import find_changes
+from luffy.evaluation.finished import read_evaluation
+from luffy.evaluation.results import EvaluationResults, result_row, write_results
+from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
+from luffy.evaluation.sample_records import SampleRecord
+from luffy.pages.evaluation_page import render_page
+from luffy.pages.evaluation_tables import render_summary
+from luffy.types import Message, Prompt
+from tasks import artifacts
+
+ROOT = Path(__file__).parents[3]
+SECRET = "the-secret"
+PROMPT = Prompt("u1", "open", (Message("user", SECRET),), SECRET)
+RECORD = SampleRecord(
+    suite="open", decoding="greedy", uid="u", sample=0, seed=0, prompt=SECRET, response=SECRET, answer=SECRET,
+    ground_truth=SECRET, outcome="correct", reason=SECRET, correct=True, finish_reason="stop", num_tokens=1,
+)  # fmt: skip
+MARKS = ({"confidential": True}, {"suite": "gpqa_diamond"}, {"suite": "my GPQA"})
+
+
+@pytest.mark.parametrize(
+    ("name", "marked", "expected"),
+    [("aime24", False, False), ("aime24", True, True), ("gpqa_diamond", False, True), ("My-GPQA", False, True)],
+)
+def test_a_mark_or_the_name_of_the_benchmark_makes_it_confidential(name: str, marked: bool, expected: bool) -> None:
+    assert is_confidential(name, marked=marked) is expected
+
+
+def test_a_prompt_is_confidential_by_its_mark_or_its_source(tmp_path: Path) -> None:
+    marked = replace(PROMPT, uid="u2", extra_info={"confidential": True})
+    known = replace(PROMPT, uid="u3", data_source="GPQA-main")
+    prompts = [PROMPT, marked, known]
+    write_prompts(tmp_path / "train.parquet", prompts)
+    assert [may_show_prompt(prompt) for prompt in prompts] == [True, False, False]
+    assert confidential_uids(tmp_path / "train.parquet") == {"u2", "u3"}
+
+
+def evaluation(folder: Path, *records: SampleRecord) -> Path:
+    folder.mkdir(parents=True)
+    write_sample_records(folder / SAMPLES_FILE, list(records))
+    write_results(folder / "results.json", results(records))
+    return folder
+
+
+def results(records: tuple[SampleRecord, ...]) -> EvaluationResults:
+    return EvaluationResults(checkpoint="rl", confidence=0.95, rows=(result_row(list(records), 0.95),))
+
+
+def shown(folder: Path, record: SampleRecord) -> dict[str, str]:
+    """Everything that is made of an evaluation for people or notebooks."""
+    first = evaluation(folder / "first", record)
+    second = evaluation(folder / "second", replace(record, correct=False, outcome="wrong"))
+    (cell,) = find_changes(read_evaluation(first), read_evaluation(second)).cells
+    plan = SimpleNamespace(directory=first, node=SimpleNamespace(name="evaluate_rl"))
+    samples = artifacts.evaluated_samples(plan)
+    return {
+        "results.json": (first / "results.json").read_text(),
+        "summary.md": render_summary(results((record,))),
+        "summary.html": render_page(results((record,))),
+        "artifact": samples.data if samples else "",
+        "changes": "" if cell.changed[0].confidential else str(cell.changed),
+    }
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_nothing_made_of_an_evaluation_shows_confidential_text(tmp_path: Path, mark: dict[str, object]) -> None:
+    for name, text in shown(tmp_path, replace(RECORD, **mark)).items():
+        assert SECRET not in text, name
+
+
+def test_the_same_text_is_shown_where_it_may_be(tmp_path: Path) -> None:
+    found = shown(tmp_path, RECORD)
+    assert {name for name, text in found.items() if SECRET in text} == {"artifact", "changes"}
+
+
+def test_frames_hold_no_text_of_problems() -> None:
+    assert {"prompt", "response", "answer", "ground_truth"}.isdisjoint(luffy.load_problem_results.__doc__.split("`"))
+
+
+def reads(tree: ast.AST) -> bool:
+    """Whether code reads a mark `.confidential`, or names the benchmark or the key of `extra_info` itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "confidential":
+            return True
+        if isinstance(node, ast.Compare) and any(
+            isinstance(part, ast.Constant) and "gpqa" in str(part.value).lower() for part in ast.walk(node)
+        ):
+            return True
+        if isinstance(node, ast.Call) and any(
+            isinstance(part, ast.Constant) and part.value == "confidential" for part in node.args
+        ):
+            return True
+    return False
+
+
+def test_only_the_rule_itself_reads_marks() -> None:
+    """A new page or export has no rule of its own: it asks `may_be_shown`, `may_show_prompt` or `is_confidential`."""
+    known = {
+        "luffy/data/sources/files.py",  # marks the rows of a source that is configured so, and hides its messages
+        "luffy/evaluation/sample_records.py",  # `may_be_shown`
+        "luffy/evaluation/changes.py",  # carries `may_be_shown` of the records on to problems
+        "luffy/cli/evaluations.py",  # shows those problems
+    }
+    modules = [path for top in ("luffy", "tasks", "flows") for path in (ROOT / top).rglob("*.py")]
+    found = {path.relative_to(ROOT).as_posix() for path in modules if reads(ast.parse(path.read_text()))}
+    assert found <= known, json.dumps(sorted(found - known))

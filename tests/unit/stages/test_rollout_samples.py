@@ -1,0 +1,27 @@
+"""The rollouts of an RL step that are written down for people."""
+
+from collections.abc import Sequence
+
+from luffy.stages.rollout_samples import sample_rollouts
+
+from luffy.config.objective.advantage import GroupMeanAdvantage
+from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+
+
+def group(uid: str) -> Group:
+    row = Trajectory(
+        (1,), (2,), (Source.ON_POLICY,), (-0.5,), (0,), 1.0, Outcome.CORRECT, FinishReason.STOP
+    )  # fmt: skip
+    return Group(uid, (row, row))
+
+
+def spelled(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
+
+
+def test_a_row_of_each_group_and_none_of_a_confidential_prompt() -> None:
+    groups = [group("a"), group("secret"), group("b"), group("c")]
+    samples = sample_rollouts(
+        groups, GroupMeanAdvantage(kind="group_mean", scale_by_std=False), 2, spelled, spelled, {"secret"}
+    )
+    assert [(sample.uid, sample.prompt, sample.response) for sample in samples] == [("a", "1", "2"), ("b", "1", "2")]
