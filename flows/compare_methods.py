@@ -20,7 +20,7 @@ from luffy.config.comparison import load_comparison
 from luffy.errors import LuffyError
 from luffy.evaluation.method_comparison.findings import Findings
 from luffy.pages.method_comparison_page import accuracy_table, as_text, cost_table, difference_table
-from luffy.pipeline.resources import check_resources
+from luffy.pipeline.machine.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.comparison import PAGE_FILE, conclude, open_comparison, run_arms
 from luffy.tasks.stages import make_chain

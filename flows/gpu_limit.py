@@ -2,7 +2,7 @@
 
 import httpx
 
-from luffy.pipeline.gpus import QUEUE, detected_gpus
+from luffy.pipeline.machine.gpus import QUEUE, detected_gpus
 
 _TIMEOUT_S = 10.0
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from luffy.errors import LuffyError
-from luffy.pipeline.lock import StageLock
+from luffy.pipeline.workspace.lock import StageLock
 from luffy.processes import die_with, end
 
 _API_VARIABLE = "PREFECT_API_URL"

@@ -33,8 +33,8 @@ from luffy.files import write_atomic
 from luffy.flows.gpu_limit import limit_gpus
 from luffy.flows.pages import served_pages
 from luffy.flows.prefect_session import ApiServer, answers, set_environment
-from luffy.pipeline.lock import StageLock
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
+from luffy.pipeline.workspace.lock import StageLock
 from luffy.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 
 _DEPLOYMENTS = (SHIPPED / "prefect.yaml").resolve()

@@ -10,8 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from luffy.tasks.curves import picture_url
-
 from luffy.cli.results import Accuracy, by_suite, read_accuracies
 from luffy.config import STAGE_KINDS
 from luffy.config.stage_kinds import ViewName
@@ -21,7 +19,7 @@ from luffy.evaluation.sample_records import SampleRecord
 from luffy.pages.headline import headlines_first
 from luffy.pages.panels import headline_plots
 from luffy.pages.plotter import Plot, colored, picture_url
-from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.jsonl import Json, read_last_lines
 from luffy.tracking.metrics import METRICS_FILE, read_metrics

@@ -22,7 +22,7 @@ from luffy.evaluation.sample_records import SampleRecord
 from luffy.grading import JUDGE_CACHE, GraderPool, Problem
 from luffy.grading.kinds import leaves
 from luffy.pages.evaluation_page import write_summaries
-from luffy.pipeline.job import JOB_FILE, read_job
+from luffy.pipeline.chain.job import JOB_FILE, read_job
 
 Rows = list[tuple[str, ...]]
 _RESCORED = "rescored"

@@ -6,9 +6,9 @@ from luffy.cli.console import memory_table, plan_table, say, terminal, text_tabl
 from luffy.config import ExperimentConfig
 from luffy.config.comparison import SHARED_NODES, Comparison
 from luffy.errors import ConfigError
+from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import open_experiment
-from luffy.pipeline.plan import StagePlan
-from luffy.pipeline.resources import find_resources
+from luffy.pipeline.machine.resources import find_resources
 from luffy.pipeline.workspace import Workspace
 
 _COMPARISON_HEADER = ("run", "stage", "key", "plan", "why")

@@ -8,7 +8,7 @@ from luffy.files import write_atomic
 from luffy.pages.headline import CURVE_METRICS
 from luffy.pages.panels import Panel, panel_plots, rl_panels, supervised_panels
 from luffy.pages.plotter import picture_svg
-from luffy.pipeline.records import RunRecord
+from luffy.pipeline.workspace.records import RunRecord
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 
 _WIDTH, _HEIGHT = 60, 6

@@ -5,10 +5,10 @@ from itertools import islice
 from luffy.cli.results import RESULTS_FILE
 from luffy.cli.run_view import Rows, final_metrics, number
 from luffy.pages.headline import HEADLINE_METRICS
-from luffy.pipeline.differences import differences
-from luffy.pipeline.identity import read_identity
-from luffy.pipeline.manifest import read_manifest
-from luffy.pipeline.records import RunRecord, StageEntry
+from luffy.pipeline.chain.differences import differences
+from luffy.pipeline.chain.identity import read_identity
+from luffy.pipeline.chain.manifest import read_manifest
+from luffy.pipeline.workspace.records import RunRecord, StageEntry
 
 STAGE_HEADER = ("stage", "first", "second", "")
 METRIC_HEADER = ("stage", "metric", "first", "second", "difference")

@@ -10,9 +10,9 @@ from luffy.cli.console import duration
 from luffy.cli.inventory import stage_state
 from luffy.cli.results import RESULTS_FILE, Accuracy, read_accuracies
 from luffy.pages.headline import HEADLINE_METRICS
-from luffy.pipeline.identity import IdentityRecord, Json, read_identity
-from luffy.pipeline.manifest import Manifest, read_manifest
-from luffy.pipeline.records import RunRecord, StageEntry
+from luffy.pipeline.chain.identity import IdentityRecord, Json, read_identity
+from luffy.pipeline.chain.manifest import Manifest, read_manifest
+from luffy.pipeline.workspace.records import RunRecord, StageEntry
 from luffy.tracking.jsonl import read_last_lines
 from luffy.tracking.metrics import METRICS_FILE, TIME_NAMESPACE
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from luffy.cli.console import PLAIN_INTERVAL_S, progress_words, say, stage_title, state_words
 from luffy.cli.progress import StageLine, StageState
 from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, LuffyError
-from luffy.pipeline.events import EVENTS_FILE, Event, EventReader
-from luffy.pipeline.graph import build_graph
-from luffy.pipeline.manifest import read_manifest
-from luffy.pipeline.records import RunCondition, RunRecord, StageEntry, read_run
+from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.chain.manifest import read_manifest
+from luffy.pipeline.machine.events import EVENTS_FILE, Event, EventReader
+from luffy.pipeline.workspace.records import RunCondition, RunRecord, StageEntry, read_run
 
 _OPEN: tuple[StageState, ...] = ("starting", "waiting", "running")
 _REUSED = "reused"

@@ -6,8 +6,8 @@ from itertools import islice
 from pathlib import Path
 
 from luffy.errors import ConfigError, DataError
-from luffy.pipeline.job import JOB_FILE, read_job
-from luffy.pipeline.records import RunRecord
+from luffy.pipeline.chain.job import JOB_FILE, read_job
+from luffy.pipeline.workspace.records import RunRecord
 
 SAMPLES_FILE = "samples.jsonl"
 _JOURNAL = "journal"

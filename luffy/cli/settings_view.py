@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pydantic_core import PydanticUndefined
 
 from luffy.config.strict import StrictModel
-from luffy.pipeline.differences import flatten
-from luffy.pipeline.identity import Json
+from luffy.pipeline.chain.differences import flatten
+from luffy.pipeline.chain.identity import Json
 
 _SECTION = "(section)"
 _ABSENT = "-"

@@ -4,7 +4,7 @@ A new stage takes two edits: its program in `luffy/stages/`, and its entry here.
 the stage in a chain.
 
 A stage names the *role* of what it reads, not the stage that makes it: `policy` is the newest policy of the chain,
-whichever stage that comes from. So the same entries wire every chain (`luffy.pipeline.graph`).
+whichever stage that comes from. So the same entries wire every chain (`luffy.pipeline.chain.graph`).
 """
 
 from collections.abc import Callable, Mapping

@@ -24,8 +24,8 @@ from luffy.evaluation.sample_files import read_samples_of, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
 from luffy.grading import GraderPool
-from luffy.pipeline.fingerprint import module_fingerprint
-from luffy.pipeline.manifest import consumed_digest, read_manifest
+from luffy.pipeline.chain.fingerprint import module_fingerprint
+from luffy.pipeline.chain.manifest import consumed_digest, read_manifest
 
 logger = logging.getLogger(__name__)
 RESPONSES_FILE = "responses.json"

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from luffy.files import link_or_copy
-from luffy.pipeline.checkpoints import CHECKPOINTS_FOLDER, newest_checkpoint
+from luffy.pipeline.chain.checkpoints import CHECKPOINTS_FOLDER, newest_checkpoint
 
 _HISTORY = ("metrics.jsonl", "samples.jsonl")
 

@@ -44,8 +44,8 @@ from luffy.evaluation.requests import Suite
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import link_or_copy, write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
-from luffy.pipeline.identity import Identity, IdentityRecord, read_identity
-from luffy.pipeline.manifest import read_manifest
+from luffy.pipeline.chain.identity import Identity, IdentityRecord, read_identity
+from luffy.pipeline.chain.manifest import read_manifest
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.responses import ResponseProgress, open_generator

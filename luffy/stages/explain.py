@@ -13,8 +13,8 @@ from luffy.config.training import CriticConfig
 from luffy.config.yaml_source import read_yaml
 from luffy.errors import EXIT_OK, ConfigError, UserError
 from luffy.objectives.explain import explain_objective, explain_terms
-from luffy.pipeline.graph import build_graph
-from luffy.pipeline.job import read_job
+from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.chain.job import read_job
 
 FLAG = "--explain"
 

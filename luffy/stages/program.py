@@ -25,15 +25,15 @@ from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
 from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, ConfigError, LuffyError, UserError, WorkspaceError
-from luffy.pipeline.events import EVENTS_FILE, EventWriter
-from luffy.pipeline.fingerprint import code_fingerprint
-from luffy.pipeline.identity import IdentityRecord, write_identity
-from luffy.pipeline.job import StageJob, read_job
-from luffy.pipeline.lock import StageLock
-from luffy.pipeline.manifest import Manifest, collect_outputs, consumed_digests, finished_manifest, write_manifest
-from luffy.pipeline.provenance import hardware, package_versions
-from luffy.pipeline.reuse import clear, examine
-from luffy.pipeline.space import lack_of_space
+from luffy.pipeline.chain.fingerprint import code_fingerprint
+from luffy.pipeline.chain.identity import IdentityRecord, write_identity
+from luffy.pipeline.chain.job import StageJob, read_job
+from luffy.pipeline.chain.manifest import Manifest, collect_outputs, consumed_digests, finished_manifest, write_manifest
+from luffy.pipeline.chain.provenance import hardware, package_versions
+from luffy.pipeline.chain.reuse import clear, examine
+from luffy.pipeline.machine.events import EVENTS_FILE, EventWriter
+from luffy.pipeline.workspace.lock import StageLock
+from luffy.pipeline.workspace.space import lack_of_space
 from luffy.processes import (
     MARK_VARIABLE,
     die_with,

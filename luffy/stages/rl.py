@@ -18,7 +18,7 @@ from luffy.data.parquet import read_prompts
 from luffy.data.templates import decode, encode_traces, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, GraderPool, problem_of
-from luffy.pipeline.checkpoints import complete_checkpoints
+from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.rl.collector import GroupCollector
 from luffy.rl.logp_gap import check_logp_gap
 from luffy.rl.rollout_samples import sample_rollouts

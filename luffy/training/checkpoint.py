@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from luffy.errors import CheckpointError, ConfigError
 from luffy.files import sync_directory, write_atomic
-from luffy.pipeline.checkpoints import CHECKPOINTS_FOLDER, COMPLETE_FILE, complete_checkpoints
+from luffy.pipeline.chain.checkpoints import CHECKPOINTS_FOLDER, COMPLETE_FILE, complete_checkpoints
 from luffy.training.engine_state import publish, read_engine, write_engine
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from typing import Literal
 
 import psutil
 
-from luffy.pipeline.events import EVENTS_FILE
-from luffy.pipeline.manifest import MANIFEST_FILE, OutputFile, finished_manifest
+from luffy.pipeline.chain.manifest import MANIFEST_FILE, OutputFile, finished_manifest
+from luffy.pipeline.machine.events import EVENTS_FILE
 from luffy.pipeline.workspace import RUN_FILE, WORKSPACE_VARIABLE
 from luffy.processes import die_with
 from luffy.tracking.metrics import METRICS_FILE, without_times
@@ -32,7 +32,7 @@ from luffy.tracking.metrics import METRICS_FILE, without_times
 ROOT = Path(__file__).resolve().parents[2]
 Victim = Literal["flow", "stage", "server"]
 VICTIMS: tuple[Victim, ...] = ("flow", "stage", "server")
-_WARM_SERVER = "luffy.pipeline.warm_server"
+_WARM_SERVER = "luffy.pipeline.machine.warm_server"
 _API_SERVER = "prefect.server.api.server:create_app"
 _POLL_S = 0.02
 _END_S = 120.0

@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 from luffy.cli.main import main
 from luffy.evaluation.results import read_results
 from luffy.flows.prefect_session import ApiServer
-from luffy.pipeline.events import EventReader
+from luffy.pipeline.machine.events import EventReader
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

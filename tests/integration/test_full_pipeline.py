@@ -18,7 +18,7 @@ from patience import PATIENCE_S, wait_until
 
 from luffy.cli.main import main
 from luffy.flows.prefect_session import ApiServer
-from luffy.pipeline.lock import holder_of
+from luffy.pipeline.workspace.lock import holder_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -215,7 +215,7 @@ def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, victim
     flow = start(workspace)
     wait_until(lambda: last_step(directory) >= 3)
     program = program_of(directory)
-    assert "luffy.pipeline.warm_server" in program.parent().cmdline()
+    assert "luffy.pipeline.machine.warm_server" in program.parent().cmdline()
     {"stage": program, "flow": flow, "warm server": program.parent()}[victim].kill()
     flow.communicate(timeout=PATIENCE_S)
     wait_until(lambda: processes_of(workspace) == [])

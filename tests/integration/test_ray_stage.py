@@ -17,7 +17,7 @@ import psutil
 import pytest
 from patience import PATIENCE_S, wait_until
 
-from luffy.pipeline.checkpoints import complete_checkpoints
+from luffy.pipeline.chain.checkpoints import complete_checkpoints
 
 pytestmark = pytest.mark.slow
 DRIVER = Path(__file__).with_name("ray_run.py")

@@ -13,8 +13,8 @@ from patience import wait_until
 from toy_run import Recorder, toy_run
 
 from luffy.errors import StageFailed
-from luffy.pipeline.lock import holder_of
-from luffy.pipeline.supervise import supervise
+from luffy.pipeline.machine.supervise import supervise
+from luffy.pipeline.workspace.lock import holder_of
 
 DRIVER = Path(__file__).with_name("toy_run.py")
 

@@ -9,7 +9,7 @@ from luffy.config.execution import ExecutionConfig
 from luffy.evaluation.results import EvaluationResults, result_row, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord, record_line
-from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
+from luffy.pipeline.chain.manifest import Manifest, collect_outputs, write_manifest
 from luffy.pipeline.workspace import Workspace
 
 Verdict = Callable[[int, int], bool]

@@ -12,8 +12,8 @@ from luffy.cli.results import RESULTS_FILE, by_suite
 from luffy.cli.run_view import accuracies
 from luffy.cli.settings_view import changed_settings
 from luffy.errors import EXIT_OK, DataError
-from luffy.pipeline.records import RunRecord, find_run
 from luffy.pipeline.workspace import Workspace, find_workspace
+from luffy.pipeline.workspace.records import RunRecord, find_run
 
 
 def diff(

@@ -10,9 +10,9 @@ from luffy.cli.console import say
 from luffy.cli.options import Debug
 from luffy.config.settings import RLSettings, SFTSettings
 from luffy.errors import EXIT_OK, DataError
-from luffy.pipeline.checkpoints import complete_checkpoints
-from luffy.pipeline.job import read_job
-from luffy.pipeline.manifest import MANIFEST_FILE
+from luffy.pipeline.chain.checkpoints import complete_checkpoints
+from luffy.pipeline.chain.job import read_job
+from luffy.pipeline.chain.manifest import MANIFEST_FILE
 
 _MODEL = "model"
 

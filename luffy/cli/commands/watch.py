@@ -11,8 +11,8 @@ from luffy.cli.console import live_lines, say, terminal
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.cli.run_watch import PlainLines, RunWatch
 from luffy.errors import DataError
-from luffy.pipeline.records import RunRecord, find_run, list_records
 from luffy.pipeline.workspace import Workspace, find_workspace
+from luffy.pipeline.workspace.records import RunRecord, find_run, list_records
 
 _POLL_S = 0.5
 

@@ -15,7 +15,7 @@ from luffy.errors import LuffyError
 from luffy.evaluation.leaderboard.naming import RowName, Use, flatten, name_row, read_uses, tell_apart
 from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, read_results
 from luffy.evaluation.sample_files import read_samples_of
-from luffy.pipeline.manifest import MANIFEST_FILE, Manifest, read_manifest
+from luffy.pipeline.chain.manifest import MANIFEST_FILE, Manifest, read_manifest
 from luffy.pipeline.workspace import Workspace
 
 _STAGES: tuple[StageName, ...] = ("evaluate", "sweep")

@@ -10,7 +10,7 @@ from luffy.data.difficulty import DifficultyCard, read_card
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.evaluation.results import Cell
-from luffy.pipeline.manifest import Manifest, finished_manifest
+from luffy.pipeline.chain.manifest import Manifest, finished_manifest
 from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout, read_samples

@@ -8,7 +8,7 @@ from luffy.evaluation.results import ResultRow, checkpoint_name
 from luffy.pages import wording
 from luffy.pages.report.inputs import FinishedChain
 from luffy.pages.tables import Table, TableCell, Tone
-from luffy.pipeline.manifest import Manifest
+from luffy.pipeline.chain.manifest import Manifest
 from luffy.statistics.paired import BenchmarkComparison
 
 

@@ -26,9 +26,9 @@ from luffy.errors import ConfigError
 from luffy.evaluation.results import EvaluationResults, result_row, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.pipeline.events import EventWriter
+from luffy.pipeline.chain.job import write_job
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.job import write_job
+from luffy.pipeline.machine.events import EventWriter
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.journal import RolloutJournal
 from luffy.types import FinishReason, Group, Message, Outcome, Prompt, Source, Trajectory

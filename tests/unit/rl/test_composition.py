@@ -19,7 +19,7 @@ from luffy.config import available_presets, load_experiment
 from luffy.config.objective import DynamicSampling
 from luffy.config.settings import RLSettings
 from luffy.grading import GraderPool
-from luffy.pipeline.graph import build_graph
+from luffy.pipeline.chain.graph import build_graph
 from luffy.rl.collector import GroupCollector
 from luffy.rl.step import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask

@@ -17,8 +17,8 @@ from luffy.config.grading import GradingConfig
 from luffy.config.settings import DifficultySettings
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.errors import DataError
-from luffy.pipeline.events import EventReader, EventWriter
-from luffy.pipeline.identity import IdentityRecord, identity_of, write_identity
+from luffy.pipeline.chain.identity import IdentityRecord, identity_of, write_identity
+from luffy.pipeline.machine.events import EventReader, EventWriter
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.difficulty import run
 from luffy.stages.program import StageContext

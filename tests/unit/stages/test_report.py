@@ -17,8 +17,8 @@ from luffy.data.difficulty import PassRate, card_json, difficulty_card, fit_of
 from luffy.errors import LuffyError
 from luffy.pages.report.inputs import read_chain
 from luffy.pages.report.report_tables import difference_table
-from luffy.pipeline.events import EventWriter
-from luffy.pipeline.manifest import finished_manifest, write_manifest
+from luffy.pipeline.chain.manifest import finished_manifest, write_manifest
+from luffy.pipeline.machine.events import EventWriter
 from luffy.stages.program import StageContext
 from luffy.stages.report import run
 from luffy.statistics.paired import holm

@@ -17,9 +17,9 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import DataError
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_samples_of
-from luffy.pipeline.checkpoints import COMPLETE_FILE
-from luffy.pipeline.events import EventWriter
-from luffy.pipeline.fingerprint import code_fingerprint
+from luffy.pipeline.chain.checkpoints import COMPLETE_FILE
+from luffy.pipeline.chain.fingerprint import code_fingerprint
+from luffy.pipeline.machine.events import EventWriter
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate, sweep
 from luffy.stages.program import StageContext
