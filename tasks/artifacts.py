@@ -16,7 +16,7 @@ from luffy.config.stage_kinds import ViewName
 from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.results import RESULTS_FILE
 from luffy.evaluation.sample_files import find_samples, read_samples_of
-from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.jsonl import Json, read_last_lines
 from luffy.tracking.metrics import METRICS_FILE, NAMESPACES, MetricRow, read_metrics

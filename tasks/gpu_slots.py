@@ -1,8 +1,8 @@
 """GPUs under Prefect: the global concurrency limit `gpu`, asked by stages that really run, and by nobody else.
 
-It is asked inside the task, behind the decision to reuse, so a cached stage never queues. Prefect is a view here, too:
-without the limit, or without a server, a stage goes on, and the locks of the GPUs (`luffy.pipeline.gpus`) still keep
-others away. The lease of a run that was killed ends by itself, and its slots are free again.
+A task asks for it after the decision to reuse, so a cached stage never queues. Prefect is a view here, too: without the
+limit, or without a server, a stage goes on, and the locks of the GPUs (`luffy.pipeline.machine.gpus`) still keep others
+away. The lease of a run that was killed ends by itself, and its slots are free again.
 """
 
 import logging
@@ -16,7 +16,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound
 
 from luffy.errors import ConfigError
-from luffy.pipeline.gpus import QUEUE, Stopped, Waiting, pause
+from luffy.pipeline.machine.gpus import QUEUE, Stopped, Waiting, pause
 
 logger = logging.getLogger(__name__)
 _LEASE_S = 60.0

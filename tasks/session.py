@@ -22,11 +22,11 @@ from luffy.cli.console import duration, progress_words, stage_display
 from luffy.cli.progress import StageLine
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.errors import LuffyError
-from luffy.pipeline.events import Event, EventKind
+from luffy.pipeline.chain.manifest import Manifest
+from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experiment, start_run
-from luffy.pipeline.manifest import Manifest
-from luffy.pipeline.plan import StagePlan
-from luffy.pipeline.processes import watch_parent
+from luffy.pipeline.machine.events import Event, EventKind
+from luffy.pipeline.machine.processes import watch_parent
 from luffy.pipeline.workspace import Workspace
 from tasks.artifacts import Artifact, views_of
 from tasks.cancellation import heeding_cancellation

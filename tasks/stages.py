@@ -13,8 +13,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from luffy.config import STAGE_KINDS
-from luffy.pipeline.graph import StageNode
-from luffy.pipeline.walk import find_room, walk
+from luffy.pipeline.chain.graph import StageNode
+from luffy.pipeline.chain.walk import find_room, walk
 from tasks.gpu_slots import gpu_slots
 from tasks.session import PrefectObserver, Session
 

@@ -14,19 +14,19 @@ from typing import Literal, Protocol
 
 from luffy.config import ExperimentConfig
 from luffy.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, StageFailed
-from luffy.pipeline.claims import claiming
-from luffy.pipeline.events import Event
-from luffy.pipeline.fingerprint import code_fingerprint
-from luffy.pipeline.gpus import Turn, gpus_of_stage, no_turn, own_gpus, pause
-from luffy.pipeline.graph import StageNode, build_graph
-from luffy.pipeline.identity import Identity, identity_of
-from luffy.pipeline.job import JOB_FILE, StageJob, write_job
-from luffy.pipeline.manifest import Manifest, finished_manifest
-from luffy.pipeline.outside import outside_files
-from luffy.pipeline.plan import StagePlan, plan_graph, plan_stage
-from luffy.pipeline.space import check_space, usable
-from luffy.pipeline.supervise import stage_command, supervise
+from luffy.pipeline.chain.fingerprint import code_fingerprint
+from luffy.pipeline.chain.graph import StageNode, build_graph
+from luffy.pipeline.chain.identity import Identity, identity_of
+from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
+from luffy.pipeline.chain.manifest import Manifest, finished_manifest
+from luffy.pipeline.chain.outside import outside_files
+from luffy.pipeline.chain.plan import StagePlan, plan_graph, plan_stage
+from luffy.pipeline.machine.events import Event
+from luffy.pipeline.machine.gpus import Turn, gpus_of_stage, no_turn, own_gpus, pause
+from luffy.pipeline.machine.supervise import stage_command, supervise
 from luffy.pipeline.workspace import Workspace, link, write_run
+from luffy.pipeline.workspace.claims import claiming
+from luffy.pipeline.workspace.space import check_space, usable
 
 RunState = Literal["running", "finished", "failed", "interrupted"]
 

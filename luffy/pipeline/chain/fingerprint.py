@@ -1,0 +1,121 @@
+"""The fingerprint of a stage's code: what can change its result, and nothing else.
+
+It covers the modules of the package that `luffy/stages/<stage>.py` reaches by imports (also those inside functions,
+those of the packages' `__init__`, and modules named by a string such as `"luffy.grading.worker"`), as syntax trees
+without docstrings, comments and layout, and the files packaged beside them (templates, style sheets).
+
+The frame is left out: what it contributes to a result (settings, inputs) is in the key already.
+"""
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from luffy.config import STAGE_KINDS
+from luffy.pipeline.chain.module_facts import FactsFile, ModuleFacts
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+_FRAME = (
+    "luffy.pipeline",
+    "luffy.stages.program",
+    "luffy.config.chain_rules",
+    "luffy.config.load",
+    "luffy.config.stage_kinds",
+    "luffy.config.complaints",
+    "luffy.config.yaml_source",
+)
+
+
+def code_fingerprint(stage: str, package: Path = _PACKAGE) -> dict[str, str]:
+    """Module name (or path of a packaged file) to the hash of its code, for all that `stage` reaches."""
+    program = STAGE_KINDS[stage].program.partition(".")[2]
+    return module_fingerprint([f"{package.name}.{program}"], package)
+
+
+def module_fingerprint(modules: Sequence[str], package: Path = _PACKAGE) -> dict[str, str]:
+    """The same for all that `modules` reach, themselves included."""
+    waiting, asked, reached = [*modules], set[str](), dict[str, str]()
+    facts = _facts_file(package)
+    while waiting:
+        module = waiting.pop()
+        if module not in reached and not _is_frame(module):
+            found = facts.of(module, _file(package, module), partial(_find_facts, package, module))
+            reached[module] = found.code
+            named = {name for name in {*found.names} - asked if _file(package, name).is_file()}
+            asked.update(found.names)
+            waiting.extend(named | {parent for name in named for parent in _parents(name)})
+    facts.save()
+    folders = {_file(package, module).parent for module in reached}
+    packaged = {file.relative_to(package.parent).as_posix(): _hash(file.read_bytes()) for file in _packaged(folders)}
+    return dict(sorted({**reached, **packaged}.items()))
+
+
+@functools.cache
+def _facts_file(package: Path) -> FactsFile:
+    return FactsFile(package, made_by=_hash(Path(__file__).read_bytes()))
+
+
+def _is_frame(module: str) -> bool:
+    return any(module == frame or module.startswith(f"{frame}.") for frame in _FRAME)
+
+
+def _file(package: Path, module: str) -> Path:
+    path = package.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _find_facts(package: Path, module: str, content: bytes) -> ModuleFacts:
+    tree = _WithoutDocstrings().visit(ast.parse(content, filename=module))
+    is_package = _file(package, module).name == "__init__.py"
+    named = set(_named(tree, module if is_package else module.rpartition(".")[0]))
+    own = sorted(name for name in named if name == package.name or name.startswith(f"{package.name}."))
+    return ModuleFacts(_hash(ast.dump(tree, annotate_fields=False).encode()), tuple(own))
+
+
+def _named(tree: ast.Module, inside: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, inside)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isascii():
+            yield node.value.partition(":")[0]
+
+
+def _absolute(node: ast.ImportFrom, inside: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = inside.split(".")
+    kept = parts[: len(parts) - node.level + 1]
+    return ".".join([*kept, node.module] if node.module else kept)
+
+
+def _parents(module: str) -> Iterator[str]:
+    parts = module.split(".")
+    return (".".join(parts[:end]) for end in range(1, len(parts)))
+
+
+def _packaged(folders: set[Path]) -> list[Path]:
+    return [
+        file
+        for folder in folders
+        for file in folder.iterdir()
+        if file.is_file() and file.suffix not in (".py", ".pyc", ".md") and not file.name.startswith(".")
+    ]
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Drops every bare string: docstrings of modules, classes, functions and attributes."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_string = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_string else node
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

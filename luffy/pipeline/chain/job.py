@@ -1,0 +1,74 @@
+"""The order a stage program is given: `config.yaml` in its directory."""
+
+import json
+from pathlib import Path
+
+from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
+
+from luffy.config import STAGE_KINDS, StageName
+from luffy.config.complaints import explain
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.settings import StageSettings
+from luffy.config.strict import StrictModel
+from luffy.config.yaml_source import dump_yaml, read_yaml
+from luffy.errors import ConfigError
+from luffy.files import write_atomic
+from luffy.pipeline.chain.identity import Identity, identifying
+
+JOB_FILE = "config.yaml"
+
+
+class StageJob(StrictModel):
+    """Everything a stage program needs to know."""
+
+    node: str
+    """Name in the chain, unique there (`evaluate_sft`)."""
+    stage: StageName
+    """The program."""
+    experiment: str = ""
+    """Name of the experiment that it is made for."""
+    key: str
+    settings: SerializeAsAny[StageSettings]
+    inputs: dict[str, str]
+    """Input name to the directory of the finished upstream stage (absolute)."""
+    upstream: dict[str, str]
+    """Input name to the upstream stage's key."""
+    code: dict[str, str] = Field(default_factory=dict)
+    """Code fingerprint: module to hash."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Files outside the workspace that the settings name, and the hashes of their contents."""
+    extendable: bool = False
+    """Whether a longer run may continue this one."""
+    extends: str | None = None
+    """Directory of a finished, shorter run of the same series to continue."""
+    verify: bool = False
+    """Compare full hashes before a finished result is reused."""
+    execution: ExecutionConfig
+    tracking: TrackingConfig
+
+    @field_validator("settings", mode="before")
+    @classmethod
+    def _of_the_stage(cls, value: object, info: ValidationInfo) -> object:
+        kind = STAGE_KINDS.get(info.data.get("stage", ""))
+        if kind is None or isinstance(value, kind.settings):
+            return value
+        return kind.settings.model_validate_json(json.dumps(value))
+
+    @property
+    def identity(self) -> Identity:
+        """What `key` was made of."""
+        return Identity(self.stage, identifying(self.settings), self.upstream, self.code, self.files, self.extendable)
+
+
+def write_job(path: Path, job: StageJob) -> None:
+    """Write `job` as YAML, atomically."""
+    write_atomic(path, dump_yaml(job.model_dump(mode="json")))
+
+
+def read_job(path: Path) -> StageJob:
+    """The job in `path`; raises ConfigError with one line for each mistake."""
+    values, origins = read_yaml(path)
+    try:
+        return StageJob.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise ConfigError(explain(error, StageJob, origins, default_where=str(path))) from None

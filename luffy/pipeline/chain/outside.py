@@ -1,0 +1,85 @@
+"""Files outside the workspace that a stage's settings name; their contents are part of its identity."""
+
+import contextlib
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+from luffy.config.data import CustomSource, DataConfig, FileSource, HubSource
+from luffy.config.settings import BaseSettings, PrepareDataSettings, StageSettings
+from luffy.config.shipped import expand_pattern, template_file
+from luffy.errors import DataError
+from luffy.pipeline.chain.manifest import hash_file
+
+Named = tuple[str, str, Path]
+"""The field, what it says, and the file or folder that it means."""
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+
+
+def outside_files(settings: StageSettings) -> dict[str, str]:
+    """Each file or folder as the settings name it, with the hash of its content.
+
+    Raises DataError, naming the field, when one is not there. A model that is no local folder is taken for a hub id,
+    which stands for itself.
+    """
+    return {name: _content(field, path) for field, name, path in _named(settings)}
+
+
+def _named(settings: StageSettings) -> Iterator[Named]:
+    if isinstance(settings, PrepareDataSettings):
+        yield from _sources(settings.data)
+        yield from _model(settings.model_path, settings.chat_template)
+    elif isinstance(settings, BaseSettings):
+        yield from _model(settings.model.path, settings.model.chat_template)
+
+
+def _sources(data: DataConfig) -> Iterator[Named]:
+    sources = {"data.train": data.train, "data.corpus": data.corpus}
+    sources |= {f"data.suites.{name}": source for name, source in data.suites.items()}
+    benchmarks = data.decontamination.benchmarks
+    sources |= {f"data.decontamination.benchmarks.{name}": source for name, source in benchmarks.items()}
+    for field, source in sources.items():
+        if isinstance(source, FileSource) or (isinstance(source, HubSource) and Path(source.path).is_dir()):
+            yield f"{field}.path", source.path, Path(source.path).expanduser()
+        elif isinstance(source, CustomSource):
+            yield from _module(field, source.factory)
+
+
+def _module(field: str, factory: str) -> Iterator[Named]:
+    """The file of the user's own code, where it can be found; the source itself says when it cannot."""
+    with contextlib.suppress(ImportError, ValueError):
+        found = importlib.util.find_spec(factory.partition(":")[0])
+        if found is not None and found.origin is not None and Path(found.origin).is_file():
+            yield f"{field}.factory", factory, Path(found.origin)
+
+
+def _model(path: str | None, chat_template: str | None) -> Iterator[Named]:
+    if path is not None and (Path(path).exists() or path.startswith((".", "/", "~"))):
+        yield "model.path", path, Path(path)
+    if chat_template is not None:
+        yield "model.chat_template", chat_template, template_file(chat_template)
+
+
+def _content(field: str, path: Path) -> str:
+    if "*" in str(path):
+        files = expand_pattern(str(path))
+        return hashlib.sha256("".join(f"{file.name}\0{hash_file(file)}\n" for file in files).encode()).hexdigest()
+    if path.is_dir():
+        lines = [f"{file.relative_to(path)}\0{_mark(file)}\n" for file in sorted(path.rglob("*")) if file.is_file()]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+    try:
+        return hash_file(path)
+    except FileNotFoundError:
+        raise DataError(f"{field}: {path}: no such file; relative paths start at {Path.cwd()}") from None
+    except OSError as error:
+        raise DataError(f"{field}: {path}: cannot be read ({error.strerror})") from None
+
+
+def _mark(file: Path) -> str:
+    """The content's hash; of weights only size and time, since reading them takes minutes for a large model."""
+    if file.suffix in _WEIGHTS:
+        stat = file.stat()
+        return f"{stat.st_size} {stat.st_mtime_ns}"
+    return hash_file(file)

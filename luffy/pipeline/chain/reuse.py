@@ -1,0 +1,105 @@
+"""Whether what lies in a stage's directory is its finished result, and what to clear away when it is not.
+
+The rules, in the order in which they apply:
+
+1. The manifest is there, its outputs are intact, and the inputs still have the digests that were consumed: reused.
+   (Unless the code was edited between the plan and the stage's start: then the key does not stand for the result.)
+2. Inputs have come out differently since: nothing in the directory can be trusted; the stage starts from scratch.
+3. Only exported model files are damaged: training's own files (checkpoints, journal, metrics) are as they were when
+   the export began, so the export is cleared and the stage resumes from its newest checkpoint.
+4. Anything else is damaged: the stage starts from scratch.
+5. No manifest: the stage was interrupted and resumes from its newest checkpoint.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from luffy.pipeline.chain.checkpoints import newest_checkpoint
+from luffy.pipeline.chain.identity import IDENTITY_FILE, read_identity
+from luffy.pipeline.chain.job import JOB_FILE
+from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.machine.events import EVENTS_FILE
+from luffy.pipeline.workspace.lock import LOCK_FILE
+
+LOG_FILE = "log.txt"
+_EXPORT_FOLDER = "model"
+_KEPT = frozenset({JOB_FILE, EVENTS_FILE, LOG_FILE, LOCK_FILE})
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a stage's directory is good for."""
+
+    reusable: bool
+    reason: str = ""
+    """Why it cannot be reused; empty when it can, or when it was never finished."""
+    stale: tuple[str, ...] = ()
+    """Entries of the directory to be removed before the stage runs again."""
+    step: int = 0
+    """The checkpoint that would be resumed; 0: from the beginning."""
+
+
+def examine(directory: Path, key: str, consumed: Mapping[str, str], *, verify: bool = False) -> Condition:
+    """The condition of `directory` for the stage `key` whose inputs now have the digests `consumed`."""
+    manifest, recorded = read_manifest(directory), read_identity(directory)
+    record = manifest or recorded
+    if record is None:
+        return _unknown(directory)
+    if record.key != key:
+        return Condition(False, f"the directory holds {record.key}", _all_entries(directory))
+    changed = [name for name in sorted(consumed) if record.consumed.get(name) != consumed[name]]
+    if changed:
+        return Condition(False, f"{', '.join(changed)} came out differently", _all_entries(directory))
+    if manifest is None:
+        return _interrupted(directory)
+    if manifest.code_changed:
+        reason = f"{', '.join(manifest.code_changed)} was edited while the run that made it was under way"
+        return Condition(False, reason, _all_entries(directory))
+    damaged = manifest.damaged(directory, verify=verify)
+    if not damaged:
+        return Condition(True)
+    reason = _describe(damaged)
+    if all(path.startswith(f"{_EXPORT_FOLDER}/") for path in damaged) and newest_checkpoint(directory):
+        return Condition(False, reason, (MANIFEST_FILE, _EXPORT_FOLDER), _resume_step(directory))
+    return Condition(False, reason, _all_entries(directory))
+
+
+def clear(directory: Path, condition: Condition) -> None:
+    """Remove what `condition` calls stale; the manifest goes first, so that a crash leaves no false claim."""
+    for name in sorted(condition.stale, key=lambda name: name != MANIFEST_FILE):
+        path = directory / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _unknown(directory: Path) -> Condition:
+    """No record that can be read: only what a stage is known to have put there may be removed."""
+    if (directory / IDENTITY_FILE).exists():
+        return Condition(False, f"{IDENTITY_FILE} is not readable", _all_entries(directory))
+    return Condition(False)
+
+
+def _interrupted(directory: Path) -> Condition:
+    if (directory / MANIFEST_FILE).exists():
+        return Condition(False, f"{MANIFEST_FILE} is not readable", _all_entries(directory))
+    return Condition(False, step=_resume_step(directory))
+
+
+def _resume_step(directory: Path) -> int:
+    newest = newest_checkpoint(directory)
+    return newest[0] if newest else 0
+
+
+def _all_entries(directory: Path) -> tuple[str, ...]:
+    entries = directory.iterdir() if directory.is_dir() else ()
+    return tuple(sorted(entry.name for entry in entries if entry.name not in _KEPT))
+
+
+def _describe(damaged: Mapping[str, str]) -> str:
+    (path, complaint), *others = damaged.items()
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{path} is {complaint}{more}"

@@ -1,0 +1,358 @@
+"""How much memory each GPU of a run takes, before one is touched: an upper estimate, component by component.
+
+Sources. Model states: ZeRO, arXiv 1910.02054, section 3.1 (2 + 2 + 12 bytes a parameter with Adam in mixed precision),
+with gradients summed in float32 as `luffy.training.deepspeed_engine` asks. Activations: the method of Korthikanti et
+al., arXiv 2205.05198, section 4 (count what each operation keeps for the backward pass), applied to a decoder with
+RMSNorm, rotary embeddings, a gated MLP and attention that keeps no score matrix. `tests/unit/pipeline/test_memory.py`
+holds the counts against what torch and DeepSpeed really keep.
+
+Legend of the formulas: `P` parameters, `b` bytes of the compute type, `N` trainer ranks, `L` layers, `h` hidden size,
+`a` width of all attention heads, `k` of all key heads, `i` intermediate size, `V` vocabulary.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from luffy.config import ExperimentConfig
+from luffy.config.objective.losses import EntropyLoss
+from luffy.pipeline.machine.architecture import ModelArchitecture
+
+_GIB = 2**30
+_FLOAT32 = 4
+_BYTES = {"float32": 4, "bfloat16": 2}
+_REDUCE_BUCKET = 500_000_000
+"""Elements of DeepSpeed's reduce bucket, unless the model is smaller."""
+_LIVE_PARAMETERS = 1_050_000_000
+"""Parameters that ZeRO 3 holds gathered at the same time: `max_live_parameters` and one prefetch bucket (defaults)."""
+_ENGINE_BATCH_TOKENS = 16384
+"""What vLLM chooses for `max_num_batched_tokens` on a GPU of 70 GiB and more; 8192 on smaller ones."""
+_PROCESS_GIB = 1.5
+"""Allowance, by experience and by no formula: CUDA context, libraries' workspaces and NCCL of a process."""
+_ENGINE_PROCESS_GIB = 2.0
+"""The same, and the CUDA graphs of an engine. It stays when the engine sleeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One use of a GPU's memory."""
+
+    name: str
+    gib: float
+    formula: str
+    """Where the number comes from, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """What a GPU of one kind holds at its fullest."""
+
+    name: str
+    count: int
+    components: tuple[Component, ...]
+    limit_gib: float | None = None
+    """What it may take; None: not known."""
+
+    @property
+    def total_gib(self) -> float:
+        return sum(component.gib for component in self.components)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it may fit; true where the limit is not known."""
+        return self.limit_gib is None or self.total_gib <= self.limit_gib
+
+    def gib(self, name: str) -> float:
+        """Of the components of that name."""
+        return sum(component.gib for component in self.components if component.name == name)
+
+
+def estimate_memory(
+    architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None
+) -> tuple[GpuMemory, ...]:
+    """Each kind of GPU in an RL stage under `cluster: ray`; `gpu_gib` is the memory of one, None where not known.
+
+    Disaggregated: a trainer's GPU in an update, and an engine's. Colocated: a GPU that both share, in a rollout (the
+    trainer keeps weights and optimizer states there) and in an update (the engine sleeps, without weights and cache).
+    """
+    ray = config.execution.ray
+    trainer = _Trainer(architecture, config)
+    engine = engine_share(architecture, config, gpu_gib)
+    update = (*trainer.states(), *trainer.transient(), _context("trainer"))
+    of_trainer = GpuMemory("trainer GPU", ray.trainer_ranks, update, gpu_gib)
+    if not config.num_engines:
+        return (of_trainer,)
+    if ray.placement == "disaggregated":
+        return of_trainer, engine
+    rollout = (*trainer.states_in_rollouts(), _context("trainer"), *_of("engine", engine.components))
+    asleep = Component("engine, asleep", _ENGINE_PROCESS_GIB, "allowance: its process; weights and cache are given up")
+    count = max(ray.trainer_ranks, engine.count)
+    return (
+        GpuMemory("shared GPU in a rollout", count, rollout, gpu_gib),
+        GpuMemory("shared GPU in an update", count, (*update, asleep), gpu_gib),
+    )
+
+
+def engine_share(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> GpuMemory:
+    """What one engine takes of each of its GPUs; vLLM gives all that its share leaves to the KV cache."""
+    vllm, ray = config.execution.vllm, config.execution.ray
+    limit = None if gpu_gib is None else gpu_gib * vllm.gpu_memory_utilization
+    taken = (_engine_weights(architecture, config), _engine_work(architecture, config), _context("engine"))
+    left = None if limit is None else limit - sum(component.gib for component in taken)
+    cache = _kv_cache(architecture, config, left)
+    return GpuMemory("engine GPU", ray.engines * vllm.tensor_parallel_size, (*taken, cache), limit)
+
+
+def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, width: int) -> int:
+    """Bytes a layer keeps of each token for its backward pass, in rows of `width` tokens.
+
+    Gated MLP: gate, up, their product and the activated gate, 4 b i. Attention: queries, keys and values with heads
+    repeated, and the output, 4 b a; a log-sum-exp a head; the mask as a bias, b a token of the row. Each RMSNorm: its
+    input in float32, the normalised and the scaled value, 4 h + 2 b h, and one scale.
+    """
+    mlp = 4 * dtype_bytes * architecture.intermediate_size
+    attention = dtype_bytes * (4 * architecture.attention_size + width) + _FLOAT32 * architecture.num_heads
+    norms = 2 * _norm_bytes(architecture.hidden_size, dtype_bytes)
+    if architecture.head_norms:
+        # What they scale is not kept again: the rotation behind it needs no input.
+        heads = architecture.num_heads + architecture.num_kv_heads
+        norms += (_FLOAT32 + dtype_bytes) * heads * architecture.head_size + _FLOAT32 * heads
+    return mlp + attention + norms
+
+
+def activation_bytes(
+    architecture: ModelArchitecture, dtype_bytes: int, width: int, *, checkpointing: bool
+) -> tuple[int, int]:
+    """Bytes of each token that are kept over the whole backward pass, and that one layer's adds at its fullest.
+
+    With checkpointing a layer keeps its input, b h, and computes the rest again. Going backwards through the MLP adds
+    the gradients of gate and up, 2 b i, and that of the residual stream, also in float32, (b + 4) h. The mask of the
+    whole pass is 1 byte for each token of the row.
+    """
+    layer = layer_activation_bytes(architecture, dtype_bytes, width)
+    passing = 2 * dtype_bytes * architecture.intermediate_size + (dtype_bytes + _FLOAT32) * architecture.hidden_size
+    # The final norm, its output's copy in the head, and the mask.
+    last = _norm_bytes(architecture.hidden_size, dtype_bytes) + width
+    if checkpointing:
+        return architecture.num_layers * dtype_bytes * architecture.hidden_size + last, layer + passing
+    return architecture.num_layers * layer + last, passing
+
+
+def head_bytes(
+    architecture: ModelArchitecture, dtype_bytes: int, tokens: int, chunk_tokens: int, *, entropy_gradient: bool
+) -> tuple[int, int]:
+    """Bytes of a chunk's logits at the fullest moment of `LogProbHead`, and of the gradients that it adds beside them.
+
+    Forward, 4 float32 tensors of chunk x V: logits, log-probabilities, probabilities and their product. Backward, where
+    a term differentiates the entropy, 5: log-probabilities, probabilities and three gradients. A chunk's gradient of
+    the output embeddings is b V h, that of all hidden states b h a token.
+    """
+    logits = min(chunk_tokens, tokens) * architecture.vocabulary_size * _FLOAT32 * (5 if entropy_gradient else 4)
+    return logits, dtype_bytes * (architecture.embedding_parameters + tokens * architecture.hidden_size)
+
+
+class _Trainer:
+    """One DeepSpeed rank."""
+
+    def __init__(self, architecture: ModelArchitecture, config: ExperimentConfig) -> None:
+        assert config.rl is not None and config.objective is not None
+        self._shape = architecture
+        self._execution = config.execution
+        self._ranks = config.execution.ray.trainer_ranks
+        self._bytes = _BYTES[config.model.dtype]
+        self._has_reference = config.objective.needs_reference
+        self._has_critic = config.rl.critic is not None
+        self._entropy_gradient = any(isinstance(term.loss, EntropyLoss) for term in config.objective.terms)
+        self._longest = config.data.max_prompt_tokens + config.rl.max_response_tokens
+
+    def states(self) -> tuple[Component, ...]:
+        """Weights, gradients and optimizer states: what an update holds whatever the batch."""
+        return tuple(
+            [*self._learning("", self._shape.num_parameters), *self._reference()]
+            + (self._learning("critic ", self._critic_parameters) if self._has_critic else [])
+        )
+
+    def states_in_rollouts(self) -> tuple[Component, ...]:
+        """Those that stay while the engine generates: gradients do where DeepSpeed holds them in fixed buffers."""
+        if self._execution.zero_stage == 3 or self._sums_whole_gradients:
+            return *self.states(), *self._bucket()
+        return tuple(part for part in self.states() if not part.name.endswith("gradients"))
+
+    def transient(self) -> tuple[Component, ...]:
+        """What an update adds at its fullest moment: in the head, in a layer's backward pass, or in Adam's step."""
+        return max(self._in_head(), self._in_layer(), self._in_step(), key=_sum)
+
+    @property
+    def _critic_parameters(self) -> int:
+        """The policy's decoder under a head of `h` weights and a bias; no output embeddings."""
+        shape = self._shape
+        return shape.num_parameters - (0 if shape.tied else shape.embedding_parameters) + shape.hidden_size + 1
+
+    @property
+    def _sums_whole_gradients(self) -> bool:
+        """ZeRO 1 in mixed precision sums whole gradients in float32, and shards them at the step alone."""
+        return self._execution.zero_stage == 1 and self._bytes != _FLOAT32
+
+    def _learning(self, owner: str, parameters: int) -> list[Component]:
+        named = f"{parameters:,} parameters"
+        weights = self._weights(parameters)
+        gradients, gradient_words = self._gradient_bytes()
+        optimizer, optimizer_words = self._optimizer_bytes()
+        return [
+            Component(f"{owner}weights", weights[0] / _GIB, f"{named} x {self._bytes} bytes{weights[1]}"),
+            Component(f"{owner}gradients", gradients * parameters / _GIB, gradient_words),
+            Component(f"{owner}optimizer", optimizer * parameters / _GIB, optimizer_words),
+        ]
+
+    def _weights(self, parameters: int) -> tuple[float, str]:
+        if self._execution.zero_stage < 3:
+            return float(parameters * self._bytes), ", whole on each rank"
+        live = min(parameters, _LIVE_PARAMETERS)
+        return (parameters / self._ranks + live) * self._bytes, f" / {self._ranks} ranks, and {live:,} gathered"
+
+    def _gradient_bytes(self) -> tuple[float, str]:
+        """For each parameter: sums in float32, sharded from ZeRO 2 on; with ZeRO 1, those of the pass, too."""
+        stage = self._execution.zero_stage
+        if stage >= 2:
+            if self._execution.offload_optimizer:
+                return 0.0, "in CPU memory"
+            return _FLOAT32 / self._ranks, f"float32: 4 bytes a parameter / {self._ranks} ranks"
+        if not self._sums_whole_gradients:
+            return float(_FLOAT32), "float32: 4 bytes a parameter, whole on each rank"
+        return float(_FLOAT32 + self._bytes), "4 bytes a parameter summed and 2 of the pass, whole on each rank"
+
+    def _optimizer_bytes(self) -> tuple[float, str]:
+        """For each parameter: Adam's two moments, and the master weights that ZeRO keeps whatever the compute type."""
+        if self._execution.offload_optimizer:
+            return 0.0, "in CPU memory"
+        if self._execution.zero_stage == 0:
+            return 2.0 * _FLOAT32, "two moments: 8 bytes a parameter"
+        words = f"master weights and two moments: 12 bytes a parameter / {self._ranks} ranks"
+        return 3.0 * _FLOAT32 / self._ranks, words
+
+    def _reference(self) -> list[Component]:
+        if not self._has_reference:
+            return []
+        parameters = self._shape.num_parameters
+        words = f"{parameters:,} parameters x {self._bytes} bytes, whole on each rank"
+        return [Component("frozen reference", parameters * self._bytes / _GIB, words)]
+
+    def _in_head(self) -> tuple[Component, ...]:
+        chunk = min(self._execution.logprob_chunk_tokens, self._tokens)
+        logits, gradients = head_bytes(
+            self._shape, self._bytes, self._tokens, chunk, entropy_gradient=self._entropy_gradient
+        )
+        per_logit = logits // (chunk * self._shape.vocabulary_size)
+        words = f"{chunk:,} tokens x {self._shape.vocabulary_size:,} logits x {per_logit} bytes"
+        return (
+            *self._kept(),
+            Component("logits", logits / _GIB, words),
+            Component("head's gradients", gradients / _GIB, "output embeddings, and hidden states of the micro-batch"),
+            *self._bucket(),
+        )
+
+    def _in_layer(self) -> tuple[Component, ...]:
+        _, one_layer = self._activations
+        words = f"{self._tokens:,} tokens x {one_layer:,} bytes"
+        name = "recomputed layer" if self._checkpointing else "layer's gradients"
+        return *self._kept(), Component(name, self._tokens * one_layer / _GIB, words), *self._bucket()
+
+    def _in_step(self) -> tuple[Component, ...]:
+        """torch's Adam over flat tensors keeps one temporary of their size; ZeRO 3 has them in parts of 1e9."""
+        if self._execution.offload_optimizer:
+            return ()
+        stage = self._execution.zero_stage
+        size = self._shape.num_parameters / (1 if stage == 0 else self._ranks)
+        size = min(size, 1e9) if stage == 3 else size
+        return (Component("optimizer step", _FLOAT32 * size / _GIB, "one float32 temporary of Adam's shard"),)
+
+    def _kept(self) -> tuple[Component, ...]:
+        kept, _ = self._activations
+        which = "layers' inputs" if self._checkpointing else "all layers"
+        words = f"{self._tokens:,} tokens x {kept:,} bytes ({which})"
+        return (Component("activations", self._tokens * kept / _GIB, words),)
+
+    def _bucket(self) -> tuple[Component, ...]:
+        if self._ranks == 1 and self._execution.zero_stage == 0:
+            return ()
+        elements = min(_REDUCE_BUCKET, self._shape.num_parameters)
+        words = f"DeepSpeed's reduce bucket: {elements:,} elements x {self._bytes} bytes"
+        return (Component("gradient bucket", elements * self._bytes / _GIB, words),)
+
+    @property
+    def _activations(self) -> tuple[int, int]:
+        return activation_bytes(self._shape, self._bytes, self._width, checkpointing=self._checkpointing)
+
+    @property
+    def _checkpointing(self) -> bool:
+        return self._execution.gradient_checkpointing
+
+    @property
+    def _tokens(self) -> int:
+        """Of the largest micro-batch: a row longer than the budget makes its own."""
+        return max(self._execution.micro_batch_tokens, self._longest)
+
+    @property
+    def _width(self) -> int:
+        """Tokens of a row, whose square the mask takes: a packed micro-batch is one row."""
+        return self._tokens if self._execution.packing else self._longest
+
+
+def _engine_weights(architecture: ModelArchitecture, config: ExperimentConfig) -> Component:
+    size, ways = _BYTES[config.model.dtype], config.execution.vllm.tensor_parallel_size
+    words = f"{architecture.num_parameters:,} parameters x {size} bytes{f' / {ways} GPUs' if ways > 1 else ''}"
+    return Component("weights", architecture.num_parameters * size / ways / _GIB, words)
+
+
+def _engine_work(architecture: ModelArchitecture, config: ExperimentConfig) -> Component:
+    """One engine step: the widest layer over its tokens, and logits, probabilities and log-probabilities."""
+    vllm = config.execution.vllm
+    tokens = vllm.max_num_batched_tokens or _ENGINE_BATCH_TOKENS
+    width = 3 * architecture.intermediate_size / vllm.tensor_parallel_size + 2 * architecture.hidden_size
+    layer = tokens * width * _BYTES[config.model.dtype]
+    logits = vllm.max_num_seqs * architecture.vocabulary_size * 3 * _FLOAT32
+    words = f"a step of {tokens:,} tokens, logits of {vllm.max_num_seqs} sequences"
+    return Component("activations", (layer + logits) / _GIB, words)
+
+
+def _kv_cache(architecture: ModelArchitecture, config: ExperimentConfig, left_gib: float | None) -> Component:
+    """All that is left, or what one sequence of full length needs where that is more or the rest is not known."""
+    longest = config.data.max_prompt_tokens + _longest_response(config)
+    per_token = kv_cache_bytes_per_token(architecture, config)
+    least = longest * per_token / _GIB
+    if left_gib is None or left_gib < least:
+        return Component("KV cache", least, f"at least one sequence of {longest:,} tokens x {per_token:,.0f} bytes")
+    tokens = int(left_gib * _GIB / per_token)
+    words = f"the rest of its share: {tokens:,} tokens of {per_token:,.0f} bytes, {tokens // longest} full sequences"
+    return Component("KV cache", left_gib, words)
+
+
+def _longest_response(config: ExperimentConfig) -> int:
+    """Of RL's engines, and of the one like them that measures difficulty."""
+    assert config.rl is not None
+    difficulty = config.measured_difficulty
+    measured = difficulty.max_response_tokens if difficulty is not None and difficulty.engine == "vllm" else None
+    return max(config.rl.max_response_tokens, measured or 0)
+
+
+def kv_cache_bytes_per_token(architecture: ModelArchitecture, config: ExperimentConfig) -> float:
+    """On each GPU of an engine: a key and a value a layer, 2 L k b, over the ranks that share the key heads."""
+    ways = min(config.execution.vllm.tensor_parallel_size, architecture.num_kv_heads)
+    return 2 * architecture.num_layers * architecture.kv_size * _BYTES[config.model.dtype] / ways
+
+
+def _norm_bytes(size: int, dtype_bytes: int) -> int:
+    return _FLOAT32 * size + 2 * dtype_bytes * size + _FLOAT32
+
+
+def _context(owner: str) -> Component:
+    gib = _ENGINE_PROCESS_GIB if owner == "engine" else _PROCESS_GIB
+    graphs = ", CUDA graphs" if owner == "engine" else ""
+    return Component("process", gib, f"allowance: CUDA context, NCCL{graphs}")
+
+
+def _of(owner: str, components: Iterable[Component]) -> tuple[Component, ...]:
+    return tuple(Component(f"{owner} {part.name}", part.gib, part.formula) for part in components)
+
+
+def _sum(components: Iterable[Component]) -> float:
+    return sum(component.gib for component in components)

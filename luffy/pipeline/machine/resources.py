@@ -1,0 +1,166 @@
+"""What a run under `cluster: ray` asks of its machines, held against what is there, before anything heavy starts."""
+
+from dataclasses import dataclass
+
+from luffy.config import ExperimentConfig
+from luffy.config.stage_kinds import cluster_gpus
+from luffy.errors import ConfigError
+from luffy.pipeline.machine.architecture import ModelArchitecture, architecture_of
+from luffy.pipeline.machine.gpus import detected_gpus
+from luffy.pipeline.machine.memory import GpuMemory, engine_share, estimate_memory
+
+_ROUNDING = 1.03
+"""A card sold as 80 GB reports 79.2 to 79.6 GiB: that much more may be written down than is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The findings about an experiment's GPUs."""
+
+    gpus: tuple[GpuMemory, ...]
+    """Each kind of GPU and what it holds; empty where nothing can be said."""
+    notes: tuple[str, ...]
+    """What a person should know beside it."""
+    complaints: tuple[str, ...]
+    """One line for each reason why the run cannot work: where, what was found, what to do."""
+
+
+def check_resources(config: ExperimentConfig) -> None:
+    """Raise ConfigError, a line a mistake, where the experiment asks for GPUs or memory that are not there."""
+    complaints = find_resources(config).complaints
+    if complaints:
+        raise ConfigError("\n".join(complaints))
+
+
+def find_resources(config: ExperimentConfig) -> Resources:
+    """Nothing but empty findings for `cluster: local`, or a chain without RL.
+
+    Raises DataError where `model.path` is a local one and no model folder.
+    """
+    if config.cluster == "local" or "rl" not in config.stages:
+        return Resources((), (), ())
+    architecture = architecture_of(config.model)
+    here = detected_gpus_gib() if config.execution.ray.address is None else None
+    gpu_gib = config.execution.gpu_memory_gb or (min(here) if here else None)
+    gpus = estimate_memory(architecture, config, gpu_gib) if architecture else ()
+    complaints = [*_too_few_gpus(config, here), *_smaller_gpus(config, here)]
+    if architecture is not None:
+        complaints += [*_heads_not_divided(config, architecture), *_too_full(config, architecture, gpu_gib, gpus)]
+    return Resources(gpus, tuple(_notes(config, here, gpu_gib, architecture)), tuple(complaints))
+
+
+def detected_gpus_gib() -> tuple[float, ...] | None:
+    """Memory of each GPU that this process may use; None where the driver does not answer."""
+    gpus = detected_gpus()
+    return None if gpus is None else tuple(gpu.memory_gib for gpu in gpus)
+
+
+def _too_few_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> list[str]:
+    if not here or cluster_gpus(config) <= len(here):
+        return []
+    ray, ways = config.execution.ray, config.execution.vllm.tensor_parallel_size
+    return [
+        f"execution.ray: {ray.trainer_ranks} trainer ranks and {config.num_engines} engines x {ways} GPUs "
+        f"({ray.placement}) take {cluster_gpus(config)} GPUs, this machine has {len(here)}; lower "
+        "execution.ray.trainer_ranks or execution.ray.engines, or give the execution.ray.address of a larger cluster"
+    ]
+
+
+def _smaller_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> list[str]:
+    stated = config.execution.gpu_memory_gb
+    if not here or stated is None or stated <= min(here) * _ROUNDING:
+        return []
+    return [
+        f"execution.gpu_memory_gb: {stated:g} GiB, but the smallest GPU of this machine has {min(here):.1f}; correct "
+        "it, or set it to null to go by what is there"
+    ]
+
+
+def _heads_not_divided(config: ExperimentConfig, architecture: ModelArchitecture) -> list[str]:
+    ways = config.execution.vllm.tensor_parallel_size
+    heads, kv_heads = architecture.num_heads, architecture.num_kv_heads
+    if not config.num_engines or _divides(ways, architecture):
+        return []
+    allowed = ", ".join(str(number) for number in range(1, heads + 1) if _divides(number, architecture))
+    return [
+        f"execution.vllm.tensor_parallel_size: {ways} does not divide the model's {heads} attention heads (with "
+        f"{kv_heads} of keys and values); allowed are {allowed}"
+    ]
+
+
+def _divides(ways: int, architecture: ModelArchitecture) -> bool:
+    """Whether heads can be dealt out; where there are fewer key heads than GPUs, each is repeated on as many."""
+    kv_heads = architecture.num_kv_heads
+    return architecture.num_heads % ways == 0 and (kv_heads % ways == 0 or ways % kv_heads == 0)
+
+
+def _too_full(
+    config: ExperimentConfig, architecture: ModelArchitecture, gpu_gib: float | None, gpus: tuple[GpuMemory, ...]
+) -> list[str]:
+    if gpu_gib is None:
+        return []
+    engine = engine_share(architecture, config, gpu_gib)
+    complaints = [] if engine.fits or not config.num_engines else [_engine_complaint(config, engine)]
+    for gpu in gpus:
+        if not gpu.fits and gpu.name != engine.name:
+            complaints.append(_complaint(config, gpu))
+    return complaints
+
+
+def _engine_complaint(config: ExperimentConfig, engine: GpuMemory) -> str:
+    share = config.execution.vllm.gpu_memory_utilization
+    return (
+        f"execution.vllm: an engine needs about {engine.total_gib:.1f} GiB of a GPU for its weights and one sequence "
+        f"of full length, and its share is {engine.limit_gib:.1f} (gpu_memory_utilization {share:g}); raise "
+        "gpu_memory_utilization or tensor_parallel_size"
+    )
+
+
+def _complaint(config: ExperimentConfig, gpu: GpuMemory) -> str:
+    largest = sorted(gpu.components, key=lambda part: -part.gib)[:3]
+    parts = ", ".join(f"{part.name} {part.gib:.1f}" for part in largest)
+    return (
+        f"execution: a {gpu.name} would hold about {gpu.total_gib:.1f} GiB of its {gpu.limit_gib:.1f} ({parts}); "
+        f"{' or '.join(_remedies(config, gpu))}"
+    )
+
+
+def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
+    """What would make room, the cheapest first."""
+    execution = config.execution
+    if gpu.name == "shared GPU in a rollout":
+        remedies = ["lower execution.vllm.gpu_memory_utilization"]
+    else:
+        remedies = [
+            *([] if execution.gradient_checkpointing else ["set execution.gradient_checkpointing: true"]),
+            *(["lower execution.logprob_chunk_tokens"] if gpu.gib("logits") else []),
+            *(["lower execution.micro_batch_tokens"] if gpu.gib("recomputed layer") else []),
+        ]
+    if execution.zero_stage < 3:
+        remedies.append("raise execution.zero_stage")
+    elif not execution.offload_optimizer:
+        remedies.append("set execution.offload_optimizer: true")
+    return [*remedies, "raise execution.ray.trainer_ranks"]
+
+
+def _notes(
+    config: ExperimentConfig,
+    here: tuple[float, ...] | None,
+    gpu_gib: float | None,
+    architecture: ModelArchitecture | None,
+) -> list[str]:
+    address, wanted = config.execution.ray.address, cluster_gpus(config)
+    notes = []
+    if address is not None:
+        notes.append(f"{wanted} GPUs wanted of a cluster (address: {address}), which was not asked what it has")
+    elif here is None:
+        notes.append(f"{wanted} GPUs wanted; nvidia-smi gave no answer, so how many there are is not known")
+    elif not here:
+        notes.append(f"{wanted} GPUs wanted; this machine has none: ranks and engines would run on its CPU")
+    else:
+        notes.append(f"{wanted} GPUs wanted of the {len(here)} of this machine")
+    if architecture is None:
+        notes.append(f"no memory estimate: the shape of {config.model.path} is not known here; give a model folder")
+    elif gpu_gib is None:
+        notes.append("memory is not judged: no GPU to go by; give execution.gpu_memory_gb")
+    return notes

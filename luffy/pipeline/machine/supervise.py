@@ -1,0 +1,162 @@
+"""Running a stage program as a child process that never outlives its supervisor.
+
+The child has a session of its own and writes to files (`log.txt`, `events.jsonl`), so that it can end in order when
+the supervisor is gone. It gets SIGTERM when the supervisor dies, by whatever signal, and watches for that itself.
+
+With a warm server in use the child is forked from that server, which the kernel kills with the supervisor.
+"""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from luffy.config import STAGE_KINDS
+from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, EXIT_USER_ERROR, StageFailed
+from luffy.pipeline.chain.reuse import LOG_FILE
+from luffy.pipeline.machine.events import EVENTS_FILE, Event, EventReader
+from luffy.pipeline.machine.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
+from luffy.pipeline.machine.warm_start import WarmServer, current_warm_server
+from luffy.pipeline.workspace.disk import free_bytes
+
+_POLL_S = 0.1
+_TAIL_LINES = 25
+_NO_ROOM_BYTES = 1 << 20
+_RESUMES = "the same command resumes it"
+_INTERRUPTED = f"interrupted; {_RESUMES}"
+
+
+class StageProcess(Protocol):
+    """A started stage: `subprocess.Popen` or `WarmStage`."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+    def wait(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    process: StageProcess
+    mark: str
+    spared: int | None = None
+    """The warm server, which carries the mark but must live on."""
+
+
+def stage_command(stage: str, directory: Path) -> list[str]:
+    """The command line of a stage program whose job is written in `directory`."""
+    program = [sys.executable, "-m", STAGE_KINDS[stage].program]
+    return [*program, "--config", str(directory / "config.yaml"), "--out", str(directory)]
+
+
+def supervise(
+    command: Sequence[str],
+    directory: Path,
+    *,
+    on_event: Callable[[Event], None],
+    on_line: Callable[[str], None] = lambda line: None,
+    environment: Mapping[str, str] | None = None,
+    grace_s: float = 10.0,
+    time_limit_s: float | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run `command` to its end, passing on its events and log lines as they come.
+
+    Whatever ends this call (success, failure, an exception of a callback, Ctrl-C), no process of the stage is left:
+    SIGTERM first, SIGKILL after `grace_s`, at once on a second Ctrl-C.
+
+    `stopped` is asked all the time, and ends the stage as a Ctrl-C would, which reaches the main thread alone. After
+    `time_limit_s` it is ended, too.
+
+    Raises StageFailed: for exit code 2 with the stage's own line, else with the end of its log.
+    """
+    log_path = directory / LOG_FILE
+    events = EventReader(directory / EVENTS_FILE, from_end=True)
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    failure, deadline = "", math.inf if time_limit_s is None else time.monotonic() + time_limit_s
+
+    def forward(log: IO[str]) -> None:
+        nonlocal failure
+        for line in log:
+            tail.append(line.rstrip("\n"))
+            on_line(line.rstrip("\n"))
+        for event in events.read():
+            # A stage that waits shows the progress of the one it waits for; other events are its own.
+            if event.pid == process.pid or event.kind == "progress":
+                failure = event.text if event.kind == "failed" else failure
+                on_event(event)
+
+    with log_path.open("ab") as out, log_path.open(encoding="utf-8", errors="replace") as log:
+        log.seek(0, os.SEEK_END)
+        child = _start(command, out, {**os.environ, **(environment or {})}, current_warm_server())
+        process = child.process
+        try:
+            while process.poll() is None:
+                forward(log)
+                if stopped():
+                    raise StageFailed(f"{_INTERRUPTED} (log: {log_path})", exit_code=EXIT_INTERRUPTED)
+                if time.monotonic() > deadline:
+                    raise StageFailed(f"has reached its time limit; {_RESUMES} (log: {log_path})")
+                time.sleep(_POLL_S)
+            forward(log)
+        finally:
+            _end(child, grace_s)
+    if process.returncode:
+        raise _failed(process.returncode, failure, tail, log_path)
+
+
+def _start(command: Sequence[str], out: IO[bytes], environment: dict[str, str], warm: WarmServer | None) -> _Child:
+    environment = {**environment, "PYTHONUNBUFFERED": "1"}
+    if warm is not None and (stage := warm.start(command, Path(out.name), environment)) is not None:
+        return _Child(stage, warm.mark, spared=warm.pid)
+    return _start_cold(command, out, environment)
+
+
+def _start_cold(command: Sequence[str], out: IO[bytes], environment: dict[str, str]) -> _Child:
+    parent, mark = os.getpid(), f"{os.getpid()}-{uuid.uuid4().hex}"
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        env={**environment, MARK_VARIABLE: mark, SUPERVISOR_VARIABLE: str(parent)},
+        start_new_session=True,
+        # The signal follows the thread that forks, which is this one, and it stays until the child has ended.
+        preexec_fn=lambda: die_with(parent),
+    )
+    return _Child(process, mark)
+
+
+def _end(child: _Child, grace_s: float) -> None:
+    try:
+        end_processes(child.mark, grace_s, child.spared)
+    except BaseException:  # a second Ctrl-C, or SIGTERM under Prefect: no more patience
+        end_processes(child.mark, 0.0, child.spared)
+        raise
+    finally:
+        child.process.wait()
+
+
+def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> StageFailed:
+    if code > 0 and not failure and free_bytes(log_path) < _NO_ROOM_BYTES:
+        # It could not even write why.
+        text = f"{log_path.parent}: no space left; free some (python -m luffy gc says what can go), the stage resumes"
+        return StageFailed(text, exit_code=EXIT_USER_ERROR)
+    if code == EXIT_USER_ERROR:
+        return StageFailed(failure or (tail[-1] if tail else f"see {log_path}"), exit_code=EXIT_USER_ERROR)
+    if code == EXIT_INTERRUPTED:
+        return StageFailed(f"{_INTERRUPTED} (log: {log_path})", exit_code=EXIT_INTERRUPTED)
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    summary = f"{how}: {failure}" if failure else how
+    # SIGKILL comes from outside: of a kernel without memory, or of a person.
+    temporary = code in (EXIT_TEMPORARY, -signal.SIGKILL)
+    return StageFailed("\n".join([f"{summary}; the end of {log_path}:", *tail]), temporary=temporary)

@@ -1,0 +1,108 @@
+"""A process that has loaded the large libraries once and forks a stage program for each order.
+
+Started by `warm_start` as `python -m luffy.pipeline.machine.warm_server DESCRIPTOR LIBRARY ...`. Before the fork it
+runs the standard library and these libraries only: no module of this package, which a person may edit meanwhile.
+"""
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypedDict
+
+READY = b"ready"
+_PACKAGE = "luffy"
+
+
+class Order(TypedDict):
+    """What a forked stage becomes."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    log: str
+    """The file that its output is appended to."""
+
+
+def serve(connection: Connection) -> Order:
+    """Fork a process for each order, one at a time, and report its pid, then its exit code (-n for signal n).
+
+    Returns in the forked process alone. The serving process exits when the other end is closed.
+    """
+    while True:
+        try:
+            order: Order = json.loads(connection.recv_bytes())
+        except EOFError:
+            sys.exit(0)
+        server = os.getpid()
+        _check_single_thread()
+        pid = os.fork()
+        if pid == 0:
+            connection.close()  # else the end of the server would go unnoticed
+            _detach(order, server)
+            return order
+        connection.send_bytes(str(pid).encode())
+        _, status = os.waitpid(pid, 0)
+        connection.send_bytes(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def load(libraries: Sequence[str]) -> None:
+    """Import `libraries`, leaving no thread behind, and keep it out of the garbage collector's way."""
+    # OpenBLAS starts its threads when numpy is loaded. Stages compute with torch, which has its own.
+    given = os.environ.get("OPENBLAS_NUM_THREADS")
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    gc.disable()
+    for name in libraries:
+        importlib.import_module(name)
+    gc.enable()
+    gc.freeze()
+    if given is None:
+        del os.environ["OPENBLAS_NUM_THREADS"]
+    else:
+        os.environ["OPENBLAS_NUM_THREADS"] = given
+
+
+def run_stage(order: Order) -> None:
+    """Run the stage's module as `python -m` would."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    sys.argv[1:] = order["arguments"]
+    sys.orig_argv = [sys.executable, "-m", order["module"], *order["arguments"]]
+    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+
+
+def _detach(order: Order, server: int) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    Path("/proc/self/comm").write_text(order["module"].rpartition(".")[2])
+    from luffy.pipeline.machine.processes import SUPERVISOR_VARIABLE, die_with  # after the fork, so never stale
+
+    os.environ[SUPERVISOR_VARIABLE] = str(server)
+    die_with(server, signal.SIGTERM)
+
+
+def _check_single_thread() -> None:
+    """A lock that another thread holds during a fork stays locked in the child for ever."""
+    threads = [(thread / "comm").read_text().strip() for thread in Path("/proc/self/task").iterdir()]
+    if len(threads) > 1:
+        sys.exit(f"no fork with several threads: {', '.join(threads)}")
+
+
+if __name__ == "__main__":
+    control = Connection(int(sys.argv[1]))
+    load(sys.argv[2:])
+    _check_single_thread()
+    control.send_bytes(READY)
+    run_stage(serve(control))

@@ -1,0 +1,182 @@
+"""Starting stages from a process that has loaded torch, transformers and deepspeed already: seconds saved for each.
+
+    with WarmServer(log).use():
+        ...  # supervise() forks its stages from the server
+
+A convenience alone: where it does not fit or does not work, the stage is started as without it. Not used on machines
+with a GPU, whose driver does not survive a fork and whose stages take longer than their imports.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from signal import SIGKILL
+
+from luffy.errors import EXIT_INTERRUPTED, StageFailed
+from luffy.pipeline.machine.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
+from luffy.pipeline.machine.warm_server import READY, Order
+
+logger = logging.getLogger(__name__)
+LIBRARIES = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2", "deepspeed", "pydantic", "psutil")
+"""What stages spend most of their start on. Not pyarrow: it starts a thread, which a fork would lose."""
+_LOAD_TIMEOUT_S = 120.0
+_FORK_TIMEOUT_S = 20.0
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
+# They differ from stage to stage, and no library reads them.
+_OWN_VARIABLES = frozenset({MARK_VARIABLE, SUPERVISOR_VARIABLE, "PYTHONUNBUFFERED"})
+_current: ContextVar["WarmServer | None"] = ContextVar("warm_server", default=None)
+
+
+def current_warm_server() -> "WarmServer | None":
+    """The server that is in use here."""
+    return _current.get()
+
+
+def can_start_warm() -> bool:
+    """Whether this machine has no GPU."""
+    return not any(Path(device).exists() for device in _GPU_DEVICES)
+
+
+class WarmServer:
+    """Loads the libraries in the background from its construction on; it is ended by the kernel with this process.
+
+    All processes of its stages carry its `mark`, and so does the server itself.
+    """
+
+    def __init__(self, log: Path, libraries: Sequence[str] = LIBRARIES) -> None:
+        self.mark = f"{os.getpid()}-{uuid.uuid4().hex}"
+        self._surroundings = _surroundings(os.environ)
+        self._connection, far_end = Pipe()
+        self._ready = False
+        self._ordering = threading.Lock()
+        self._stage: WarmStage | None = None
+        parent = os.getpid()
+        with log.open("ab") as out, far_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "luffy.pipeline.machine.warm_server", str(far_end.fileno()), *libraries],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, MARK_VARIABLE: self.mark, "PYTHONUNBUFFERED": "1"},
+                pass_fds=[far_end.fileno()],
+                start_new_session=True,
+                # Its stage gets SIGTERM then. The signal follows the thread that forks: use it from this one.
+                preexec_fn=lambda: die_with(parent, SIGKILL),
+            )
+        self.pid = self._process.pid
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Inside, `supervise` starts stages from this server; it ends with the block."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+            self.stop()
+
+    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
+        """Start `python -m MODULE ...` with its output appended to `log`; None where it must be started cold.
+
+        It runs one stage at a time: others that are started meanwhile, from other threads, are started cold.
+        """
+        if not self._ordering.acquire(blocking=False):
+            return None
+        try:
+            return self._order(command, log, environment) if self._fits(command, environment) else None
+        finally:
+            self._ordering.release()
+
+    def _order(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
+        order = Order(
+            module=command[2],
+            arguments=list(command[3:]),
+            environment={**environment, MARK_VARIABLE: self.mark},
+            log=str(log.resolve()),
+        )
+        try:
+            self._wait_until_ready()
+            self._connection.send_bytes(json.dumps(order).encode())
+            self._stage = WarmStage(int(self._answer(_FORK_TIMEOUT_S)), self._connection, log)
+        except (OSError, EOFError) as error:
+            logger.info("stages start without a warm server from now on: %s", error or type(error).__name__)
+            self.stop()
+            return None
+        except BaseException:  # Ctrl-C: the answer that is still to come would be taken for that to the next order
+            self.stop()
+            raise
+        return self._stage
+
+    def stop(self) -> None:
+        """End the server, and a stage that it still runs. May be called again."""
+        self._connection.close()
+        self._process.kill()  # it has nothing to put in order
+        self._process.wait()
+        end_processes(self.mark)
+
+    def _fits(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        busy = self._stage is not None and self._stage.returncode is None
+        is_module = list(command[:2]) == [sys.executable, "-m"]
+        # Libraries read the environment when they are loaded.
+        same = _surroundings(environment) == self._surroundings
+        return is_module and same and not busy and not self._connection.closed
+
+    def _wait_until_ready(self) -> None:
+        if not self._ready and self._answer(_LOAD_TIMEOUT_S) == READY:
+            self._ready = True
+
+    def _answer(self, timeout_s: float) -> bytes:
+        if not self._connection.poll(timeout_s):
+            raise TimeoutError(f"no answer within {timeout_s:.0f} s")
+        return self._connection.recv_bytes()
+
+
+class WarmStage:
+    """A stage that a warm server has forked; what `subprocess.Popen` is for one started cold."""
+
+    def __init__(self, pid: int, connection: Connection, log: Path) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._connection = connection
+        self._log = log
+
+    def poll(self) -> int | None:
+        """The exit code, -n for signal n; None while it runs. Raises StageFailed when the server has died."""
+        if self.returncode is None and self._connection.poll():
+            try:
+                self._take()
+            except (OSError, EOFError):
+                raise StageFailed(
+                    "was interrupted, because the warm server that had started it has died; "
+                    f"the same command resumes it (log: {self._log})",
+                    exit_code=EXIT_INTERRUPTED,
+                    temporary=True,
+                ) from None
+        return self.returncode
+
+    def wait(self) -> int | None:
+        """Wait for its end; returns the exit code, None when the server died before."""
+        if self.returncode is None:
+            try:
+                self._take()
+            except (OSError, EOFError):
+                return None
+        return self.returncode
+
+    def _take(self) -> None:
+        self.returncode = int(self._connection.recv_bytes())
+
+
+def _surroundings(environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    own = {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
+    return str(Path.cwd()), own

@@ -1,0 +1,132 @@
+"""Where everything lives: stages by key, runs by name.
+
+<root>/stages/<stage>/<key>/         one directory a result
+<root>/runs/<experiment>-<n>/        run.json, links to the stages it used
+<root>/prefect/                      the database of the embedded Prefect server
+<root>/warm_server.log               what the process said that stages were forked from
+"""
+
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from luffy.config import StageName
+from luffy.errors import WorkspaceError
+from luffy.files import write_atomic
+from luffy.pipeline.workspace.disk import free_bytes
+
+WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
+RUN_FILE = "run.json"
+MIN_FREE_BYTES = 32 << 20
+"""What records, logs and Prefect's database of a run need in any case."""
+TRASH_PREFIX = ".trash-"
+"""Begins the name of what is being deleted: nobody reads it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The paths below one root; making one touches nothing."""
+
+    root: Path
+
+    @property
+    def stages(self) -> Path:
+        return self.root / "stages"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def prefect_home(self) -> Path:
+        return self.root / "prefect"
+
+    @property
+    def pages_address(self) -> Path:
+        """Where the reports can be reached by a browser, while somebody serves them."""
+        return self.prefect_home / "pages.url"
+
+    @property
+    def warm_log(self) -> Path:
+        """What the process says that stages are forked from."""
+        return self.root / "warm_server.log"
+
+    def stage_directory(self, stage: StageName, key: str) -> Path:
+        """Where the result `key` of `stage` is, or will be."""
+        return self.stages / stage / key
+
+    def siblings(self, stage: StageName) -> Iterator[Path]:
+        """The directories of all results of `stage`, finished or not, in the order of their keys."""
+        folder = self.stages / stage
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        return (path for path in found if path.is_dir() and not is_discarded(path))
+
+    def prepare(self) -> None:
+        """Make the root and see that it can be written, and that there is room; raises WorkspaceError."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-") as probe:
+                probe.write(b"x" * 4096)
+                probe.flush()
+                os.fsync(probe.fileno())
+        except OSError as error:
+            raise WorkspaceError(
+                f"workspace {self.root}: cannot be written ({error.strerror}); "
+                f"give another with --workspace or {WORKSPACE_VARIABLE}"
+            ) from None
+        free = free_bytes(self.root)
+        if free < MIN_FREE_BYTES:
+            raise WorkspaceError(
+                f"workspace {self.root}: its disk is full ({free >> 20} MiB left, a run needs {MIN_FREE_BYTES >> 20}); "
+                f"free space (python -m luffy gc says what can go), or give another with --workspace"
+            )
+
+    def new_run(self, experiment: str, record: dict[str, object]) -> Path:
+        """A new directory `runs/<experiment>-<n>/` with `record` in its run.json; `n` is the first that was free."""
+        number = 1 + max(self.run_numbers(experiment), default=0)
+        while True:
+            directory = self.runs / f"{experiment}-{number}"
+            try:
+                directory.mkdir(parents=True)
+                break
+            except FileExistsError:
+                number += 1  # another run has just taken it
+        write_run(directory, record)
+        return directory
+
+    def run_numbers(self, experiment: str) -> Iterator[int]:
+        """The numbers of the runs of `experiment`, in no order."""
+        prefix = f"{experiment}-"
+        for directory in self.runs.glob(f"{prefix}*"):
+            number = directory.name.removeprefix(prefix)
+            if number.isdecimal():
+                yield int(number)
+
+
+def find_workspace(chosen: Path | str | None = None) -> Workspace:
+    """The workspace: `chosen`, else the environment's LUFFY_WORKSPACE, else ./workspace."""
+    root = Path(chosen or os.environ.get(WORKSPACE_VARIABLE) or "workspace")
+    return Workspace(root.expanduser().resolve())
+
+
+def is_discarded(path: Path) -> bool:
+    """Whether `path` is what an interrupted deletion has left."""
+    return path.name.startswith(TRASH_PREFIX)
+
+
+def write_run(directory: Path, record: dict[str, object]) -> None:
+    """Replace the run's record."""
+    write_atomic(directory / RUN_FILE, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def link(target: Path, name: Path) -> None:
+    """Make `name` a relative symbolic link to `target`, in place of an older one."""
+    name.parent.mkdir(parents=True, exist_ok=True)
+    relative = os.path.relpath(target, name.parent)
+    temporary = name.with_name(f".{name.name}.{os.getpid()}-{threading.get_ident()}")
+    temporary.symlink_to(relative)
+    temporary.replace(name)

@@ -1,0 +1,35 @@
+"""Who may decide what a workspace keeps: runs that take up a stage share the lock, who deletes has it alone.
+
+So a result is entered into a run's record before anybody can find that no run uses it.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from luffy.pipeline.workspace.space import usable
+from luffy.pipeline.workspace import Workspace
+
+_FILE = ".claims.lock"
+
+
+def claiming(workspace: Workspace) -> AbstractContextManager[None]:
+    """Held while a run decides on a stage and enters it into its record; waits while somebody deletes."""
+    return _held(workspace, fcntl.LOCK_SH)
+
+
+def disposing(workspace: Workspace) -> AbstractContextManager[None]:
+    """Held while it is decided what goes, and until that has lost its name; no run takes up a stage meanwhile."""
+    return _held(workspace, fcntl.LOCK_EX)
+
+
+@contextmanager
+def _held(workspace: Workspace, mode: int) -> Iterator[None]:
+    with usable(workspace.root):
+        descriptor = os.open(workspace.root / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, mode)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,172 @@
+"""The runs of a workspace as their `run.json` tells of them, and whether the process of each still lives."""
+
+import difflib
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from pydantic import ValidationError
+
+from luffy.config import ExperimentConfig
+from luffy.errors import DataError
+from luffy.pipeline.chain.identity import Json
+from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
+
+RunCondition = Literal["running", "finished", "failed", "interrupted", "killed", "unreadable"]
+ARMS_FOLDER = "arms"
+_STAGES_FOLDER = "stages"
+_RECORDED: tuple[RunCondition, ...] = ("running", "finished", "failed", "interrupted")
+_CLOCK_SLACK_S = 5.0
+_SUGGESTED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StageEntry:
+    """One stage of a run."""
+
+    key: str
+    directory: Path
+    action: str
+    """What the run did with it: `reused`, `run`, `resume from step 20`, ..."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What a run has written of itself."""
+
+    directory: Path
+    recorded: str
+    """The state in the file."""
+    experiment: str = ""
+    pid: int | None = None
+    host: str = ""
+    started: str = ""
+    """ISO 8601, UTC; empty where it is not known."""
+    updated: str = ""
+    stages: Mapping[str, StageEntry] = field(default_factory=dict)
+    """By node, in the order in which the run reached them."""
+    config: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def started_s(self) -> float:
+        """Seconds since the epoch, to the second below; 0 where it is not known."""
+        return datetime.fromisoformat(self.started).timestamp() if self.started else 0.0
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it was started on another machine, where nobody here can look after its process."""
+        return bool(self.host) and self.host != socket.gethostname()
+
+    @property
+    def condition(self) -> RunCondition:
+        """The state as recorded, except that a run whose process is gone does not run."""
+        if self.recorded == "running" and not self._may_live():
+            return "killed"
+        return next((state for state in _RECORDED if state == self.recorded), "unreadable")
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a process works on it, or may do so on another machine."""
+        return self.condition == "running"
+
+    @property
+    def configuration(self) -> ExperimentConfig | None:
+        """Its configuration; None where this version cannot read it."""
+        try:
+            return ExperimentConfig.model_validate_json(json.dumps(self.config))
+        except ValidationError:
+            return None
+
+    @property
+    def arms(self) -> dict[str, Path]:
+        """Of a comparison the directory of each arm's run, by `<arm>-<seed>`."""
+        folder = self.directory / ARMS_FOLDER
+        return {link.name: link.resolve() for link in sorted(folder.iterdir())} if folder.is_dir() else {}
+
+    def _may_live(self) -> bool:
+        if self.is_elsewhere:
+            return True
+        if self.pid is None:  # the process that makes the directory has yet to enter itself
+            return time.time() - _modified(self.directory / RUN_FILE) < _CLOCK_SLACK_S
+        try:
+            began = psutil.Process(self.pid).create_time()
+        except psutil.NoSuchProcess:
+            return False
+        except psutil.AccessDenied:
+            return True
+        # A process that is younger than the run has got its number from the dead one.
+        return not self.started or began <= self.started_s + _CLOCK_SLACK_S
+
+
+def list_records(workspace: Workspace) -> list[RunRecord]:
+    """All runs, those that were touched last first."""
+    files = sorted(workspace.runs.glob(f"*/{RUN_FILE}"), key=_modified, reverse=True)
+    return [read_run(file.parent) for file in files if not is_discarded(file.parent)]
+
+
+def read_run(directory: Path) -> RunRecord:
+    """The record in `directory`; of a file that cannot be read the stages that are linked beside it."""
+    try:
+        values = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))
+        return RunRecord(
+            directory,
+            values["state"],
+            values.get("experiment", ""),
+            values.get("pid"),
+            values.get("host", ""),
+            values.get("started", ""),
+            values.get("updated", ""),
+            {node: _entry(directory, node, stage) for node, stage in values.get("stages", {}).items()},
+            values.get("config", {}),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return RunRecord(directory, "unreadable", stages=dict(_linked(directory)))
+
+
+def find_run(workspace: Workspace, text: str) -> RunRecord:
+    """The run that `text` means: a path, a name in the workspace, or an experiment's name for its newest run.
+
+    Raises DataError, with the names that are near.
+    """
+    for directory in (Path(text).expanduser(), workspace.runs / text):
+        if (directory / RUN_FILE).is_file():
+            return read_run(directory.resolve())
+    newest = max(workspace.run_numbers(text), default=None) if Path(text).name == text else None
+    if newest is not None:
+        return read_run(workspace.runs / f"{text}-{newest}")
+    names = [record.name for record in list_records(workspace)]
+    near = difflib.get_close_matches(text, names, n=_SUGGESTED, cutoff=0.5) or names[:_SUGGESTED]
+    there = f"there are {', '.join(near)}" if near else "it has no runs"
+    raise DataError(f"{text}: no such run in workspace {workspace.root}; {there} (python -m luffy runs)")
+
+
+def _entry(directory: Path, node: str, values: Mapping[str, str]) -> StageEntry:
+    # The link is relative, and survives a workspace that was moved.
+    link = directory / _STAGES_FOLDER / node
+    where = link.resolve() if link.exists() else Path(values.get("directory", link))
+    return StageEntry(values["key"], where, values.get("action", ""), values.get("reason", ""))
+
+
+def _linked(directory: Path) -> Iterator[tuple[str, StageEntry]]:
+    folder = directory / _STAGES_FOLDER
+    for link in sorted(folder.iterdir()) if folder.is_dir() else ():
+        target = link.resolve()
+        yield link.name, StageEntry(target.name, target, "", "")
+
+
+def _modified(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:  # given up in this moment
+        return 0.0

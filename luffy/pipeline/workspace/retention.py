@@ -1,0 +1,80 @@
+"""Which runs are given up, so that their results can go."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from luffy.errors import DataError
+from luffy.pipeline.workspace.records import RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What of the runs is kept; as it stands, all of them."""
+
+    keep_runs: int | None = None
+    """Of each experiment the newest so many."""
+    older_than_s: float | None = None
+    """Runs that began less than so many seconds ago."""
+    names: tuple[str, ...] = ()
+    """Given up whatever the two above say."""
+    all_checkpoints: bool = False
+    """Finished stages keep their newest checkpoint alone, also where `execution.checkpoint.keep` asked for more."""
+
+    def given_up(self, records: Sequence[RunRecord]) -> list[RunRecord]:
+        """Of `records` (newest first) those that may go: both limits must say so, where both are given.
+
+        A comparison takes its arms along, and keeps them as long as it is kept. A run that is under way, or whose
+        record cannot be read, is given up by its name alone, and the former not even so.
+
+        Raises DataError when a name is that of no run, or of one that is under way.
+        """
+        named = self._named(records)
+        open_ended = ("running", "unreadable")
+        comparing = tuple(f"{record.experiment}." for record in records if record.is_live and record.experiment)
+        candidates = [
+            record
+            for record in records
+            # A comparison that is under way may reuse what its arms made before.
+            if record.condition not in open_ended and not record.experiment.startswith(comparing)
+        ]
+        going = {record.directory for record in candidates if self._is_over(record, records)} | named
+        kept = [record for record in records if record.directory not in going]
+        going -= {arm for record in kept for arm in record.arms.values()} - named
+        return [record for record in records if record.directory in going]
+
+    def _named(self, records: Sequence[RunRecord]) -> set[Path]:
+        by_name = {record.name: record for record in records}
+        for name in self.names:
+            if name not in by_name:
+                raise DataError(f"--runs {name}: no such run; python -m luffy runs lists them")
+            if by_name[name].is_live:
+                raise DataError(
+                    f"--runs {name}: is under way (pid {by_name[name].pid} on {by_name[name].host}); end it first"
+                )
+        directories = {by_name[name].directory for name in self.names}
+        arms = {arm for name in self.names for arm in by_name[name].arms.values()}
+        return directories | {record.directory for record in records if record.directory in arms and not record.is_live}
+
+    def _is_over(self, record: RunRecord, records: Sequence[RunRecord]) -> bool:
+        limits = []
+        if self.keep_runs is not None:
+            limits.append(record not in _newest(records)[record.experiment][: self.keep_runs])
+        if self.older_than_s is not None:
+            limits.append(bool(record.started) and _age_s(record) > self.older_than_s)
+        return bool(limits) and all(limits)
+
+
+def _newest(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """By experiment, newest first."""
+    found: defaultdict[str, list[RunRecord]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: record.started, reverse=True):
+        found[record.experiment].append(record)
+    return found
+
+
+def _age_s(record: RunRecord) -> float:
+    began = datetime.fromisoformat(record.started)
+    return (datetime.now(began.tzinfo) - began).total_seconds()

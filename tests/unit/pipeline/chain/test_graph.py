@@ -1,0 +1,67 @@
+import pytest
+
+from luffy.config import STAGE_KINDS, load_experiment
+from luffy.pipeline.chain.graph import build_graph
+
+CHAINS = {
+    "sft_then_luffy": ["prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "evaluate_rl", "report"],
+    "sft": ["prepare_data", "base", "sft", "evaluate_base", "evaluate_sft", "report"],
+    "rl": ["prepare_data", "base", "rl", "evaluate_base", "evaluate_rl", "report"],
+}
+
+
+def graph(smoke_path, chain):
+    return build_graph(load_experiment(smoke_path, [f"chain={chain}", "method=luffy"]))
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_nodes_of_each_chain(smoke_path, chain):
+    assert [node.name for node in graph(smoke_path, chain)] == CHAINS[chain]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_every_node_stands_after_its_inputs(smoke_path, chain):
+    seen = set()
+    for node in graph(smoke_path, chain):
+        assert set(node.inputs.values()) <= seen
+        assert isinstance(node.settings, STAGE_KINDS[node.stage].settings)
+        seen.add(node.name)
+
+
+@pytest.mark.parametrize(("chain", "start"), [("sft_then_luffy", "sft"), ("rl", "base")])
+def test_rl_starts_from_the_last_checkpoint_before_it(smoke_path, chain, start):
+    rl = next(node for node in graph(smoke_path, chain) if node.name == "rl")
+    assert rl.inputs == {"data": "prepare_data", "model": start}
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("base", ["prepare_data", "base", "difficulty", "sft", "rl"]),
+        ("sft", ["prepare_data", "base", "sft", "difficulty", "rl"]),
+    ],
+)
+def test_difficulty_stands_behind_the_policy_it_measures_and_rl_alone_reads_it(smoke_path, policy, order):
+    nodes = build_graph(load_experiment(smoke_path, [f"difficulty.policy={policy}"]))
+    assert [node.name for node in nodes][:5] == order
+    inputs = {node.name: node.inputs for node in nodes}
+    assert inputs["difficulty"] == {"data": "prepare_data", "model": policy}
+    assert inputs["rl"] == {"data": "difficulty", "model": "sft"}
+    assert inputs["report"]["difficulty"] == "difficulty"
+    assert [name for name in inputs if "difficulty" in inputs[name].values()] == ["rl", "report"]
+
+
+def test_report_reads_every_other_stage(smoke_path):
+    *others, report = graph(smoke_path, "sft_then_luffy")
+    assert set(report.inputs.values()) == {node.name for node in others}
+    assert report.inputs["data"] == "prepare_data"
+
+
+def test_a_stage_that_comes_again_is_a_round_of_its_own(smoke_path):
+    config = load_experiment(smoke_path)
+    rounds = ("prepare_data", "base", "sft", "rl", "sft", "rl", "evaluate")
+    nodes = {node.name: node for node in build_graph(config.model_copy(update={"stages": rounds}))}
+    assert list(nodes)[2:6] == ["sft_1", "rl_1", "sft_2", "rl_2"]
+    assert nodes["sft_2"].inputs == {"data": "prepare_data", "model": "rl_1"}
+    assert list(nodes)[6:] == [f"evaluate_{name}" for name in ("base", "sft_1", "rl_1", "sft_2", "rl_2")]
+    assert nodes["evaluate_sft_2"].inputs["model"] == "sft_2"

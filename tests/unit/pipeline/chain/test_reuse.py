@@ -1,0 +1,60 @@
+from luffy.pipeline.chain.manifest import consumed_digests, read_manifest, write_manifest
+from luffy.pipeline.chain.reuse import clear, examine
+
+
+def look(plan):
+    return examine(plan.directory, plan.identity.key, consumed_digests(plan.inputs))
+
+
+def test_clearing_leaves_the_log_the_events_and_the_job(opened, finish):
+    plan = finish(opened(), "prepare_data", steps=5)
+    for name in ("log.txt", "events.jsonl", "config.yaml", ".lock"):
+        (plan.directory / name).touch()
+    (plan.directory / "metrics.jsonl").unlink()
+    clear(plan.directory, look(plan))
+    assert {path.name for path in plan.directory.iterdir()} == {"log.txt", "events.jsonl", "config.yaml", ".lock"}
+
+
+def test_a_damaged_export_leaves_what_training_wrote(opened, finish):
+    plan = finish(opened(), "prepare_data", steps=5)
+    (plan.directory / "model" / "weights").unlink()
+    condition = look(plan)
+    clear(plan.directory, condition)
+    assert condition.step == 5
+    assert {path.name for path in plan.directory.iterdir()} == {"identity.json", "metrics.jsonl", "checkpoints"}
+
+
+def test_a_directory_that_is_no_stage_is_never_cleared(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    condition = examine(tmp_path, "abc", {})
+    clear(tmp_path, condition)
+    assert not condition.reusable
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_directory_of_another_key_is_not_taken_for_this_one(opened, finish):
+    plan = finish(opened(), "prepare_data", steps=5)
+    condition = examine(plan.directory, "0123456789abcdef", {})
+    assert (condition.reusable, condition.step) == (False, 0)
+    assert condition.reason == f"the directory holds {plan.identity.key}"
+
+
+def test_checkpoints_of_other_inputs_are_not_resumed(opened, finish, begin):
+    experiment = opened()
+    finish(experiment, "prepare_data", content="one")
+    plan = experiment.plan_node("base")
+    begin(plan, steps=5)
+    assert look(plan).step == 5
+    finish(experiment, "prepare_data", content="two")
+    assert (look(plan).step, look(plan).reason) == (0, "data came out differently")
+
+
+def test_nothing_at_all_is_neither_reusable_nor_stale(tmp_path):
+    assert not examine(tmp_path / "none", "abc", {}).reusable
+
+
+def test_a_result_of_code_that_was_edited_meanwhile_is_not_reused(opened, finish):
+    plan = finish(opened(), "prepare_data")
+    write_manifest(plan.directory, read_manifest(plan.directory).model_copy(update={"code_changed": ("luffy.types",)}))
+    assert not look(plan).reusable
+    assert look(plan).reason.startswith("luffy.types was edited")

@@ -1,0 +1,134 @@
+"""How many GPUs a stage takes, and that two stages never get the same; the driver is a script in nvidia-smi's place."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from luffy.config import load_experiment
+from luffy.errors import EXIT_INTERRUPTED, ConfigError, StageFailed
+from luffy.pipeline.machine import gpus
+from luffy.pipeline.machine.gpus import gpus_of_stage, no_turn, own_gpus
+
+CONFIGS = Path(__file__).parents[4] / "exp_configs"
+DISAGGREGATED = ["execution.vllm.tensor_parallel_size=2", "execution.ray.placement=disaggregated"]
+HOLDER = """\
+import sys, tempfile, time
+from luffy.pipeline.machine.gpus import no_turn, own_gpus
+tempfile.tempdir = sys.argv[1]
+with own_gpus(1, no_turn, print, bool) as shown:
+    print(shown["CUDA_VISIBLE_DEVICES"], flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine with two GPUs, and lock files of its own."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho '0, GPU-aa, 81920'\necho '1, GPU-bb, 81920'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(gpus, "_POLL_S", 0.02)
+    return tmp_path
+
+
+def take(wanted=1, waiting=lambda what: None, stopped=lambda: False, turn=no_turn):
+    return own_gpus(wanted, turn, waiting, stopped)
+
+
+def test_each_stage_is_shown_gpus_of_its_own(machine):
+    with take() as first, take() as second:
+        assert {first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]} == {"0", "1"}
+        assert first["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    with take(2) as both:
+        assert both["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_gpus_keep_the_names_that_the_user_has_given_them(machine, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+    with take() as shown:
+        assert shown == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
+
+
+def test_who_finds_too_few_waits_and_keeps_none_of_them(machine):
+    told, got = [], []
+
+    def two():
+        with take(2, told.append) as shown:
+            got.append(shown["CUDA_VISIBLE_DEVICES"])
+
+    with take():
+        waiter = threading.Thread(target=two)
+        waiter.start()
+        time.sleep(0.2)
+        assert not got
+        with take():  # the other one is still to be had
+            pass
+    waiter.join(10)
+    assert (got, told) == (["0,1"], ["2 of 2 GPUs"])
+
+
+def test_a_run_that_is_stopped_waits_no_longer(machine):
+    with take(2), pytest.raises(StageFailed) as caught, take(stopped=lambda: True):
+        pass
+    assert caught.value.exit_code == EXIT_INTERRUPTED
+
+
+def test_more_than_there_are_is_refused_in_one_line(machine):
+    with pytest.raises(ConfigError, match="takes 3 GPUs, this machine has 2") as caught, take(3):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def test_the_death_of_the_holder_frees_its_gpu(machine, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    command = [sys.executable, "-c", HOLDER, str(machine)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."})
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "1\n"
+    told = []
+    threading.Timer(0.3, holder.kill).start()
+    with take(1, told.append) as shown:
+        assert shown == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert told == ["1 of 1 GPUs"]
+    holder.wait()
+
+
+def test_the_turn_comes_before_the_gpu_and_only_for_who_takes_one(machine, monkeypatch):
+    asked = []
+
+    @contextmanager
+    def turn(wanted, waiting, stopped):
+        asked.append(wanted)
+        yield
+
+    with take(0, turn=turn) as nothing, take(2, turn=turn):
+        assert nothing == {}
+    monkeypatch.setenv("PATH", "/nowhere")
+    with take(1, turn=turn) as on_the_cpu:
+        assert on_the_cpu == {}
+    assert asked == [2]
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "expected"),
+    [
+        ("smoke", [], {"prepare_data": 0, "base": 1, "sft": 1, "rl": 1, "evaluate": 1, "sweep": 1, "report": 0}),
+        ("smoke", ["execution.gpus=0"], {"prepare_data": 0, "base": 0, "rl": 0, "report": 0}),
+        ("smoke", ["execution.gpus=2"], {"prepare_data": 0, "sft": 2, "report": 0}),
+        ("luffy_qwen2.5_math_7b", [], {"base": 0, "rl": 8}),
+        ("luffy_qwen2.5_math_7b", DISAGGREGATED, {"evaluate": 2, "rl": 24}),
+        ("luffy_qwen2.5_math_7b_2nodes", [], {"rl": 0}),
+    ],
+)
+def test_a_stage_takes_the_gpus_that_it_uses(file, overrides, expected):
+    config = load_experiment(CONFIGS / f"{file}.yaml", overrides)
+    assert {stage: gpus_of_stage(config, stage) for stage in expected} == expected

@@ -1,0 +1,312 @@
+"""The memory estimate against what transformers, torch and DeepSpeed really keep."""
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed._tools.mem_tracker import MemTracker
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from luffy.config import ExperimentConfig, load_experiment
+from luffy.config.execution import ExecutionConfig
+from luffy.config.model import ModelConfig
+from luffy.config.training import OptimizerConfig
+from luffy.data.tokenizer import MAX_VOCABULARY
+from luffy.errors import DataError
+from luffy.pipeline.machine.architecture import TINY_VOCABULARY, ModelArchitecture, architecture_of, from_model_config
+from luffy.pipeline.machine.memory import (
+    activation_bytes,
+    engine_share,
+    estimate_memory,
+    head_bytes,
+    kv_cache_bytes_per_token,
+    layer_activation_bytes,
+)
+from luffy.training import deepspeed_engine
+from luffy.training.deepspeed_engine import start_engine
+from luffy.training.policy_model import PolicyModel
+
+ROOT = Path(__file__).parents[4]
+SEVEN_B = ROOT / "exp_configs" / "luffy_qwen2.5_math_7b.yaml"
+GIB = 2**30
+SHAPE = {
+    "vocab_size": 300, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "max_position_embeddings": 512,
+}  # fmt: skip
+KINDS = {
+    "qwen2 untied": (Qwen2Config, {"tie_word_embeddings": False}),
+    "qwen2 tied": (Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, {"head_dim": 32}),
+    "llama": (LlamaConfig, {}),
+    "llama, all biases": (LlamaConfig, {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
+    "mistral": (MistralConfig, {"sliding_window": None}),
+}
+DTYPES = {torch.float32: 4, torch.bfloat16: 2}
+
+
+def config_of(kind: str, **changes: int) -> PreTrainedConfig:
+    make, own = KINDS[kind]
+    return make(**{**SHAPE, **own, **changes})
+
+
+def architecture(config: PreTrainedConfig) -> ModelArchitecture:
+    found = from_model_config(json.loads(config.to_json_string(use_diff=False)))
+    assert found is not None
+    return found
+
+
+def model_of(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").train()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_are_those_of_the_real_model(kind: str) -> None:
+    config = config_of(kind)
+    with torch.device("meta"):
+        assert architecture(config).num_parameters == model_of(config).num_parameters()
+
+
+@pytest.mark.parametrize(
+    ("path", "published"),
+    [
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),
+        ("Qwen/Qwen2.5-Math-1.5B", 1_543_714_304),
+        ("Qwen/Qwen2.5-3B", 3_085_938_688),
+        ("Qwen/Qwen2.5-Math-7B", 7_615_616_512),
+        ("Qwen/Qwen2.5-14B", 14_770_033_664),
+        ("Qwen/Qwen2.5-32B", 32_763_876_352),
+        ("meta-llama/Llama-3.1-8B", 8_030_261_248),
+        ("meta-llama/Llama-3.2-1B", 1_235_814_400),
+        ("meta-llama/Llama-3.2-3B", 3_212_749_824),
+    ],
+)
+def test_known_models_have_their_published_size(path: str, published: int) -> None:
+    known = architecture_of(ModelConfig(path=path))
+    assert known is not None and known.num_parameters == published
+
+
+def test_a_folder_says_its_shape(tmp_path: Path) -> None:
+    config = config_of("qwen2 tied")
+    config.save_pretrained(tmp_path)
+    assert architecture_of(ModelConfig(path=str(tmp_path))) == architecture(config)
+
+
+def test_the_embedded_base_policy_is_known_up_to_its_vocabulary() -> None:
+    tiny = architecture_of(load_experiment(ROOT / "exp_configs" / "smoke.yaml").model)
+    assert tiny is not None and tiny.vocabulary_size == TINY_VOCABULARY == MAX_VOCABULARY
+
+
+def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    assert architecture_of(ModelConfig(path=str(tmp_path))) is None
+    assert architecture_of(ModelConfig(path="nobody/has-this-model")) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "has no config.json; give a Hugging Face model folder"),
+        ("{", "is no model's configuration"),
+        ("[]", "is no model's configuration"),
+        ('{"model_type": "qwen2"}', "is no model's configuration ('hidden_size')"),
+    ],
+)
+def test_a_local_path_that_is_no_model_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(DataError) as refusal:
+        architecture_of(ModelConfig(path=str(tmp_path)))
+    assert message in str(refusal.value) and str(tmp_path) in str(refusal.value)
+
+
+def inputs(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids, a mask with padding (so that attention is given one), positions and what is a response."""
+    mask_BT = torch.ones(rows, width, dtype=torch.bool)
+    mask_BT[0, width // 2 :] = False
+    response_BT = mask_BT.clone()
+    response_BT[:, 0] = False
+    position_BT = torch.arange(width).expand(rows, width).contiguous()
+    return torch.randint(0, SHAPE["vocab_size"], (rows, width)), mask_BT, position_BT, response_BT
+
+
+def kept_bytes(model: PreTrainedModel, rows: int = 2, width: int = 48) -> int:
+    """Bytes that a forward pass keeps for the backward pass, weights aside."""
+    ids_BT, mask_BT, position_BT, _ = inputs(rows, width)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda saved: saved):
+        model.get_decoder()(input_ids=ids_BT, attention_mask=mask_BT, position_ids=position_BT, use_cache=False)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages = {saved.untyped_storage().data_ptr(): saved.untyped_storage().nbytes() for saved in kept}
+    return sum(size for place, size in storages.items() if place not in weights)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_keeps_what_is_counted_for_it(kind: str, dtype: torch.dtype) -> None:
+    longer, shorter = (kept_bytes(model_of(config_of(kind, num_hidden_layers=layers), dtype)) for layers in (3, 2))
+    assert layer_activation_bytes(architecture(config_of(kind)), DTYPES[dtype], 48) == (longer - shorter) / (2 * 48)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_checkpointed_layer_keeps_its_input(dtype: torch.dtype) -> None:
+    def kept(num_layers: int) -> float:
+        model = model_of(config_of("qwen2 untied", num_hidden_layers=num_layers), dtype)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        return kept_bytes(model) / (2 * 48)
+
+    counted = activation_bytes(architecture(config_of("qwen2 untied")), DTYPES[dtype], 48, checkpointing=True)[0]
+    assert kept(3) - kept(2) == DTYPES[dtype] * SHAPE["hidden_size"]
+    assert kept(3) == pytest.approx(counted, rel=0.25)  # positions, masks and ids are not counted
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("vocabulary", [64, 8192], ids=["fullest in a layer", "fullest in the head"])
+def test_the_fullest_moment_of_a_pass_is_estimated_from_above(
+    vocabulary: int, checkpointing: bool, dtype: torch.dtype
+) -> None:
+    config = config_of("qwen2 untied", vocab_size=vocabulary)
+    model, tokens, chunk = model_of(config, dtype), 4 * 256, 128
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    policy = PolicyModel(model, 1.0, chunk)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    ids_BT, mask_BT, position_BT, response_BT = inputs(4, 256)
+    tracker = MemTracker()
+    tracker.track_external(policy)
+    with tracker:
+        logp_BT, entropy_BT = policy(ids_BT % vocabulary, mask_BT, position_BT, response_BT, True)
+        (logp_BT.sum() + entropy_BT.sum()).backward()
+    states = 2 * sum(parameter.nbytes for parameter in model.parameters())
+    measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - states
+
+    kept, one_layer = activation_bytes(architecture(config), DTYPES[dtype], 256, checkpointing=checkpointing)
+    logits, gradients = head_bytes(architecture(config), DTYPES[dtype], tokens, chunk, entropy_gradient=True)
+    estimated = tokens * kept + max(tokens * one_layer, logits + gradients)
+    assert 0.99 * measured <= estimated <= 1.2 * measured
+
+
+def live_tensors() -> list[torch.Tensor]:
+    gc.collect()
+    return [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+
+
+def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
+    return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+
+
+def state_bytes_per_parameter(zero_stage: int, dtype: torch.dtype) -> float:
+    """What DeepSpeed on one rank holds of each parameter between a backward pass and the next, buckets aside."""
+    before = live_tensors()  # held, so that their places are not taken by others
+    model = model_of(config_of("qwen2 untied", hidden_size=256, intermediate_size=1024), dtype)
+    num_parameters = model.num_parameters()
+    engine = start_engine(
+        PolicyModel(model, 1.0, 64),
+        OptimizerConfig(lr=1e-3),
+        ExecutionConfig(zero_stage=zero_stage),  # type: ignore[arg-type]
+        "float32" if dtype is torch.float32 else "bfloat16",
+    )
+    batch = (*inputs(2, 8), True)
+    engine.backward(engine(*batch)[0].sum())
+    engine.step()
+    engine.backward(engine(*batch)[0].sum())
+    gradients = [parameter.grad for parameter in model.parameters()]
+    held = storages(live_tensors() + [gradient for gradient in gradients if gradient is not None])
+    old = storages(before)
+    return sum(size for place, size in held.items() if place not in old) / num_parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("zero_stage", "dtype"),
+    [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16"), (2, "bfloat16"), (3, "bfloat16")],
+)
+def test_deepspeed_holds_the_states_that_are_counted(
+    zero_stage: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed_engine, "_REDUCE_BUCKET", 1000)  # so that it does not show
+    config = experiment(f"execution.zero_stage={zero_stage}", f"model.dtype={dtype}", "execution.ray.trainer_ranks=1")
+    shape = ModelArchitecture(64, 1, 2, 2, 32, 64, 100, tied=False)
+    trainer = estimate_memory(shape, config, None)[0]
+    states = sum(trainer.gib(name) for name in ("weights", "gradients", "optimizer")) * GIB / shape.num_parameters
+    gathered = {"float32": 4, "bfloat16": 2}[dtype] if zero_stage == 3 else 0
+    measured = state_bytes_per_parameter(zero_stage, getattr(torch, dtype))
+    assert states - gathered == pytest.approx(measured, rel=0.02)
+
+
+def experiment(*overrides: str) -> ExperimentConfig:
+    return load_experiment(SEVEN_B, ["execution.ray.placement=disaggregated", *overrides])
+
+
+def seven_b() -> ModelArchitecture:
+    known = architecture_of(ModelConfig(path="Qwen/Qwen2.5-Math-7B"))
+    assert known is not None
+    return known
+
+
+def test_states_of_7b_by_hand() -> None:
+    trainer = estimate_memory(seven_b(), experiment(), 79.0)[0]
+    parameters = 7_615_616_512
+    assert trainer.gib("weights") == pytest.approx(2 * parameters / GIB)
+    assert trainer.gib("gradients") == pytest.approx(4 * parameters / 8 / GIB)
+    assert trainer.gib("optimizer") == pytest.approx(12 * parameters / 8 / GIB)
+    assert trainer.gib("logits") == pytest.approx(2048 * 152064 * 20 / GIB)
+    assert trainer.total_gib == pytest.approx(sum(part.gib for part in trainer.components))
+
+
+def test_an_engine_gives_the_rest_of_its_share_to_the_cache() -> None:
+    engine = engine_share(seven_b(), experiment("execution.vllm.gpu_memory_utilization=0.9"), 79.0)
+    assert engine.total_gib == pytest.approx(0.9 * 79) == engine.limit_gib
+    halved = engine_share(seven_b(), experiment("execution.vllm.tensor_parallel_size=2"), None)
+    assert halved.count == 16
+    assert halved.gib("weights") == pytest.approx(7_615_616_512 / GIB)
+    assert kv_cache_bytes_per_token(seven_b(), experiment()) == 2 * 28 * 4 * 128 * 2
+    assert halved.gib("KV cache") == pytest.approx((1024 + 8192) * 28 * 4 * 128 * 2 / GIB)
+
+
+@pytest.mark.parametrize(("engine", "longest"), [("vllm", 1024 + 16384), ("transformers", 1024 + 8192)])
+def test_an_engine_has_room_for_the_longest_response_that_difficulty_draws(engine: str, longest: int) -> None:
+    measured = experiment(f"difficulty={{engine: {engine}, max_response_tokens: 16384}}")
+    least = engine_share(seven_b(), measured, None).gib("KV cache")
+    assert least == pytest.approx(longest * kv_cache_bytes_per_token(seven_b(), measured) / GIB)
+
+
+def test_key_heads_are_repeated_where_there_are_fewer_than_gpus() -> None:
+    on_four = kv_cache_bytes_per_token(seven_b(), experiment("execution.vllm.tensor_parallel_size=4"))
+    assert kv_cache_bytes_per_token(seven_b(), experiment("execution.vllm.tensor_parallel_size=28")) == on_four
+
+
+def test_colocated_the_trainer_stays_and_the_engine_sleeps() -> None:
+    rollout, update = estimate_memory(seven_b(), load_experiment(SEVEN_B), 79.0)
+    assert rollout.gib("weights") == update.gib("weights") == pytest.approx(rollout.gib("engine weights"))
+    assert rollout.gib("gradients") == rollout.gib("logits") == 0
+    assert update.gib("engine KV cache") == 0 < update.gib("engine, asleep")
+    sharded = estimate_memory(seven_b(), load_experiment(SEVEN_B, ["execution.zero_stage=3"]), 79.0)[0]
+    assert sharded.gib("gradients") > 0  # ZeRO 3 holds them in a buffer of its own
+
+
+def test_an_objective_brings_its_reference_and_its_critic() -> None:
+    critic = "rl.critic={optimizer: {lr: 1e-5}}"
+    trainer = estimate_memory(seven_b(), experiment("method=ppo", critic), 79.0)[0]
+    assert trainer.gib("critic weights") == pytest.approx((7_615_616_512 - 152064 * 3584 + 3585) * 2 / GIB)
+    with_reference = estimate_memory(seven_b(), experiment("method=reinforce_pp"), 79.0)[0]
+    assert with_reference.gib("frozen reference") == pytest.approx(2 * 7_615_616_512 / GIB)
+
+
+def test_offloading_and_checkpointing_make_room() -> None:
+    def total(*overrides: str) -> float:
+        return estimate_memory(seven_b(), experiment(*overrides), 79.0)[0].total_gib
+
+    assert total("execution.offload_optimizer=true") < total() < total("execution.gradient_checkpointing=false")
+    assert total("execution.zero_stage=3") < total() < total("execution.zero_stage=1")

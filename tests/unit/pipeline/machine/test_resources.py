@@ -1,0 +1,159 @@
+"""What is refused before anything starts; the driver is a script in nvidia-smi's place."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from luffy.config import load_experiment
+from luffy.errors import ConfigError, DataError
+from luffy.pipeline.machine import gpus
+from luffy.pipeline.machine.resources import check_resources, detected_gpus_gib, find_resources
+
+CONFIGS = Path(__file__).parents[4] / "exp_configs"
+SEVEN_B = CONFIGS / "luffy_qwen2.5_math_7b.yaml"
+DETECTED = "execution.gpu_memory_gb=null"
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """A machine whose driver says what the test wants it to."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def says(script):
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+
+    return says
+
+
+def cards(*mib):
+    return "\n".join(f"echo '{index}, GPU-{index}{index}-aa, {size}'" for index, size in enumerate(mib))
+
+
+def refusals(*overrides):
+    with pytest.raises(ConfigError) as refusal:
+        check_resources(load_experiment(SEVEN_B, overrides))
+    return str(refusal.value).splitlines()
+
+
+def test_gpus_are_counted_and_measured(driver):
+    driver(cards(81559, 40960))
+    assert detected_gpus_gib() == pytest.approx((79.65, 40.0), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [("1", (40.0,)), ("GPU-00", (80.0,)), ("0, 1", (80.0, 40.0)), ("", ()), ("-1", ())],
+)
+def test_only_visible_gpus_count(driver, monkeypatch, visible, expected):
+    driver(cards(81920, 40960))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert detected_gpus_gib() == expected
+
+
+@pytest.mark.parametrize("script", ["sleep 60", "echo 'No devices were found'", "exit 9"])
+def test_a_driver_that_does_not_answer_is_no_verdict(driver, monkeypatch, script):
+    monkeypatch.setattr(gpus, "_QUERY_TIMEOUT_S", 0.5)
+    driver(script)
+    assert detected_gpus_gib() is None
+    found = find_resources(load_experiment(SEVEN_B, [DETECTED]))
+    assert found.complaints == ()
+    assert "how many there are is not known" in found.notes[0]
+    assert "memory is not judged" in found.notes[1]
+
+
+def test_without_gpus_ranks_and_engines_run_on_the_cpu(driver):
+    assert detected_gpus_gib() == ()
+    found = find_resources(load_experiment(SEVEN_B, [DETECTED]))
+    assert found.complaints == ()
+    assert "this machine has none" in found.notes[0]
+
+
+def test_the_real_size_configurations_fit_their_machines(driver):
+    driver(cards(*[81559] * 8))
+    for name in ("luffy_qwen2.5_math_1.5b", "luffy_qwen2.5_math_7b", "luffy_qwen2.5_math_7b_2nodes"):
+        for overrides in ([], [DETECTED]):
+            check_resources(load_experiment(CONFIGS / f"{name}.yaml", overrides))
+    disaggregated = ["execution.ray={placement: disaggregated, trainer_ranks: 4, engines: 4}"]
+    check_resources(load_experiment(SEVEN_B, [*disaggregated, "execution.vllm.gpu_memory_utilization=0.9"]))
+    overlapping = ["execution.ray.placement=disaggregated", "rl.max_staleness=1", "execution.ray.engines=8"]
+    overlapping += ["execution.ray.trainer_ranks=8", "execution.vllm.gpu_memory_utilization=0.9"]
+    check_resources(load_experiment(CONFIGS / "luffy_qwen2.5_math_7b_2nodes.yaml", overlapping))
+
+
+def test_more_gpus_than_the_machine_has_are_refused(driver):
+    driver(cards(*[81559] * 4))
+    assert refusals() == [
+        "execution.ray: 8 trainer ranks and 8 engines x 1 GPUs (colocated) take 8 GPUs, this machine has 4; lower "
+        "execution.ray.trainer_ranks or execution.ray.engines, or give the execution.ray.address of a larger cluster"
+    ]
+    check_resources(load_experiment(SEVEN_B, ["execution.ray.address=auto"]))
+
+
+def test_smaller_gpus_than_stated_are_refused(driver):
+    driver(cards(*[40960] * 8))
+    assert "execution.gpu_memory_gb: 79 GiB, but the smallest GPU of this machine has 40.0" in refusals()[0]
+    rollout, update = refusals(DETECTED)
+    assert rollout.startswith("execution: a shared GPU in a rollout would hold about ")
+    assert update.startswith("execution: a shared GPU in an update would hold about ")
+    assert "of its 40.0" in update and "raise execution.zero_stage" in update
+
+
+SPLIT = ["execution.ray.placement=disaggregated"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["execution.vllm.tensor_parallel_size=3", *SPLIT],
+            "3 does not divide the model's 28 attention heads (with 4 of",
+        ),
+        (
+            ["execution.vllm.tensor_parallel_size=7", *SPLIT],
+            "7 does not divide the model's 28 attention heads (with 4 of",
+        ),
+        (["execution.vllm.tensor_parallel_size=3", *SPLIT], "allowed are 1, 2, 4, 28"),
+        (["execution.vllm.gpu_memory_utilization=0.9"], "lower execution.vllm.gpu_memory_utilization"),
+        (["execution.vllm.gpu_memory_utilization=0.2"], "raise gpu_memory_utilization or tensor_parallel_size"),
+        (["execution.gradient_checkpointing=false"], "set execution.gradient_checkpointing: true"),
+        (["execution.logprob_chunk_tokens=16384"], "lower execution.logprob_chunk_tokens"),
+        (["execution.micro_batch_tokens=262144"], "lower execution.micro_batch_tokens"),
+        (["execution.vllm.max_num_seqs=1000000"], "raise gpu_memory_utilization or tensor_parallel_size"),
+    ],
+)
+def test_what_cannot_work_is_one_line_that_says_what_to_change(driver, overrides, message):
+    assert message in refusals(*overrides)[0]
+
+
+def test_a_local_path_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"has no config\.json; give a Hugging Face model folder"):
+        check_resources(load_experiment(SEVEN_B, [f"model.path={tmp_path}"]))
+
+
+def test_a_model_that_is_not_known_is_said_to_be(driver):
+    found = find_resources(load_experiment(SEVEN_B, ["model.path=nobody/has-this-model"]))
+    assert found.gpus == () == found.complaints
+    assert "the shape of nobody/has-this-model is not known here" in found.notes[1]
+
+
+def test_a_local_run_is_not_checked(driver):
+    driver("exit 9")
+    found = find_resources(load_experiment(CONFIGS / "smoke.yaml"))
+    assert (found.gpus, found.notes, found.complaints) == ((), (), ())
+
+
+def test_torch_is_not_loaded_for_it():
+    code = "import sys, luffy.pipeline.machine.resources; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_servers_elsewhere_take_no_gpu_here(driver):
+    driver(cards(*[81920] * 8))
+    served = ["rl.engine=openai", "execution.server.urls=[http://a:8000]", *SPLIT]
+    config = load_experiment(SEVEN_B, [*served, "execution.vllm.tensor_parallel_size=3"])
+    check_resources(config)
+    assert [gpu.name for gpu in find_resources(config).gpus] == ["trainer GPU"]

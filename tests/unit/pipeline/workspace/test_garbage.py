@@ -1,0 +1,353 @@
+"""What `gc` finds and deletes in a workspace whose stages were finished by hand."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from synthetic.finished_stages import run_of
+
+from luffy.cli.main import main
+from luffy.errors import DataError
+from luffy.pipeline.workspace.claims import disposing
+from luffy.pipeline.workspace.disk import joined, measure
+from luffy.pipeline.workspace.disposal import dispose
+from luffy.pipeline.experiment import ExperimentRun, Unwatched
+from luffy.pipeline.workspace.garbage import survey
+from luffy.pipeline.workspace.lock import StageLock
+from luffy.pipeline.workspace.records import find_run, read_run
+from luffy.pipeline.workspace.retention import Retention
+from luffy.pipeline.workspace import write_run
+
+ALL = Retention()
+OTHER_SFT = "sft.optimizer.lr=2e-3"
+HOLD = "import sys; from pathlib import Path; from luffy.pipeline.workspace.lock import StageLock\n"
+HOLD += "with StageLock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
+# Deletes one file of what has lost its name, and then takes its time.
+SLOW = """
+import sys, time
+from luffy.cli.main import main
+from luffy.pipeline.workspace import disposal
+
+def delete(path):
+    next(file for file in path.rglob("*") if file.is_file()).unlink()
+    print("deleting", flush=True)
+    time.sleep(60)
+
+disposal._delete = delete
+main(["gc", "--delete", *sys.argv[1:]])
+"""
+
+
+def directories(experiment, *nodes):
+    identities = [experiment.identities[node] for node in nodes]
+    return {experiment.workspace.stage_directory(identity.stage, identity.key) for identity in identities}
+
+
+def found(workspace, retention=ALL):
+    return {item.path: item for item in survey(workspace, retention).garbage}
+
+
+@pytest.fixture
+def two(opened, finish_all):
+    """Two experiments that share what comes before SFT, a run of each."""
+    first, second = opened(), opened(OTHER_SFT)
+    for experiment in (first, second):
+        finish_all(experiment)
+        run_of(experiment)
+    return first, second
+
+
+def own_stages(experiment):
+    return directories(experiment, "sft", "rl", "evaluate_sft", "evaluate_rl", "report")
+
+
+def test_nothing_goes_while_runs_use_it(workspace, two):
+    assert found(workspace) == {}
+
+
+def test_what_no_run_uses_goes_with_a_reason(workspace, opened, finish_all):
+    finish_all(opened())
+    run_of(opened())
+    finish_all(opened(OTHER_SFT))
+    assert set(found(workspace)) == own_stages(opened(OTHER_SFT))
+    assert {item.reason for item in found(workspace).values()} == {"no run uses it"}
+
+
+def test_a_run_that_is_given_up_frees_what_it_alone_used(workspace, two):
+    first, second = two
+    keep_one = Retention(keep_runs=1)
+    garbage = survey(workspace, keep_one).garbage
+    assert garbage[0].path == workspace.runs / "smoke-1"  # before its stages, so that no run misses one
+    assert {item.path for item in garbage[1:]} == own_stages(first)
+    assert {item.reason for item in garbage[1:]} == {"only smoke-1 used it"}
+    done = dispose(workspace, keep_one, garbage)
+    assert len(done.gone) == len(garbage)
+    assert {plan.action for plan in second.plan()} == {"reuse"}
+    assert found(workspace, keep_one) == {}
+    assert not (workspace.runs / "smoke-1").exists()
+
+
+def test_sources_of_a_used_result_stay_though_the_run_does_not_name_them(workspace, opened, finish_all):
+    finish_all(opened())
+    file = run_of(opened()) / "run.json"
+    record = json.loads(file.read_text())
+    record["stages"] = {"evaluate_rl": record["stages"]["evaluate_rl"]}
+    file.write_text(json.dumps(record))
+    assert set(found(workspace)) == directories(opened(), "evaluate_base", "evaluate_sft", "report")
+
+
+def test_a_record_that_cannot_be_read_keeps_what_is_linked_beside_it(workspace, opened, finish_all):
+    finish_all(opened())
+    directory = run_of(opened())
+    (directory / "run.json").write_text("{")
+    assert found(workspace, Retention(keep_runs=0)) == {}
+
+
+@pytest.mark.parametrize("held_before", [True, False])
+def test_what_another_process_works_on_stays(workspace, opened, finish_all, held_before):
+    finish_all(opened())
+    workspace.runs.mkdir()
+    (victim,) = directories(opened(), "rl")
+    with StageLock(victim):
+        pass  # a stage has begun here
+    before = survey(workspace, ALL)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(victim)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "locked\n"
+        now = survey(workspace, ALL)
+        assert f"rl/{victim.name}: in use by pid {holder.pid}" in " ".join(now.notes)
+        done = dispose(workspace, ALL, (now if held_before else before).garbage)
+    finally:
+        holder.communicate()
+    # Neither it nor what it is made from, which it may be reading.
+    assert victim.is_dir() and directories(opened(), "prepare_data", "sft", "base").issubset(
+        {path for path in workspace.stages.glob("*/*") if path.is_dir()}
+    )
+    assert {item.path for item in done.gone} == directories(
+        opened(), "evaluate_base", "evaluate_sft", "evaluate_rl", "report"
+    )
+
+
+def test_kill_9_in_the_midst_of_it_leaves_what_runs_need_and_the_next_one_ends_it(workspace, two):
+    first, second = two
+    command = [sys.executable, "-c", SLOW, "--keep-runs", "1", "--workspace", str(workspace.root)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line == "deleting\n":
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert list(workspace.runs.glob(".trash-*")) or list(workspace.stages.glob("*/.trash-*"))
+    assert {plan.action for plan in second.plan()} == {"reuse"}
+    assert {plan.action for plan in first.plan()} == {"reuse", "run"}
+    assert all(not directory.name.startswith(".") for directory in workspace.siblings("rl"))
+    assert main(["gc", "--delete", "--keep-runs", "1", "--workspace", str(workspace.root)]) == 0
+    assert not list(workspace.root.rglob(".trash-*"))
+    assert {plan.action for plan in second.plan()} == {"reuse"}
+
+
+def test_a_run_under_way_keeps_what_it_will_reuse_and_cannot_be_given_up(workspace, opened, finish_all):
+    # The keys are those of the real code, as the running flow would compute them.
+    from luffy.pipeline.experiment import open_experiment
+
+    experiment = open_experiment(opened().config, workspace)
+    finish_all(experiment, steps=20)
+    run = ExperimentRun(experiment, workspace.new_run("smoke", {"state": "running"}))
+    run.execute("prepare_data", Unwatched())
+    assert found(workspace, Retention(keep_runs=0)) == {}
+    with pytest.raises(DataError, match=f"smoke-1: is under way \\(pid {os.getpid()} on "):
+        survey(workspace, Retention(names=("smoke-1",)))
+
+
+def test_a_killed_run_does_not_live_even_if_its_number_was_given_away(workspace, opened):
+    directory = workspace.new_run("smoke", {})
+    child = subprocess.Popen(["sleep", "60"])
+    record = {"state": "running", "pid": child.pid, "host": os.uname().nodename, "stages": {}}
+    write_run(directory, {**record, "started": "2026-01-01T00:00:00+00:00"})
+    assert read_run(directory).condition == "killed"
+    write_run(directory, {**record, "started": "2099-01-01T00:00:00+00:00"})
+    assert read_run(directory).condition == "running"
+    child.kill()
+    child.wait()
+    assert read_run(directory).condition == "killed"
+
+
+def test_links_are_not_followed(workspace, opened, finish_all, tmp_path):
+    outside = tmp_path / "outside"
+    finish_all(opened())
+    (moved,) = directories(opened(), "report")
+    moved.rename(outside)
+    moved.symlink_to(outside)
+    (inside,) = directories(opened(), "evaluate_rl")
+    (inside / "link").symlink_to(outside)
+    result = survey(workspace, ALL)
+    assert f"report/{moved.name}: is a link" in " ".join(result.notes)
+    dispose(workspace, ALL, result.garbage)
+    assert not inside.exists()
+    assert (outside / "manifest.json").is_file() and moved.is_symlink()
+
+
+def test_what_is_no_result_is_left_alone(workspace, opened):
+    (workspace.stages / "rl" / "notes").mkdir(parents=True)
+    (workspace.stages / "rl" / "notes" / "mine.txt").touch()
+    result = survey(workspace, ALL)
+    assert result.garbage == () and "rl/notes: is no stage's result" in result.notes[0]
+
+
+def test_of_a_finished_stage_the_newest_checkpoint_stays(workspace, opened, finish_all):
+    for steps in (20, 40):
+        finish_all(opened(), steps=steps)
+    run_of(opened())
+    (folder,) = directories(opened(), "rl")
+    assert folder / "checkpoints/step_000020" in found(workspace)
+    assert all(path.name == "step_000020" for path in found(workspace))
+    dispose(workspace, ALL, survey(workspace, ALL).garbage)
+    assert {plan.action for plan in opened().plan()} == {"reuse"}
+    assert opened("rl.steps=90").plan_node("rl").step == 40
+
+
+def test_checkpoints_that_were_asked_for_stay_unless_all_may_go(workspace, opened, finish_all):
+    kept = opened("execution.checkpoint.keep=5")
+    for steps in (20, 40):
+        finish_all(kept, steps=steps)
+    run_of(kept)
+    assert found(workspace) == {}
+    assert found(workspace, Retention(all_checkpoints=True))
+
+
+def test_what_a_kill_left_in_a_stage_goes(workspace, opened, finish, begin):
+    experiment = opened()
+    finish(experiment, "prepare_data")
+    plan = experiment.plan_node("base")
+    begin(plan, steps=20)
+    run = ExperimentRun(experiment, workspace.new_run("smoke", {}))
+    run._enter(experiment.plan_node("prepare_data"))
+    run._enter(plan)
+    run.close("interrupted")
+    left = {plan.directory / "checkpoints/step_000030", plan.directory / "checkpoints/incoming_step_000010"}
+    for folder in left:
+        folder.mkdir()
+    for name in (".manifest.json.a1b2_c3d", ".trash-of_mine"):
+        (plan.directory / name).touch()
+    assert set(found(workspace)) == left | {plan.directory / ".manifest.json.a1b2_c3d"}
+    dispose(workspace, ALL, survey(workspace, ALL).garbage)
+    assert opened().plan_node("base").step == 20
+
+
+def test_what_a_kept_configuration_names_by_a_path_stays(workspace, opened, finish_all):
+    finish_all(opened())
+    model = opened().plan_node("rl").directory / "model"
+    source = run_of(opened())
+    other = workspace.new_run("other", {})
+    named = {"model": {"path": str(model)}, "data": {"x": ["y", str(source / "stages/sft/model")]}}
+    write_run(other, {"state": "finished", "experiment": "other", "stages": {}, "config": named})
+    going = set(found(workspace, Retention(names=("smoke-1",))))
+    assert source not in going, "its link is named"
+    write_run(other, {"state": "finished", "stages": {}, "config": {"model": named["model"]}})
+    going = set(found(workspace, Retention(names=("smoke-1",))))
+    assert source in going and not going & directories(opened(), "prepare_data", "base", "sft", "rl")
+
+
+def test_arms_stay_with_their_comparison_and_go_with_it(workspace):
+    names = ("compare", "compare.luffy.1", "compare.luffy.1")
+    comparison, arm, newer = (
+        workspace.new_run(name, {"state": "finished", "experiment": name, "started": f"2026-01-01T00:00:0{index}"})
+        for index, name in enumerate(names)
+    )
+    (comparison / "arms").mkdir()
+    (comparison / "arms" / "luffy-1").symlink_to(arm)
+    assert set(found(workspace, Retention(keep_runs=1))) == set()
+    assert set(found(workspace, Retention(names=("compare-1",)))) == {comparison, arm}
+    assert set(found(workspace, Retention(keep_runs=0))) == {comparison, arm, newer}
+    again = {"state": "running", "experiment": "compare", "pid": os.getpid(), "host": os.uname().nodename}
+    workspace.new_run("compare", again)
+    assert set(found(workspace, Retention(keep_runs=0))) == {comparison}, "it may reuse what its arms made before"
+
+
+def test_both_limits_must_agree(workspace, two):
+    assert found(workspace, Retention(keep_runs=0, older_than_s=3600.0)) == {}
+    file = workspace.runs / "smoke-1" / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "started": "2026-01-01T00:00:00+00:00"}))
+    assert workspace.runs / "smoke-1" in found(workspace, Retention(older_than_s=3600.0))
+    assert workspace.runs / "smoke-1" not in found(workspace, Retention(keep_runs=5, older_than_s=3600.0))
+
+
+def test_a_run_takes_up_no_stage_while_somebody_deletes(workspace, opened, finish_all):
+    finish_all(opened())
+    experiment = opened()
+    run = ExperimentRun(experiment, workspace.new_run("smoke", {}))
+    taking = threading.Thread(target=lambda: run.execute("prepare_data", Unwatched()))
+    with disposing(workspace):
+        taking.start()
+        taking.join(0.5)
+        assert taking.is_alive()
+        assert "prepare_data" not in read_run(run.directory).stages
+    taking.join(5)
+    assert "prepare_data" in read_run(run.directory).stages
+    assert directories(experiment, "prepare_data").isdisjoint(found(workspace))
+
+
+def test_what_has_come_into_use_since_it_was_listed_stays(workspace, opened, finish_all):
+    finish_all(opened())
+    listed = survey(workspace, ALL).garbage
+    run_of(opened())
+    done = dispose(workspace, ALL, listed)
+    assert done.gone == () and {reason for _, reason in done.spared} == {"needed by now, or gone"}
+
+
+def test_a_file_with_a_name_elsewhere_frees_nothing(tmp_path):
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "a" / "file").write_bytes(b"x" * 1000)
+    for folder in ("b", "c"):
+        os.link(tmp_path / "a" / "file", tmp_path / folder / "file")
+    parts = [measure(tmp_path / folder) for folder in ("a", "b", "c")]
+    assert [part.num_bytes for part in parts] == [1000] * 3
+    assert joined(parts[:2]).freed_bytes == 0
+    assert joined(parts).freed_bytes == 1000
+
+
+def test_the_command_deletes_nothing_unless_it_is_told_to(workspace, two, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    asked = ["gc", "--keep-runs", "1", "--workspace", str(workspace.root)]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert "runs/smoke-1" in out and "only smoke-1 used it" in out and "nothing was deleted" in out
+    assert (workspace.runs / "smoke-1").is_dir()
+    assert main([*asked, "--delete", "--only", "run"]) == 0
+    assert not (workspace.runs / "smoke-1").exists()
+    assert {plan.action for plan in two[0].plan()} == {"reuse"}
+    assert main(["gc", "--runs", "none", "--workspace", str(workspace.root)]) == 2
+
+
+def test_runs_are_found_by_name_path_and_experiment(workspace, two):
+    assert find_run(workspace, "smoke").name == find_run(workspace, str(workspace.runs / "smoke-2")).name == "smoke-2"
+    assert find_run(workspace, "smoke-1").name == "smoke-1"
+    with pytest.raises(DataError, match=r"smoek: no such run in workspace .*; there are smoke-2, smoke-1"):
+        find_run(workspace, "smoek")
+
+
+def test_who_waits_for_a_stage_that_is_deleted_is_told(tmp_path):
+    directory, said = tmp_path / "stage", []
+    directory.mkdir()
+
+    def wait():
+        try:
+            StageLock(directory).__enter__()
+        except Exception as error:
+            said.append(str(error))
+
+    waiter = threading.Thread(target=wait)
+    with StageLock(directory):
+        waiter.start()
+        time.sleep(0.3)
+        directory.rename(tmp_path / ".trash-stage")
+    waiter.join(5)
+    assert "was deleted while its lock was waited for" in said[0]

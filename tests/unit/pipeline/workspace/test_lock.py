@@ -1,0 +1,43 @@
+import os
+import subprocess
+import sys
+import threading
+
+from luffy.pipeline.workspace.lock import StageLock, holder_of
+
+HOLD = "import sys, time; from pathlib import Path; from luffy.pipeline.workspace.lock import StageLock\n"
+HOLD += "with StageLock(Path(sys.argv[1])): print('locked', flush=True); time.sleep(60)"
+
+
+def hold(directory):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(directory)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "locked\n"
+    return process
+
+
+def test_the_holder_is_known_by_its_pid(tmp_path):
+    assert holder_of(tmp_path) is None
+    with StageLock(tmp_path):
+        assert f"pid {os.getpid()} " in holder_of(tmp_path)
+    assert holder_of(tmp_path) is None
+
+
+def test_a_waiter_is_told_for_whom_and_gets_the_lock_when_the_holder_is_killed(tmp_path):
+    process, told = hold(tmp_path), []
+    waiter = threading.Thread(target=lambda: StageLock(tmp_path, told.append).__enter__())
+    waiter.start()
+    waiter.join(0.5)
+    assert waiter.is_alive()
+    assert [f"pid {process.pid} " in name for name in told] == [True]
+    process.kill()
+    process.wait()
+    waiter.join(5)
+    assert not waiter.is_alive()
+
+
+def test_a_child_that_outlives_the_holder_does_not_keep_the_lock(tmp_path):
+    with StageLock(tmp_path):
+        child = subprocess.Popen(["sleep", "30"], close_fds=False)
+    assert holder_of(tmp_path) is None
+    child.kill()
+    child.wait()
