@@ -19,13 +19,13 @@ if __name__ == "__main__":
     # Answers --help and --dry-run, and points Prefect at the workspace, before Prefect is imported.
     front = begin(__doc__)
 
+from luffy.pipeline.resources import check_resources
 from prefect import flow
 from prefect.runtime import flow_run
 
 from luffy.cli.console import show_report_path, terminal, text_table
 from luffy.cli.results import by_suite, read_accuracies
 from luffy.config import ExperimentConfig, load_experiment
-from luffy.pipeline.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from tasks.artifacts import evaluated_folders
 from tasks.session import open_session, run_name
@@ -33,7 +33,7 @@ from tasks.stages import make_chain
 
 
 def _run_name() -> str:
-    """What the run is called in the UI: experiment, method, and what was changed for it."""
+    """Name of the run in the UI: experiment, method, and overrides."""
     parameters = flow_run.get_parameters()
     return run_name(parameters["config_file"], parameters["overrides"] or [])
 

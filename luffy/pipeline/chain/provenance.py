@@ -1,4 +1,4 @@
-"""What a result was made with: package versions, commit, hardware. Recorded in manifests, never part of a key."""
+"""Package versions, commit and hardware that a result was made with. Recorded in manifests, never part of a key."""
 
 import os
 import platform
