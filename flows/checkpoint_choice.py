@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from luffy.pipeline.checkpoints import complete_checkpoints
 from pydantic import JsonValue
 from yaml import YAMLError
 
@@ -12,7 +13,6 @@ from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.of_checkpoint import evaluation_of, sweep_of
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import ConfigError, DataError
-from luffy.pipeline.checkpoints import complete_checkpoints
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.workspace import Workspace
 

@@ -4,13 +4,14 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from luffy.pipeline.plan import StagePlan
+
 from flows.front import Question
 from luffy.cli.commands.plan import show_resources
 from luffy.cli.console import text_table, wide_terminal
 from luffy.config.comparison import SHARED_NODES, Comparison, load_comparison
 from luffy.errors import EXIT_OK
 from luffy.pipeline.experiment import open_experiment
-from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 
 _EXAMPLES = """\

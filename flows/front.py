@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Protocol
 
+from luffy.pipeline.plan import StagePlan
+from luffy.pipeline.warm_start import WarmServer, can_start_warm
+
 from flows.prefect_session import ApiServer, prefect_api, set_environment
 from luffy.cli.commands.plan import show_plan_of, show_resources
 from luffy.cli.console import show_error
@@ -17,8 +20,6 @@ from luffy.cli.main import parse_with_overrides
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError
 from luffy.pipeline.experiment import open_experiment
-from luffy.pipeline.plan import StagePlan
-from luffy.pipeline.warm_start import WarmServer, can_start_warm
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace, find_workspace
 
 _MIN_WARM_STAGES = 2

@@ -1,7 +1,6 @@
 """Prefect's global concurrency limit `gpu`: as many slots as the machine that is served has GPUs."""
 
 import httpx
-
 from luffy.pipeline.gpus import QUEUE, detected_gpus
 
 _TIMEOUT_S = 10.0

@@ -21,9 +21,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from luffy.errors import LuffyError
 from luffy.pipeline.lock import StageLock
 from luffy.pipeline.processes import die_with
+
+from luffy.errors import LuffyError
 
 _API_VARIABLE = "PREFECT_API_URL"
 _DEFAULTS = {

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 
 import httpx
+from luffy.pipeline.lock import StageLock
+from luffy.pipeline.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 
 from flows.gpu_limit import limit_gpus
 from flows.pages import served_pages
@@ -28,8 +30,6 @@ from flows.prefect_session import ApiServer, answers, set_environment
 from luffy.cli.console import show_error, terminal
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
 from luffy.files import write_atomic
-from luffy.pipeline.lock import StageLock
-from luffy.pipeline.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace, find_workspace
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from luffy.pipeline.graph import build_graph
 from pipeline_overhead import FLOW, ROOT, timed_run
 from rich.console import Console
 from rich.table import Table
 
 from flows.prefect_session import ApiServer, set_environment
 from luffy.config import load_experiment
-from luffy.pipeline.graph import build_graph
 
 YARDSTICK = "--yardstick"
 CACHED = "against a running server"

@@ -61,12 +61,13 @@ def make_file(path: Path, num_rows: int, num_tokens: int, times: int) -> None:
 
 def prepare(path: Path, out: Path) -> None:
     """Run the stage on the file (in the process that measures nothing)."""
+    from luffy.pipeline.events import EventWriter
+
     from luffy.config.data import DataConfig
     from luffy.config.execution import ExecutionConfig, TrackingConfig
     from luffy.config.grading import GradingConfig
     from luffy.config.settings import PrepareDataSettings
     from luffy.data.tokenizer import build_tokenizer, save_tokenizer
-    from luffy.pipeline.events import EventWriter
     from luffy.stages.prepare_data import run
     from luffy.stages.program import StageContext
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from luffy.pipeline.events import EventWriter
 from rich.console import Console
 from rich.table import Table
 
@@ -30,7 +31,6 @@ from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import write_prompts
 from luffy.data.tokenizer import build_tokenizer
 from luffy.evaluation.report.inputs import read_graded
-from luffy.pipeline.events import EventWriter
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.evaluate import run

@@ -19,6 +19,7 @@ from pathlib import Path
 _BEGAN = time.time()
 
 import torch  # noqa: E402 - its import is part of what is measured
+from luffy.pipeline.events import EventWriter  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
@@ -30,7 +31,6 @@ from luffy.config.settings import EvaluateSettings  # noqa: E402
 from luffy.data.parquet import write_prompts  # noqa: E402
 from luffy.data.tokenizer import build_tokenizer  # noqa: E402
 from luffy.grading import GraderPool  # noqa: E402
-from luffy.pipeline.events import EventWriter  # noqa: E402
 from luffy.rollout.vllm_engine import VLLMEngine  # noqa: E402
 from luffy.stages.evaluate import run  # noqa: E402
 from luffy.stages.program import StageContext  # noqa: E402

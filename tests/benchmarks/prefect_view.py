@@ -26,13 +26,13 @@ if __name__ == "__main__":
     os.environ["PREFECT_API_URL"] = server.url  # before Prefect is imported
     server.wait()
 
+from luffy.pipeline.events import Event
+from luffy.pipeline.plan import StagePlan
 from prefect import flow, task
 from rich.console import Console
 
 from luffy.config import load_experiment
-from luffy.pipeline.events import Event
 from luffy.pipeline.experiment import open_experiment
-from luffy.pipeline.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from tasks.session import PrefectObserver, Session, open_session
 

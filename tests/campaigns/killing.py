@@ -22,10 +22,10 @@ from random import Random
 from typing import Literal
 
 import psutil
-
 from luffy.pipeline.events import EVENTS_FILE
 from luffy.pipeline.manifest import MANIFEST_FILE, OutputFile, finished_manifest
 from luffy.pipeline.processes import die_with
+
 from luffy.pipeline.workspace import RUN_FILE, WORKSPACE_VARIABLE
 from luffy.tracking.metrics import METRICS_FILE, without_times
 

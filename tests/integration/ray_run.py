@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
+from luffy.pipeline.supervise import stage_command
 from toy_run import Recorder
 
 from luffy.config import load_experiment
 from luffy.errors import StageFailed
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]

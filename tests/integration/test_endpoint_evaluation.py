@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from luffy.pipeline.supervise import stage_command
 from synthetic.endpoint import CHAT, Endpoint, Reply, by_seed, refusal
 from toy_run import Recorder
 
@@ -13,7 +14,6 @@ from luffy.config.of_checkpoint import evaluation_of
 from luffy.errors import StageFailed
 from luffy.evaluation.results import read_results
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 
 pytestmark = pytest.mark.slow

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from luffy.pipeline.events import EventReader
 
 from flows.prefect_session import ApiServer
 from luffy.cli.main import main
 from luffy.evaluation.results import read_results
-from luffy.pipeline.events import EventReader
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from luffy.pipeline.lock import holder_of
 
 from flows.prefect_session import ApiServer
 from luffy.cli.main import main
-from luffy.pipeline.lock import holder_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

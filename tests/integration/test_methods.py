@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.graph import StageNode, build_graph
 from safetensors.torch import load_file
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.objective import RefillGroups
-from luffy.pipeline.events import EventWriter
-from luffy.pipeline.graph import StageNode, build_graph
 from luffy.stages import base, prepare_data, rl, sft
 from luffy.stages.program import StageContext, StageResult
 from luffy.tracking.metrics import read_metrics, without_times

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from luffy.pipeline.checkpoints import complete_checkpoints
 
 pytestmark = pytest.mark.slow

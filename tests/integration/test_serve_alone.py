@@ -8,11 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
+from luffy.pipeline.lock import StageLock
 
 from flows import serve
 from flows.prefect_session import free_port
 from luffy.errors import EXIT_FAILURE, LuffyError, UserError
-from luffy.pipeline.lock import StageLock
 from luffy.pipeline.workspace import Workspace
 
 IDLE = [sys.executable, "-c", "import time; time.sleep(60)"]

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from luffy.pipeline.claims import claiming
+from luffy.pipeline.disposal import dispose
+from luffy.pipeline.garbage import survey
+from luffy.pipeline.retention import Retention
+from luffy.pipeline.space import lack_of_space
 from safetensors.numpy import save_file
 from toy_run import Recorder, toy_experiment, toy_run
 
 from luffy.cli.main import main
 from luffy.errors import EXIT_USER_ERROR, StageFailed, WorkspaceError
 from luffy.files import write_atomic
-from luffy.pipeline.claims import claiming
-from luffy.pipeline.disposal import dispose
 from luffy.pipeline.experiment import start_run
-from luffy.pipeline.garbage import survey
-from luffy.pipeline.retention import Retention
-from luffy.pipeline.space import lack_of_space
 from luffy.pipeline.workspace import Workspace
 from luffy.stages.continuation import adopt_shorter_run
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from luffy.pipeline.lock import holder_of
+from luffy.pipeline.supervise import supervise
 from toy_run import Recorder, toy_run
 
 from luffy.errors import StageFailed
-from luffy.pipeline.lock import holder_of
-from luffy.pipeline.supervise import supervise
 
 DRIVER = Path(__file__).with_name("toy_run.py")
 

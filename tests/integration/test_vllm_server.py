@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.graph import build_graph
 from reference.gradient_case import ROOT, as_groups, trajectories
 from synthetic.arithmetic import problems, tiny_tokenizer
 from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
@@ -30,8 +32,6 @@ from luffy.config.settings import EvaluateSettings, RLSettings
 from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError
 from luffy.evaluation.sample_files import read_sample_records
-from luffy.pipeline.events import EventWriter
-from luffy.pipeline.graph import build_graph
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.server_checks import check_servers
 from luffy.rollout.server_engine import ServerEngine

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from luffy.pipeline.processes import marked_processes
+from luffy.pipeline.supervise import supervise
+from luffy.pipeline.warm_start import LIBRARIES, WarmServer
 from toy_run import Recorder
 
 from luffy.config import load_experiment
 from luffy.errors import EXIT_INTERRUPTED, StageFailed
 from luffy.pipeline import supervise as supervision
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.processes import marked_processes
-from luffy.pipeline.supervise import supervise
-from luffy.pipeline.warm_start import LIBRARIES, WarmServer
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import read_metrics
 

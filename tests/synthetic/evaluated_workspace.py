@@ -4,12 +4,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
+
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig
 from luffy.evaluation.records import SampleRecord, record_line
 from luffy.evaluation.results import EvaluationResults, result_row, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
-from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
 from luffy.pipeline.workspace import Workspace
 
 Verdict = Callable[[int, int], bool]

@@ -6,12 +6,13 @@ import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
+
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.execution import ExecutionConfig
 from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.results import EvaluationResults, result_row, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
-from luffy.pipeline.manifest import Manifest, collect_outputs, write_manifest
 from luffy.tracking.metrics import MetricsWriter
 from luffy.tracking.samples import SampleRollout, SamplesWriter
 

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from luffy.pipeline.experiment import Experiment, ExperimentRun, RunState, Unwatched
 from luffy.pipeline.identity import IdentityRecord, write_identity
 from luffy.pipeline.manifest import Manifest, collect_outputs, consumed_digests, write_manifest
 from luffy.pipeline.plan import StagePlan
+
+from luffy.pipeline.experiment import Experiment, ExperimentRun, RunState, Unwatched
 
 
 def begin(plan: StagePlan, steps: int = 0, experiment: str = "smoke") -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from luffy.pipeline.job import StageJob, write_job
 
 from luffy.cli import main as command
 from luffy.config.evaluation import EvaluationConfig
@@ -14,7 +15,6 @@ from luffy.data.parquet import write_prompts
 from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.results import EvaluationResults, read_results, result_row, write_results
 from luffy.evaluation.sample_files import read_sample_records, write_sample_records
-from luffy.pipeline.job import StageJob, write_job
 from luffy.types import Message, Prompt
 
 SECRET = "quark"

@@ -10,6 +10,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.job import write_job
 from synthetic.finished_stages import begin, finish, run_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -24,9 +26,7 @@ from luffy.errors import ConfigError
 from luffy.evaluation.records import SampleRecord
 from luffy.evaluation.results import EvaluationResults, result_row, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
-from luffy.pipeline.events import EventWriter
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
-from luffy.pipeline.job import write_job
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.journal import RolloutJournal
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+from luffy.pipeline.graph import build_graph
 
 from flows.checkpoint_choice import choose
 from luffy.config import load_experiment
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.of_checkpoint import evaluation_of
 from luffy.errors import ConfigError
-from luffy.pipeline.graph import build_graph
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 URL = "http://one:8000/v1"

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from luffy.pipeline.graph import build_graph
 
 from luffy.config import load_experiment
 from luffy.config.model import ModelConfig
 from luffy.config.of_checkpoint import evaluation_of, sweep_of
 from luffy.errors import ConfigError
-from luffy.pipeline.graph import build_graph
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
 

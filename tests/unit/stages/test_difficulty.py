@@ -8,6 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from luffy.pipeline.events import EventReader, EventWriter
+from luffy.pipeline.identity import IdentityRecord, identity_of, write_identity
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -17,8 +19,6 @@ from luffy.config.grading import GradingConfig
 from luffy.config.settings import DifficultySettings
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.errors import DataError
-from luffy.pipeline.events import EventReader, EventWriter
-from luffy.pipeline.identity import IdentityRecord, identity_of, write_identity
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.difficulty import run
 from luffy.stages.program import StageContext

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from luffy.pipeline.events import EventReader, EventWriter
+from luffy.pipeline.job import StageJob, write_job
+from luffy.pipeline.manifest import Manifest, collect_outputs, read_manifest, write_manifest
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.interrupted import killed_before, parts_stay
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -23,9 +26,6 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_sample_records, read_samples_of
-from luffy.pipeline.events import EventReader, EventWriter
-from luffy.pipeline.job import StageJob, write_job
-from luffy.pipeline.manifest import Manifest, collect_outputs, read_manifest, write_manifest
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine

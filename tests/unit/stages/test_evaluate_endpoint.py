@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from luffy.pipeline.events import EventWriter
 from synthetic.arithmetic import problems
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal
 
@@ -18,7 +19,6 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_sample_records
-from luffy.pipeline.events import EventWriter
 from luffy.stages import base
 from luffy.stages.evaluate import run
 from luffy.stages.program import StageContext

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from luffy.pipeline.events import EventWriter
 
 from luffy.config.data import DataConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
@@ -13,7 +14,6 @@ from luffy.data.parquet import read_prompts
 from luffy.data.templates import encode_trace, load_tokenizer, render_prompt
 from luffy.data.tokenizer import build_tokenizer, save_tokenizer
 from luffy.errors import DataError
-from luffy.pipeline.events import EventWriter
 from luffy.stages.prepare_data import run
 from luffy.stages.program import StageContext, StageResult
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from luffy.pipeline.events import EventWriter
 
 import luffy.data.parquet as parquet
 from luffy.config.data import DataConfig
@@ -23,7 +24,6 @@ from luffy.data.parquet import read_prompts
 from luffy.data.shards import ShardWorker
 from luffy.data.splits import LUFFY_SCHEMA
 from luffy.errors import DataError
-from luffy.pipeline.events import EventWriter
 from luffy.stages.prepare_data import run
 from luffy.stages.program import StageContext, StageResult
 

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from luffy.pipeline.events import EventWriter
 
 import luffy.data.parquet as parquet
 from luffy.config.data import DataConfig
@@ -16,7 +17,6 @@ from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
 from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE
-from luffy.pipeline.events import EventWriter
 from luffy.stages.prepare_data import run
 from luffy.stages.program import StageContext
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from luffy.pipeline.events import EventWriter
 
 import luffy.data.parquet as parquet
 from luffy.config.data import DataConfig
@@ -15,7 +16,6 @@ from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.shards import ShardWorker
 from luffy.errors import DataError
-from luffy.pipeline.events import EventWriter
 from luffy.stages.prepare_data import run
 from luffy.stages.program import StageContext
 from luffy.types import Prompt

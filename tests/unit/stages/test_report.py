@@ -7,6 +7,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.manifest import finished_manifest, write_manifest
 from synthetic.finished_chain import HOSTILE, write_chain
 
 from luffy.config import ExperimentConfig
@@ -18,8 +20,6 @@ from luffy.errors import LuffyError
 from luffy.evaluation.comparison import holm
 from luffy.evaluation.report.inputs import read_chain
 from luffy.evaluation.report.tables import difference_table
-from luffy.pipeline.events import EventWriter
-from luffy.pipeline.manifest import finished_manifest, write_manifest
 from luffy.stages.program import StageContext
 from luffy.stages.report import run
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from luffy.pipeline.checkpoints import COMPLETE_FILE
+from luffy.pipeline.events import EventWriter
+from luffy.pipeline.fingerprint import code_fingerprint
 from synthetic.arithmetic import problems, tiny_tokenizer
 from synthetic.interrupted import parts_stay
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -17,9 +20,6 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import DataError
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_samples_of
-from luffy.pipeline.checkpoints import COMPLETE_FILE
-from luffy.pipeline.events import EventWriter
-from luffy.pipeline.fingerprint import code_fingerprint
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages import evaluate, sweep
 from luffy.stages.program import StageContext
