@@ -27,7 +27,7 @@ from luffy.tasks.stages import make_chain
 
 
 def _run_name() -> str:
-    """What the run is called in the UI: the comparison, and what was changed for it."""
+    """Name of the run in the UI: the comparison and its overrides."""
     parameters = flow_run.get_parameters()
     return " ".join([Path(parameters["config_file"]).stem, *(parameters["overrides"] or [])])
 
@@ -38,14 +38,14 @@ def compare_methods(config_file: str, overrides: list[str] | None = None, verify
     comparison = load_comparison(config_file, overrides or [])
     for name in comparison.config.arms:
         check_resources(comparison.runs_of(name)[0].config)
-    with open_comparison(comparison, find_workspace(), verify=verify) as arena:
-        shared = make_chain(arena.session)  # data, base policy and its evaluation
-        run_arms(arena, shared)
-        findings = conclude(arena, shared["evaluate_base"])
+    with open_comparison(comparison, find_workspace(), verify=verify) as running:
+        shared = make_chain(running.session)  # data, base policy and its evaluation
+        run_arms(running, shared)
+        findings = conclude(running, shared["evaluate_base"])
         _show(findings)
-        show_report_path(arena.session.run.directory / PAGE_FILE)
+        show_report_path(running.session.run.directory / PAGE_FILE)
         if findings.failures:
-            failed = f"{len(findings.failures)} of {len(arena.outcomes)} runs have failed"
+            failed = f"{len(findings.failures)} of {len(running.outcomes)} runs have failed"
             raise LuffyError("\n".join([f"{failed}; the same command tries them again:", *findings.failures]))
 
 

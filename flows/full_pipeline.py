@@ -31,7 +31,7 @@ from luffy.tasks.stages import make_chain
 
 
 def _run_name() -> str:
-    """What the run is called in the UI: experiment, method, and what was changed for it."""
+    """Name of the run in the UI: experiment, method, and overrides."""
     parameters = flow_run.get_parameters()
     return run_name(parameters["config_file"], parameters["overrides"] or [])
 

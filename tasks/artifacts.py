@@ -1,4 +1,4 @@
-"""What a person sees of a stage in the Prefect UI, made from the files in its directory: no Prefect here.
+"""The artifacts of a stage in the Prefect UI, made from the files in its directory: no Prefect here.
 
 The same function serves a running stage, a finished one and one that was reused.
 """
@@ -58,7 +58,7 @@ class View:
 
 
 def views_of(stage: str) -> tuple[View, ...]:
-    """What is shown of `stage` besides its progress."""
+    """The views of `stage` besides its progress."""
     return tuple(_VIEWS[name] for name in STAGE_KINDS[stage].views)
 
 
@@ -96,7 +96,7 @@ def rollout_samples(plan: StagePlan) -> Artifact | None:
 
 
 def evaluated_samples(plan: StagePlan) -> Artifact | None:
-    """Of each suite a response that was right and one that was not; never of a confidential benchmark."""
+    """A correct and an incorrect response from each suite; never from a confidential benchmark."""
     found: dict[tuple[str, bool], SampleRecord] = {}
     if find_samples(plan.directory) is None:
         return None

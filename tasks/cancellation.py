@@ -1,6 +1,6 @@
-"""A flow that a person started by hand, cancelled from the UI: Prefect leaves that to workers, and there is none.
+"""Cancellation, from the UI, of a flow that was started by hand: Prefect leaves that to workers, and there is none.
 
-Whoever cancels expects what Ctrl-C does, so this process gets just that.
+Cancelling does what Ctrl-C does: this process gets the same signal.
 """
 
 import contextvars
@@ -22,7 +22,7 @@ _SETTLE_S = 30.0
 
 
 @contextmanager
-def heeding_cancellation(flow_run: UUID) -> Iterator[None]:
+def watching_for_cancellation(flow_run: UUID) -> Iterator[None]:
     """Within it, interrupt this process once `flow_run` is being cancelled, and see that it ends as cancelled."""
     ended = threading.Event()
     # With this thread's context: Prefect keeps its settings there.

@@ -1,4 +1,4 @@
-"""A comparison of methods under Prefect: what all runs share once, then a task a run, some of them at a time.
+"""A comparison of methods under Prefect: shared stages once, then a task for each run, several at a time.
 
 Runs are threads of the flow's process, and their stages its child processes. A task is called in its thread, never
 submitted: so cancelling ends the stages at once, as it does for a single experiment.
@@ -39,15 +39,15 @@ from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment,
 from luffy.pipeline.workspace import Workspace, link
 from luffy.tasks.artifacts import Artifact
 from luffy.tasks.publisher import Publisher, Slot
-from luffy.tasks.session import Session, artifact_key, heeding_the_server, publishing
+from luffy.tasks.session import Session, artifact_key, watching_the_server, publishing
 from luffy.tasks.stages import FinishedStage, make_stage
 
 PAGE_FILE = "comparison.html"
 DATA_FILE = "comparison.json"
 
 
-class Arena:
-    """What the tasks of a running comparison share; to be used from several threads."""
+class RunningComparison:
+    """State that the tasks of a comparison share; safe to use from several threads."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Arena:
         self.verify = verify
         self.display = display
         self.session = session
-        """Of the stages that all runs have in common."""
+        """Session of the stages that all runs have in common."""
         self.stopped = stopped
         self.stages = SharedStages()
         self.outcomes: dict[tuple[str, int], FinishedSeed | LuffyError] = {}
@@ -78,7 +78,7 @@ class SharedStages:
         self._failures: dict[str, LuffyError] = {}
 
     def make(self, key: str, make: Callable[[], FinishedStage]) -> FinishedStage:
-        """What `make` returns; raises LuffyError when it does, or has done so in another run."""
+        """The result of `make`; raises its LuffyError, also when that was raised in another run."""
         with self._locks[key]:
             if key in self._failures:
                 raise self._failures[key]
@@ -90,7 +90,7 @@ class SharedStages:
 
 
 @contextmanager
-def open_comparison(comparison: Comparison, workspace: Workspace, *, verify: bool) -> Iterator[Arena]:
+def open_comparison(comparison: Comparison, workspace: Workspace, *, verify: bool) -> Iterator[RunningComparison]:
     """Everything open for the runs of `comparison`; the record of its own run says how it ended."""
     name = comparison.config.name
     titles = [stage_title(run.title, node) for run in comparison.runs for node in run.nodes]
@@ -98,60 +98,60 @@ def open_comparison(comparison: Comparison, workspace: Workspace, *, verify: boo
     experiment = open_experiment(comparison.shared, workspace, verify=verify)
     stopped = threading.Event()
     with (
-        heeding_the_server() as flow_run,
+        watching_the_server() as flow_run,
         start_run(experiment, stopped.is_set) as run,
         publishing(flow_run, [f"comparison:{name}"]) as publisher,
     ):
         session = Session(run, display, publisher, stopped.set)
-        yield Arena(comparison, workspace, verify, display, session, stopped)
+        yield RunningComparison(comparison, workspace, verify, display, session, stopped)
 
 
-def run_arms(arena: Arena, shared: Mapping[str, FinishedStage]) -> None:
-    """All runs, `workers` at a time; what each came to, or why it failed, is in `arena.outcomes`.
+def run_arms(running: RunningComparison, shared: Mapping[str, FinishedStage]) -> None:
+    """Make all runs, `workers` at a time; results and failures are in `running.outcomes`.
 
     An interrupt, and whatever is no LuffyError, ends all of them.
     """
-    runs = arena.comparison.runs
-    with ThreadPoolExecutor(arena.comparison.config.workers, thread_name_prefix="arm") as pool:
-        futures = [pool.submit(contextvars.copy_context().run, learn, arena, run, shared) for run in runs]
+    runs = running.comparison.runs
+    with ThreadPoolExecutor(running.comparison.config.workers, thread_name_prefix="arm") as pool:
+        futures = [pool.submit(contextvars.copy_context().run, learn, running, run, shared) for run in runs]
         try:
             for run, future in zip(runs, futures, strict=True):
-                arena.outcomes[run.arm, run.seed] = _outcome(future)
+                running.outcomes[run.arm, run.seed] = _outcome(future)
         except BaseException:  # Ctrl-C, cancellation: no stage may outlive it
-            arena.stopped.set()
+            running.stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
 @task(name="learn", task_run_name="{run.title}", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def learn(arena: Arena, run: ArmRun, shared: Mapping[str, FinishedStage]) -> FinishedSeed:
+def learn(running: RunningComparison, run: ArmRun, shared: Mapping[str, FinishedStage]) -> FinishedSeed:
     """One arm with one seed, from the base policy to the evaluation of the last checkpoint."""
-    experiment = open_experiment(run.config, arena.workspace, verify=arena.verify)
-    with start_run(experiment, arena.stopped.is_set) as started:
-        link(started.directory, arena.session.run.directory / "arms" / f"{run.arm}-{run.seed}")
+    experiment = open_experiment(run.config, running.workspace, verify=running.verify)
+    with start_run(experiment, running.stopped.is_set) as started:
+        link(started.directory, running.session.run.directory / "arms" / f"{run.arm}-{run.seed}")
         for name in shared:
             started.execute(name, Unwatched())  # enters what is there into the run's record
-        session = Session(started, TitledDisplay(run.title, arena.display), arena.session.publisher)
-        made = _learn(arena, run, session, shared)
+        session = Session(started, TitledDisplay(run.title, running.display), running.session.publisher)
+        made = _learn(running, run, session, shared)
         return read_seed(run, {name: made[name].directory for name in run.nodes})
 
 
 @task(name="comparison", task_run_name="comparison", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def conclude(arena: Arena, evaluated_base: FinishedStage) -> Findings:
+def conclude(running: RunningComparison, evaluated_base: FinishedStage) -> Findings:
     """The page, the data and the artifacts; never cached, since it is made of what is there."""
-    config = arena.comparison.config
+    config = running.comparison.config
     findings = find(
         config.name,
         config.budget,
         config.reference,
         config.seeds,
         read_scores(evaluated_base.directory),
-        [_arm(arena, name) for name in config.arms],
+        [_arm(running, name) for name in config.arms],
     )
-    folder = arena.session.run.directory
+    folder = running.session.run.directory
     write_atomic(folder / PAGE_FILE, render_comparison(findings))
     write_atomic(folder / DATA_FILE, as_json(findings))
-    _show(findings, arena.workspace, folder, arena.session.publisher)
+    _show(findings, running.workspace, folder, running.session.publisher)
     return findings
 
 
@@ -163,23 +163,23 @@ def _outcome(future: "Future[FinishedSeed]") -> FinishedSeed | LuffyError:
 
 
 def _learn(
-    arena: Arena, run: ArmRun, session: Session, shared: Mapping[str, FinishedStage]
+    running: RunningComparison, run: ArmRun, session: Session, shared: Mapping[str, FinishedStage]
 ) -> dict[str, FinishedStage]:
     """The arm's own stages, each made once for all arms that have it, and the shared ones."""
     made = dict(shared)
     for node in session.run.experiment.nodes:
         if node.name in run.nodes and node.name not in shared:
-            if arena.stopped.is_set():
+            if running.stopped.is_set():
                 raise StageFailed("interrupted; the same command resumes it", exit_code=EXIT_INTERRUPTED)
             inputs = {name: made[source] for name, source in node.inputs.items()}
             key = session.run.experiment.identities[node.name].key
-            made[node.name] = arena.stages.make(key, partial(make_stage, session, node, inputs))
+            made[node.name] = running.stages.make(key, partial(make_stage, session, node, inputs))
     return made
 
 
-def _arm(arena: Arena, name: str) -> Arm:
-    config = arena.comparison.config
-    found = {seed: arena.outcomes[name, seed] for seed in config.seeds}
+def _arm(running: RunningComparison, name: str) -> Arm:
+    config = running.comparison.config
+    found = {seed: running.outcomes[name, seed] for seed in config.seeds}
     recipe = config.arms[name]
     return Arm(
         name,
@@ -191,7 +191,7 @@ def _arm(arena: Arena, name: str) -> Arm:
 
 
 def first_line(error: LuffyError) -> str:
-    """What an error says, without the end of a log."""
+    """The message of an error, without the end of a log."""
     return str(error).partition("\n")[0]
 
 

@@ -1,8 +1,8 @@
-"""GPUs under Prefect: the global concurrency limit `gpu`, asked by stages that really run, and by nobody else.
+"""GPUs under Prefect: slots of the global concurrency limit `gpu`, held by stages that really run.
 
-It is asked inside the task, behind the decision to reuse, so a cached stage never queues. Prefect is a view here, too:
-without the limit, or without a server, a stage goes on, and the locks of the GPUs (`luffy.pipeline.machine.gpus`) still keep
-others away. The lease of a run that was killed ends by itself, and its slots are free again.
+A task asks for it after the decision to reuse, so a cached stage never queues. Prefect is a view here, too: without the
+limit, or without a server, a stage goes on, and the locks of the GPUs (`luffy.pipeline.machine.gpus`) still keep others
+away. The lease of a run that was killed ends by itself, and its slots are free again.
 """
 
 import logging
@@ -27,7 +27,7 @@ _REQUEST_TIMEOUT_S = 10.0
 @contextmanager
 def gpu_slots(wanted: int, waiting: Waiting, stopped: Stopped) -> Iterator[None]:
     """Hold `wanted` slots of the limit; raises ConfigError where it will never have so many."""
-    told = False
+    announced = False
     while True:
         limit = _limit()
         if limit is None:
@@ -51,9 +51,9 @@ def gpu_slots(wanted: int, waiting: Waiting, stopped: Stopped) -> Iterator[None]
                     logger.warning("the stage goes on without a slot of the limit %r: %s", QUEUE, error)
                     yield
                     return
-        if not told:
+        if not announced:
             waiting(f"a slot of Prefect's limit {QUEUE!r}" if wanted == 1 else f"{wanted} slots of Prefect's {QUEUE!r}")
-            told = True
+            announced = True
         pause(stopped)
     try:
         yield

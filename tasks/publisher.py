@@ -1,8 +1,8 @@
 """Artifacts on their way to the Prefect API, from a thread of its own.
 
 Prefect is a view: an API that is slow, wrong or gone costs artifacts, never a training. Whoever offers an artifact goes
-on at once. What was offered before it could be written is replaced by what is offered later, and a view that is dear
-to make is made less often, so that all of them together stay under a fiftieth of one core.
+on at once. What was offered before it could be written is replaced by what is offered later, and a view that is
+expensive to make is made less often, so that all of them together stay under a fiftieth of one core.
 """
 
 import contextvars
@@ -19,7 +19,7 @@ from luffy.tasks.artifacts import Artifact
 
 logger = logging.getLogger(__name__)
 _MAX_SHARE = 0.02
-"""Of one core."""
+"""Share of one core that publishing may use."""
 _PAUSE_AFTER_FAILURE_S = 30.0
 _CLOSE_S = 5.0
 
@@ -41,7 +41,7 @@ class Slot:
 
 @dataclass(slots=True)
 class _Place:
-    """What is known of a slot."""
+    """State of a slot."""
 
     make: Callable[[], Artifact | None] | None = None
     """The newest content that was offered; None: it is written."""
@@ -52,7 +52,7 @@ class _Place:
 
 @dataclass(slots=True)
 class Cost:
-    """What publishing has cost so far."""
+    """Cost of publishing so far."""
 
     written: int = 0
     failed: int = 0

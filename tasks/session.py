@@ -1,4 +1,4 @@
-"""What the tasks of one flow run share: the started run, who watches it, and the way to the Prefect UI."""
+"""State that the tasks of a flow run share: the run, its display, and its artifacts in the Prefect UI."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ from luffy.pipeline.machine.events import Event, EventKind
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import watch_parent
 from luffy.tasks.artifacts import Artifact, views_of
-from luffy.tasks.cancellation import heeding_cancellation
+from luffy.tasks.cancellation import watching_for_cancellation
 from luffy.tasks.one_line import explain_in_one_line
 from luffy.tasks.publisher import Publisher, Slot
 from luffy.tasks.stage_log import StageLog
@@ -76,7 +76,7 @@ def open_session(
     names = [node.name for node in experiment.nodes]
     stopped = threading.Event()
     with (
-        heeding_the_server() as flow_run,
+        watching_the_server() as flow_run,
         start_run(experiment, stopped.is_set) as run,
         publishing(flow_run, tags_of(config)) as publisher,
         stage_display(names) as display,
@@ -85,20 +85,20 @@ def open_session(
 
 
 @contextmanager
-def heeding_the_server() -> Iterator[UUID]:
+def watching_the_server() -> Iterator[UUID]:
     """Within it, the flow run (whose identifier it yields) ends when it is cancelled or loses its worker."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None, "to be opened inside a flow"
     by_worker = context.flow_run.deployment_id is not None
     if by_worker:
         watch_parent(os.getppid(), _end_without_worker)
-    with nullcontext() if by_worker else heeding_cancellation(context.flow_run.id):
+    with nullcontext() if by_worker else watching_for_cancellation(context.flow_run.id):
         yield context.flow_run.id
 
 
 @contextmanager
 def publishing(flow_run: UUID, labels: list[str]) -> Iterator[Publisher]:
-    """The way to the Prefect UI for the tasks of `flow_run`, all of which get `labels` as tags."""
+    """A publisher of artifacts for the tasks of `flow_run`, all of which get `labels` as tags."""
     with Publisher(PrefectWriter(flow_run, labels)) as publisher, tags(*labels):
         yield publisher
 
@@ -111,13 +111,13 @@ def _end_without_worker() -> None:
 
 
 def tags_of(config: ExperimentConfig) -> list[str]:
-    """What a run can be filtered by in the UI: experiment, method and chain."""
+    """Tags to filter runs by in the UI: experiment, method and chain."""
     named = {"experiment": config.name, "method": config.method, "chain": config.chain}
     return [f"{what}:{name}" for what, name in named.items() if name is not None]
 
 
 def run_name(config_file: str, overrides: list[str]) -> str:
-    """What a run is called in the UI: experiment, method, and what else was changed for it."""
+    """Name of a run in the UI: experiment, method, and other overrides."""
     try:
         config = load_experiment(config_file, overrides)
     except LuffyError:  # which the flow reports as soon as it runs

@@ -28,7 +28,7 @@ class StageLog:
         self._log = log
         self._clock = clock
         self._level = logging.INFO
-        """Of the last record, whose further lines (a traceback's, say) have no level of their own."""
+        """Level of the last record; its further lines (a traceback's, say) have none of their own."""
         self._window = -_WINDOW_S
         self._lines = 0
         self._dropped = 0

@@ -32,7 +32,7 @@ RunState = Literal["running", "finished", "failed", "interrupted"]
 
 
 class StageObserver(Protocol):
-    """Whoever shows what happens to a stage."""
+    """Receives what happens to a stage, to show it."""
 
     def planned(self, plan: StagePlan) -> None:
         """The decision has been taken."""
@@ -77,7 +77,7 @@ class Experiment:
     """Compare full hashes before a result is reused."""
 
     def plan(self) -> tuple[StagePlan, ...]:
-        """What a run would do now; starts and writes nothing."""
+        """The decisions that a run would take now; starts and writes nothing."""
         return plan_graph(self.workspace, self.config.name, self.nodes, self.identities, verify=self.verify)
 
     def plan_node(self, name: str) -> StagePlan:
@@ -86,7 +86,7 @@ class Experiment:
         return plan_stage(self.workspace, self.config.name, node, self.identities, verify=self.verify)
 
     def job(self, plan: StagePlan) -> StageJob:
-        """The order for the stage program."""
+        """The job for the stage program."""
         return StageJob(
             node=plan.node.name,
             stage=plan.node.stage,
@@ -153,9 +153,9 @@ class ExperimentRun:
         with claiming(self.experiment.workspace):
             plan = self.experiment.plan_node(name)
             observer.planned(plan)
-            with _telling(observer, plan):
+            with _reporting_to(observer, plan):
                 self._enter(plan)
-        with _telling(observer, plan):
+        with _reporting_to(observer, plan):
             if plan.action != "reuse":
                 self._start(plan, observer, turn)
             manifest = finished_manifest(plan.directory)
@@ -259,8 +259,8 @@ def start_run(experiment: Experiment, stopped: Callable[[], bool] = lambda: Fals
 
 
 @contextmanager
-def _telling(observer: StageObserver, plan: StagePlan) -> Iterator[None]:
-    """Whatever ends the stage, the display must know; it goes on upwards."""
+def _reporting_to(observer: StageObserver, plan: StagePlan) -> Iterator[None]:
+    """Reports whatever ends the stage to the observer, and raises it again."""
     try:
         with usable(plan.directory):
             yield

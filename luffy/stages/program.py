@@ -49,7 +49,7 @@ Settings = TypeVar("Settings", bound=StageSettings)
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What a stage's `run` may know besides its settings."""
+    """What a stage's `run` is given besides its settings."""
 
     out: Path
     """The stage's own directory; it exists and is locked."""
@@ -67,7 +67,7 @@ class StageContext:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage's `run` has made."""
+    """Outputs and headline numbers of a stage's `run`."""
 
     outputs: tuple[str, ...]
     """Files or folders (all files below them) in the stage's directory; they are hashed into the manifest."""
@@ -85,7 +85,7 @@ def main(stage: StageName, run: Callable[[Settings, StageContext], StageResult])
 def run_program(
     stage: StageName, run: Callable[[Settings, StageContext], StageResult], arguments: Sequence[str]
 ) -> int:
-    """Run the stage that `arguments` ask for; returns the exit code."""
+    """Run the stage by these arguments; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog=f"python -m luffy.stages.{stage}",
         description=f"The stage {stage}. (rl and sft: --explain CONFIG prints what is minimised, and runs nothing.)",
@@ -123,7 +123,7 @@ def _guarded(
     except KeyboardInterrupt:
         _tell(events, "interrupted")
         return EXIT_INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the last frame: whatever it is, the supervisor is told in one line
+    except Exception as error:  # noqa: BLE001 - the last frame: whatever it is, the supervisor gets one line
         known = _as_user_error(error)
         _tell(events, str(known) if known else _one_line(error))
         return _report(known or error)

@@ -17,7 +17,7 @@ from pathlib import Path
 from luffy.config import STAGE_KINDS
 from luffy.pipeline.chain.module_facts import FactsFile, ModuleFacts
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[2]
 _FRAME = (
     "luffy.pipeline",
     "luffy.stages.program",
@@ -37,15 +37,15 @@ def code_fingerprint(stage: str, package: Path = _PACKAGE) -> dict[str, str]:
 
 def module_fingerprint(modules: Sequence[str], package: Path = _PACKAGE) -> dict[str, str]:
     """The same for all that `modules` reach, themselves included."""
-    waiting, asked, reached = [*modules], set[str](), dict[str, str]()
+    waiting, seen, reached = [*modules], set[str](), dict[str, str]()
     facts = _facts_file(package)
     while waiting:
         module = waiting.pop()
         if module not in reached and not _is_frame(module):
             found = facts.of(module, _file(package, module), partial(_find_facts, package, module))
             reached[module] = found.code
-            named = {name for name in {*found.names} - asked if _file(package, name).is_file()}
-            asked.update(found.names)
+            named = {name for name in {*found.names} - seen if _file(package, name).is_file()}
+            seen.update(found.names)
             waiting.extend(named | {parent for name in named for parent in _parents(name)})
     facts.save()
     folders = {_file(package, module).parent for module in reached}

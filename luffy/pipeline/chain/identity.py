@@ -43,7 +43,7 @@ class Identity:
 
     @property
     def series(self) -> str | None:
-        """What all lengths of an extendable run share; None when the stage cannot be extended."""
+        """The key that runs of all lengths share; None when the stage cannot be extended."""
         if not self.extendable:
             return None
         endless = {name: value for name, value in self._rl.items() if name != "steps"}
@@ -99,7 +99,7 @@ def canonical_json(value: Json) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IdentityRecord:
-    """What `identity.json` in a stage's directory says about the last attempt there."""
+    """The contents of `identity.json`: the last attempt in a stage's directory."""
 
     key: str
     node: str

@@ -1,4 +1,4 @@
-"""The order a stage program is given: `config.yaml` in its directory."""
+"""The job of a stage program: `config.yaml` in its directory."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ class StageJob(StrictModel):
 
     @property
     def identity(self) -> Identity:
-        """What `key` was made of."""
+        """The ingredients of `key`."""
         return Identity(self.stage, identifying(self.settings), self.upstream, self.code, self.files, self.extendable)
 
 

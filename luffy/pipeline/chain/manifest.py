@@ -31,7 +31,7 @@ class OutputFile(StrictModel):
 
 
 class Manifest(StrictModel):
-    """What a finished stage made, from what, with what."""
+    """The record of a finished stage: its outputs, inputs and circumstances."""
 
     stage: StageName
     node: str

@@ -1,4 +1,4 @@
-"""What the fingerprint needs of each module, kept beside Python's byte code: parsing a package takes a second.
+"""Facts about each module that the fingerprint needs, cached beside the byte code: parsing a package takes a second.
 
 An entry stands under the hash of the file's content, so it is never stale. Where nothing can be written there, all is
 parsed each time.
@@ -20,12 +20,12 @@ _MOST = 2000
 
 @dataclass(frozen=True, slots=True)
 class ModuleFacts:
-    """What one version of a module's file says."""
+    """Facts about one version of a module's file."""
 
     code: str
     """Hash of its syntax tree."""
     names: tuple[str, ...]
-    """What it may import of its package: dotted names, which need not exist."""
+    """Names in its package that it may import; they need not exist."""
 
 
 class FactsFile:

@@ -1,4 +1,4 @@
-"""What a run would do with each stage, and why; nothing is started or written."""
+"""The decision that a run would take for each stage, and why; nothing is started or written."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a result was made with: package versions, commit, hardware. Recorded in manifests, never part of a key."""
+"""Package versions, commit and hardware that a result was made with. Recorded in manifests, never part of a key."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 _PACKAGES = ("luffy", "torch", "transformers", "deepspeed", "ray", "vllm", "math-verify", "pyarrow", "numpy", "prefect")
-_REPOSITORY = Path(__file__).resolve().parents[2]
+_REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def package_versions() -> dict[str, str]:

@@ -30,7 +30,7 @@ _KEPT = frozenset({JOB_FILE, EVENTS_FILE, LOG_FILE, LOCK_FILE})
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a stage's directory is good for."""
+    """Whether a stage's directory can be reused, or resumed."""
 
     reusable: bool
     reason: str = ""

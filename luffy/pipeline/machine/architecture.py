@@ -31,7 +31,7 @@ class ModelArchitecture:
     """Input and output embeddings are one matrix."""
     qkv_bias: bool = False
     output_bias: bool = False
-    """Of the projection behind attention."""
+    """Bias of the output projection of attention."""
     mlp_bias: bool = False
     head_norms: bool = False
     """RMSNorm on each head's queries and keys (Qwen3)."""
@@ -48,7 +48,7 @@ class ModelArchitecture:
 
     @property
     def embedding_parameters(self) -> int:
-        """Of the input embeddings; untied output embeddings are as many again."""
+        """Parameters of the input embeddings; untied output embeddings are as many again."""
         return self.vocabulary_size * self.hidden_size
 
     @property

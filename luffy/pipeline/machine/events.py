@@ -27,7 +27,7 @@ class Event:
     time: float
     """Seconds since the epoch."""
     pid: int
-    """Who wrote the event."""
+    """Process that wrote the event."""
     step: int = 0
     total: int = 0
     metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

@@ -18,7 +18,7 @@ from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.errors import EXIT_INTERRUPTED, ConfigError, StageFailed
 
 QUEUE = "gpu"
-"""What a scheduler calls the limit that stages wait for before they take GPUs."""
+"""Name of the Prefect concurrency limit that guards GPUs."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
 _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
@@ -26,7 +26,7 @@ _QUERY_TIMEOUT_S = 10.0
 _MIB_PER_GIB = 1024
 _POLL_S = 1.0
 Waiting = Callable[[str], None]
-"""Told once what is waited for."""
+"""Called once, with what is waited for."""
 Stopped = Callable[[], bool]
 """Whether to give up waiting."""
 Turn = Callable[[int, Waiting, Stopped], AbstractContextManager[object]]
@@ -75,7 +75,7 @@ def gpus_of_stage(config: ExperimentConfig, stage: str) -> int:
 
 
 def no_turn(wanted: int, waiting: Waiting, stopped: Stopped) -> AbstractContextManager[object]:
-    """Whoever finds a free GPU may take it."""
+    """No queue: a stage takes GPUs as soon as they are free."""
     return nullcontext()
 
 
@@ -99,8 +99,8 @@ def own_gpus(wanted: int, turn: Turn, waiting: Waiting, stopped: Stopped) -> Ite
 
 
 def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, stopped: Stopped) -> list[Gpu]:
-    """Lock that many; fewer are never kept, so that two who wait cannot hold what the other one needs."""
-    told = False
+    """Lock that many GPUs or none, so that two waiting stages cannot each hold what the other needs."""
+    announced = False
     while True:
         with ExitStack() as attempt:
             locked: list[Gpu] = []
@@ -110,9 +110,9 @@ def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, s
             if len(locked) == wanted:
                 held.push(attempt.pop_all())
                 return locked
-        if not told:
+        if not announced:
             waiting(f"{wanted} of {len(gpus)} GPUs")
-            told = True
+            announced = True
         pause(stopped)
 
 
@@ -141,5 +141,5 @@ def _try_lock(gpu: Gpu, held: ExitStack) -> bool:
 
 def _environment(gpus: Sequence[Gpu]) -> dict[str, str]:
     names = {_VISIBLE: ",".join(gpu.name for gpu in gpus)}
-    # CUDA counts by speed unless it is told to count as nvidia-smi does.
+    # By default CUDA numbers GPUs by speed; nvidia-smi numbers them by bus.
     return names if _VISIBLE in os.environ else {**names, _ORDER: "PCI_BUS_ID"}

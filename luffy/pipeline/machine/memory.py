@@ -25,7 +25,7 @@ _REDUCE_BUCKET = 500_000_000
 _LIVE_PARAMETERS = 1_050_000_000
 """Parameters that ZeRO 3 holds gathered at the same time: `max_live_parameters` and one prefetch bucket (defaults)."""
 _ENGINE_BATCH_TOKENS = 16384
-"""What vLLM chooses for `max_num_batched_tokens` on a GPU of 70 GiB and more; 8192 on smaller ones."""
+"""vLLM's default `max_num_batched_tokens` on a GPU of 70 GiB and more; 8192 on smaller ones."""
 _PROCESS_GIB = 1.5
 """Allowance, by experience and by no formula: CUDA context, libraries' workspaces and NCCL of a process."""
 _ENGINE_PROCESS_GIB = 2.0
@@ -44,13 +44,13 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """What a GPU of one kind holds at its fullest."""
+    """Peak memory of the GPUs of one kind, by component."""
 
     name: str
     count: int
     components: tuple[Component, ...]
     limit_gib: float | None = None
-    """What it may take; None: not known."""
+    """Limit of what it may hold; None: not known."""
 
     @property
     def total_gib(self) -> float:
@@ -62,7 +62,7 @@ class GpuMemory:
         return self.limit_gib is None or self.total_gib <= self.limit_gib
 
     def gib(self, name: str) -> float:
-        """Of the components of that name."""
+        """Sum over the components of that name."""
         return sum(component.gib for component in self.components if component.name == name)
 
 
@@ -93,7 +93,7 @@ def estimate_memory(
 
 
 def engine_share(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> GpuMemory:
-    """What one engine takes of each of its GPUs; vLLM gives all that its share leaves to the KV cache."""
+    """Memory of one engine on each of its GPUs; vLLM gives what is left of its share to the KV cache."""
     vllm, ray = config.execution.vllm, config.execution.ray
     limit = None if gpu_gib is None else gpu_gib * vllm.gpu_memory_utilization
     taken = (_engine_weights(architecture, config), _engine_work(architecture, config), _context("engine"))
@@ -113,7 +113,7 @@ def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, wi
     attention = dtype_bytes * (4 * architecture.attention_size + width) + _FLOAT32 * architecture.num_heads
     norms = 2 * _norm_bytes(architecture.hidden_size, dtype_bytes)
     if architecture.head_norms:
-        # What they scale is not kept again: the rotation behind it needs no input.
+        # What they scale is not kept again: the rotation after it needs no input.
         heads = architecture.num_heads + architecture.num_kv_heads
         norms += (_FLOAT32 + dtype_bytes) * heads * architecture.head_size + _FLOAT32 * heads
     return mlp + attention + norms
@@ -191,7 +191,7 @@ class _Trainer:
         return tuple(part for part in self.states() if not part.name.endswith("gradients"))
 
     def transient(self) -> tuple[Component, ...]:
-        """What an update adds at its fullest moment: in the head, in a layer's backward pass, or in Adam's step."""
+        """Peak of what an update adds: in the head, in a layer's backward pass, or in Adam's step."""
         return max(self._in_head(), self._in_layer(), self._in_step(), key=_sum)
 
     @property
@@ -306,7 +306,7 @@ class _Trainer:
 
     @property
     def _tokens(self) -> int:
-        """Of the largest micro-batch: a row longer than the budget makes its own."""
+        """Tokens of the largest micro-batch: a row longer than the budget makes its own."""
         return max(self._execution.micro_batch_tokens, self._longest)
 
     @property
@@ -345,7 +345,7 @@ def _kv_cache(architecture: ModelArchitecture, config: ExperimentConfig, left_gi
 
 
 def _longest_response(config: ExperimentConfig) -> int:
-    """Of RL's engines, and of the one like them that measures difficulty."""
+    """Longest sequence of RL's engines, and of the one like them that measures difficulty."""
     assert config.rl is not None
     difficulty = config.measured_difficulty
     measured = difficulty.max_response_tokens if difficulty is not None and difficulty.engine == "vllm" else None

@@ -1,4 +1,4 @@
-"""What a run under `cluster: ray` asks of its machines, held against what is there, before anything heavy starts."""
+"""GPUs and memory that a run under `cluster: ray` needs, checked against the machine before anything heavy starts."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class Resources:
     gpus: tuple[GpuMemory, ...]
     """Each kind of GPU and what it holds; empty where nothing can be said."""
     notes: tuple[str, ...]
-    """What a person should know beside it."""
+    """Remarks for the person who starts the run."""
     complaints: tuple[str, ...]
     """One line for each reason why the run cannot work: where, what was found, what to do."""
 
@@ -126,7 +126,7 @@ def _complaint(config: ExperimentConfig, gpu: GpuMemory) -> str:
 
 
 def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
-    """What would make room, the cheapest first."""
+    """Settings that would free memory, the cheapest first."""
     execution = config.execution
     if gpu.name == "shared GPU in a rollout":
         remedies = ["lower execution.vllm.gpu_memory_utilization"]
@@ -152,7 +152,7 @@ def _notes(
     address, wanted = config.execution.ray.address, cluster_gpus(config)
     notes = []
     if address is not None:
-        notes.append(f"{wanted} GPUs wanted of a cluster (address: {address}), which was not asked what it has")
+        notes.append(f"{wanted} GPUs wanted of a cluster (address: {address}); what it has was not checked")
     elif here is None:
         notes.append(f"{wanted} GPUs wanted; nvidia-smi gave no answer, so how many there are is not known")
     elif not here:

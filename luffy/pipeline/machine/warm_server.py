@@ -1,7 +1,7 @@
 """A process that has loaded the large libraries once and forks a stage program for each order.
 
-Run by `luffy.pipeline.machine.warm_start` as `python -m luffy.pipeline.machine.warm_server DESCRIPTOR LIBRARY ...`. Before the fork
-it runs the standard library and these libraries only: no module of this package, which a person may edit meanwhile.
+Started by `warm_start` as `python -m luffy.pipeline.machine.warm_server DESCRIPTOR LIBRARY ...`. Before the fork it
+runs the standard library and these libraries only: no module of this package, which a person may edit meanwhile.
 """
 
 import gc

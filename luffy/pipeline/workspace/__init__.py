@@ -3,7 +3,7 @@
 <root>/stages/<stage>/<key>/         one directory a result
 <root>/runs/<experiment>-<n>/        run.json, links to the stages it used
 <root>/prefect/                      the database of the embedded Prefect server
-<root>/warm_server.log               what the process said that stages were forked from
+<root>/warm_server.log               log of the process that stages are forked from
 """
 
 import json
@@ -22,9 +22,9 @@ from luffy.pipeline.workspace.disk import free_bytes
 WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
 RUN_FILE = "run.json"
 MIN_FREE_BYTES = 32 << 20
-"""What records, logs and Prefect's database of a run need in any case."""
+"""Room for the records, logs and Prefect's database of a run."""
 TRASH_PREFIX = ".trash-"
-"""Begins the name of what is being deleted: nobody reads it any more."""
+"""Prefix of names of what is being deleted, and is no longer read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Workspace:
 
     @property
     def pages_address(self) -> Path:
-        """Where the reports can be reached by a browser, while somebody serves them."""
+        """File with the address of the server that shows reports in a browser, while it runs."""
         return self.prefect_home / "pages.url"
 
     @property
     def warm_log(self) -> Path:
-        """What the process says that stages are forked from."""
+        """Log of the process that stages are forked from."""
         return self.root / "warm_server.log"
 
     def stage_directory(self, stage: StageName, key: str) -> Path:

@@ -1,6 +1,6 @@
-"""Who may decide what a workspace keeps: runs that take up a stage share the lock, who deletes has it alone.
+"""The lock between runs and garbage collection: runs that enter a stage share it, deletion holds it alone.
 
-So a result is entered into a run's record before anybody can find that no run uses it.
+So a result is in a run's record before garbage collection can find that no run uses it.
 """
 
 import fcntl
@@ -15,12 +15,12 @@ _FILE = ".claims.lock"
 
 
 def claiming(workspace: Workspace) -> AbstractContextManager[None]:
-    """Held while a run decides on a stage and enters it into its record; waits while somebody deletes."""
+    """Held while a run decides on a stage and enters it into its record; waits for a deletion to end."""
     return _held(workspace, fcntl.LOCK_SH)
 
 
 def disposing(workspace: Workspace) -> AbstractContextManager[None]:
-    """Held while it is decided what goes, and until that has lost its name; no run takes up a stage meanwhile."""
+    """Held from the survey of garbage until it is renamed; no run enters a stage meanwhile."""
     return _held(workspace, fcntl.LOCK_EX)
 
 

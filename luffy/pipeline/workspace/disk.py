@@ -1,4 +1,4 @@
-"""What folders take on a disk, and what is left of it."""
+"""Sizes of folders, and free space on their disk."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ class Extent:
 
     @property
     def freed_bytes(self) -> int:
-        """What deleting all of it gives back: a file that has a name elsewhere, too, stays."""
+        """Bytes that deleting it frees: not those of files with another hard link elsewhere."""
         return sum(num_bytes for (_, _, num_bytes, names), here in self.inodes.items() if here >= names)
 
 
@@ -42,7 +42,7 @@ def joined(extents: Iterable[Extent]) -> Extent:
 
 
 def free_bytes(path: Path) -> int:
-    """What an ordinary user may still write beside `path`, or beside the nearest folder above it that exists."""
+    """Free bytes for an ordinary user at `path`, or at the nearest existing folder above it."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free

@@ -19,11 +19,11 @@ from luffy.pipeline.workspace import TRASH_PREFIX, Workspace, is_discarded
 
 @dataclass(frozen=True, slots=True)
 class Disposal:
-    """What has become of it."""
+    """Outcome of a deletion."""
 
     gone: tuple[Garbage, ...]
     spared: tuple[tuple[Garbage, str], ...]
-    """What is still there, and why."""
+    """Reason why something is still there."""
 
 
 def dispose(
@@ -32,7 +32,7 @@ def dispose(
     chosen: Iterable[Garbage],
     deleted: Callable[[Garbage], None] = lambda item: None,
 ) -> Disposal:
-    """Delete `chosen`, as far as it still can go; `deleted` is told of each. Raises what `survey` raises."""
+    """Delete `chosen`, as far as it still can go; `deleted` is called with each. Raises what `survey` raises."""
     paths = {item.path for item in chosen}
     with disposing(workspace):
         now = [item for item in survey(workspace, retention).garbage if item.path in paths]

@@ -50,7 +50,7 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What can go, in the order in which it has to, and what was left alone though nothing seems to need it."""
+    """What can be deleted, in order, and notes on what was kept although nothing seems to need it."""
 
     garbage: tuple[Garbage, ...]
     notes: tuple[str, ...]
@@ -108,9 +108,9 @@ def _why_unused(directory: Path, manifest: Manifest | None, former: Mapping[Path
 
 
 def _superseded(directory: Path, manifest: Manifest, needs: Needs, retention: Retention) -> Iterator[Garbage]:
-    """Checkpoints behind the newest one, which is all that a longer run or a damaged model needs."""
-    asked = manifest.execution.checkpoint.keep > CheckpointConfig().keep
-    if directory in needs.checkpoints or (asked and not retention.all_checkpoints):
+    """Checkpoints before the newest one, which is all that a longer run or a damaged model needs."""
+    more_kept = manifest.execution.checkpoint.keep > CheckpointConfig().keep
+    if directory in needs.checkpoints or (more_kept and not retention.all_checkpoints):
         return
     checkpoints = sorted(complete_checkpoints(directory).items())
     for _, folder in checkpoints[:-1]:
@@ -119,7 +119,7 @@ def _superseded(directory: Path, manifest: Manifest, needs: Needs, retention: Re
 
 
 def _parts(directory: Path) -> Iterator[Garbage]:
-    """What a kill has left in a stage that nobody works on."""
+    """Partial files that a killed process has left in a stage."""
     complete = set(complete_checkpoints(directory).values())
     folder = directory / CHECKPOINTS_FOLDER
     for path in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
@@ -130,7 +130,7 @@ def _parts(directory: Path) -> Iterator[Garbage]:
 
 
 def _leftovers(workspace: Workspace) -> Iterator[Garbage]:
-    """What a kill has left beside stages and runs."""
+    """Partial files that a killed process has left beside stages and runs."""
     folders = [workspace.runs, *(folder for folder in _entries(workspace.stages) if folder.is_dir())]
     for folder in folders:
         for path in _entries(folder):
@@ -146,7 +146,7 @@ def _old_log(path: Path, stage: Path | None) -> Iterator[Garbage]:
 
 
 def _temporaries(folder: Path) -> Iterable[Path]:
-    """Of `luffy.files.replacing`."""
+    """Temporary files of `luffy.files.replacing`."""
     return (path for path in _entries(folder) if _TEMPORARY.fullmatch(path.name) and path.is_file())
 
 
@@ -157,7 +157,7 @@ def _entries(folder: Path) -> list[Path]:
 def _own(directory: Path, notes: list[str]) -> bool:
     """Whether `directory` lies where it seems to, and is what the pipeline makes."""
     if directory.resolve() != directory:
-        notes.append(f"{_title(directory)}: is a link, or behind one; left alone")
+        notes.append(f"{_title(directory)}: is a link, or below one; left alone")
         return False
     known = (directory / name for name in (RUN_FILE, JOB_FILE, IDENTITY_FILE, MANIFEST_FILE))
     if not any(file.is_file() for file in known) and not (_KEY.fullmatch(directory.name) and _is_empty(directory)):

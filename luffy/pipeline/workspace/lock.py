@@ -53,12 +53,12 @@ class StageLock:
             self._descriptor = None
 
     def _wait(self, descriptor: int) -> None:
-        told: str | None = None
+        announced: str | None = None
         while not _try_lock(descriptor):
             holder = _name_in(descriptor)
-            if holder and holder != told:
+            if holder and holder != announced:
                 self._waiting(holder)
-                told = holder
+                announced = holder
             time.sleep(_POLL_S)
 
 
@@ -77,7 +77,7 @@ def lock_if_free(directory: Path) -> Iterator[bool]:
 
 
 def holder_of(directory: Path) -> str | None:
-    """Who holds the lock of `directory` now ("pid 17 on host"), None when it is free."""
+    """The current holder of the lock of `directory` ("pid 17 on host"); None when it is free."""
     try:
         descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the runs of a workspace need: their stages, all that these were made from, and what they name by a path."""
+"""What the runs of a workspace need: their stages, the stages these were made from, and paths in their settings."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from luffy.pipeline.workspace import Workspace, is_discarded
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What must stay."""
+    """Directories that must be kept."""
 
     stages: frozenset[Path]
     """Stage directories."""
@@ -37,7 +37,7 @@ class Needs:
 
 
 def find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> Needs:
-    """What the runs `kept` need, and the stages that are being made right now."""
+    """The needs of the runs `kept`, and the stages that are being made now."""
     by_key = {directory.name: directory for directory in stage_directories(workspace)}
     notes, planned = [], set[Path]()
     for record in kept:
@@ -69,7 +69,7 @@ def find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> Needs:
 
 
 def stage_directories(workspace: Workspace) -> Iterator[Path]:
-    """All that lies where results lie, of whatever stage."""
+    """The directories of results of all stages."""
     for folder in sorted(workspace.stages.iterdir()) if workspace.stages.is_dir() else ():
         for directory in sorted(folder.iterdir()) if folder.is_dir() and not is_discarded(folder) else ():
             if directory.is_dir() and not is_discarded(directory):
@@ -99,7 +99,7 @@ def _with_sources(roots: Iterable[Path | None], by_key: Mapping[str, Path]) -> s
 
 
 def _unfinished(directory: Path) -> StageJob | None:
-    """The order of a stage that has yet to be carried out."""
+    """The job of a stage that is not finished; None for a finished one."""
     if (directory / MANIFEST_FILE).exists() or not (directory / JOB_FILE).is_file():
         return None
     try:

@@ -1,4 +1,4 @@
-"""The runs of a workspace as their `run.json` tells of them, and whether the process of each still lives."""
+"""The runs of a workspace as recorded in their `run.json`, and whether the process of each is still alive."""
 
 import difflib
 import json
@@ -33,13 +33,13 @@ class StageEntry:
     key: str
     directory: Path
     action: str
-    """What the run did with it: `reused`, `run`, `resume from step 20`, ..."""
+    """The run's decision: `reused`, `run`, `resume from step 20`, ..."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What a run has written of itself."""
+    """The contents of a run's `run.json`."""
 
     directory: Path
     recorded: str
@@ -90,7 +90,7 @@ class RunRecord:
 
     @property
     def arms(self) -> dict[str, Path]:
-        """Of a comparison the directory of each arm's run, by `<arm>-<seed>`."""
+        """Directories of a comparison's runs, by `<arm>-<seed>`; empty for other runs."""
         folder = self.directory / ARMS_FOLDER
         return {link.name: link.resolve() for link in sorted(folder.iterdir())} if folder.is_dir() else {}
 
@@ -110,13 +110,13 @@ class RunRecord:
 
 
 def list_records(workspace: Workspace) -> list[RunRecord]:
-    """All runs, those that were touched last first."""
+    """All runs, the most recently modified first."""
     files = sorted(workspace.runs.glob(f"*/{RUN_FILE}"), key=_modified, reverse=True)
     return [read_run(file.parent) for file in files if not is_discarded(file.parent)]
 
 
 def read_run(directory: Path) -> RunRecord:
-    """The record in `directory`; of a file that cannot be read the stages that are linked beside it."""
+    """The record in `directory`; if it cannot be read, only the stages linked beside it."""
     try:
         values = json.loads((directory / RUN_FILE).read_text(encoding="utf-8"))
         return RunRecord(

@@ -1,4 +1,4 @@
-"""Which runs are given up, so that their results can go."""
+"""Which runs are given up, so that their results can be deleted."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from luffy.pipeline.workspace.records import RunRecord
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What of the runs is kept; as it stands, all of them."""
+    """Rules for keeping runs; by default all are kept."""
 
     keep_runs: int | None = None
-    """Of each experiment the newest so many."""
+    """Number of newest runs to keep of each experiment."""
     older_than_s: float | None = None
-    """Runs that began less than so many seconds ago."""
+    """Keep runs that began less than so many seconds ago."""
     names: tuple[str, ...] = ()
-    """Given up whatever the two above say."""
+    """Runs to give up whatever the two rules above say."""
     all_checkpoints: bool = False
-    """Finished stages keep their newest checkpoint alone, also where `execution.checkpoint.keep` asked for more."""
+    """Finished stages keep only their newest checkpoint, even where `execution.checkpoint.keep` is larger."""
 
     def given_up(self, records: Sequence[RunRecord]) -> list[RunRecord]:
-        """Of `records` (newest first) those that may go: both limits must say so, where both are given.
+        """The runs among `records` (newest first) to give up: by both limits, where both are given.
 
         A comparison takes its arms along, and keeps them as long as it is kept. A run that is under way, or whose
         record cannot be read, is given up by its name alone, and the former not even so.

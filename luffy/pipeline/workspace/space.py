@@ -1,4 +1,4 @@
-"""A disk that is full, read-only or too small: told in one line, before a stage starts where that can be known."""
+"""A disk that is full, read-only or too small: reported in one line, before a stage starts where possible."""
 
 import errno
 import json
@@ -24,14 +24,14 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceeded", "os error 122")
 _READ_ONLY_WORDS = ("Read-only file system", "os error 30")
 _STATE_BYTES = 12
-"""Of a parameter in a checkpoint: float32 weight and Adam's two moments."""
+"""Bytes for each parameter in a checkpoint: float32 weight and Adam's two moments."""
 _MODEL_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _WEIGHTS = "*.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class DiskNeed:
-    """What a stage will write, at the least."""
+    """Lower bound of what a stage will write."""
 
     num_bytes: int
     formula: str = ""
@@ -49,9 +49,9 @@ def check_space(plan: StagePlan, checkpoint: CheckpointConfig) -> None:
 
 
 def disk_need(plan: StagePlan, checkpoint: CheckpointConfig) -> DiskNeed:
-    """What `plan` will write in addition to what it has written: models, checkpoints, and a little besides.
+    """Lower bound of what `plan` has yet to write: models, checkpoints, and a little besides.
 
-    A lower bound, so that nobody is refused without need: neither data nor rollouts count.
+    Neither data nor rollouts count, so that no run is refused without need.
     """
     parameters, settings = _parameters(plan), plan.node.settings
     if parameters is None or not isinstance(settings, BaseSettings | SFTSettings | RLSettings):
@@ -68,7 +68,7 @@ def disk_need(plan: StagePlan, checkpoint: CheckpointConfig) -> DiskNeed:
 
 
 def lack_of_space(error: BaseException) -> str | None:
-    """What `error` says of the disk, in words; None where it has another cause."""
+    """The problem with the disk that caused `error`, in words; None where it has another cause."""
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
         words = str(cause)
@@ -103,7 +103,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _parameters(plan: StagePlan) -> int | None:
-    """Of the model that the stage makes; None where that is not known, or it makes none."""
+    """Parameters of the model that the stage makes; None where it makes none or they are not known."""
     settings = plan.node.settings
     if isinstance(settings, BaseSettings):
         known = architecture_of(settings.model)

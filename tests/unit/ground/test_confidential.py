@@ -19,8 +19,8 @@ from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pages.evaluation_page import render_page
 from luffy.pages.evaluation_tables import render_summary
+from luffy.tasks import artifacts
 from luffy.types import Message, Prompt
-from tasks import artifacts
 
 ROOT = Path(__file__).parents[3]
 SECRET = "the-secret"

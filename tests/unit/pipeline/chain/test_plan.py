@@ -7,7 +7,7 @@ import pytest
 from luffy.pipeline.chain.fingerprint import code_fingerprint
 from luffy.pipeline.experiment import open_experiment
 
-PACKAGE = Path(__file__).parents[3] / "luffy"
+PACKAGE = Path(__file__).parents[4] / "luffy"
 
 
 def decisions(experiment):

@@ -16,7 +16,7 @@ from luffy.errors import EXIT_INTERRUPTED, ConfigError, StageFailed
 from luffy.pipeline.machine import gpus
 from luffy.pipeline.machine.gpus import gpus_of_stage, no_turn, own_gpus
 
-CONFIGS = Path(__file__).parents[3] / "exp_configs"
+CONFIGS = Path(__file__).parents[4] / "exp_configs"
 DISAGGREGATED = ["execution.vllm.tensor_parallel_size=2", "execution.ray.placement=disaggregated"]
 HOLDER = """\
 import sys, tempfile, time

@@ -36,7 +36,7 @@ from luffy.training import deepspeed_engine
 from luffy.training.deepspeed_engine import start_engine
 from luffy.training.policy_model import PolicyModel
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SEVEN_B = ROOT / "exp_configs" / "luffy_qwen2.5_math_7b.yaml"
 GIB = 2**30
 SHAPE = {

@@ -11,7 +11,7 @@ from luffy.errors import ConfigError, DataError
 from luffy.pipeline.machine import gpus
 from luffy.pipeline.machine.resources import check_resources, detected_gpus_gib, find_resources
 
-CONFIGS = Path(__file__).parents[3] / "exp_configs"
+CONFIGS = Path(__file__).parents[4] / "exp_configs"
 SEVEN_B = CONFIGS / "luffy_qwen2.5_math_7b.yaml"
 DETECTED = "execution.gpu_memory_gb=null"
 
