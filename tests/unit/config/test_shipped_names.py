@@ -22,7 +22,7 @@ def test_a_shipped_experiment_is_found_by_its_name():
 
 def test_a_file_wins_over_a_shipped_name(elsewhere):
     (elsewhere / "smoke").write_text("name: [")
-    with pytest.raises(ConfigError, match="^smoke:1: not valid YAML"):
+    with pytest.raises(ConfigError, match=r"^smoke:1: not valid YAML"):
         load_experiment("smoke")
 
 
