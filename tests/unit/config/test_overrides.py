@@ -40,7 +40,7 @@ def test_later_overrides_of_one_element_win_and_leave_the_others():
 
 
 def test_an_element_of_a_list_from_the_command_line_can_be_named():
-    policy = "{name: policy, select: on_policy, loss: {kind: surrogate}}"
+    policy = "{name: policy, select: on_policy, loss: {kind: surrogate}, normaliser: {mode: token, population: own}}"
     bonus = "{name: bonus, select: response, loss: {kind: entropy}, normaliser: {mode: token, population: own}}"
     changes = [f"objective.terms=[{policy}, {bonus}]", "objective.terms.bonus.coefficient=0.5"]
     found = terms("method=on_policy", *changes)
