@@ -4,7 +4,7 @@ What is equal for all arms is checked on the loaded experiments, wherever a diff
 preset, the experiment's file):
 
 - data, base policy, evaluation and grading, so that these stages run once;
-- the budget: optimizer steps behind the base policy (those of SFT and of RL together), or responses that the policy
+- the budget: optimizer steps after the base policy (those of SFT and of RL together), or responses that the policy
   draws in training;
 - what an RL step takes: `rl.prompts_per_step`, `rl.prompts_per_update`, `rl.max_response_tokens`, `rl.temperature` and
   `objective.group.size`, rollouts and traces together.
@@ -51,7 +51,7 @@ class BudgetConfig(StrictModel):
     """How much every arm learns: exactly one of the two."""
 
     optimizer_steps: PositiveInt | None = None
-    """Behind the base policy: those of SFT and of RL together."""
+    """Optimizer steps after the base policy, those of SFT and of RL together."""
     rollouts: PositiveInt | None = None
     """Responses that the policy draws while it learns by RL; steps of SFT are given by `sft_steps` and not counted."""
 
@@ -91,7 +91,7 @@ class ComparisonConfig(StrictModel):
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for all arms."""
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    """Of SFT and RL: order of prompts, choice of traces, rollouts. Data, base and evaluation keep the experiment's."""
+    """Seeds of SFT and RL: order of prompts, choice of traces, rollouts. Data, base and evaluation keep the experiment's."""
     reference: str
     """The arm that all others are tested against."""
     budget: BudgetConfig

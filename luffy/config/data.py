@@ -73,7 +73,7 @@ class TraceField(StrictModel):
     thinking: bool = False
     """Every trace begins inside its reasoning, though some leave the opening `<think>` to the chat template."""
     rewrite: Literal["gsm8k"] | None = None
-    r"""`gsm8k`: drop the `<<2*3=6>>` marks, and put the answer behind `####` into a `\boxed{}`."""
+    r"""`gsm8k`: drop the `<<2*3=6>>` marks, and put the answer after `####` into a `\boxed{}`."""
 
 
 class ChoicesField(StrictModel):

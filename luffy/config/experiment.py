@@ -70,8 +70,8 @@ class ExperimentConfig(StrictModel):
     def _difficulty_by_its_section(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
         if info.data.get("difficulty") is None or "difficulty" in stages or not {"base", "rl"} <= set(stages):
             return stages
-        behind = stages.index("base") + 1
-        return (*stages[:behind], "difficulty", *stages[behind:])
+        after_base = stages.index("base") + 1
+        return (*stages[:after_base], "difficulty", *stages[after_base:])
 
     @model_validator(mode="after")
     def _chain_is_ordered(self) -> "ExperimentConfig":

@@ -61,7 +61,7 @@ class FormatGrader(StrictModel):
     kind: Literal["format"] = "format"
     template: Literal["r1_zero", "luffy"] = "luffy"
     """`r1_zero`: `<think>...</think> <answer>...</answer>` and nothing else. `luffy`: `<think>...</think>` and a
-    solution behind it. Each tag once, nothing empty."""
+    solution after it. Each tag once, nothing empty."""
 
 
 class CustomGrader(StrictModel):
@@ -103,9 +103,9 @@ class JudgeGrader(StrictModel):
     temperature: float = 0.0
     max_tokens: PositiveInt = 512
     max_answer_chars: PositiveInt = 8000
-    """Of a longer reply the judge sees the end."""
+    """Characters of a reply that the judge sees; it sees the end of a longer one."""
     timeout_s: PositiveFloat = 60.0
-    """Of one attempt, from the connection to the last byte."""
+    """Deadline of one attempt, from the connection to the last byte."""
     retries: NonNegativeInt = 2
     """Further attempts after a failure or a reply without a verdict."""
     parallel: PositiveInt = 8

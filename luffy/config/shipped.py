@@ -79,7 +79,7 @@ def local_path(path: str) -> Path:
 
 
 def expand_pattern(path: str) -> list[Path]:
-    """Files that a path or a pattern with `*` names, sorted; a path without `*` is returned whether it exists or not."""
+    """Files that match a pattern with `*`, sorted; a path without `*` is returned whether it exists or not."""
     plain = local_path(path)
     if "*" not in path:
         return [plain]

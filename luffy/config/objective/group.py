@@ -74,7 +74,7 @@ PrefixLength = Annotated[UniformLength | BinomialLength | EvenlySpacedLength, Fi
 class PrefixConfig(StrictModel):
     """Guided rows begin with the start of a trace and go on with the policy's own tokens (hybrid rows).
 
-    A prefix that would be the whole trace is a demonstration: nothing is generated behind it. An empty one makes a
+    A prefix that would be the whole trace is a demonstration: nothing is generated after it. An empty one makes a
     rollout.
     """
 
@@ -154,7 +154,7 @@ class ReplayConfig(StrictModel):
     """
 
     share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Of the step's prompts, once the buffer can give that many."""
+    """Share of the step's prompts, once the buffer can give that many."""
     start_accuracy: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.35
     """Replay begins after the first step whose share of correct rollouts is above this."""
     bucket_mean: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
