@@ -91,7 +91,7 @@ class ComparisonConfig(StrictModel):
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for all arms."""
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    """Seeds of SFT and RL: order of prompts, choice of traces, rollouts. Data, base and evaluation keep the experiment's."""
+    """Seeds of SFT and RL (order of prompts, choice of traces, rollouts). Other stages keep the experiment's."""
     reference: str
     """The arm that all others are tested against."""
     budget: BudgetConfig
