@@ -6,13 +6,8 @@ It makes and reuses the same stages as a file with these values.
 from prefect import flow
 from prefect.runtime import flow_run
 
-from luffy.config.form import ExperimentForm, experiment_of_form, form_of_file
+from luffy.config.form import ExperimentForm, experiment_of_form
 from luffy.flows.full_pipeline import run_chain
-
-
-def values_of(config_file: str) -> dict[str, object]:
-    """A build step of `prefect.yaml`: `experiment`, the values of a form that says what the file says."""
-    return {"experiment": form_of_file(config_file)}
 
 
 def _run_name() -> str:

@@ -39,7 +39,7 @@ from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment,
 from luffy.pipeline.workspace import Workspace, link
 from luffy.tasks.artifacts import Artifact
 from luffy.tasks.publisher import Publisher, Slot
-from luffy.tasks.session import Session, artifact_key, watching_the_server, publishing
+from luffy.tasks.session import Session, artifact_key, publishing, watching_the_server
 from luffy.tasks.stages import FinishedStage, make_stage
 
 PAGE_FILE = "comparison.html"

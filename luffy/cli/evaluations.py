@@ -1,4 +1,4 @@
-"""`python -m luffy rescore` and `python -m luffy diff`: finished evaluations graded again, or compared."""
+"""`luffy rescore` and `luffy diff`: finished evaluations graded again, or compared."""
 
 import hashlib
 import json

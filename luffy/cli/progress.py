@@ -40,12 +40,12 @@ class StageLine:
 
     @property
     def last_time(self) -> float | None:
-        """Of the last progress; None before any."""
+        """Time of the last progress; None before any."""
         return self._last_time or None
 
     @property
     def percent(self) -> float:
-        """Of its steps."""
+        """Estimate for the steps that are left."""
         return 100.0 * self.step / self.total if self.total else 0.0
 
     def seconds(self, now: float) -> float | None:

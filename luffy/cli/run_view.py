@@ -70,7 +70,7 @@ def final_metrics(record: RunRecord) -> dict[tuple[str, str], Json]:
 
 
 def accuracies(record: RunRecord) -> list[Accuracy]:
-    """Of every finished evaluation; those of a sweep by their step."""
+    """Accuracies of every finished evaluation; those of a sweep by their step."""
     found = []
     for entry in record.stages.values():
         if read_manifest(entry.directory) is None:

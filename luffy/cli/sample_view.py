@@ -123,4 +123,4 @@ def _responses(directory: Path) -> Iterator[ShownSample]:
 def _who(sources: list[int]) -> str:
     if all(sources):
         return "demonstration"
-    return "rollout behind a demonstration's beginning" if any(sources) else "rollout"
+    return "rollout after a demonstration's prefix" if any(sources) else "rollout"

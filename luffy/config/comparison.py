@@ -53,7 +53,7 @@ class BudgetConfig(StrictModel):
     """How much every arm learns: exactly one of the two."""
 
     optimizer_steps: PositiveInt | None = None
-    """Behind the base policy: those of SFT and of RL together."""
+    """Optimizer steps after the base policy, those of SFT and of RL together."""
     rollouts: PositiveInt | None = None
     """Responses sampled during RL; steps of SFT are given by `sft_steps` and not counted."""
 

@@ -203,7 +203,7 @@ class HubSource(StrictModel):
 
 
 class ReasoningGymSource(StrictModel):
-    """Generated tasks of the package reasoning-gym (`pip install 'luffy[reasoning-gym]'`); they carry no trace."""
+    """Generated tasks of the package reasoning-gym (`pip install 'luffy-rl[reasoning-gym]'`); they carry no trace."""
 
     kind: Literal["reasoning_gym"]
     tasks: tuple[str, ...] = Field(min_length=1)

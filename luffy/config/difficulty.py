@@ -18,7 +18,7 @@ class DifficultyConfig(StrictModel):
     """
 
     policy: Literal["base", "sft"] = "base"
-    """Whose pass rate it is; the stage runs behind the one that makes this policy."""
+    """Whose pass rate it is; the stage runs after the one that makes this policy."""
     num_samples: PositiveInt = 8
     """Responses a prompt."""
     temperature: PositiveFloat | None = None

@@ -82,7 +82,7 @@ class EvaluationConfig(StrictModel):
     suites: dict[str, SuiteConfig] = Field(default_factory=dict)
     """Overrides by suite name."""
     engine: Literal["transformers", "vllm", "openai"] = "transformers"
-    """What generates the responses: the embedded engine, vLLM (`pip install 'luffy[vllm]'`), or the servers of
+    """What generates the responses: the embedded engine, vLLM (`pip install 'luffy-rl[vllm]'`), or the servers of
     `execution.server`: vLLM's, which are given each checkpoint's weights, or those that serve `model.endpoint`."""
     confidence: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
     """Level of the intervals."""

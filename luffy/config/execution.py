@@ -29,7 +29,7 @@ class CheckpointConfig(StrictModel):
     sft_every: PositiveInt = 100
     """Optimizer steps between checkpoints of `sft`."""
     rl_every: PositiveInt = 50
-    """RL steps between checkpoints of `rl`; steps behind the newest are replayed from the journal."""
+    """RL steps between checkpoints of `rl`; steps after the newest are replayed from the journal."""
     keep: PositiveInt = 2
     """The newest that stay on disk."""
 

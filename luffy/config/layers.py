@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from yaml import YAMLError
 
-from luffy.config.key_paths import child, element_index
+from luffy.config.key_paths import child, element_index, key_paths
 from luffy.config.yaml_source import KeyPath, Value, parse_scalar
 from luffy.errors import ConfigError
 
@@ -48,14 +48,17 @@ class Override:
         return False
 
     def as_layer(self) -> Layer:
-        origins = {self.path[: depth + 1]: self.origin for depth in range(len(self.path))}
-        return Layer(_nested(self.path, self.value), origins)
+        above = {self.path[: depth + 1]: self.origin for depth in range(len(self.path))}
+        return Layer(_nested(self.path, self.value), {**above, **self._origins_below(self.path)})
 
     def applied_to(self, layer: Layer) -> Layer:
         """`layer` with the element of the list changed; ConfigError where the list has no such element."""
         values, path = _set(layer.values, self.path, (), self)
         assert isinstance(values, dict)
-        return Layer(values, {**layer.origins, path: self.origin})
+        return Layer(values, {**layer.origins, path: self.origin, **self._origins_below(path)})
+
+    def _origins_below(self, path: KeyPath) -> dict[KeyPath, str]:
+        return dict.fromkeys(key_paths(self.value, path), self.origin)
 
 
 def parse_overrides(overrides: Sequence[str], origin: str) -> list[Override]:

@@ -91,7 +91,7 @@ class SweepSettings(StrictModel):
 
     protocol: EvaluateSettings
     steps: tuple[PositiveInt, ...] = Field(min_length=1)
-    """Of the checkpoints, in the order in which they are evaluated."""
+    """Steps of the checkpoints, in the order in which they are evaluated."""
 
 
 class ReportSettings(StrictModel):

@@ -72,14 +72,16 @@ def published_files() -> list[Path]:
     return sorted((DATA / "published").glob("*.yaml"))
 
 
-def expand_pattern(path: str) -> list[Path]:
-    """Files that a path or a pattern with `*` names, sorted; a path without `*` is returned whether it exists or not.
+def local_path(path: str) -> Path:
+    """The path itself; for `data/samples/FILE` that is not in the working directory, the shipped sample."""
+    plain, sample = Path(path).expanduser(), SHIPPED / path
+    return sample.resolve() if path.startswith(_SAMPLES) and not plain.exists() and sample.is_file() else plain
 
-    `data/samples/FILE` that is not in the working directory is the shipped sample.
-    """
-    plain = Path(path).expanduser()
+
+def expand_pattern(path: str) -> list[Path]:
+    """Files that match a pattern with `*`, sorted; a path without `*` is returned whether it exists or not."""
+    plain = local_path(path)
     if "*" not in path:
-        sample = SHIPPED / path
-        return [sample.resolve() if path.startswith(_SAMPLES) and not plain.exists() and sample.is_file() else plain]
+        return [plain]
     fixed = next(parent for parent in plain.parents if "*" not in str(parent))
     return sorted(fixed.glob(str(plain.relative_to(fixed))))

@@ -75,7 +75,7 @@ class SFTConfig(StrictModel):
     """Supervised fine-tuning on traces."""
 
     seed: NonNegativeInt | None = None
-    """Of this stage alone (which traces, their order); None: the experiment's. Lets seeds share data and base."""
+    """Seed of this stage alone (which traces, their order); None: the experiment's. Lets seeds share data and base."""
     num_traces: PositiveInt | None = None
     """Learn from the traces of this many training prompts (chosen by seed); None: all."""
     epochs: PositiveInt | None = None
@@ -131,26 +131,26 @@ class RLConfig(StrictModel):
     """The run-time side of RL: how much, how long, how often. What is learned is in `objective`."""
 
     seed: NonNegativeInt | None = None
-    """Of this stage alone (order of prompts, rollouts); None: the experiment's. Lets seeds share data and base."""
+    """Seed of this stage alone (order of prompts, rollouts); None: the experiment's. Lets seeds share data and base."""
     steps: PositiveInt
     """RL steps: each rolls out, grades and updates once. Extendable: a longer run continues a shorter one."""
     prompts_per_step: PositiveInt
     prompts_per_update: PositiveInt | None = None
     """Mini-batch of one optimizer step, in prompts; None: one optimizer step an RL step."""
     temperature: PositiveFloat = 1.0
-    """Of the rollouts; the trainer divides its logits by the same."""
+    """Sampling temperature of rollouts; the trainer divides its logits by the same."""
     max_response_tokens: PositiveInt
     engine: Literal["cluster", "openai"] = "cluster"
     """What rolls out: the cluster's own engine (embedded, or vLLM actors under Ray), or the vLLM servers of
     `execution.server`, which take the trainer's weights from a folder in the stage's directory."""
     max_staleness: NonNegativeInt = 0
-    """RL steps that the weights behind a rollout may lag; above 0, generation overlaps with training."""
+    """RL steps by which the weights of a rollout may lag; above 0, generation overlaps with training."""
     correction: ImportanceCorrection | None = None
     """Put on every term of the method that learns from rollouts alone and has none: it weighs each token by how much
     likelier the trainer draws it than the engine did. What keeps `max_staleness` above 0 honest."""
     optimizer: OptimizerConfig
     critic: CriticConfig | None = None
-    """Of `objective.advantage.kind: gae` (PPO); None: no critic."""
+    """Value function for `objective.advantage.kind: gae` (PPO); None: no critic."""
 
     @property
     def updates_per_step(self) -> int:

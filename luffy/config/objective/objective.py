@@ -1,4 +1,4 @@
-"""An objective is a list of terms behind a group and an advantage estimator (DESIGN: "The objective")."""
+"""An objective: how a group is composed, an advantage estimator, and a list of terms (DESIGN: "The objective")."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -120,7 +120,7 @@ class ObjectiveConfig(StrictModel):
                 f"term {only_off[0]!r} selects off_policy tokens but group.off_policy is 0 and there is no replay: "
                 "it would have no effect"
             )
-        # A prefix steers the rollout behind it even where no term learns from its own tokens.
+        # A prefix steers the rollout after it even where no term learns from its own tokens.
         if self.group.off_policy and not selecting and self.group.prefix is None:
             yield "group.off_policy is above 0 but no term learns from off_policy tokens; set it to 0"
         if self.replay is not None and not selecting:

@@ -132,7 +132,7 @@ _Scheduled = ConstantValue | LinearValue | CosineValue | WarmupCosineValue
 ScheduledValue = Annotated[_Scheduled, Field(discriminator="kind"), BeforeValidator(_number_as_constant)]
 """A pure function of the step."""
 Coefficient = Annotated[_Scheduled | AdaptiveValue, Field(discriminator="kind"), BeforeValidator(_number_as_constant)]
-"""Of a term: a schedule, or a number that reacts to the policy."""
+"""Coefficient of a term: a schedule, or a number that reacts to the policy."""
 
 
 def constant(value: float) -> ConstantValue:

@@ -42,7 +42,7 @@ class GateConfig(StrictModel):
     """Share of correct rollouts in the row's group (demonstrations and guided rows aside) is above this."""
     group_accuracy_at_most: _Accuracy | None = None
     outcome: Literal["correct", "wrong"] | None = None
-    """Of the row itself; everything that did not earn the reward is `wrong`."""
+    """Outcome of the row itself; everything that did not earn the reward is `wrong`."""
 
     @model_validator(mode="after")
     def _effective(self) -> "GateConfig":

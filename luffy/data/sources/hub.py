@@ -1,6 +1,6 @@
 """Prompts from a dataset of the Hugging Face hub, or from a local folder, by the package `datasets`.
 
-    pip install 'luffy[hub]'
+    pip install 'luffy-rl[hub]'
 
 The rows are memory-mapped from the cache of `datasets`, which also serves them without a network
 (`HF_HUB_OFFLINE=1`) once they were fetched.
@@ -73,7 +73,7 @@ def _load(source: HubSource, purpose: str) -> "Dataset":
     try:
         import datasets  # optional, and slow to import
     except ImportError:
-        raise DataError(f"data.{purpose}: kind: hub needs the package datasets: pip install 'luffy[hub]'") from None
+        raise DataError(f"data.{purpose}: kind: hub needs the package datasets: pip install 'luffy-rl[hub]'") from None
     datasets.disable_progress_bars()
     local = Path(source.path).is_dir()
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from luffy.config.data import CustomSource, DataConfig, FileSource, HubSource
 from luffy.config.model import locate
 from luffy.config.settings import BaseSettings, PrepareDataSettings, StageSettings
-from luffy.config.shipped import expand_pattern, template_file
+from luffy.config.shipped import expand_pattern, local_path, template_file
 from luffy.errors import DataError
 from luffy.pipeline.chain.manifest import hash_file
 
@@ -43,7 +43,7 @@ def _sources(data: DataConfig) -> Iterator[Named]:
     sources |= {f"data.decontamination.benchmarks.{name}": source for name, source in benchmarks.items()}
     for field, source in sources.items():
         if isinstance(source, FileSource) or (isinstance(source, HubSource) and Path(source.path).is_dir()):
-            yield f"{field}.path", source.path, Path(source.path).expanduser()
+            yield f"{field}.path", source.path, local_path(source.path)
         elif isinstance(source, CustomSource):
             yield from _module(field, source.factory)
 

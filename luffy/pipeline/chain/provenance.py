@@ -9,13 +9,15 @@ from pathlib import Path
 
 import psutil
 
-_PACKAGES = ("luffy", "torch", "transformers", "deepspeed", "ray", "vllm", "math-verify", "pyarrow", "numpy", "prefect")
+from luffy import __version__
+
+_PACKAGES = ("torch", "transformers", "deepspeed", "ray", "vllm", "math-verify", "pyarrow", "numpy", "prefect")
 _REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that matter, and the commit of the code where it is known."""
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "luffy": __version__}
     for name in _PACKAGES:
         try:
             versions[name] = metadata.version(name)

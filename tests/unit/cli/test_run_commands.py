@@ -197,7 +197,7 @@ def test_responses_of_an_evaluation_by_verdict_and_never_confidential_ones(works
         (["smoke", "--samples", "2", "--stage", "nothing"], "no such stage; there are prepare_data"),
         (["smoke", "--reward", "1"], "give --samples N, too"),
         (["smoke", "--samples", "2", "--reward", "high"], "give a number or a range"),
-        (["smoke", "--samples", "0"], "0 is not in the range x>=1"),
+        (["smoke", "--samples", "0"], "Input should be greater than or equal to 1"),
     ],
 )
 def test_mistakes_of_show_are_lines(workspace, capsys, arguments, message):

@@ -24,25 +24,27 @@ def test_an_element_of_a_list_is_overridden_by_its_name():
 
 
 def test_an_element_is_overridden_by_its_index_too():
-    assert terms("objective.terms.2.coefficient=0.5")["entropy"].coefficient == 0.5
+    assert terms("objective.terms.2.coefficient=0.5")["entropy"].coefficient.value == 0.5
     config = load_experiment(SMOKE, ["data.train.num_operations.0=1"])
     assert config.data.train.num_operations == (1, 3)
 
 
 def test_another_kind_replaces_the_mapping_in_an_element():
-    loss = terms("objective.terms.off_policy.loss.kind=nll")["off_policy"].loss
-    assert loss.kind == "nll"
+    shaping = terms("objective.terms.off_policy.loss.shaping={kind: power, exponent: 0.5}")["off_policy"].loss.shaping
+    assert (shaping.kind, shaping.exponent) == ("power", 0.5)
 
 
 def test_later_overrides_of_one_element_win_and_leave_the_others():
     changed = terms("objective.terms.entropy.coefficient=0.5", "objective.terms.entropy.coefficient=0.25")
-    assert changed["entropy"].coefficient == 0.25
+    assert changed["entropy"].coefficient.value == 0.25
 
 
 def test_an_element_of_a_list_from_the_command_line_can_be_named():
-    entropy = "[{name: bonus, select: response, loss: {kind: entropy}, normaliser: {mode: token, population: own}}]"
-    found = terms("method=on_policy", f"objective.terms={entropy}", "objective.terms.bonus.coefficient=0.5")
-    assert found["bonus"].coefficient == 0.5
+    policy = "{name: policy, select: on_policy, loss: {kind: surrogate}, normaliser: {mode: token, population: own}}"
+    bonus = "{name: bonus, select: response, loss: {kind: entropy}, normaliser: {mode: token, population: own}}"
+    changes = [f"objective.terms=[{policy}, {bonus}]", "objective.terms.bonus.coefficient=0.5"]
+    found = terms("method=on_policy", *changes)
+    assert found["bonus"].coefficient.value == 0.5
 
 
 @pytest.mark.parametrize(

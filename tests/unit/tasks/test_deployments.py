@@ -71,7 +71,7 @@ def test_a_deployment_with_steps_says_how_another_model_takes_their_place():
 @pytest.fixture(scope="module")
 def form_parameters():
     """The parameters as `prefect deploy` makes them: the build step run, its output filled in."""
-    ((name, settings),) = FORM["build"][0].items()
+    ((name, settings),) = FORM["build"][-1].items()
     values = import_object(name)(config_file=settings["config_file"])
     return apply_values(FORM["parameters"], {settings["id"]: values})
 
