@@ -1,4 +1,4 @@
-"""What an objective does to single tokens: the figures a run reports about itself, never a part of the loss.
+"""What an objective does to single tokens, for metrics only; never a part of the loss.
 
 Shape legend: `K` terms, `B` rows, `T` tokens.
 """

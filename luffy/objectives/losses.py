@@ -48,7 +48,7 @@ class TokenBatch:
     logp_old_BT: Tensor
     """Trainer's log-probabilities at the start of the optimizer phase, constant."""
     logp_behavior_BT: Tensor
-    """Log-probabilities under what drew the tokens, constant; NaN where unknown."""
+    """Log-probabilities under the policy that sampled the tokens, constant; NaN where unknown."""
     logp_ref_BT: Tensor
     """Log-probabilities under the frozen reference, constant."""
     advantage_BT: Tensor
@@ -161,7 +161,7 @@ def _clipped_minimum(ratio_BT: Tensor, advantage_BT: Tensor, low: float, high: f
 
 
 def logp_sampler(tokens: TokenBatch) -> Tensor:
-    """What drew the tokens; where that is unknown, the policy at the start of the phase stands in."""
+    """Log-probabilities under the sampler; where unknown, under the policy at the start of the phase."""
     return torch.where(tokens.logp_behavior_BT.isnan(), tokens.logp_old_BT, tokens.logp_behavior_BT)
 
 

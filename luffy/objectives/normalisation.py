@@ -1,4 +1,4 @@
-"""From terms to token weights: who is selected, divided by what.
+"""From terms to token weights: which tokens are selected, and what their sum is divided by.
 
 A term is a sum over its tokens divided by a denominator that is counted once over the *whole optimizer step*: all
 micro-batches, all ranks. So every token has one weight, fixed before the first forward pass, and how the step is cut
@@ -28,7 +28,7 @@ def select(batch: TrainBatch, selector: Selector) -> Tensor:
 
 
 def passes(batch: TrainBatch, gate: GateConfig | None) -> Tensor:
-    """`(B, T)` bool: the rows that a gate lets through."""
+    """`(B, T)` bool: the rows that pass a gate."""
     open_BT = torch.ones_like(batch.response_mask_BT)
     if gate is None:
         return open_BT

@@ -1,4 +1,4 @@
-"""The objective as it stands at one step: its terms, and what their coefficients have come to."""
+"""The objective at one step: its terms, and the values of their coefficients."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ class StepObjective:
 
     terms: tuple[TermConfig, ...]
     coefficients: tuple[float, ...]
-    """Of the terms, in their order."""
+    """One for each term."""
     max_response_tokens: int
-    """Of `mode: constant` (Dr.GRPO)."""
+    """Divisor of `mode: constant` (Dr.GRPO)."""
 
 
 def objective_at(

@@ -18,13 +18,13 @@ class MicroBatch:
     """What one forward and backward pass sees."""
 
     batch: TrainBatch
-    """`logp_old_BT` may hold NaN: the policy then stands in for itself (one update a phase)."""
+    """NaN in `logp_old_BT` stands for the policy itself, unchanged since the phase began (one update a phase)."""
     weight_KBT: Tensor
     position_ids_BT: Tensor
     packed: bool
     """Sequences lie end to end in one row; positions restart at each."""
     counted: bool = True
-    """False on a stand-in that only keeps a rank in step with the others."""
+    """False on a dummy micro-batch, which only keeps a rank in step with the others."""
 
 
 def collate(
@@ -84,7 +84,7 @@ def split_into_micro_batches(batch: TrainBatch, weight_KBT: Tensor, max_tokens: 
 
 
 def weightless(micro: MicroBatch) -> MicroBatch:
-    """The same tokens with weight 0: what a rank with fewer micro-batches runs to keep step with the others."""
+    """A dummy micro-batch, with weight 0: a rank with fewer micro-batches than the others runs it to keep in step."""
     return dataclasses.replace(micro, weight_KBT=torch.zeros_like(micro.weight_KBT), counted=False)
 
 

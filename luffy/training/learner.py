@@ -1,4 +1,4 @@
-"""The learning half of an RL step on one rank: its shard of the graded groups in, optimizer steps out.
+"""The learning half of an RL step on one rank: from its shard of the graded groups to optimizer steps.
 
 Shape legend: `B` rows, `T` tokens, `P` prompts (groups).
 """
@@ -107,7 +107,7 @@ class Learner:
         rows = [row for update in shard.updates for row in update]
         batch, targets = batch_of(rows, self._objective.advantage, self._pad_id, self.critic)
         if len(shard.updates) > 1:
-            # From the second update on the policy has moved; with one update it stands in for itself.
+            # From the second update on the policy has moved; with one update it is its own old policy.
             batch = dataclasses.replace(batch, logp_old_BT=self.policy.logprobs(batch))
         if self._reference is not None:
             batch = dataclasses.replace(batch, logp_ref_BT=self._reference.logprobs(batch))
@@ -115,8 +115,8 @@ class Learner:
             self._update(batch, targets, rows_of_update, step, update)
             for update, rows_of_update in enumerate(_ranges(shard.updates))
         ]
-        zero_share = _zero_advantage_share(rows, shard.num_groups, batch)
-        return _mean_over_updates(history) | {"batch/zero_advantage_share": zero_share}
+        share = _zero_variance_share(rows, shard.num_groups, batch)
+        return _mean_over_updates(history) | {"batch/zero_advantage_share": share}
 
     def sft_step(self, shard: Shard, step: int) -> Metrics:
         """One SFT step on demonstrations between the RL steps (`objective.interleaved_sft`)."""
@@ -132,7 +132,7 @@ class Learner:
         return {f"actor/interleaved_{name}": metrics[f"actor/{name}"] for name in kept}
 
     def state(self) -> Mapping[str, float]:
-        """What a checkpoint must hold beside the engines."""
+        """What a checkpoint has to hold besides the engines."""
         return self._adaptive.values
 
     def restore(self, state: Mapping[str, float]) -> None:
@@ -175,12 +175,13 @@ class Learner:
         return (step - 1) * num_updates + update, self._rl.steps * num_updates
 
 
-def _zero_advantage_share(rows: Sequence[LearnRow], num_groups: int, batch: TrainBatch) -> float:
-    """Share of groups whose tokens all have advantage 0, on every rank: the policy gradient learns nothing of them."""
-    speaks_P = torch.zeros(num_groups)
+def _zero_variance_share(rows: Sequence[LearnRow], num_groups: int, batch: TrainBatch) -> float:
+    """Share of zero-variance groups: all their tokens, on every rank, have advantage 0."""
+    learned_P = torch.zeros(num_groups)
+    # A padding row counts on the rank that holds the row itself.
     group_B = torch.tensor([row.group for row in rows])
-    speaks_P.index_add_(0, group_B, (batch.advantage_BT * batch.response_mask_BT).any(dim=-1).float())
-    return float((sum_over_ranks(speaks_P) == 0).double().mean())
+    learned_P.index_add_(0, group_B, (batch.advantage_BT * batch.response_mask_BT).any(dim=-1).float())
+    return float((sum_over_ranks(learned_P) == 0).double().mean())
 
 
 def _ranges(updates: Sequence[Sequence[LearnRow]]) -> Iterator[range]:

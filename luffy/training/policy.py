@@ -70,7 +70,7 @@ class Policy:
         return self._score(batch, 0)
 
     def entropies(self, batch: TrainBatch) -> Tensor:
-        """`(B, T)` entropies (nats) where the response tokens were drawn, 0 elsewhere; no gradient."""
+        """`(B, T)` entropies (nats) at the response tokens, 0 elsewhere; no gradient."""
         return self._score(batch, 1)
 
     def update(self, batch: TrainBatch, objective: StepObjective, lr: float) -> dict[str, float]:
@@ -151,7 +151,7 @@ def _token_batch(micro: MicroBatch, scores: tuple[Tensor, ...]) -> TokenBatch:
         entropy_BT=entropy_BT,
         untempered_logp_BT=untempered_logp_BT,
         untempered_entropy_BT=untempered_entropy_BT,
-        # With one update a phase the weights have not moved since it began: the policy stands in for itself.
+        # With one update a phase the weights have not moved since it began: the policy is its own old policy.
         logp_old_BT=torch.where(logp_old_BT.isnan(), logp_BT.detach(), logp_old_BT),
         logp_behavior_BT=micro.batch.logp_behavior_BT.to(where),
         logp_ref_BT=micro.batch.logp_ref_BT.to(where),

@@ -102,10 +102,10 @@ class PolicyModel(nn.Module):
 
 @torch.no_grad()
 def refuse_processed_logits(causal_lm: PreTrainedModel) -> None:
-    """Raise DataError for architectures that scale or cap the logits behind their output embeddings.
+    """Raise DataError for architectures that scale or cap the logits after their output embeddings.
 
     `LogProbHead` applies the embeddings alone, so that it can work in chunks; for such a model it would train on other
-    log-probabilities than the rollouts were drawn from.
+    log-probabilities than the rollouts were sampled from.
     """
     was_training = causal_lm.training
     causal_lm.eval()  # dropout would make two passes differ

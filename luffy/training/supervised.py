@@ -24,7 +24,7 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 @dataclass(frozen=True, slots=True)
 class SupervisedPlan:
-    """How long, in what portions, by which objective."""
+    """Length, batch size and objective of supervised training."""
 
     steps: int
     batch_size: int
@@ -35,7 +35,7 @@ class SupervisedPlan:
 
 
 def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Trajectory:
-    """The trajectory of a prompt and its trace: off-policy tokens alone."""
+    """A (prompt, response) pair as a trajectory of off-policy tokens."""
     length = len(response_ids)
     return Trajectory(
         prompt_ids=tuple(prompt_ids),
@@ -72,7 +72,7 @@ def train_supervised(
         metrics["perf/tokens_per_s"] = float(batch.attention_mask_BT.sum()) / seconds
         metrics["perf/step_s"] = seconds
         metrics |= peak_memory()
-        # What is told first is known after a kill; a checkpoint that came first would skip this step's metrics.
+        # Metrics before the checkpoint: a run killed in between repeats the step, and loses no metrics.
         on_step(step, metrics)
         if step % plan.checkpoint_every == 0 and step < plan.steps:
             checkpoints.save({"policy": policy.engine}, step)

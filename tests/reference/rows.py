@@ -35,11 +35,11 @@ class ReferenceRow:
     advantage: Tensor
     logp_old: Tensor
     logp_sampler: Tensor = field(default_factory=_empty)
-    """Of what drew the token; NaN where unknown."""
+    """Under the policy that sampled the token; NaN where unknown."""
     logp_start: Tensor = field(default_factory=_empty)
-    """Of the frozen policy that the stage started from."""
+    """Under the frozen policy that the stage started from."""
     value: Tensor = field(default_factory=_empty)
-    """The critic's, of the state before each token."""
+    """The critic's value of the state before each token."""
     group: int = 0
     reward: float = 0.0
     is_truncated: bool = False

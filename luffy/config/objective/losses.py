@@ -1,7 +1,7 @@
 """Per-token losses of a term. Each class names its formula; `luffy.objectives.losses` has a function of each kind.
 
-Symbols: A advantage, p = pi_theta, r = pi_theta / pi_old, mu what drew the token, rho = pi_theta / pi_phi with pi_phi
-the demonstration's author (1 where unknown), sg(x) = x without gradient, H entropy.
+Symbols: A advantage, p = pi_theta, r = pi_theta / pi_old, mu the policy that sampled the token, rho = pi_theta / pi_phi
+with pi_phi the demonstration's author (1 where unknown), sg(x) = x without gradient, H entropy.
 """
 
 from typing import Annotated, Literal
@@ -78,7 +78,7 @@ class AipoLoss(StrictModel):
 
 
 class TotalVariationMaskedLoss(StrictModel):
-    """DPPO (arXiv 2602.04879), binary total variation: without tokens that are too far from mu in A's direction."""
+    """DPPO (arXiv 2602.04879), binary total variation: drops tokens that moved too far from mu in A's direction."""
 
     kind: Literal["tv_masked_surrogate"]
     max_increase: _Fraction = 0.2
@@ -203,7 +203,7 @@ class KLLoss(StrictModel):
     kind: Literal["kl"]
     estimator: Literal["k1", "k2", "k3"]
     against: Literal["reference", "old", "behavior"] = "reference"
-    """q: the policy this stage started from, frozen; the policy before this RL step's updates; what drew the token."""
+    """q: the frozen policy this stage started from; the policy before this RL step's updates; the token's sampler."""
 
     def formula(self) -> str:
         return f"{_KL_FORMULAS[self.estimator]}, q = {_ANCHORS[self.against]}"
@@ -217,7 +217,7 @@ AuxiliaryLoss = NegativeLogLikelihoodLoss | EntropyLoss | KLLoss
 PolicyGradientLoss = OnPolicySurrogate | OffPolicySurrogate
 """Losses that weigh a token by its advantage; together they share the joint denominator."""
 BehaviorLoss = AipoLoss | TotalVariationMaskedLoss
-"""Losses whose ratio is against what drew the token: they correct for the sampler by themselves."""
+"""Losses whose ratio is against the sampler, so that they correct for it by themselves."""
 
 
 def is_untempered(loss: object) -> bool:

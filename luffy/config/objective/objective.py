@@ -1,4 +1,4 @@
-"""An objective: how a group is composed, an advantage estimator, and a list of terms (DESIGN: "The objective")."""
+"""An objective: how groups are composed, how advantages are estimated, and a list of loss terms."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -32,7 +32,7 @@ class SupervisedObjectiveConfig(StrictModel):
             names = ", ".join(wrong or [term.name for term in self.terms if term.select == "on_policy"])
             raise ValueError(f"terms {names}: SFT has neither rollouts nor rewards; use nll or entropy")
         if any(term.gate is not None for term in self.terms):
-            raise ValueError("a gate speaks of rollouts, which SFT has not; remove it")
+            raise ValueError("a gate looks at rollouts, and SFT has none; remove it")
         if any(isinstance(term.coefficient, AdaptiveValue) for term in self.terms):
             raise ValueError("an adaptive coefficient reacts to RL steps alone; give SFT a number or a schedule")
         if any(term.normaliser.mode == "constant" for term in self.terms):
@@ -41,7 +41,7 @@ class SupervisedObjectiveConfig(StrictModel):
 
 
 class InterleavedSFTConfig(SupervisedObjectiveConfig):
-    """ReLIFT (arXiv 2506.07527): prompts that every rollout failed are gathered; a full buffer makes an SFT step."""
+    """ReLIFT (arXiv 2506.07527): prompts that every rollout failed are queued; a full queue makes an SFT step."""
 
     buffer_size: PositiveInt
     """Prompts (that have a trace) an SFT step takes."""
@@ -49,7 +49,7 @@ class InterleavedSFTConfig(SupervisedObjectiveConfig):
     """Which of the waiting prompts an SFT step takes: those that failed last, as the authors' code does, or those that
     have waited longest."""
     lr_scale: PositiveFloat = 1.0
-    """Times the learning rate of RL at that step."""
+    """Factor on the learning rate of RL at that step."""
 
 
 class ObjectiveConfig(StrictModel):
@@ -120,7 +120,7 @@ class ObjectiveConfig(StrictModel):
                 f"term {only_off[0]!r} selects off_policy tokens but group.off_policy is 0 and there is no replay: "
                 "it would have no effect"
             )
-        # A prefix steers the rollout after it even where no term learns from its own tokens.
+        # A prefix steers the rollout that follows it even where no term learns from its own tokens.
         if self.group.off_policy and not selecting and self.group.prefix is None:
             yield "group.off_policy is above 0 but no term learns from off_policy tokens; set it to 0"
         if self.replay is not None and not selecting:
@@ -128,7 +128,7 @@ class ObjectiveConfig(StrictModel):
         yield from self._complaints_about_displacing()
 
     def _complaints_about_displacing(self) -> Iterator[str]:
-        """Traces that come only where the policy fails make some gates on them superfluous, others impossible."""
+        """Where traces replace failed rollouts only, some gates on them are superfluous and others never open."""
         bound = self.group.off_policy_when_accuracy_at_most
         gated = [term for term in self.terms if term.select == "off_policy" and term.gate is not None]
         if bound is None or self.replay is not None:
@@ -181,13 +181,13 @@ class ObjectiveConfig(StrictModel):
             )
         if self.group.prefix is not None:
             yield (
-                "advantage.population: on_policy gives guided rows advantage 0, so their continuations would "
-                "teach nothing; set population: joint"
+                "advantage.population: on_policy gives rows with a prefix advantage 0, so their continuations would "
+                "not be learned from; set population: joint"
             )
 
     @property
     def _num_rollouts(self) -> int:
-        """The most that a group of a prompt with enough traces has."""
+        """Largest number of rollouts in a group."""
         displacing = self.group.off_policy_when_accuracy_at_most is not None
         return self.group.size - (0 if displacing else self.group.off_policy)
 

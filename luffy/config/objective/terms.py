@@ -32,17 +32,17 @@ class NormaliserConfig(StrictModel):
     """Whose tokens or sequences are counted. `joint`: those of all policy-gradient terms together (LUFFY eq. 5); `own`:
     the term's; `all`: every response, so that terms of any kind share one denominator."""
     before_gate: bool = False
-    """Count what the gate shuts out, too: a term then shrinks with the share of rows its gate lets through."""
+    """Also count the rows that the gate excludes, so that a term shrinks with the share of rows that pass."""
 
 
 class GateConfig(StrictModel):
     """Which rows a term learns from, by what the rollouts of their prompt achieved. All given conditions must hold."""
 
     group_accuracy_above: _Accuracy | None = None
-    """Share of correct rollouts in the row's group (demonstrations and guided rows aside) is above this."""
+    """Share of correct rollouts in the row's group is above this, without demonstrations and rows with a prefix."""
     group_accuracy_at_most: _Accuracy | None = None
     outcome: Literal["correct", "wrong"] | None = None
-    """Outcome of the row itself; everything that did not earn the reward is `wrong`."""
+    """Outcome of the row itself; every row that did not earn the reward is `wrong`."""
 
     @model_validator(mode="after")
     def _effective(self) -> "GateConfig":
@@ -114,7 +114,7 @@ class TermConfig(StrictModel):
 
     @property
     def takes_sampler_for_trainer(self) -> bool:
-        """Whether it learns from rollouts as if the trainer's weights of this step had drawn them, whatever did."""
+        """Whether it treats rollouts as sampled by the trainer's weights of this step."""
         learns = self.is_policy_gradient or (self.gate is not None and self.gate.outcome is not None)
         corrected = self.correction is not None or isinstance(self.loss, BehaviorLoss)
         return learns and self.select != "off_policy" and not corrected
@@ -146,11 +146,11 @@ class TermConfig(StrictModel):
             found.append(f"{self.loss.kind} is for off-policy tokens; set select: off_policy")
         against_sampler = isinstance(self.loss, KLLoss) and self.loss.against == "behavior"
         if (isinstance(self.loss, BehaviorLoss) or against_sampler) and self.select != "on_policy":
-            found.append(f"{self.loss.kind} needs what drew the token; set select: on_policy")
+            found.append(f"{self.loss.kind} needs the sampler's log-probabilities; set select: on_policy")
         if self.correction is not None and self.select != "on_policy":
-            found.append("correction needs what drew the token; set select: on_policy or remove it")
+            found.append("correction needs the sampler's log-probabilities; set select: on_policy or remove it")
         if self.correction is not None and isinstance(self.loss, BehaviorLoss):
-            found.append(f"{self.loss.kind} already divides by what drew the token; remove correction")
+            found.append(f"{self.loss.kind} already divides by the sampler's probability; remove correction")
         if isinstance(self.coefficient, ConstantValue) and self.coefficient.value == 0:
             found.append("coefficient 0 has no effect; remove the term")
         if isinstance(self.coefficient, AdaptiveValue) and not isinstance(self.loss, EntropyLoss):

@@ -217,14 +217,20 @@ TERMS = [
     ),
     (mixed(term(SHAPED, "response")), "shaped_surrogate is for off-policy tokens; set select: off_policy"),
     (mixed(term("{kind: multiple_importance}")), "multiple_importance is for off-policy tokens"),
-    (mixed(term("{kind: aipo}", "response")), "aipo needs what drew the token; set select: on_policy"),
-    (mixed(term("{kind: tv_masked_surrogate}", "response")), "tv_masked_surrogate needs what drew the token"),
+    (mixed(term("{kind: aipo}", "response")), "aipo needs the sampler's log-probabilities; set select: on_policy"),
+    (
+        mixed(term("{kind: tv_masked_surrogate}", "response")),
+        "tv_masked_surrogate needs the sampler's log-probabilities",
+    ),
     (
         mixed(ON, term("{kind: kl, estimator: k2, against: behavior}", "response", OWN)),
-        "kl needs what drew the token; set select: on_policy",
+        "kl needs the sampler's log-probabilities; set select: on_policy",
     ),
-    (mixed(term(select="response", correction=CORRECTION)), "correction needs what drew the token"),
-    (objective(terms=(term("{kind: aipo}", correction=CORRECTION),)), "aipo already divides by what drew the token"),
+    (mixed(term(select="response", correction=CORRECTION)), "correction needs the sampler's log-probabilities"),
+    (
+        objective(terms=(term("{kind: aipo}", correction=CORRECTION),)),
+        "aipo already divides by the sampler's probability",
+    ),
     (objective(terms=(ON, ON)), "terms named twice: rollouts; give each its own name"),
     (
         objective(terms=(ON, term(normaliser="mode: sequence, population: joint"))),
@@ -276,7 +282,7 @@ ADVANTAGES = [
     (mixed(ON, OFF, advantage=ROLLOUTS_ONLY), "so a surrogate on them would have no effect"),
     (
         objective(f"{{size: 4, off_policy: 1, prefix: {{length: {UNIFORM}}}}}", ROLLOUTS_ONLY, (ON, SFT)),
-        "so their continuations would teach nothing",
+        "so their continuations would not be learned from",
     ),
     (objective(advantage="{kind: gae}"), "rl.critic: missing; objective.advantage.kind: gae needs it"),
     (
@@ -319,7 +325,7 @@ SUPERVISED = [
     (interleaved(term("{kind: nll}", normaliser=OWN)), "terms extra: SFT has neither rollouts nor rewards"),
     (
         interleaved(term("{kind: nll}", "off_policy", OWN, gate="{outcome: correct}")),
-        "a gate speaks of rollouts, which SFT has not",
+        "a gate looks at rollouts, and SFT has none",
     ),
     (
         interleaved(term("{kind: nll}", "off_policy", "mode: constant, population: own")),
