@@ -1,4 +1,4 @@
-"""What a worker process can be asked to decide. Each check may take for ever, exhaust its memory or crash."""
+"""Checks that run in a worker process: each may run for ever, exhaust its memory or crash."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from luffy.grading.verify import verify_answer
 from luffy.types import Outcome
 
 _ORDERS = 4
-"""In which sympy's deductions are tried, but for one more whose contradiction is a crash."""
+"""Random orders of sympy's deductions that are tried before the last one, whose contradiction is a crash."""
 MATH, STRICT, CUSTOM = "math", "math_strict", "custom"
 _REASONS = {
     Outcome.CORRECT: "equal by math-verify",
@@ -23,23 +23,23 @@ _REASONS = {
 
 
 def run_check(check: str, answer: str, gold: str, context: str) -> Verdict:
-    """Return (outcome, reason, the check's own reward); what the check raises is a crash that says so.
+    """Return (outcome, reason, the check's own reward); an exception that the check raises is a crash.
 
-    sympy deduces what it assumes of an expression in random order, and in some orders contradicts itself: 1 in 30 of
-    the times that it meets "2" and "0" in two lines. Seeded, a verdict is the same every time.
+    sympy makes its deductions about an expression in random order and contradicts itself in some orders, such as 1 in
+    30 for "2" and "0" on two lines. The order is seeded, so a verdict is the same every time.
     """
     for attempt in range(_ORDERS):
         seed(attempt)
         try:
             return CHECKS[check](answer, gold, context)
         except InconsistentAssumptions:
-            clear_cache()  # of what was deduced on the way there
+            clear_cache()  # deductions of the order that failed
     seed(_ORDERS)
     return CHECKS[check](answer, gold, context)
 
 
 def warm_up() -> None:
-    """Meet the grammars once: a cold parser takes many times as long, which a short time limit would not forgive."""
+    """Parse a few formulas: the first use of a grammar may take longer than a short time limit."""
     seed(0)
     for answer, gold in (
         (r"\frac{1}{2}+\sqrt{x}", r"0.5+x^{1/2}"),

@@ -32,10 +32,11 @@ _OVER = frozenset(("/", "\\div"))
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "|": "|", "\\lvert": "\\rvert"}
 _INSIDE = {"\\lfloor": "floor", "\\lceil": "ceiling", "|": "abs", "\\lvert": "abs"}
 _IDLE = frozenset(("\\left", "\\right", "\\,", "\\;", "\\!", "\\ ", "\\quad", "\\qquad", "\\big", "\\Big", "\\limits"))
-_WORDS_NAMES = """
+_SHORT_WORDS = """
 is or and the for all no yes not cm mm km kg odd day if as so to of in on it at by
 """
-_WORDS = frozenset(_WORDS_NAMES.split())
+_WORDS = frozenset(_SHORT_WORDS.split())
+"""Runs of two or three letters that are no product of variables."""
 DEGREE = "\u00b0"
 
 

@@ -131,9 +131,9 @@ def _readings(items: Items) -> Iterator[list[Item]]:
     choices = [expansions(item.body) for item in opened]
     for index in range(max(map(len, choices), default=0)):
         texts = [choice[min(index, len(choice) - 1)] for choice in choices]
-        yield [replace(item, body=body) for item, bodies in zip(opened, texts, strict=True) for body in bodies][
-            :MAX_ITEMS
-        ]
+        read = [replace(item, body=body) for item, bodies in zip(opened, texts, strict=True) for body in bodies]
+        if index == 0 or len(read) <= MAX_ITEMS:
+            yield read
 
 
 def _opened(items: Items) -> list[Item]:

@@ -74,7 +74,8 @@ def called(label: str) -> str:
 def _is_words(left: Item, right: Item) -> bool:
     """Whether words name one item and a symbol the other: the value of `k` is `k`."""
     prose = [_PROSE.search(item.label) is not None for item in (left, right)]
-    return prose[0] != prose[1]
+    extremes = [set(re.findall("max|min", called(item.label))) for item in (left, right)]
+    return prose[0] != prose[1] and (extremes[0] == extremes[1] or not all(extremes))
 
 
 def definition(label: str) -> tuple[str, tuple[str, ...]] | None:

@@ -19,7 +19,7 @@ _NOTHING = re.compile(
     r"(?:a )?solutions? (?:does|do) not exist|(?:the )?(?:equation|system) has no (?:real )?solutions?"
 )
 _FILLER = re.compile(
-    r"\b(?:the|an?|all|any|every|each|is|are|must be|be|it|they|that|this|answer|values?|integers?|numbers?|player|"
+    r"\b(?:the|an?|all|any|every|each|is|are|must be|be|it|they|that|this|answer|values?|numbers?|player|"
     r"will|wins?|winner|[b-z])\b"
 )
 _CASES = re.compile(r"(?P<label>[^=]{1,20}=)?\s*\\begin\s*\{cases\}(?P<rows>.*)\\end\s*\{cases\}\s*\.?", re.DOTALL)

@@ -73,7 +73,7 @@ def compact(text: str) -> str:
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """Return `text` and the word of a unit behind its number; degrees are one."""
+    """Return `text` and the word of a unit after its number; degrees are a unit."""
     if text.endswith("^\\circ"):
         return text.removesuffix("^\\circ"), "degrees"
     match = _UNIT.search(text)

@@ -1,10 +1,11 @@
-"""Mathematical equality by math-verify. Runs only in a worker process, which its parent may kill at any moment.
+"""Mathematical equality by this package's rules, then by math-verify. Runs only in a worker process.
 
 math-verify's own time-outs rest on SIGALRM: they fail off the main thread, reset other people's alarms and do not
 stop a computation inside a C extension. They are switched off here; the parent's deadline is the only one.
 
-Where it is known to be wrong (`tests/unit/grading/test_verdicts.py` lists the cases), it is given a text that it reads,
-or its yes is checked again: it compares to six decimals, drops units and takes a set for a tuple.
+The rules (`alike`) come first: they are cheap and only say yes. math-verify decides the rest. Where it is known to be
+wrong (`tests/unit/grading/test_verdicts.py` lists the cases), it is given a text that it can read, or its yes is
+checked again: it compares to six decimals, drops units and takes a set for a tuple.
 """
 
 import re
@@ -54,7 +55,7 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
 def _by_text(answer: str, ground_truth: str) -> Outcome | None:
     """The verdict on equal texts and on two numbers that are equal, or far from it; None where math-verify decides.
 
-    Reading LaTeX takes twenty milliseconds, this a fiftieth of one.
+    It saves parsing LaTeX, which takes most of the time of a grade.
     """
     left, right = strict_text(answer), strict_text(ground_truth)
     if left and compact(left) == compact(right):
@@ -107,7 +108,7 @@ def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> b
 
 
 def _unit(text: str) -> int | None:
-    """The number of the unit behind a number, whatever its power; None for none that is known."""
+    """Number of the unit after a number, whatever its power; None for an unknown one."""
     return UNITS.get(without_unit(text)[1].partition("^")[0].strip())
 
 
