@@ -16,7 +16,7 @@ from luffy.types import Prompt
 
 PAD, BOS, EOS = "<|pad|>", "<|bos|>", "<|eos|>"
 WHOLE_TOKENS = ("<think>", "</think>", "\\boxed{")
-"""Single tokens wherever they occur: so that a policy opens or closes its reasoning and its box with one token."""
+"""Single tokens wherever they occur, so that a policy opens or closes its reasoning and its box with one token."""
 MAX_VOCABULARY = 512
 """Vocabulary limit of an embedded policy: 256 bytes, the tokens above, and frequent pieces of the data."""
 
