@@ -231,7 +231,7 @@ def test_a_suite_that_cannot_be_evaluated_whole_is_refused(prompts: list[Prompt]
 def test_a_judge_that_cannot_be_reached_ends_the_evaluation_and_keeps_what_was_graded(tmp_path: Path) -> None:
     judge = JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0)
     config = CONFIG.model_copy(update={"suites": {"sums": SuiteConfig(grader=judge)}})
-    with pytest.raises(ClusterError, match=r"4 of 4 responses are without a verdict \(judge: http://127"):
+    with pytest.raises(ClusterError, match=r"4 of 4 responses have no verdict \(judge: http://127"):
         evaluate(solve_openly, "greedy", config=config)
 
 
