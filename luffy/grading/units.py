@@ -16,7 +16,7 @@ UNITS = {spelling: number for number, line in enumerate(_SPELLINGS.split(";")) f
 SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _QUALIFYING = """
 not no none never more less fewer greater than between except without half over under above below exceeds exceed neither
-nor cannot am pm quarter twice double minus plus
+nor cannot otherwise am pm quarter twice double minus plus
 """
 QUALIFIERS = frozenset((*_QUALIFYING.split(), "at least", "at most"))
 """Words that make another statement of the number beside them."""
