@@ -1,0 +1,54 @@
+"""Stages of one run at the same time, in a real flow: an evaluation beside training, and Ctrl-C for both."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+def processes_of(workspace):
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            environment = process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+            if environment.get("LUFFY_WORKSPACE") == str(workspace):
+                found.append(process)
+    return found
+
+
+def test_ctrl_c_ends_the_stages_that_run_side_by_side(tmp_path):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(tmp_path)}
+    longer = ("execution.parallel_stages=2", "sft.epochs=5000", "evaluation.max_response_tokens=64")
+    flow = subprocess.Popen(
+        [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *longer],
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    begun = set()
+    for line in flow.stdout:
+        begun |= set(re.findall(r" (sft|evaluate_base): run", line))
+        if begun == {"sft", "evaluate_base"}:
+            break
+    flow.send_signal(signal.SIGINT)
+    _, err = flow.communicate(timeout=200)
+    assert flow.returncode == 130, err
+    assert "interrupted; the same command resumes" in err
+    assert processes_of(tmp_path) == []
+    record = json.loads((tmp_path / "runs/smoke-1/run.json").read_text())
+    assert record["state"] == "interrupted"
+    assert list(record["stages"]) == ["prepare_data", "base", "sft", "evaluate_base"]
