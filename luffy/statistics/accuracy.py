@@ -71,7 +71,7 @@ def accuracy(correct: Sequence[int], num_samples: int, confidence: float) -> Est
     One verdict a problem, which is also what responses amount to that always agree: `verdict_interval`. Otherwise
     `clustered_wilson`. Neither can know of a kind of problem that the set happens not to hold: where 3 % of problems
     are nearly always solved and the rest nearly never, 30 problems at 32 samples give an interval that holds the truth
-    58 % of the time (exp_configs/README.md publishes the coverage). Raises ValueError for no problem, or for a count
+    58 % of the time (docs/results.md publishes the coverage). Raises ValueError for no problem, or for a count
     outside 0..num_samples.
     """
     _check_counts(correct, num_samples)
