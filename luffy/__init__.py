@@ -7,11 +7,12 @@ DataFrames.
 from importlib import import_module
 
 __version__ = "0.1.0"
-_LAZY = {"load_results": "luffy.evaluation.frames", "load_problem_results": "luffy.evaluation.frames"}
+_FRAMES = ("load_results", "load_problem_results")
 
 
 def __getattr__(name: str) -> object:
     """Import what a notebook asks for; `import luffy` alone loads nothing."""
-    if name not in _LAZY:
+    if name not in _FRAMES:
         raise AttributeError(f"module 'luffy' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    # Named relatively: every stage's fingerprint reads this file, and must not take it for an import of evaluation.
+    return getattr(import_module(".evaluation.frames", __name__), name)
