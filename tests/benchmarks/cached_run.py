@@ -5,8 +5,7 @@ Run: python tests/benchmarks/cached_run.py [--rounds 5] [--workspace DIR]
 The smoke chain is made once (in DIR, if it is not finished there). Then in turn, `rounds` times: `python
 flows/full_pipeline.py exp_configs/smoke.yaml` against a running Prefect server; the yardstick, a Prefect flow against
 the same server with as many tasks, which do nothing; and the flow with its embedded server. Each is a process from its
-start to its end. What is ours is the difference between the first two: imports, keys, reuse, display, artifacts, less
-pandas, which Prefect loads for itself and our flows leave out.
+start to its end. What is ours is the difference between the first two: imports, keys, reuse, display, artifacts.
 """
 
 import argparse

@@ -36,8 +36,14 @@ def installed(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-    options = ["--quiet", "--no-deps", "--no-index", "--prefix", str(folder), "--ignore-installed"]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], check=True, timeout=300)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin" / "python"),
+    ]  # so that its scripts start this one
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, timeout=300)
     (site / "third_party.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")  # lines of its own .pth stay out
     return folder / "bin"
 
