@@ -39,7 +39,7 @@ TIMEOUTS_FILE = "timed_out.txt"
 """Names the pairs of texts whose verification timed out in a stage: they stay timed out when it is resumed."""
 
 SLICE_S = 0.25
-"""Running time after which a verification can be overtaken; ordinary ones take milliseconds."""
+"""CPU time after which a verification can be overtaken; ordinary ones take milliseconds, on a loaded machine too."""
 
 _PAUSED_PER_WORKER = 8
 """Verifications put aside at a time. Each holds what it has allocated so far, usually some tens of megabytes."""
@@ -247,6 +247,7 @@ class GraderPool:
 
     def _wait(self, job: Job, worker: WorkerProcess) -> Reply | None:
         """Wait for the reply to a job, and kill its worker at the time limit; None where it has been put aside."""
+        cpu_before = worker.cpu_seconds()
         while True:
             started = time.monotonic()
             reply = worker.reply(max(0.0, min(SLICE_S, self._timeout_s - job.seconds)))
@@ -258,7 +259,8 @@ class GraderPool:
             if job.seconds >= self._timeout_s:
                 self._workers.discard(worker)
                 return Reply(Outcome.TIMED_OUT, timed_out(self._timeout_s).reason)
-            if _can_wait(job.work) and self._schedule.put_aside(job, worker, self._most_aside):
+            ran_long = worker.cpu_seconds() - cpu_before >= SLICE_S
+            if ran_long and _can_wait(job.work) and self._schedule.put_aside(job, worker, self._most_aside):
                 return None
 
     def _graded(self, job: Job, reply: Reply) -> Grade:

@@ -8,6 +8,8 @@ import threading
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
+import psutil
+
 from luffy.errors import LuffyError
 from luffy.grading.fork_server import STARTUP_TIMEOUT_S, ForkServer
 from luffy.grading.protocol import Reply, receive_ready, receive_reply, send_work
@@ -61,6 +63,14 @@ class WorkerProcess:
         except (EOFError, OSError):
             self.kill()
         return Reply(Outcome.CRASHED, "the worker died")
+
+    def cpu_seconds(self) -> float:
+        """CPU time that the worker has used since it was forked; 0 once it has died."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(times.user + times.system)
 
     def pause(self) -> None:
         """Stop the worker where it is, until `resume`."""
