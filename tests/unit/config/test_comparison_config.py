@@ -76,15 +76,15 @@ def test_a_budget_of_rollouts_counts_what_the_policy_draws(load):
     # 4 prompts a step; LUFFY draws 7 of 8 rows, on-policy RL all 8.
     assert (luffy.config.rl.steps, on_policy.config.rl.steps) == (448 // 28, 448 // 32)
     message = complaint(load, HEAD + "budget: {rollouts: 100}\n" + arms)
-    assert "draws 28 rollouts a step (4 prompts x 7), of which budget.rollouts 100 is no multiple" in message
+    assert "samples 28 rollouts a step (4 prompts x 7), of which budget.rollouts 100 is no multiple" in message
 
 
 @pytest.mark.parametrize(
     ("arm", "says"),
     [
         ("{chain: sft, method: sft}", "samples no rollouts"),
-        ("{chain: rl, method: dapo}", "how many rollouts dapo draws in a step depends on what they come to"),
-        ("{chain: rl, method: luffy_prefix}", "depends on what they come to"),
+        ("{chain: rl, method: dapo}", "how many rollouts dapo draws in a step depends on their rewards"),
+        ("{chain: rl, method: luffy_prefix}", "depends on their rewards"),
     ],
 )
 def test_a_budget_of_rollouts_refuses_arms_that_it_does_not_bound(load, arm, says):
