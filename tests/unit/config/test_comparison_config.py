@@ -83,7 +83,7 @@ def test_a_budget_of_rollouts_counts_what_the_policy_draws(load):
     ("arm", "says"),
     [
         ("{chain: sft, method: sft}", "samples no rollouts"),
-        ("{chain: rl, method: dapo}", "how many rollouts dapo draws in a step depends on their rewards"),
+        ("{chain: rl, method: dapo}", "how many rollouts dapo samples in a step depends on their rewards"),
         ("{chain: rl, method: luffy_prefix}", "depends on their rewards"),
     ],
 )
