@@ -42,7 +42,7 @@ format: $(VENV)/.installed-dev  ## Rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 
 docs: $(VENV)/.installed-docs  ## Build the documentation site into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs-pictures: $(VENV)/.installed  ## Take the pictures of the documentation from the newest run (needs Chromium)
 	$(BIN)/python docs/pictures.py $(ARGS)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from luffy.stages.rollout_samples import sample_rollouts
+from luffy.rl.rollout_samples import sample_rollouts
 
 from luffy.config.objective.advantage import GroupMeanAdvantage
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
