@@ -6,7 +6,7 @@ DataFrames.
 
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _FRAMES = ("load_results", "load_problem_results")
 
 
