@@ -246,7 +246,7 @@ def _as_user_error(error: Exception) -> UserError | None:
     if lack is not None:
         where = (error.filename if isinstance(error, OSError) else None) or "workspace"
         return WorkspaceError(
-            f"{where}: {lack}; mend that (python -m luffy gc says what can go), and the same command resumes the stage"
+            f"{where}: {lack}; mend that (luffy gc says what can go), and the same command resumes the stage"
         )
     return None
 

@@ -22,6 +22,8 @@ _FRAME = (
     "luffy.pipeline",
     "luffy.stages.program",
     "luffy.config.chain_rules",
+    "luffy.config.key_paths",
+    "luffy.config.layers",
     "luffy.config.load",
     "luffy.config.stage_kinds",
     "luffy.config.validation_errors",

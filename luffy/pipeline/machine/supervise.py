@@ -149,7 +149,7 @@ def _end(child: _Child, grace_s: float) -> None:
 def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> StageFailed:
     if code > 0 and not failure and free_bytes(log_path) < _NO_ROOM_BYTES:
         # It could not even write why.
-        text = f"{log_path.parent}: no space left; free some (python -m luffy gc says what can go), the stage resumes"
+        text = f"{log_path.parent}: no space left; free some (luffy gc says what can go), the stage resumes"
         return StageFailed(text, exit_code=EXIT_USER_ERROR)
     if code == EXIT_USER_ERROR:
         return StageFailed(failure or (tail[-1] if tail else f"see {log_path}"), exit_code=EXIT_USER_ERROR)
