@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from luffy.rl.rollout_samples import sample_rollouts
-
 from luffy.config.objective.advantage import GroupMeanAdvantage
+from luffy.rl.rollout_samples import sample_rollouts
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 
