@@ -5,7 +5,7 @@
 Writes train.parquet, sft.parquet, rl_complement.parquet, validation.parquet (with `data.validation_prompts`),
 corpus.parquet (with `data.corpus`), suites/<name>.parquet, tokenizer/, card.json, card.md and quarantine.jsonl.
 
-Rows pass in shards (`luffy.data.shards`); a stage that was killed continues behind the finished ones.
+Rows pass in shards (`luffy.data.shards`); a stage that was killed continues after the finished ones.
 """
 
 import gc
@@ -264,7 +264,7 @@ def _checked_golds(name: str, suite: Path, grader: GraderPool, grading: GradingC
 
 
 def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, settings: PrepareDataSettings) -> list[str]:
-    """Cut the training rows: held out for validation, for RL, for SFT, and for RL behind SFT."""
+    """Cut the training rows: held out for validation, for RL, for SFT, and for RL after SFT."""
     data, seed = settings.data, settings.seed
     held_out = hold_out(rows, kept, data.validation_prompts, seed)
     training = kept & ~held_out

@@ -18,7 +18,7 @@ from torch import Tensor
 from luffy.errors import CheckpointError
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of parameters, by name."""
+"""Shapes of parameters by name."""
 
 _FILE_BYTES = 2**30
 """A file is closed once it holds as much: what a rank copies from its GPU at a time."""

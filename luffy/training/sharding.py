@@ -24,7 +24,7 @@ class LearnRow:
     group: int = 0
     """Index of its group in the step."""
     advantage: float = 0.0
-    """Of the whole row, before any scale; 0 where a critic gives every token its own."""
+    """Advantage of the whole row, before scaling; 0 where a critic assigns one to each token."""
     group_accuracy: float = 0.0
     counted: bool = True
     """False on a padding row: it runs through the model, so that the rank takes part, but has no loss."""

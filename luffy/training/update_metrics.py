@@ -79,7 +79,7 @@ class UpdateMetrics:
         self._logp_gap.add(gap_BT[known_BT].double())
 
     def _add_shares(self, batch: TrainBatch, gradient_BT: Tensor) -> None:
-        """Of all that pulls on log-probabilities, how much pulls on off-policy tokens."""
+        """Share of the gradient with respect to log-probabilities that falls on off-policy tokens."""
         size_BT = gradient_BT.abs().double().cpu()
         pair = torch.stack([size_BT[batch.is_off_policy_BT].sum(), size_BT.sum()])
         self._means["actor/off_policy_gradient_share"] += pair
