@@ -48,7 +48,7 @@ def batch_of(
     trajectories = [row.trajectory for row in rows]
     accuracy_B = torch.tensor([row.group_accuracy for row in rows], dtype=torch.float64)
     batch = collate(trajectories, torch.tensor([row.advantage for row in rows]), pad_id, accuracy_B)
-    batch.response_mask_BT[[not row.counted for row in rows]] = False
+    batch.response_mask_BT[[row.is_padding for row in rows]] = False
     targets = None
     if isinstance(config, GeneralizedAdvantage):
         assert critic is not None, "GAE needs a critic"
@@ -124,7 +124,7 @@ class Learner:
         assert config is not None
         (rows,) = shard.updates
         batch = collate([row.trajectory for row in rows], torch.zeros(len(rows)), self._pad_id)
-        batch.response_mask_BT[[not row.counted for row in rows]] = False
+        batch.response_mask_BT[[row.is_padding for row in rows]] = False
         last_update = self._rl.updates_per_step - 1
         lr = config.lr_scale * self._lr(step, last_update)
         metrics = self.policy.update(batch, self._objective_at(config.terms, step), lr)

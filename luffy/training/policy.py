@@ -92,7 +92,7 @@ class Policy:
             output = objective_loss(objective.terms, tokens, micro.weight_KBT.to(tokens.logp_BT.device))
             # DeepSpeed averages gradients over ranks; the weights already divide by the total over all of them.
             self.engine.backward(output.loss * self.engine.world_size)
-            if micro.counted:
+            if not micro.is_dummy:
                 metrics.add(micro, tokens, output)
         summary = metrics.summary(sum_over_ranks)
         check_finite("loss", summary["actor/loss"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from luffy.config.execution import ExecutionConfig
-from luffy.training.batching import MicroBatch, split_into_micro_batches, weightless
+from luffy.training.batching import MicroBatch, dummy_micro_batch, split_into_micro_batches
 from luffy.training.distributed import device, max_over_ranks
 from luffy.types import TrainBatch
 
@@ -40,7 +40,7 @@ def micro_batches(batch: TrainBatch, weight_KBT: Tensor, execution: ExecutionCon
     """This rank's micro-batches; every rank gets the same number, so that all make the same collective calls."""
     micros = split_into_micro_batches(batch, weight_KBT, execution.micro_batch_tokens, execution.packing)
     missing = max_over_ranks(len(micros)) - len(micros)
-    return micros + [weightless(micros[0])] * missing
+    return micros + [dummy_micro_batch(micros[0])] * missing
 
 
 def model_inputs(micro: MicroBatch) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:

@@ -143,7 +143,7 @@ class Step:
         """The rows that all ranks together learn in each update."""
         shards = self.shards[num_updates, num_ranks]
         return [
-            [row for part in parts for row in part if row.counted]
+            [row for part in parts for row in part if not row.is_padding]
             for parts in zip(*(s.updates for s in shards), strict=True)
         ]
 
