@@ -127,7 +127,7 @@ class Group:
 
     uid: str
     trajectories: tuple[Trajectory, ...]
-    displaced: tuple[Trajectory, ...] = ()
+    replaced: tuple[Trajectory, ...] = ()
     """Wrong rollouts that traces replaced: they are not trained on, but count in the policy's metrics."""
 
     @property
@@ -138,7 +138,7 @@ class Group:
     def rollouts(self) -> Sequence[Trajectory]:
         """The rows that the policy sampled for this step from the bare prompt."""
         own = [trajectory for trajectory in self.trajectories if not trajectory.is_off_policy]
-        return [*own, *self.displaced]
+        return [*own, *self.replaced]
 
     @property
     def is_replayed(self) -> bool:

@@ -40,7 +40,7 @@ class Slot:
 
 
 @dataclass(slots=True)
-class _Place:
+class _ArtifactPlace:
     """State of a slot."""
 
     make: Callable[[], Artifact | None] | None = None
@@ -65,7 +65,7 @@ class Publisher:
     def __init__(self, writer: ArtifactWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self._writer = writer
         self._clock = clock
-        self._places: dict[Slot, _Place] = {}
+        self._places: dict[Slot, _ArtifactPlace] = {}
         self._changed = threading.Condition()
         self._closing = False
         self._resting_until = 0.0
@@ -89,7 +89,7 @@ class Publisher:
     def offer(self, slot: Slot, make: Callable[[], Artifact | None], *, every_s: float = 0.0) -> None:
         """Write what `make` returns, called in the publisher's thread; at most once in `every_s` (0: at once)."""
         with self._changed:
-            place = self._places.setdefault(slot, _Place())
+            place = self._places.setdefault(slot, _ArtifactPlace())
             place.make, place.every_s = make, every_s
             if not every_s:
                 place.due = 0.0
@@ -111,13 +111,13 @@ class Publisher:
             place.due = now + place.every_s
             self._resting_until = max(self._resting_until, now + spent / _MAX_SHARE)
 
-    def _keep_for_later(self, place: _Place, make: Callable[[], Artifact | None]) -> None:
+    def _keep_for_later(self, place: _ArtifactPlace, make: Callable[[], Artifact | None]) -> None:
         """Unless there is something newer: the last artifact of a stage must survive a hiccup of the API."""
         with self._changed:
             if place.make is None and not self._closing:
                 place.make = make
 
-    def _write(self, slot: Slot, place: _Place, make: Callable[[], Artifact | None]) -> None:
+    def _write(self, slot: Slot, place: _ArtifactPlace, make: Callable[[], Artifact | None]) -> None:
         artifact = make()
         if artifact is None:
             return
@@ -127,7 +127,7 @@ class Publisher:
             self._writer.update(place.identifier, artifact)
         self.cost.written += 1
 
-    def _next(self) -> tuple[Slot, _Place, Callable[[], Artifact | None]] | None:
+    def _next(self) -> tuple[Slot, _ArtifactPlace, Callable[[], Artifact | None]] | None:
         """Wait for what is due; None at the end."""
         with self._changed:
             while True:

@@ -8,9 +8,9 @@ __all__ = ["Cluster", "open_cluster"]
 
 
 def open_cluster(spec: TrainerSpec) -> Cluster:
-    """The place that `cluster` names, ready to train and to generate."""
+    """The cluster that the `cluster` setting names."""
     if spec.settings.cluster == "ray":
-        from luffy.cluster.ray_cluster import RayCluster  # a laptop's run loads no Ray
+        from luffy.cluster.ray_cluster import RayCluster  # imported here so that local runs need no Ray
 
         return RayCluster(spec)
     return LocalCluster(spec)

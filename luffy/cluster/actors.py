@@ -1,6 +1,7 @@
-"""What runs inside Ray's processes: a trainer rank, an engine.
+"""The Ray actors: a trainer rank and a vLLM engine.
 
-Loaded by a process before it has set itself up, so nothing here imports torch, DeepSpeed or vLLM at the top.
+Each process imports this module before `ProcessSetup.apply`, so nothing heavy (torch, DeepSpeed, vLLM) is imported at
+the top.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSetup:
-    """What every process does first."""
+    """Log file and thread count, applied before anything else in an actor's process."""
 
     log: Path
-    """Where it writes instead of to Ray's own files; the stage shows its end when the process dies."""
+    """File that receives stdout and stderr; its last lines are shown when the process dies."""
     num_threads: int | None
 
     def apply(self) -> None:
@@ -56,19 +57,19 @@ class RankActor:
         setup.apply()
 
     def pid(self) -> int:
-        """Of this process."""
+        """Process id of the actor."""
         return os.getpid()
 
     def meeting_point(self) -> tuple[str, int]:
-        """Address and a free port of this machine, for the ranks to meet."""
+        """Address of this machine and a free port on it, for the process group's rendezvous."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return ray.util.get_node_ip_address(), probe.getsockname()[1]
 
     def open(self, spec: TrainerSpec, rank: int, num_ranks: int, meeting_point: tuple[str, int]) -> None:
-        """Join the others and load the model; all ranks together."""
+        """Join the process group and load the model; a collective call."""
         address, port = meeting_point
-        # Ray shows a process its own GPU alone, so that it is the first one on every rank.
+        # Ray makes a single GPU visible to each process, so the local rank is always 0.
         os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
         from luffy.training.distributed import init_process_group
@@ -78,15 +79,15 @@ class RankActor:
         self._rank = TrainerRank(spec)
 
     def call(self, method: str, *arguments: object) -> Any:
-        """What the rank's method of that name says."""
+        """Call a method of the `TrainerRank` by name and return its result."""
         return getattr(self._rank, method)(*arguments)
 
     def send_weights(self, engines: Sequence[ActorHandle], version: int, timeout_s: float) -> list[int]:
-        """Give the engines the present weights; all ranks together. Returns the places of those that did not take them.
+        """Send the current weights to the engines; a collective call. Returns the indices of engines that failed.
 
-        The weights are at least those of `version`: RL steps that learn nothing do not come to the ranks.
-        Whatever becomes of the engines, every rank goes through all parameters: one that stopped would leave the
-        others waiting for it.
+        The version sent is at least `version`: a step without any rows to train on never reaches the ranks.
+        Every rank iterates over all parameters even when engines fail; one that stopped early would leave the
+        others waiting in a collective.
         """
         from luffy.cluster.weights import WeightSender
 
@@ -98,14 +99,14 @@ class RankActor:
         return WeightSender(engines, timeout_s).send(weights, max(version, self._rank.version))
 
     def free_cache(self) -> None:
-        """Leave what torch keeps of the GPU's memory to whoever shares it."""
+        """Return torch's cached GPU memory to the driver, for the engine that shares the GPU."""
         import torch
 
         torch.cuda.empty_cache()
 
 
 class EngineActor:
-    """One vLLM engine. Its methods run in several threads: rollouts go on while weights arrive."""
+    """One vLLM engine. Its methods run in several threads: generation continues while weights arrive."""
 
     def __init__(self, setup: ProcessSetup) -> None:
         setup.apply()
@@ -113,13 +114,13 @@ class EngineActor:
         self._timeout_s = 0.0
 
     def pid(self) -> int:
-        """Of this process."""
+        """Process id of the actor."""
         return os.getpid()
 
     def open(
         self, model: Path, config: VLLMConfig, dtype: str, max_model_len: int, timeout_s: float, sleeps: bool
     ) -> None:
-        """Load the model folder; `sleeps`: it will give its GPU up in between."""
+        """Load the model folder; `sleeps` enables vLLM's sleep mode, for a GPU shared with a trainer rank."""
         from luffy.rollout.vllm_engine import VLLMEngine
 
         self._timeout_s = timeout_s
@@ -132,19 +133,19 @@ class EngineActor:
         return self._engine.generate(requests, params)
 
     def sleep(self) -> None:
-        """Give up the GPU's memory, weights and all: new ones come before it generates again."""
+        """Release the GPU memory, weights included; new weights must be loaded before the next `generate`."""
         self._engine.sleep(level=2)
 
     def wake_up(self, part: str) -> None:
-        """Take a part of the memory back: first `weights`, to be filled, then `kv_cache`."""
+        """Allocate a part of the memory again: first `weights`, then, once they are loaded, `kv_cache`."""
         self._engine.wake_up([part])
 
     def load_weights(self, version: int) -> None:
-        """Take all weights from the buckets that `receive` is given, up to the closing None."""
+        """Load all weights from the buckets passed to `receive`, up to the final None."""
         self._engine.load_weights(self._buckets(), version)
 
     def receive(self, bucket: Bucket | None) -> None:
-        """Take a part of the weights; returns once it is its turn, so that at most two parts are held."""
+        """Queue one bucket of weights; blocks while another is queued, so at most two are in memory."""
         self._incoming.put(bucket, timeout=self._timeout_s)
 
     def _buckets(self) -> Iterator[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""`cluster: local`: one process, in which trainer and engine are the same model and take turns."""
+"""`cluster: local`: one process, in which trainer and engine share one model and run in turn."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
 
 
 class EmbeddedEngine:
-    """Generates with the policy in training, whose present weights it uses."""
+    """Generates with the current weights of the policy in training."""
 
     def __init__(self, policy: Policy, batch_size: int) -> None:
         self._policy = policy
@@ -24,7 +24,7 @@ class EmbeddedEngine:
             return TransformersEngine(model, self._batch_size, self.weight_version).generate(requests, params)
 
     def close(self) -> None:
-        """Nothing to free: the policy goes on learning."""
+        """Nothing to free: the policy belongs to the trainer."""
 
 
 class LocalCluster:
@@ -38,17 +38,17 @@ class LocalCluster:
 
     @property
     def engine(self) -> RolloutEngine:
-        """Generates with the weights that were published last."""
+        """Generates with the weights published last."""
         return self._embedded if self._servers is None else self._servers.engine
 
     def publish(self, version: int) -> None:
-        """The embedded engine has the trainer's own weights and only learns their number; servers are sent them."""
+        """Send the weights to the servers, if any; the embedded engine shares them and only gets the version."""
         if self._servers is not None and version != self._servers.engine.weight_version:
             self._servers.update(self.trainer, version)
         self._embedded.weight_version = version
 
     def metrics(self) -> dict[str, float]:
-        """Nothing to tell: there is one process."""
+        """Empty: a single process has no cluster metrics."""
         return {}
 
     def __enter__(self) -> "LocalCluster":

@@ -1,4 +1,4 @@
-"""Where ranks and engines stand: one Ray placement group, its bundles numbered ranks first."""
+"""Placement of ranks and engines: one Ray placement group, with the bundles of the ranks first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,33 +15,33 @@ Bundle = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one process stands."""
+    """Resources of one process."""
 
     bundle: int
-    """Which one of the placement group."""
+    """Index in the placement group."""
     cpus: float
     gpus: float
-    """Less than 1: of a GPU that it shares."""
+    """A fraction for a shared GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is asked of Ray, and who gets what of it."""
+    """The bundles to request from Ray, and the place of each process in them."""
 
     bundles: Sequence[Bundle]
     ranks: Sequence[Place]
     engines: Sequence[Place]
 
     def total(self, kind: str) -> float:
-        """Of all bundles."""
+        """Amount of a resource (`GPU`, `CPU`) over all bundles."""
         return sum(bundle.get(kind, 0) for bundle in self.bundles)
 
 
 def layout(config: RayConfig, tensor_parallel_size: int, gpus: bool, num_engines: int) -> Layout:
     """One GPU a rank, `tensor_parallel_size` an engine; without GPUs, a CPU each.
 
-    A bundle lies on one machine, so that an engine, which is one process, cannot be split over two. Colocated, an
-    engine takes half of the GPU of its rank (which is only how Ray counts), with GPUs alone: CPUs are shared anyway.
+    A bundle lies on one machine, so an engine, which is one process, is never split over two. When colocated on GPUs,
+    a rank and its engine request half a GPU each, which is bookkeeping for Ray: both can use all of it.
     """
     if gpus and num_engines and config.placement == "colocated":
         halves = [Place(rank, cpus=1, gpus=0.5) for rank in range(config.trainer_ranks)]
@@ -55,9 +55,9 @@ def layout(config: RayConfig, tensor_parallel_size: int, gpus: bool, num_engines
 
 
 def reserve(wanted: Layout, timeout_s: float) -> PlacementGroup:
-    """The resources of a run, all of them or none; Ray takes them back when this process leaves it.
+    """Reserve all resources of a run or none; Ray releases them when this process disconnects.
 
-    Raises ConfigError when the cluster does not have them at all, ClusterError when they are not free in time.
+    Raises ConfigError when the cluster is too small, ClusterError when the resources are not free in time.
     """
     there = ray.cluster_resources()
     for kind in ("GPU", "CPU"):
@@ -78,7 +78,7 @@ def reserve(wanted: Layout, timeout_s: float) -> PlacementGroup:
 
 
 def stand_at(place: Place, group: PlacementGroup) -> dict[str, object]:
-    """Options of an actor that stands there."""
+    """Ray actor options that schedule a process at `place`."""
     return {
         "num_cpus": place.cpus,
         "num_gpus": place.gpus,

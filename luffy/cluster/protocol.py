@@ -1,4 +1,4 @@
-"""What the RL stage asks of the place it runs in."""
+"""The interface between the RL stage and the processes that it runs on."""
 
 from typing import Protocol
 
@@ -7,9 +7,9 @@ from luffy.training.trainer import Trainer
 
 
 class Cluster(Protocol):
-    """A trainer, an engine, and the weights that go from one to the other.
+    """A trainer, a rollout engine, and the transfer of weights between them.
 
-    A context manager: whatever it has started ends with the context.
+    A context manager: everything it started ends with the context.
     """
 
     @property
@@ -17,15 +17,15 @@ class Cluster(Protocol):
 
     @property
     def engine(self) -> RolloutEngine:
-        """Generates with the weights that were published last."""
+        """Generates with the weights published last."""
         ...
 
     def publish(self, version: int) -> None:
-        """Give the engine the trainer's present weights, those behind `version` RL steps; at once if it has them."""
+        """Send the trainer's current weights, after `version` RL steps, to the engine unless it has them."""
         ...
 
     def metrics(self) -> dict[str, float]:
-        """What a step may want to tell of it (`perf/`)."""
+        """Metrics of the cluster for the step's log (`perf/`)."""
         ...
 
     def __enter__(self) -> "Cluster": ...

@@ -22,18 +22,18 @@ from luffy.training.trainer import Trainer, TrainerSpec
 
 _LOGS = "logs"
 _UPDATE_THREADS = 3
-"""Of an engine, besides those that generate: an update, its parts, and a question."""
+"""Threads of an engine besides those that generate: `load_weights`, `receive`, and one for other calls."""
 _SEND_TIMEOUT_S = 300.0
-"""Longest wait for engines to take all weights; under ZeRO 3 the other ranks wait in a collective meanwhile."""
+"""Time limit for sending all weights to the engines; under ZeRO 3 the other ranks wait in a collective meanwhile."""
 _NEED_GPU = ("learn", "sft_step", "entropies")
-"""What ranks do with more memory than they hold all the time."""
+"""Calls of a rank that need more GPU memory than it holds permanently."""
 
 
 class RayCluster:
-    """Trainer ranks and engines, each a process of its own. A context manager: all of them end with it.
+    """Trainer ranks and engines, each in its own process. A context manager: all of them end with it.
 
-    With `rl.engine: openai` there are ranks alone, and servers elsewhere. Colocated on GPUs, engines sleep while the
-    trainer learns and are woken, with new weights, when they are needed.
+    With `rl.engine: openai` only the ranks run here, and the engines are servers elsewhere. Colocated on GPUs, engines
+    sleep while the trainer learns and wake up with new weights.
     """
 
     def __init__(self, spec: TrainerSpec) -> None:
@@ -62,12 +62,12 @@ class RayCluster:
             engines = [self._start_engine(place) for place in range(num_engines)]
             self._ranks = [self._start_rank(rank) for rank in range(config.trainer_ranks)]
             if self._share_gpus:
-                # vLLM takes what changes on its GPU while it measures for its own.
+                # One after the other: vLLM's memory profiling counts any change on its GPU as its own use.
                 self._wait(self._ranks, self._open_ranks())
                 self._ask_ranks([()] * len(self._ranks), "free_cache")
                 self._wait(engines, self._open_engines(engines))
             else:
-                # Together: each side loads its libraries and a model.
+                # In parallel: both load libraries and a model.
                 self._wait(engines + self._ranks, self._open_engines(engines) + self._open_ranks())
             self.trainer = Trainer(spec.settings, len(self._ranks), self._call)
             self._engines = RayEngine(engines, self._replace_engine, self._supervisor, config.call_timeout_s)
@@ -79,13 +79,13 @@ class RayCluster:
 
     @property
     def engine(self) -> RolloutEngine:
-        """Generates with the weights that were published last."""
+        """Generates with the weights published last."""
         return self._engines if self._servers is None else self._servers.engine
 
     def publish(self, version: int) -> None:
-        """Send the trainer's weights to every engine; rollouts that run go on behind the update."""
+        """Send the trainer's weights to every engine; running rollouts continue after the update."""
         if version == self._published and not self._asleep:
-            return  # engines start with the weights that the trainer starts with
+            return  # engines and trainer start with the same weights
         self._published = version
         if self._servers is not None:
             self._servers.update(self.trainer, version)
@@ -99,7 +99,7 @@ class RayCluster:
             self._asleep = False
 
     def metrics(self) -> dict[str, float]:
-        """Engines that were replaced since the start."""
+        """Number of engines replaced since the start."""
         return {} if self._servers else {"perf/engine_restarts": float(self._engines.num_restarts)}
 
     def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -109,7 +109,7 @@ class RayCluster:
         return self._ask_ranks([(method, *of_rank) for of_rank in arguments], "call")
 
     def _ask_ranks(self, arguments: Sequence[tuple[Any, ...]], remote: str) -> list[Any]:
-        # Ranks answer in the order they are asked in, which must be the same on all of them: they meet in collectives.
+        # The calls contain collectives, so every rank has to receive them in the same order.
         with self._submitting:
             asked = [
                 getattr(member.handle, remote).remote(*of_rank)
@@ -118,9 +118,9 @@ class RayCluster:
         return self._supervisor.answers(self._ranks, asked, self._config.call_timeout_s)
 
     def _send(self, engines: Sequence[Member]) -> list[int]:
-        """Places of the engines that did not take the weights."""
+        """Indices of the engines that did not take the weights."""
         handles = [member.handle for member in engines]
-        # Sooner than the wait for the ranks themselves, who would be blamed for a silent engine.
+        # Shorter than the time limit of the ranks' call, or a hanging engine would be reported as a hanging rank.
         timeout_s = min(self._config.call_timeout_s / 4, _SEND_TIMEOUT_S)
         arguments = [(handles, self._published, timeout_s)] * len(self._ranks)
         return self._ask_ranks(arguments, "send_weights")[0]
@@ -153,7 +153,7 @@ class RayCluster:
         return self._supervisor.answers(members, asked, self._config.start_timeout_s)
 
     def _replace_engine(self, place: int, dead: Member) -> Member:
-        """A new engine with the trainer's present weights, which may be newer than those of the others."""
+        """A new engine with the trainer's current weights, which may be newer than those of the other engines."""
         member = self._start_engine(place)
         self._wait([member], self._open_engines([member]))
         if self._send([member]):
@@ -163,7 +163,7 @@ class RayCluster:
     def _member(self, name: str, actor: type, place: Place, log: str, num_threads: int = 1) -> Member:
         path = self._spec.out / _LOGS / log
         options = stand_at(place, self._group) | {"max_concurrency": num_threads, "max_restarts": 0}
-        # A number set now would hold in one thread of an engine alone; what its process has begun with holds in all.
+        # torch.set_num_threads holds for the calling thread alone, and an engine steps in several threads.
         setup = ProcessSetup(path, None if actor is EngineActor else self._spec.execution.num_threads)
         handle: ActorHandle = ray.remote(actor).options(**options).remote(setup)  # type: ignore[assignment]
         return Member(name, handle, path)

@@ -1,4 +1,4 @@
-"""The engines of a cluster as one: requests are shared among them, and one that dies is replaced."""
+"""The engine actors of a cluster as one rollout engine, which distributes requests and replaces dead actors."""
 
 import logging
 import threading
@@ -13,23 +13,23 @@ from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
 MAX_RESTARTS = 3
-"""Of engines, in one `generate`: one that dies again and again has a reason that a restart does not mend."""
+"""Engine restarts allowed in one `generate`: if engines keep dying, a restart does not help."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    """What one engine was asked for."""
+class _EngineShare:
+    """The requests sent to one engine."""
 
     place: int
     member: Member
     requests: Sequence[int]
-    """Their places."""
+    """Indices into the requests of the `generate` call."""
 
 
 class RayEngine:
-    """Generates with several engine actors. Threads may call `generate` at the same time.
+    """Generates with several engine actors; `generate` is thread-safe.
 
-    `replace(place, member)` must start an engine in the place of a dead one, give it the current weights and return it.
+    `replace(place, member)` starts an engine with the current weights in place of a dead one and returns it.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class RayEngine:
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         """One completion a request, in the order of the requests.
 
-        What a dead engine was asked for is asked again, of the one in its place: each request has its own seed, and
-        no answer of a dead engine was taken. Raises ClusterError when engines keep dying.
+        The requests of a dead engine are sent again to its replacement, with the same seeds. Raises MemberDied when
+        engines keep dying.
         """
         completions: dict[int, Completion] = {}
-        asked: dict[Any, _Share] = {}
+        asked: dict[Any, _EngineShare] = {}
         for place, part in shares(requests, len(self.members)).items():
             asked |= self._ask(place, part, requests, params)
         num_deaths = 0
@@ -75,15 +75,15 @@ class RayEngine:
         return [completions[i] for i in range(len(requests))]
 
     def restart(self, place: int, dead: Member) -> None:
-        """Put a new engine in the place of `dead`, unless another thread has done so already."""
+        """Replace the engine `dead`, unless another thread has already done so."""
         with self._replacing:
             if self.members[place] is dead:
                 self._restart(place)
 
     def update(self, send: Callable[[Sequence[Member]], Iterable[int]]) -> None:
-        """Have `send` give all engines weights. It returns the places of those that did not take them.
+        """Call `send` to update all engines, and replace those that failed, whose indices it returns.
 
-        These are replaced. No other thread replaces an engine meanwhile: it might get the weights of before.
+        No other thread replaces an engine meanwhile, since the replacement might get the old weights.
         """
         with self._replacing:
             for place in send(self.members):
@@ -91,7 +91,7 @@ class RayEngine:
                 self._restart(place)
 
     def ask(self, method: str, *arguments: object) -> None:
-        """Call a method of every engine; one that has died is replaced, and needs no answer any more."""
+        """Call a method of every engine. One that has died is replaced, without repeating the call."""
         asked = [(member, getattr(member.handle, method).remote(*arguments)) for member in self.members]
         for place, (member, reference) in enumerate(asked):
             try:
@@ -101,28 +101,28 @@ class RayEngine:
                 self.restart(place, member)
 
     def close(self) -> None:
-        """The actors end with their cluster."""
+        """Nothing to free: the actors end with the cluster."""
 
     def _restart(self, place: int) -> None:
-        self._supervisor.check_open()  # a Ray that is shut down would start anew
+        self._supervisor.check_open()  # a call to Ray after its shutdown would start it again
         dead = self.members[place]
-        ray.kill(dead.handle)  # it may only be silent
+        ray.kill(dead.handle)  # it may hang rather than be dead
         self.members[place] = self._replace(place, dead)
         self.num_restarts += 1
 
     def _ask(
         self, place: int, part: Sequence[int], requests: Sequence[RolloutRequest], params: SamplingParams
-    ) -> dict[Any, _Share]:
+    ) -> dict[Any, _EngineShare]:
         member = self.members[place]
         reference: Any = member.handle.generate.remote([requests[i] for i in part], params)
-        return {reference: _Share(place, member, part)}
+        return {reference: _EngineShare(place, member, part)}
 
 
 def shares(requests: Sequence[RolloutRequest], num_engines: int) -> dict[int, list[int]]:
-    """Which engine answers which requests (by their places); engines without a request are left out.
+    """Indices of the requests for each engine; engines without requests are left out.
 
-    The requests of a prompt stay together, for they share its KV cache, and go to the engine with the fewest tokens of
-    prompts so far.
+    Requests with the same prompt go to the same engine, where they share its KV cache: the engine with the fewest
+    prompt tokens so far.
     """
     prompts: dict[tuple[int, ...], list[int]] = {}
     for i, request in enumerate(requests):

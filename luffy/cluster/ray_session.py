@@ -1,4 +1,4 @@
-"""Ray itself: started on this machine for one stage, or joined where it runs."""
+"""A connection to Ray: a cluster started on this machine for one stage, or an existing one."""
 
 import contextlib
 import os
@@ -13,30 +13,30 @@ from luffy.errors import ClusterError, ConfigError
 
 _CONNECT_S = 5.0
 _OF_THIS_MACHINE = "auto"
-# gRPC is HTTP/2, in which either side opens with a frame of settings (RFC 9113, 3.4): 9 bytes, the fourth is its type.
+# gRPC runs over HTTP/2, where both sides start with a SETTINGS frame (RFC 9113, 3.4): a 9-byte header, type in byte 4.
 _SETTINGS = b"\x04"
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" * 5
 
 
 @contextlib.contextmanager
 def ray_session(config: RayConfig, num_actors: int) -> Iterator[None]:
-    """Ray, for as long as the context lasts, with room for `num_actors` processes.
+    """Connect to Ray for the length of the context, with room for `num_actors` processes.
 
-    Started here it ends here: its processes carry the mark of the stage and are killed by the kernel with it. Joined at
-    `config.address` only what this process has made is removed. Raises ConfigError when nothing answers there.
+    A cluster started here is stopped at the end, and dies with the stage if the stage is killed. In a cluster joined at
+    `config.address` only what this process created is removed. Raises ConfigError when no Ray answers there.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's agents write their titles over their environment otherwise, and the mark of the stage is there: where Ray's
-    # head dies they would live on for a minute.
+    # Ray's agents otherwise overwrite their environment with their process titles, and with it the variable that marks
+    # the stage's processes; when Ray's head dies, they would survive it by a minute.
     os.environ["SPT_NOENV"] = "1"
-    # Ray puts its own handler in the place of the stage's, which knows how to end in order.
+    # Ray replaces the stage's signal handler, which shuts down in order.
     handler = signal.getsignal(signal.SIGTERM)
     try:
         if config.address is None:
             _start(config, num_actors)
         else:
             _join(config.address)
-    except SystemExit as ended:  # what Ray's handler makes of SIGTERM
+    except SystemExit as ended:  # raised by Ray's handler on SIGTERM
         raise KeyboardInterrupt from ended
     finally:
         signal.signal(signal.SIGTERM, handler)
@@ -50,7 +50,7 @@ def _start(config: RayConfig, num_actors: int) -> None:
     try:
         ray.init(
             address="local",
-            # A CPU each is only how Ray counts: on a laptop more processes than cores take turns.
+            # One CPU per actor for Ray's bookkeeping, even on a machine with fewer cores.
             num_cpus=max(os.cpu_count() or 1, num_actors),
             include_dashboard=config.dashboard,
             dashboard_host="127.0.0.1",
@@ -68,20 +68,20 @@ def _join(address: str) -> None:
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"execution.ray.address: Ray cannot join the cluster at {address} ({lines[0]}); it must run the same Ray, "
-            "and where its head wants a token (it has found ~/.ray/auth_token), set RAY_AUTH_MODE=token here, too"
+            f"execution.ray.address: cannot join the Ray cluster at {address} ({lines[0]}); it has to run the same Ray "
+            "version, and if its head requires a token (~/.ray/auth_token exists), set RAY_AUTH_MODE=token here too"
         ) from error
 
 
 def _check_answers(address: str) -> None:
-    """Refuse an address at which no Ray listens: Ray itself would try for a minute, or wait without an end."""
+    """Fail fast where no Ray listens: Ray itself would retry for a minute or hang."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=_CONNECT_S) as connection:
             if os.environ.get("RAY_USE_TLS", "0") == "0":
                 connection.sendall(_HTTP2_GREETING)
                 if connection.recv(9)[3:4] != _SETTINGS:
-                    raise ConnectionError("what listens there is not Ray")
+                    raise ConnectionError("another service listens there")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"execution.ray.address: no Ray cluster answers at {address} ({error}); start one with "

@@ -1,4 +1,4 @@
-"""Engines that run elsewhere: vLLM servers, which read the trainer's weights from a folder they share with it."""
+"""Rollouts from vLLM servers, which read the trainer's weights from a shared folder."""
 
 import shutil
 
@@ -9,7 +9,7 @@ _PUBLISHED = "published"
 
 
 class Servers:
-    """The servers of `execution.server` as the engine of a run; they begin with the model the trainer begins with.
+    """The servers of `execution.server` as rollout engine, loaded with the trainer's initial model.
 
     Raises ConfigError for servers that cannot be used.
     """
@@ -22,11 +22,11 @@ class Servers:
         )
 
     def update(self, trainer: Trainer, version: int) -> None:
-        """Give the servers the trainer's present weights, those of `version`; what runs there goes on behind them."""
+        """Send the trainer's current weights as `version`; running responses continue after the update."""
         trainer.export(self._folder)
         self.engine.load_weights_from(self._folder, version)
         shutil.rmtree(self._folder)
 
     def close(self) -> None:
-        """Let the servers go."""
+        """Close the connections."""
         self.engine.close()

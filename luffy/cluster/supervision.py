@@ -1,4 +1,4 @@
-"""Asking actors and hearing of it when they are gone: no wait without a bound, and a dead process is named."""
+"""Calls to actors with a time limit on every wait, and errors that name the process that died."""
 
 import socket
 import threading
@@ -19,33 +19,33 @@ from luffy.errors import ClusterError, LostError, LuffyError
 _TAIL_LINES = 15
 _CLOSED = "the cluster was closed"
 _LOOK_S = 1.0
-"""How long a wait goes on before it looks whether Ray is still there."""
+"""Interval at which a wait checks that Ray is still running."""
 _CONNECT_S = 2.0
 _HEAD_GRACE_S = 10.0
-"""Longest absence of Ray's head. Ray itself ends this process without a word when it has missed it for 60 s."""
+"""Time that Ray's head may be unreachable. After 60 s Ray itself would silently end this process."""
 _FIND_CAUSE_S = 60.0
-"""Longest wait for Ray to notice a death after another process, which was connected with the dead one, has failed."""
+"""Time for Ray to notice a death, once another process has failed because it lost its connection to the dead one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of the cluster as the stage knows it."""
+    """A process of the cluster, as seen by the stage."""
 
     name: str
-    """`trainer rank 1`, `engine 0`."""
+    """For example `trainer rank 1` or `engine 0`."""
     handle: ActorHandle
     log: Path
 
     def tail(self) -> str:
-        """The end of its log."""
+        """The last lines of the log."""
         if not self.log.exists():
             return f"(no log at {self.log})"
         with self.log.open(encoding="utf-8", errors="replace") as lines:
-            return "".join(deque(lines, maxlen=_TAIL_LINES)).rstrip() or "(it is empty)"
+            return "".join(deque(lines, maxlen=_TAIL_LINES)).rstrip() or "(the log is empty)"
 
 
 class MemberDied(LostError):
-    """A process of the cluster is gone."""
+    """A process of the cluster died or stopped answering."""
 
     def __init__(self, member: Member, why: str) -> None:
         super().__init__(
@@ -55,10 +55,10 @@ class MemberDied(LostError):
 
 
 class Supervisor:
-    """Waits for members of a cluster, in any number of threads, until it is closed.
+    """Waits for results from the members of a cluster, in any number of threads, until it is closed.
 
-    A LuffyError of a member is raised as it is. Other failures are a MemberDied for a process that is gone or silent,
-    and a ClusterError where a process failed or Ray itself is gone.
+    A LuffyError raised in a member is raised unchanged. A process that died or hangs raises MemberDied; any other
+    failure of a process or of Ray raises ClusterError.
     """
 
     def __init__(self) -> None:
@@ -67,10 +67,10 @@ class Supervisor:
         self._closed = False
 
     def answers(self, members: Sequence[Member], asked: Sequence[Any], timeout_s: float) -> list[Any]:
-        """What the members say, in their order, once all have answered.
+        """The results of all members, in order.
 
-        The first failure of any of them ends the wait: the others may wait for the dead one. So does a silence of
-        `timeout_s`.
+        The first failure ends the wait, since the others may be waiting for the failed one. So does a time of
+        `timeout_s` without any result.
         """
         waiting: dict[Any, Member] = dict(zip(asked, members, strict=True))
         found: dict[Any, Any] = {}
@@ -81,7 +81,7 @@ class Supervisor:
         return [found[reference] for reference in asked]
 
     def first_answer(self, asked: Mapping[Any, Member], timeout_s: float) -> tuple[Any, Any]:
-        """Which of the asked, by Ray's reference, answered first, and what it said."""
+        """The first reference to finish, and its result."""
         with self._waiting():
             reference = self._first(asked, timeout_s)
             try:
@@ -92,7 +92,7 @@ class Supervisor:
             except RayTaskError as error:
                 if isinstance(error.cause, LuffyError):
                     raise error.cause from None
-                self._blame({other: member for other, member in asked.items() if other != reference})
+                self._find_cause({other: member for other, member in asked.items() if other != reference})
                 member = asked[reference]
                 raise ClusterError(
                     f"{member.name} failed: {_last_line(error)}; the end of {member.log}:\n{member.tail()}"
@@ -102,12 +102,12 @@ class Supervisor:
                 raise ClusterError(f"{asked[reference].name}: {_last_line(error)}") from error
 
     def check_open(self) -> None:
-        """Raise ClusterError once closed."""
+        """Raise ClusterError when closed."""
         if self._closed:
             raise ClusterError(_CLOSED)
 
     def close(self) -> None:
-        """End all waits, with a ClusterError in their threads: behind this Ray may be shut down."""
+        """End all waits with a ClusterError in their threads; Ray can be shut down afterwards."""
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: self._num_waiting == 0, _HEAD_GRACE_S + 2 * _LOOK_S)
@@ -134,8 +134,8 @@ class Supervisor:
                 raise MemberDied(asked[waiting[0]], f"has not answered for {timeout_s:g} s")
         raise ClusterError(_CLOSED)
 
-    def _blame(self, others: Mapping[Any, Member]) -> None:
-        """Raise MemberDied when one of the others is found dead."""
+    def _find_cause(self, others: Mapping[Any, Member]) -> None:
+        """Raise MemberDied when another member turns out to be dead, which explains the first failure."""
         waiting, deadline = list(others), time.monotonic() + _FIND_CAUSE_S
         while waiting and (left := deadline - time.monotonic()) > 0:
             done, waiting = ray.wait(waiting, timeout=left)
@@ -145,11 +145,11 @@ class Supervisor:
                 except RayActorError as error:
                     raise MemberDied(others[reference], "died") from error
                 except RayError:
-                    continue  # it lost its connection, too
+                    continue  # it also lost its connection
 
 
 def check_ray() -> None:
-    """Raise LostError when Ray's head, or its daemon on this machine, is gone."""
+    """Raise LostError when Ray's head or its daemon on this machine is gone."""
     context = ray.get_runtime_context()
     host, _, port = context.gcs_address.rpartition(":")
     deadline = time.monotonic() + _HEAD_GRACE_S

@@ -1,7 +1,7 @@
-"""From the trainer to the engines: weights in buckets through Ray's object store.
+"""Transfer of weights from the trainer to the engines, in buckets through Ray's object store.
 
-The first rank of the trainer puts a bucket once, however many engines read it, and puts the next one when all have
-taken it: on either side no more than two buckets exist besides the model itself.
+Rank 0 puts each bucket once for all engines, and the next one when all have taken it. So neither side holds more than
+two buckets besides the model itself.
 """
 
 import logging
@@ -18,7 +18,7 @@ _BUCKET_BYTES = 256 * 2**20
 
 
 class WeightSender:
-    """Sends to engines that may fail: the others get their weights all the same."""
+    """Sends weights to the engines; when one fails, the others still get theirs."""
 
     def __init__(self, engines: Sequence[ActorHandle], timeout_s: float) -> None:
         self._engines = dict(enumerate(engines))
@@ -27,7 +27,7 @@ class WeightSender:
         self._loading: dict[int, Any] = {}
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[int]:
-        """Give every engine all of `weights`, of `version`; returns the places of the engines that failed."""
+        """Send all weights to every engine; returns the indices of the engines that failed."""
         self._loading = {place: engine.load_weights.remote(version) for place, engine in self._engines.items()}
         for bucket in buckets(weights, _BUCKET_BYTES):
             self._hand_out(bucket)
@@ -43,21 +43,21 @@ class WeightSender:
             self._settle(place, answer)
 
     def _settle(self, place: int, answer: Any) -> None:
-        # An engine whose update has failed takes no bucket any more: only its other answer tells.
+        # An engine whose load_weights has failed takes no more buckets, so that call is watched too.
         awaited = list(dict.fromkeys([answer, self._loading[place]]))
         try:
             done, _ = ray.wait(awaited, timeout=max(self._deadline - time.monotonic(), 0.1))
             if not done:
-                raise TimeoutError("it has not taken its weights in time")
+                raise TimeoutError("timed out")
             ray.get(done[0])
-        except Exception as error:  # noqa: BLE001 - whatever it was, this engine has no whole set of weights
+        except Exception as error:  # noqa: BLE001 - whatever the reason, this engine's weights are incomplete
             logger.warning("engine %d did not take its weights: %s", place, error)
             self._failed.append(place)
             del self._engines[place]
 
 
 def buckets(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """The weights in order, in lists of about `size` bytes; a larger tensor makes its own."""
+    """Split the weights, in order, into lists of at most `size` bytes; a larger tensor gets its own list."""
     bucket: list[tuple[str, Tensor]] = []
     held = 0
     for name, tensor in weights:

@@ -180,7 +180,7 @@ def load_comparison(path: Path | str, overrides: Sequence[str] = ()) -> Comparis
         raise ConfigError(explain(error, ComparisonConfig, origins, default_where=str(path), values=values)) from None
     experiment = path.parent / config.experiment
     _refuse_fixed(config.overrides, (*_BUDGETED, *_SEEDED[1:], *_NAMED), _place(origins, ("overrides",), path))
-    arms = {name: _Arm(name, arm, _place(origins, ("arms", name), path)) for name, arm in config.arms.items()}
+    arms = {name: _ArmPlan(name, arm, _place(origins, ("arms", name), path)) for name, arm in config.arms.items()}
     loaded = {name: _load(arm, config, experiment) for name, arm in arms.items()}
     _check_equal(loaded, arms)
     runs = tuple(ArmRun(name, seed, _seeded(loaded[name], seed)) for seed in config.seeds for name in arms)
@@ -188,7 +188,7 @@ def load_comparison(path: Path | str, overrides: Sequence[str] = ()) -> Comparis
 
 
 @dataclass(frozen=True, slots=True)
-class _Arm:
+class _ArmPlan:
     name: str
     config: ArmConfig
     where: str
@@ -202,7 +202,7 @@ def _place(origins: Mapping[KeyPath, str], key: KeyPath, path: Path) -> str:
     return origins.get(key, str(path))
 
 
-def _load(arm: _Arm, comparison: ComparisonConfig, experiment: Path) -> ExperimentConfig:
+def _load(arm: _ArmPlan, comparison: ComparisonConfig, experiment: Path) -> ExperimentConfig:
     """The experiment of an arm, as long as the budget says; its seeds are still those of the file."""
     where = f"{arm.where}: arms.{arm.name}"
     _refuse_fixed(arm.config.overrides, (*_BUDGETED, *_SEEDED, *_SHARED, *_NAMED), where)
@@ -220,7 +220,7 @@ def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
     return [*sft, f"rl.steps={rl_steps}"] if "rl" in stages else sft
 
 
-def _shares(arm: _Arm, budget: BudgetConfig, config: ExperimentConfig) -> tuple[int, int]:
+def _shares(arm: _ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> tuple[int, int]:
     """Optimizer steps of SFT and RL steps; 0 for what the chain does not have."""
     has_sft, has_rl = ("sft" in config.stages, "rl" in config.stages)
     if not has_sft and not has_rl:
@@ -245,7 +245,7 @@ def _shares(arm: _Arm, budget: BudgetConfig, config: ExperimentConfig) -> tuple[
     return sft_steps, left // a_step
 
 
-def _steps_of_rollouts(arm: _Arm, rollouts: int, config: ExperimentConfig) -> int:
+def _steps_of_rollouts(arm: _ArmPlan, rollouts: int, config: ExperimentConfig) -> int:
     """RL steps that draw as many responses, where every prompt has as many traces as the group takes."""
     if config.rl is None or config.objective is None or "rl" not in config.stages:
         arm.refuse("samples no rollouts, so a budget of rollouts does not bound it; give budget.optimizer_steps")
@@ -284,7 +284,7 @@ def _kind_of(name: str) -> str:
     return next(kind for kind, names in kinds.items() if name in names)
 
 
-def _check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, _Arm]) -> None:
+def _check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, _ArmPlan]) -> None:
     """Refuse arms that differ in what must be equal, wherever the difference comes from."""
     first = next(iter(loaded))
     for field, value_of in _EQUAL.items():
@@ -296,7 +296,7 @@ def _check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, _Arm
             arms[other].refuse(f"{section} is not that of arm {first}; what all arms share cannot differ")
 
 
-def _refuse_difference(field: str, values: Mapping[str, object], arms: Mapping[str, _Arm]) -> None:
+def _refuse_difference(field: str, values: Mapping[str, object], arms: Mapping[str, _ArmPlan]) -> None:
     if not values:
         return
     first, expected = next(iter(values.items()))

@@ -22,7 +22,7 @@ class ArithmeticSource(StrictModel):
     )
     """Relative frequency of each operation."""
     stepwise_share: dict[int, Annotated[float, Field(ge=0.0, le=1.0)]] | Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
-    """Share of prompts whose trace reasons in steps; the others answer directly. One number, or one for each length."""
+    """PositiveShare of prompts whose trace reasons in steps; the others answer directly. One number, or one for each length."""
     unique: bool = True
     """Sample every prompt at most once (a corpus for the base policy may repeat, a benchmark may not)."""
 
@@ -232,7 +232,7 @@ class CustomSource(StrictModel):
 SourceConfig = Annotated[
     ArithmeticSource | FileSource | HubSource | ReasoningGymSource | CustomSource, Field(discriminator="kind")
 ]
-Share = Annotated[float, Field(gt=0.0, le=1.0)]
+PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
 SuiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
 
@@ -243,7 +243,7 @@ class DecontaminationConfig(StrictModel):
     """Further benchmarks; `data.suites` are always checked."""
     ngram: PositiveInt = 13
     """Length of the word runs that are compared; the longer, the fewer chance matches."""
-    overlap: Share = 0.5
+    overlap: PositiveShare = 0.5
     """A prompt or trace that contains at least this share of a problem's word runs is contaminated."""
 
 
@@ -253,7 +253,7 @@ class FiltersConfig(StrictModel):
     repeats: Literal["merge", "reject"] = "merge"
     """A later row with the problem and the answer of an earlier one: `merge` gives its traces to that one, `reject`
     drops them. A row that brings no new trace, or has another answer, is rejected."""
-    near_duplicates: Share | None = None
+    near_duplicates: PositiveShare | None = None
     """A problem whose word triples have at least this estimated Jaccard similarity with an earlier one repeats it;
     None: only equal problems do."""
     languages: tuple[Literal["en", "de", "es", "fr", "it", "pt", "ja", "ko", "ru", "zh"], ...] | None = None

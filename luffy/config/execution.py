@@ -94,7 +94,7 @@ class ServerConfig(StrictModel):
     max_retries: NonNegativeInt = 5
     """Further attempts after a broken connection, a server's error (5xx) or its 429, for which it may say when."""
     concurrency: PositiveInt = 256
-    """Responses that are asked of a server at a time; best what it was started with (`--max-num-seqs`)."""
+    """Concurrent requests to a server; best the `--max-num-seqs` that it was started with."""
 
     @model_validator(mode="after")
     def _distinct(self) -> "ServerConfig":

@@ -219,8 +219,8 @@ class ExperimentConfig(StrictModel):
         for name, temperature in by_vllm.items():
             if 0 < temperature < LOWEST_VLLM_TEMPERATURE:
                 raise ValueError(
-                    f"{name} {temperature} is below what vLLM can draw at; use 0 (greedy, in evaluation) or at least "
-                    f"{LOWEST_VLLM_TEMPERATURE}"
+                    f"{name} {temperature} is below the lowest that vLLM samples at; use 0 (greedy, in evaluation) or "
+                    f"at least {LOWEST_VLLM_TEMPERATURE}"
                 )
         return self
 

@@ -74,7 +74,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class FilteredRow:
     """One row: what is left of it, or why nothing is."""
 
     prompt: Prompt
@@ -94,14 +94,14 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class RowFilter:
     """Applies the rules that concern one row alone; repeats need all rows (`luffy.data.selection`)."""
 
     tokenizer: PreTrainedTokenizerBase
     rules: Rules
     benchmarks: BenchmarkIndex
 
-    def judge(self, prompts: Sequence[Prompt], grader: GraderPool) -> list[Judged]:
+    def apply(self, prompts: Sequence[Prompt], grader: GraderPool) -> list[FilteredRow]:
         """Return one verdict a prompt, in order.
 
         A prompt that came with traces and loses all of them is rejected; one that came without any stays.
@@ -149,7 +149,7 @@ class Judge:
         length: int,
         held: Hit | None,
         opener: str,
-    ) -> Judged:
+    ) -> FilteredRow:
         reason, hit = self._against_prompt(prompt, length, held)
         hits = [("prompt", hit)] if hit else []
         usable: list[tuple[Trace, int]] = []
@@ -163,7 +163,7 @@ class Judge:
             if against is Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM and in_trace is not None:
                 hits.append(("trace", in_trace))
         lost = reason is None and bool(prompt.traces) and not usable
-        return Judged(
+        return FilteredRow(
             prompt=_with_traces(prompt, tuple([trace for trace, _ in usable])) if traces else prompt,
             reason=rejected[0][1] if lost else reason,
             prompt_tokens=length,

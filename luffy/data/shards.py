@@ -35,7 +35,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.confidential import may_show_prompt
 from luffy.config.grading import GradingConfig
 from luffy.data.contamination import BenchmarkIndex
-from luffy.data.filters import Judge, Judged, Rules, with_system_prompt
+from luffy.data.filters import FilteredRow, RowFilter, Rules, with_system_prompt
 from luffy.data.identity import problem_key, problem_text
 from luffy.data.near_duplicates import NUM_HASHES, signature
 from luffy.data.parquet import chunked, text_size, write_prompts
@@ -144,13 +144,13 @@ class ShardWorker:
 
     def __init__(self, job: FilterJob) -> None:
         self._job = job
-        self._judge = Judge(job.tokenizer, job.rules, job.benchmarks)
+        self._filter = RowFilter(job.tokenizer, job.rules, job.benchmarks)
 
     def work(self, index: int, rows: Sequence[Row], folder: Path, grader: GraderPool) -> None:
         """Filter the rows and write the shard's files; DataError where a row names a grader that does not exist."""
         prompts = [row for row in rows if isinstance(row, Prompt)]
         _check_graders(self._job.name, prompts, self._job.grading)
-        judged = self._judge.judge(with_system_prompt(prompts, self._job.system_prompt), grader)
+        judged = self._filter.apply(with_system_prompt(prompts, self._job.system_prompt), grader)
         passed = [row for row in judged if row.reason is None]
         write_prompts(_file(folder, index, "parquet"), [row.prompt for row in passed])
         complement = [row.prompt for row in judged if row.lost_its_traces]
@@ -163,7 +163,7 @@ class ShardWorker:
             json.dumps({part.name: getattr(statistics, part.name) for part in fields(statistics)}),
         )
 
-    def _write_arrays(self, path: Path, passed: Sequence[Judged]) -> None:
+    def _write_arrays(self, path: Path, passed: Sequence[FilteredRow]) -> None:
         rules = self._job.rules
         compared = passed if rules.repeats != "allow" else []
         problems = [digest(problem_key(row.prompt.messages)) for row in compared]
@@ -286,7 +286,7 @@ def _work(index: int, rows: list[Row]) -> None:
     worker.work(index, rows, folder, grader)
 
 
-def _statistics(rows: Sequence[Row], judged: Sequence[Judged], samples: int) -> ShardStatistics:
+def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int) -> ShardStatistics:
     statistics = ShardStatistics(rows_in=len(rows))
     statistics.quarantined = [asdict(row) for row in rows if isinstance(row, QuarantinedRow)]
     shown: Counter[str] = Counter()
@@ -306,7 +306,7 @@ def _statistics(rows: Sequence[Row], judged: Sequence[Judged], samples: int) -> 
     return statistics
 
 
-def _samples(row: Judged) -> Iterator[dict[str, object]]:
+def _samples(row: FilteredRow) -> Iterator[dict[str, object]]:
     """What a reader needs to check a rejection. The text of a row is left out when it is confidential or holds a
     benchmark's problem: some benchmarks ask not to be redistributed."""
     prompt = row.prompt

@@ -40,15 +40,15 @@ def write_rows(path: Path, folder: Path, kept: Mask) -> int:
 
 
 def write_correct(path: Path, folder: Path, kept: Mask) -> int:
-    """Write what `write_rows` writes, with verified traces alone; rows that have none are left out."""
+    """Like `write_rows`, but with verified traces alone; rows without one are left out."""
     return write_prompts(path, filter(lambda prompt: prompt.traces, map(_correct_only, _prompts(folder, kept))))
 
 
 def write_complement(path: Path, folder: Path, kept: Mask, taken: Collection[str], problems: Iterable[int]) -> int:
-    """Write the prompts that `kept` names and those that lost their traces; returns how many.
+    """Write the prompts that `kept` selects and those that lost their traces, all without traces; returns how many.
 
-    None has a trace; a uid occurs once, and none that is `taken` by another split. Of those that lost their traces a
-    problem (`luffy.data.shards.digest`) occurs once, and none of `problems`: those of the rows of all splits.
+    Each uid occurs once, and not if it is `taken` by another split. Among the prompts that lost their traces each
+    problem (`luffy.data.shards.digest`) occurs once, and not if it is among `problems`, those of all splits.
     """
     seen, known = set(taken), set(problems)
 
@@ -69,7 +69,7 @@ def write_complement(path: Path, folder: Path, kept: Mask, taken: Collection[str
 
 
 def write_luffy(path: Path, prepared: Path) -> int:
-    """Write a prepared file with `LUFFY_SCHEMA`; returns how many rows. Of several traces the first is kept."""
+    """Write a prepared file with `LUFFY_SCHEMA`; returns how many rows. A row keeps the first of its traces."""
     with pq.ParquetFile(prepared) as file:
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         starts = itertools.accumulate(sizes, initial=0)

@@ -129,7 +129,7 @@ class Tally:
 
     def __init__(self, suite: str, decoding: str) -> None:
         self._cell = suite, decoding
-        self._problems: dict[str, _Problem] = {}
+        self._problems: dict[str, _ProblemTally] = {}
         self._outcomes: Counter[str] = Counter()
         self._graders: Counter[str] = Counter()
         self._verdicts: Counter[_Verdicts] = Counter()
@@ -140,7 +140,7 @@ class Tally:
         """Count one more response."""
         problem = self._problems.get(record.uid)
         if problem is None:
-            problem = self._problems[record.uid] = _Problem(record.subject, record.level, record.num_options)
+            problem = self._problems[record.uid] = _ProblemTally(record.subject, record.level, record.num_options)
         problem.votes.append((record.answer, record.correct))
         problem.num_unparsed += record.outcome in _UNPARSED
         self._outcomes[record.outcome] += 1
@@ -188,7 +188,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class _Problem:
+class _ProblemTally:
     """What is kept of the responses to one problem."""
 
     subject: str | None
@@ -268,7 +268,7 @@ def _agreement(verdicts: Counter[_Verdicts]) -> Agreement | None:
     )
 
 
-def _choices(problems: Sequence[_Problem], num_samples: int) -> Choices:
+def _choices(problems: Sequence[_ProblemTally], num_samples: int) -> Choices:
     unparsed = [problem.num_unparsed for problem in problems]
     correct = [problem.num_correct for problem in problems]
     options = [problem.num_options for problem in problems if problem.num_options]

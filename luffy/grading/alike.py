@@ -20,7 +20,7 @@ from luffy.grading.strict_text import strict_text
 from luffy.grading.units import QUALIFIERS, words
 
 _RATIO = re.compile(r"(?P<above>[^:,=]+):(?P<below>(?!\s*0)[^:,=]+)")
-"""Of two expressions; what ends in `:00` is a time."""
+"""A ratio of two expressions; a text that ends in `:00` is a time instead."""
 
 MAX_CHARS = 1000
 """A longer text is no answer with a class: math-verify decides alone."""

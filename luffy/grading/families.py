@@ -21,7 +21,7 @@ from luffy.grading.strict_text import strict_text
 from luffy.grading.values import expansions
 
 MAX_RESIDUES = 240
-"""Of all families on one side, in their common period."""
+"""Most residues, in the common period of all families of an answer, that are compared."""
 _PARAMETERS = frozenset("knmltp")
 _CONGRUENCE = re.compile(r"(?P<residues>.+?)\s*\(?\s*\\(?:pmod|bmod|mod)\s*\{?\s*(?P<modulus>[0-9]{1,6})\s*\}?\s*\)?$")
 _PARITY = re.compile(

@@ -10,16 +10,16 @@ import re
 from luffy.grading.shortcuts import MAX_ANSWER_CHARS, MAX_NESTING, nesting
 
 MAX_DIGITS = 1000
-"""Of one number."""
+"""Longest number."""
 MAX_POWER_DIGITS = 1_000_000
-"""Of a power of numbers, written out."""
+"""Longest power of numbers, written out."""
 MAX_FACTORIAL = 100_000
 MAX_TERMS = 10_000
-"""Of a sum or product over integers."""
+"""Longest sum or product over integers."""
 MAX_ELEMENTS = 100
-"""Of a list, set or union; comparing unions and sets of symbols takes exponential time."""
+"""Largest list, set or union; comparing unions and sets of symbols takes exponential time."""
 MAX_DETERMINANT = 25
-"""Entries of a determinant."""
+"""Largest number of entries of a determinant."""
 
 _DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
 _CHAIN = re.compile(r"[0-9]++(?:\s*\^\s*[{(]?\s*[0-9]++)++")

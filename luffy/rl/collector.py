@@ -1,11 +1,11 @@
-"""From prompts to graded groups: rollouts from the engine, rows that traces guide, replayed rows."""
+"""Builds graded groups from prompts: rollouts, off-policy rows (traces or their prefixes), replayed rows."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from luffy.config.objective import GroupConfig
 from luffy.grading import GradeRequest, GraderPool
-from luffy.rl.prefixes import GuidedRow, prefix_length
+from luffy.rl.prefixes import PrefixedRow, prefix_length
 from luffy.rl.rows import GeneratedRow, PlannedRow, replayed_row
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import RolloutEngine, SamplingParams
@@ -14,11 +14,11 @@ from luffy.types import Group, Trajectory
 
 
 class GroupCollector:
-    """Rolls out and grades the groups of a step. The rows of a group: rollouts, guided rows, the replayed row.
+    """Generates and grades the groups of a step. A group has rollouts, then off-policy rows, then the replayed row.
 
-    Guided rows are whole traces or, with `group.prefix`, prefixes of traces that the policy continues. A whole trace is
-    used once, so a prompt with fewer traces than the group wants is topped up with rollouts; one trace may give the
-    prefixes of many rows. All but replayed rows are graded, traces too; a hybrid row is graded as one text.
+    Off-policy rows are whole traces or, with `group.prefix`, prefixes of traces that the policy continues. A whole
+    trace is used once per group, so a prompt with too few traces gets more rollouts instead; prefixes may all come
+    from one trace. All rows except replayed ones are graded; a prefix and its continuation are graded as one text.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class GroupCollector:
     def collect(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()
     ) -> list[Group]:
-        """One group for each task, in the order of the tasks.
+        """One group per task, in order.
 
-        `step` counts from 1. `earlier` names the prompts (uids) of the step's earlier rounds: a prompt that comes again
-        in a step is sampled with new seeds.
+        `step` counts from 1. `earlier` holds the prompt uids of the step's earlier rounds: a prompt that repeats within
+        a step is sampled with new seeds.
         """
         visits = _visits(tasks, earlier)
         plans = [self._plan(task, visit, step) for task, visit in zip(tasks, visits, strict=True)]
@@ -52,20 +52,20 @@ class GroupCollector:
         return self._with_traces_where_failing(tasks, groups, step)
 
     def _plan(self, task: RolloutTask, visit: int, step: int) -> list[PlannedRow]:
-        """The rows of a group before generation: rollouts, then guided rows."""
-        guides = self._guides(task, step) if self._group.off_policy_when_accuracy_at_most is None else []
-        num_rollouts = self._group.size - len(guides) - len(_replayed(task))
+        """The rows of a group before generation: rollouts, then off-policy rows."""
+        traces = self._traces(task, step) if self._group.off_policy_when_accuracy_at_most is None else []
+        num_rollouts = self._group.size - len(traces) - len(_replayed(task))
         seeds = [
             derive_seed(self._seed, "rollout", step, task.uid, visit * self._group.size + sample)
-            for sample in range(num_rollouts + len(guides))
+            for sample in range(num_rollouts + len(traces))
         ]
         return [PlannedRow(task.prompt_ids, seed) for seed in seeds[:num_rollouts]] + [
-            PlannedRow(task.prompt_ids, seed, guide, self._num_given(task, guide, index, len(guides), visit, step))
-            for index, (seed, guide) in enumerate(zip(seeds[num_rollouts:], guides, strict=True))
+            PlannedRow(task.prompt_ids, seed, trace, self._num_given(task, trace, index, len(traces), visit, step))
+            for index, (seed, trace) in enumerate(zip(seeds[num_rollouts:], traces, strict=True))
         ]
 
-    def _guides(self, task: RolloutTask, step: int) -> list[Demonstration]:
-        """The trace of each guided row; a task with more traces than that takes turns over the steps."""
+    def _traces(self, task: RolloutTask, step: int) -> list[Demonstration]:
+        """The trace of each off-policy row; a task with more traces than rows rotates them over the steps."""
         available, prefix = task.demonstrations, self._group.prefix
         if not available:
             return []
@@ -74,14 +74,14 @@ class GroupCollector:
         stride = 0 if prefix and prefix.shared else 1
         return [available[(start + i * stride) % len(available)] for i in range(count)]
 
-    def _num_given(self, task: RolloutTask, guide: Demonstration, index: int, count: int, visit: int, step: int) -> int:
+    def _num_given(self, task: RolloutTask, trace: Demonstration, index: int, count: int, visit: int, step: int) -> int:
         if self._group.prefix is None:
-            return len(guide.token_ids)
-        row = GuidedRow(task.uid, index, count, visit)
-        return prefix_length(self._group.prefix, len(guide.token_ids), row, step, self._total_steps, self._seed)
+            return len(trace.token_ids)
+        row = PrefixedRow(task.uid, index, count, visit)
+        return prefix_length(self._group.prefix, len(trace.token_ids), row, step, self._total_steps, self._seed)
 
     def _generated(self, engine: RolloutEngine, plans: Sequence[Sequence[PlannedRow]]) -> list[list[GeneratedRow]]:
-        """Every planned row with its completion; one call of the engine for all groups."""
+        """All planned rows with their completions, from a single call of the engine."""
         requests = [row.request() for plan in plans for row in plan if not row.is_complete]
         completions = iter(engine.generate(requests, self._params))
         return [[GeneratedRow(row, None if row.is_complete else next(completions)) for row in plan] for plan in plans]
@@ -98,23 +98,23 @@ class GroupCollector:
     def _with_traces_where_failing(
         self, tasks: Sequence[RolloutTask], groups: Sequence[Group], step: int
     ) -> list[Group]:
-        """The groups, with traces in place of wrong rollouts where too few rollouts are right."""
+        """The groups, with wrong rollouts replaced by traces where accuracy is at most the configured bound."""
         bound = self._group.off_policy_when_accuracy_at_most
         if bound is None:
             return list(groups)
-        guides = [
-            self._guides(task, step) if group.accuracy <= bound else []
+        chosen = [
+            self._traces(task, step) if group.accuracy <= bound else []
             for task, group in zip(tasks, groups, strict=True)
         ]
         traces = self._graded(
             tasks,
-            [[_whole(task, guide) for guide in found] for task, found in zip(tasks, guides, strict=True)],
+            [[_whole(task, trace) for trace in found] for task, found in zip(tasks, chosen, strict=True)],
         )
         return [_in_place_of_wrong(*pair) for pair in zip(groups, traces, strict=True)]
 
 
 def _visits(tasks: Sequence[RolloutTask], earlier: Sequence[str]) -> list[int]:
-    """How often each task's prompt came earlier in the step."""
+    """Number of earlier occurrences of each task's prompt in the step."""
     seen = Counter(earlier)
     visits = []
     for task in tasks:
@@ -127,14 +127,14 @@ def _replayed(task: RolloutTask) -> tuple[Trajectory, ...]:
     return () if task.replayed is None else (replayed_row(task.replayed),)
 
 
-def _whole(task: RolloutTask, guide: Demonstration) -> GeneratedRow:
-    return GeneratedRow(PlannedRow(task.prompt_ids, guide=guide, num_given=len(guide.token_ids)), completion=None)
+def _whole(task: RolloutTask, trace: Demonstration) -> GeneratedRow:
+    return GeneratedRow(PlannedRow(task.prompt_ids, trace=trace, num_given=len(trace.token_ids)), completion=None)
 
 
 def _in_place_of_wrong(group: Group, traces: Sequence[Trajectory]) -> Group:
-    """The group with traces in place of its last wrong rollouts; right ones stay, so traces may be left out."""
+    """The group with its last wrong rollouts replaced by traces; surplus traces are left out."""
     wrong = [row for row in group.rollouts if not row.is_correct]
     count = min(len(traces), len(wrong))
     leaving = wrong[len(wrong) - count :]
     staying = tuple(row for row in group.trajectories if not any(row is other for other in leaving))
-    return Group(group.uid, (*staying, *traces[:count]), displaced=tuple(leaving))
+    return Group(group.uid, (*staying, *traces[:count]), replaced=tuple(leaving))

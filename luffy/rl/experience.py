@@ -1,4 +1,4 @@
-"""Which prompts a step takes, from the stream and the replay buffer, and what later steps must remember of it."""
+"""Chooses the prompts of each step, from the stream and the replay buffer, and keeps the state for later steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,33 +22,33 @@ from luffy.types import Group, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where groups come from."""
+    """The parts that groups are made from."""
 
     tasks: Sequence[RolloutTask]
     collector: GroupCollector
     journal: RolloutJournal
     trainer: Trainer
-    """Tells which of a prompt's stored successes has the lowest entropy."""
+    """Computes the entropies by which a stored success is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What a step is to roll out."""
+    """The prompts of a step."""
 
     step: int
     position: int
-    """Place in the stream of prompts where the step begins."""
+    """Position in the stream of prompts at which the step begins."""
     tasks: Sequence[RolloutTask]
     """Prompts of the first round."""
     journalled: Sequence[Group] | None
-    """Groups that an interrupted run has left in the journal; nothing is generated then."""
+    """Groups that an interrupted run left in the journal; if given, nothing is generated."""
 
 
 class Experience:
-    """Gives each step its groups, and remembers what later steps need of them.
+    """Provides the groups of each step and keeps the state that later steps need.
 
-    What it remembers (its place in the stream of prompts, the replay buffer, failed prompts) depends on the groups of
-    earlier steps alone: a resumed run that replays journalled steps comes to the same memory.
+    The state (position in the stream of prompts, replay buffer, failed prompts) depends on the groups of earlier steps
+    alone, so a resumed run that reads journalled steps arrives at the same state.
     """
 
     def __init__(self, settings: RLSettings, sources: Sources) -> None:
@@ -63,11 +63,11 @@ class Experience:
         )
         self._prompts_taken = 0
         self._planned: dict[int, int] = {}
-        """Prompts from the stream, by step, of the steps that are planned and not observed yet."""
+        """Number of prompts from the stream for each step that is planned and not yet observed."""
         self._failed = None if objective.interleaved_sft is None else FailedPrompts(objective.interleaved_sft.take)
 
     def plan(self, step: int) -> StepPlan:
-        """What `step` rolls out, given what was observed until now; call once for each step, in order."""
+        """The plan of `step`, given the steps observed so far; called once per step, in order."""
         position = self._prompts_taken + sum(self._planned.values())
         journalled = self._sources.journal.read(step)
         if journalled is not None:
@@ -81,7 +81,7 @@ class Experience:
     def generate(self, plan: StepPlan, engine: RolloutEngine) -> list[Group]:
         """The graded groups of a planned step, in as many rounds as dynamic sampling needs.
 
-        Reads nothing that other steps change, so that several steps may be generated at the same time.
+        Reads no state that other steps change, so several steps may be generated concurrently.
         """
         if plan.journalled is not None:
             return list(plan.journalled)
@@ -95,22 +95,22 @@ class Experience:
         return groups
 
     def commit(self, plan: StepPlan, groups: Sequence[Group]) -> None:
-        """Make the groups of a step durable, before anything is learned from them."""
+        """Write the groups of a step to the journal, before the trainer learns from them."""
         if plan.journalled is None:
             self._sources.journal.commit(plan.step, groups)
 
     def kept(self, step: int, groups: Sequence[Group]) -> list[Group]:
-        """The groups that the step learns from.
+        """The groups that the step trains on, after filtering.
 
-        Admission bounds how stale rollouts can be. Should an engine have missed a weight update all the same, stale
-        groups are dropped whole: dropping only their late rows would favour short answers.
+        Admission already bounds staleness. If an engine missed a weight update nevertheless, stale groups are dropped
+        as a whole: dropping only their late rows would favour short responses.
         """
         oldest = step - 1 - self._settings.rl.max_staleness
         fresh = [group for group in groups if group.oldest_weights >= oldest]
         return kept_groups(fresh, self._filter, self._wanted)
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
-        """Remember what later steps need; once a step, after it has learned."""
+        """Update the state with the groups of a step; called once per step, after training on it."""
         self._planned.pop(step, None)
         self._prompts_taken += _num_fresh(groups)
         if self._replay is not None:
@@ -119,7 +119,7 @@ class Experience:
             self._failed.observe(groups, lambda uid: bool(self._by_uid[uid].demonstrations))
 
     def hard_demonstrations(self, step: int) -> list[Trajectory] | None:
-        """Traces of prompts that every rollout failed, once enough prompts wait; they leave the queue."""
+        """Traces of queued prompts on which all rollouts failed; None until there are enough of them."""
         config = self._settings.objective.interleaved_sft
         if self._failed is None or config is None:
             return None
@@ -127,13 +127,13 @@ class Experience:
         return None if uids is None else [self._one_trace(self._by_uid[uid], step) for uid in uids]
 
     def state(self) -> dict[str, object]:
-        """What a checkpoint must hold."""
+        """The state for a checkpoint."""
         memories = {"replay": self._replay, "failed": self._failed}
         state: dict[str, object] = {"prompts_taken": self._prompts_taken}
         return state | {name: memory.state() for name, memory in memories.items() if memory is not None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take the state of a checkpoint."""
+        """Restore the state from a checkpoint."""
         self._prompts_taken = state["prompts_taken"]
         if self._replay is not None:
             self._replay.restore(state["replay"])
@@ -156,22 +156,22 @@ class Experience:
         config = self._settings.objective.replay
         if self._replay is None or config is None:
             return []
-        uids = self._replay.draw(step, round(config.share * self._wanted))
+        uids = self._replay.sample(step, round(config.share * self._wanted))
         stored = {uid: self._replay.candidates(uid) for uid in uids}
         return [replace(self._by_uid[uid], replayed=self._choose(rows, config)) for uid, rows in stored.items()]
 
     def _choose(self, candidates: Sequence[Trajectory], config: ReplayConfig) -> Trajectory:
-        """One of a prompt's stored successes, which come oldest first."""
+        """One of a prompt's stored successes, given oldest first."""
         if config.choose == "latest" or len(candidates) == 1:
             return candidates[-1]
         entropies = self._sources.trainer.entropies(candidates)
         return candidates[entropies.index(min(entropies))]
 
     def _one_trace(self, task: RolloutTask, step: int) -> Trajectory:
-        turn = derive_seed(self._settings.seed, "interleaved", step, task.uid) % len(task.demonstrations)
-        return demonstration(task.prompt_ids, task.demonstrations[turn].token_ids)
+        index = derive_seed(self._settings.seed, "interleaved", step, task.uid) % len(task.demonstrations)
+        return demonstration(task.prompt_ids, task.demonstrations[index].token_ids)
 
 
 def _num_fresh(groups: Sequence[Group]) -> int:
-    """Prompts that came from the stream."""
+    """Number of groups whose prompts came from the stream."""
     return sum(not group.is_replayed for group in groups)

@@ -1,8 +1,8 @@
-"""Which groups an RL step learns from.
+"""Filters that choose the groups an RL step trains on.
 
-A zero-variance group is one whose rewards are all equal, over rollouts, guided and replayed rows together: the joint
-population, in which such a group has no policy gradient. Under `advantage.population: on_policy` the same rule keeps a
-group of wrong rollouts beside a right trace, which still teaches through the supervised term.
+A zero-variance group is one whose rewards are all equal, over rollouts, off-policy and replayed rows together: with the
+joint population, it has no policy gradient. The same rule applies under `advantage.population: on_policy`, and keeps a
+group of wrong rollouts with a correct trace, which contributes through the supervised term.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ def has_zero_variance(group: Group) -> bool:
 
 
 def kept_groups(groups: Sequence[Group], group_filter: GroupFilter | None, wanted: int) -> list[Group]:
-    """The groups to learn from, in their order; perhaps none.
+    """The groups to train on, in order; possibly none.
 
-    Without a filter all of them; `drop_zero_variance` drops the zero-variance groups; `dynamic_sampling` keeps the
+    No filter keeps all groups, `drop_zero_variance` drops the zero-variance ones, and `dynamic_sampling` then keeps the
     first `wanted` of the rest (DAPO, arXiv 2503.14476, section 3.2).
     """
     if group_filter is None:
@@ -29,7 +29,7 @@ def kept_groups(groups: Sequence[Group], group_filter: GroupFilter | None, wante
 
 
 def needs_more(groups: Sequence[Group], group_filter: GroupFilter | None, wanted: int, rounds_done: int) -> bool:
-    """Whether to roll out another round, given the `groups` of the `rounds_done` rounds before it."""
+    """Whether another round of rollouts is needed, given the groups of the first `rounds_done` rounds."""
     if not isinstance(group_filter, DynamicSampling) or rounds_done >= group_filter.max_rounds:
         return False
     return len(kept_groups(groups, group_filter, wanted)) < wanted

@@ -1,4 +1,4 @@
-"""When groups are generated: right before their step, or up to `max_staleness` steps ahead of the trainer."""
+"""Scheduling of generation: right before a step, or up to `max_staleness` steps ahead of the trainer."""
 
 import threading
 import time
@@ -12,11 +12,11 @@ from luffy.types import Group, Source
 
 
 class Generation:
-    """Gives the trainer the groups of its steps, one step after the other.
+    """Generates the groups of each step, possibly ahead of the trainer.
 
-    With `max_staleness` k, rollouts of step s may start once the weights after step s - 1 - k are published: the bound
-    is kept by admission, so that nothing has to be thrown away. At k = 0 generation and training take turns.
-    A context manager: generation that still runs is abandoned when the context ends.
+    With `max_staleness` k, rollouts of step s start once the weights after step s - 1 - k are published. This admission
+    rule bounds staleness, so no rollouts have to be discarded. With k = 0, generation and training alternate.
+    A context manager: running generation is abandoned when the context ends.
     """
 
     def __init__(self, experience: Experience, cluster: Cluster, max_staleness: int, last_step: int) -> None:
@@ -29,9 +29,9 @@ class Generation:
         self._busy = BusyTime()
 
     def take(self, step: int) -> tuple[list[Group], dict[str, float]]:
-        """The groups of `step` (durable from now on) and metrics of the wait for them (`perf/`).
+        """The groups of `step`, now in the journal, and metrics of the wait for them (`perf/`).
 
-        Call it when the trainer has learned from all steps before.
+        Called when the trainer has finished all earlier steps.
         """
         began = time.perf_counter()
         self._admit(step)
@@ -61,7 +61,7 @@ class Generation:
     def _start(self, plan: StepPlan) -> Future[list[Group]]:
         if self._ahead:
             return self._threads.submit(self._generate, plan)
-        # Nothing to overlap with: run in this thread, which has the trainer's torch settings.
+        # No overlap: run in this thread, which has the trainer's torch settings.
         future: Future[list[Group]] = Future()
         future.set_result(self._generate(plan))
         return future
@@ -76,13 +76,11 @@ class Generation:
 
 
 def _num_sampled(groups: Sequence[Group]) -> int:
-    return sum(
-        row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.displaced)
-    )
+    return sum(row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.replaced))
 
 
 class BusyTime:
-    """How much of the time at least one thread is generating."""
+    """Measures the time in which at least one thread is generating."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,7 +91,7 @@ class BusyTime:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Counts as busy while the context lasts."""
+        """Count the time in this context as busy."""
         self._change(+1)
         try:
             yield
@@ -106,8 +104,8 @@ class BusyTime:
             self._num_tokens += num_tokens
 
     def since_last(self) -> dict[str, float]:
-        """Since the last call: seconds in which the engines generated, share of the time in which they did not, and
-        tokens a second of the responses that have come back."""
+        """Metrics since the last call: seconds of generation, share of idle time, and tokens per second of the
+        finished responses."""
         self._change(0)
         with self._lock:
             elapsed, busy, tokens = self._changed - self._last_read, self._busy, self._num_tokens

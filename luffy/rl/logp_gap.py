@@ -1,4 +1,4 @@
-"""Checks that the engine and the trainer see the same policy."""
+"""Check that the engine and the trainer compute the same policy."""
 
 import logging
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from luffy.errors import NumericalError
 
 logger = logging.getLogger(__name__)
 _SUSPICIOUS = 0.01
-"""Nats. Engines of different kernels differ by about 1e-3 in bfloat16 and 1e-6 in float32; stale weights by more."""
+"""In nats. Different kernels differ by about 1e-3 in bfloat16 and 1e-6 in float32; stale weights by more."""
 
 
 def check_logp_gap(metrics: Mapping[str, float], bound: float | None, max_staleness: int) -> None:
-    """Warn where the engine's and the trainer's log-probabilities of the sampled tokens differ on average.
+    """Warn when the engine's and the trainer's log-probabilities of the sampled tokens differ on average.
 
-    Raises NumericalError above `bound`. With `max_staleness` above 0 the policy has learned since the tokens were
-    sampled, so there is no warning, only the bound.
+    Raises NumericalError above `bound`. With `max_staleness` above 0 the policy has been updated since the tokens
+    were sampled, so only the bound applies.
     """
     gap = metrics.get("rollout/logp_gap_mean")
     if gap is None:
@@ -25,4 +25,6 @@ def check_logp_gap(metrics: Mapping[str, float], bound: float | None, max_stalen
             "generate with the trainer's weights or temperature"
         )
     if gap > _SUSPICIOUS and max_staleness == 0:
-        logger.warning("the engine's log-probabilities differ from the trainer's by %.4f nats a token on average", gap)
+        logger.warning(
+            "the engine's log-probabilities differ from the trainer's by %.4f nats per token on average", gap
+        )

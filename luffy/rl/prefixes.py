@@ -1,4 +1,4 @@
-"""How much of its trace a guided row begins with."""
+"""Lengths of the prefixes in prefix-conditioned rows."""
 
 import math
 from collections.abc import Callable
@@ -7,60 +7,59 @@ from functools import partial
 
 from luffy.config.objective import BinomialLength, EvenlySpacedLength, PrefixConfig, ScheduledValue, UniformLength
 from luffy.objectives.schedules import value_at
-from luffy.rl.draws import uniform
+from luffy.rl.random_numbers import uniform
 
 _At = Callable[[ScheduledValue], float]
-_Draw = Callable[[int], float]
+_Uniform = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)
-class GuidedRow:
-    """A guided row of a group."""
+class PrefixedRow:
+    """A prefix-conditioned row of a group."""
 
     uid: str
-    """The prompt."""
+    """Uid of the prompt."""
     index: int
-    """Index among the group's guided rows, from 0."""
+    """Index among the group's prefix-conditioned rows, from 0."""
     count: int
-    """Number of guided rows in the group."""
+    """Number of prefix-conditioned rows in the group."""
     visit: int = 0
-    """How often the prompt came earlier in this step."""
+    """Number of earlier occurrences of the prompt in this step."""
 
 
 def prefix_length(
-    config: PrefixConfig, trace_tokens: int, row: GuidedRow, step: int, total_steps: int, seed: int
+    config: PrefixConfig, trace_tokens: int, row: PrefixedRow, step: int, total_steps: int, seed: int
 ) -> int:
-    """Tokens of a trace of `trace_tokens` (its stop token counted) that `row` begins with: from 0 to all but one.
+    """Prefix length of `row` in tokens, for a trace of `trace_tokens` (stop token included): at most all but one.
 
-    The last token is always the policy's to write, so that every row of an RL step has a sampled token: a length that
-    comes out as the whole trace leaves the stop token out, and a trace that is nothing but its stop token gives no
-    prefix at all.
+    The policy always samples at least the last token: a length of the whole trace is reduced by the stop token, and a
+    trace that consists of its stop token alone gives an empty prefix.
 
-    A pure function: the random number belongs to (seed, step, prompt, visit, row), and to the group as a whole where
-    `config.shared`. A share of the trace is rounded down to whole tokens. Schedules are read at `step` (from 1) of
-    `total_steps`.
+    A pure function: the random number depends on (seed, step, prompt, visit, row), but not on the row when
+    `config.shared`. A share of the trace is rounded down to whole tokens. Schedules are evaluated at `step` (from 1)
+    of `total_steps`.
     """
-    sampled_for = 0 if config.shared else row.index
-    draw = partial(uniform, seed, "prefix", step, row.uid, row.visit, sampled_for)
+    random_row = 0 if config.shared else row.index
+    sample = partial(uniform, seed, "prefix", step, row.uid, row.visit, random_row)
     at = partial(value_at, step=step, total_steps=total_steps)
-    return min(_LENGTHS[config.length.kind](config.length, trace_tokens, row, at, draw), trace_tokens - 1)
+    return min(_LENGTHS[config.length.kind](config.length, trace_tokens, row, at, sample), trace_tokens - 1)
 
 
-def _uniform(length: UniformLength, trace_tokens: int, row: GuidedRow, at: _At, draw: _Draw) -> int:
+def _uniform(length: UniformLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
     low, high = at(length.low), at(length.high)
-    return _whole_tokens(low + (high - low) * draw(0), trace_tokens)
+    return _whole_tokens(low + (high - low) * sample(0), trace_tokens)
 
 
-def _binomial(length: BinomialLength, trace_tokens: int, row: GuidedRow, at: _At, draw: _Draw) -> int:
-    # A trace of fewer tokens than chunks is cut token by token.
+def _binomial(length: BinomialLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
+    # A trace with fewer tokens than chunks is split into single tokens.
     chunks = min(length.chunks, trace_tokens)
     probability = at(length.probability)
-    given = sum(draw(chunk) < probability for chunk in range(chunks))
+    given = sum(sample(chunk) < probability for chunk in range(chunks))
     return given * trace_tokens // chunks
 
 
-def _evenly_spaced(length: EvenlySpacedLength, trace_tokens: int, row: GuidedRow, at: _At, draw: _Draw) -> int:
-    # One row alone stands in the middle; LUFFY's code divides by zero there.
+def _evenly_spaced(length: EvenlySpacedLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
+    # A single row takes the middle of the range; LUFFY's code divides by zero here.
     place = row.index / (row.count - 1) if row.count > 1 else 0.5
     return _whole_tokens(length.low + (length.high - length.low) * place, trace_tokens)
 

@@ -1,4 +1,4 @@
-"""The policy's own successes, kept for later steps: ExGRPO (arXiv 2510.02245)."""
+"""Replay buffer of the policy's correct rollouts: ExGRPO (arXiv 2510.02245)."""
 
 import hashlib
 import math
@@ -8,21 +8,21 @@ from typing import Any
 
 from luffy.config.objective import ReplayConfig
 from luffy.errors import CheckpointError
-from luffy.rl.draws import uniform
+from luffy.rl.random_numbers import uniform
 from luffy.types import Group, Trajectory
 
 MAX_SUCCESSES = 8
-"""Successes kept for each prompt, the newest. The paper's code has no bound; but each costs a forward pass whenever the
-prompt is replayed, and the older it is, the farther the policy has moved from the weights that sampled it."""
+"""Successes kept per prompt (the newest). The paper's code has no limit, but each costs a forward pass whenever the
+prompt is replayed, and the older it is, the further the policy has moved away from the weights that sampled it."""
 
 
 ReadGroup = Callable[[int, int], Group | None]
-"""The group of a step (from 1) at a place in it (from 0), as it was observed; None where it is lost."""
+"""Reads the group of a step (from 1) at an index (from 0) as it was observed; None if it is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Success:
-    """The place of a right rollout in the journal, and a digest that tells equal responses."""
+    """The location of a correct rollout in the journal, and a digest to find equal responses."""
 
     step: int
     group: int
@@ -31,27 +31,27 @@ class _Success:
 
 
 @dataclass(slots=True)
-class _Experience:
+class _PromptRecord:
     """One prompt in the buffer."""
 
     share_correct: float
     """Share of correct rollouts in its last group."""
     successes: list[_Success] = field(default_factory=list)
-    """The newest last."""
+    """Oldest first."""
 
 
 class ReplayBuffer:
-    """Which prompts can be replayed, and with which of their stored successes.
+    """The prompts that can be replayed, each with its stored successes.
 
-    A prompt is replayable when some of the rollouts of its *last* group were right: the paper buckets by the latest
-    rate, and its code by 0 < k. A prompt that has since failed altogether waits with its successes until it is solved
-    again (the code leaves it in its old bucket instead). One whose rollouts were all right is retired for good where
-    `config.retire_solved`. A replayed row is no rollout and does not count (in the code it does, so that a replayed
-    prompt seems never to fail).
+    A prompt can be replayed when some rollouts of its *last* group were correct: the paper buckets prompts by their
+    latest accuracy. If all rollouts fail later, the prompt keeps its successes but is not replayed until it is solved
+    again (the paper's code leaves it in its old bucket). With `config.retire_solved`, a prompt whose rollouts were all
+    correct is removed for good. Replayed rows do not count as rollouts (in the paper's code they do, so a replayed
+    prompt never seems to fail).
 
-    Recording begins with the step after the first whose share of correct rollouts is above `config.start_accuracy`, as
-    in the paper's code. What the buffer holds is a pure function of the groups it has observed, and it holds places,
-    not rows: the responses stay in the rollout journal, where `read` finds them when they are replayed.
+    Recording starts after the first step whose accuracy is above `config.start_accuracy`, as in the paper's code. The
+    content of the buffer is a pure function of the observed groups. It stores locations, not rows: the responses stay
+    in the rollout journal, and `read` loads them when they are replayed.
     """
 
     def __init__(self, config: ReplayConfig, seed: int, read: ReadGroup) -> None:
@@ -59,11 +59,11 @@ class ReplayBuffer:
         self._seed = seed
         self._read = read
         self._started = False
-        self._experience: dict[str, _Experience] = {}
+        self._experience: dict[str, _PromptRecord] = {}
         self._retired: set[str] = set()
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
-        """Record a step: all of its groups, before any filter, in order; groups without rollouts are left out."""
+        """Record all groups of a step, before filtering, in order; groups without rollouts are ignored."""
         if not self._started:
             self._started = _accuracy(groups) > self._config.start_accuracy
             return
@@ -71,11 +71,11 @@ class ReplayBuffer:
             if group.rollouts and group.uid not in self._retired:
                 self._record(group, step, index)
 
-    def draw(self, step: int, count: int) -> list[str]:
-        """Up to `count` different prompts for `step`, a pure function of what was observed.
+    def sample(self, step: int, count: int) -> list[str]:
+        """Sample up to `count` distinct prompts for `step`; a pure function of the observed groups.
 
-        A bucket (all prompts of one share correct) is sampled in proportion to the normal density at its share, not to
-        its size; then a prompt of it, uniformly. Empty buckets are left out.
+        First a bucket (all prompts with the same accuracy) is sampled in proportion to the normal density at its
+        accuracy, whatever its size, and then one of its prompts uniformly.
         """
         buckets = self._buckets()
         chosen: list[str] = []
@@ -89,14 +89,14 @@ class ReplayBuffer:
         return chosen
 
     def candidates(self, uid: str) -> list[Trajectory]:
-        """The stored successes of a prompt to replay, the newest last, as they were sampled.
+        """The stored successes of a prompt, oldest first.
 
         Raises CheckpointError when the journal has lost one of them.
         """
         return [self._row(success) for success in self._experience[uid].successes]
 
     def state(self) -> dict[str, object]:
-        """Everything, in types that JSON gives back exactly."""
+        """The buffer as plain JSON values."""
         return {
             "started": self._started,
             "retired": sorted(self._retired),
@@ -107,11 +107,11 @@ class ReplayBuffer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take the state of a checkpoint in place of the present one."""
+        """Replace the buffer with that of a checkpoint."""
         self._started = state["started"]
         self._retired = set(state["retired"])
         self._experience = {
-            uid: _Experience(known["share_correct"], [_Success(*success) for success in known["successes"]])
+            uid: _PromptRecord(known["share_correct"], [_Success(*success) for success in known["successes"]])
             for uid, known in state["experience"].items()
         }
 
@@ -127,7 +127,7 @@ class ReplayBuffer:
             if row.is_correct and not row.is_off_policy
         ]
         if known is None and successes:
-            known = self._experience[group.uid] = _Experience(group.accuracy)
+            known = self._experience[group.uid] = _PromptRecord(group.accuracy)
         if known is not None:
             known.share_correct = group.accuracy
             known.successes = _newest_different([*known.successes, *successes])
@@ -137,10 +137,10 @@ class ReplayBuffer:
         if group is None:
             raise CheckpointError(
                 f"the rollout journal has lost step {success.step}, which the replay buffer needs; "
-                "delete the checkpoints to start the stage anew"
+                "delete the checkpoints to restart the stage"
             )
         row = group.trajectories[success.row]
-        assert not any(map(math.isnan, row.logp_behavior)), "an own rollout without its log-probabilities"
+        assert not any(map(math.isnan, row.logp_behavior)), "a rollout of the policy without its log-probabilities"
         return row
 
     def _buckets(self) -> dict[float, list[str]]:
@@ -151,9 +151,9 @@ class ReplayBuffer:
         return dict(sorted(buckets.items()))
 
     def _share(self, shares: Sequence[float], number: float) -> float:
-        """The share whose interval of the cumulative distribution holds `number`."""
+        """The share whose interval of the cumulative distribution contains `number`."""
         exponents = [-0.5 * ((share - self._config.bucket_mean) / self._config.bucket_std) ** 2 for share in shares]
-        # Less the largest: a lone bucket far from the mean keeps a density above 0.
+        # Relative to the largest exponent, so that a single bucket far from the mean keeps a weight above 0.
         weights = [math.exp(exponent - max(exponents)) for exponent in exponents]
         target = number * sum(weights)
         for share, weight in zip(shares, weights, strict=True):
@@ -169,7 +169,7 @@ def _accuracy(groups: Sequence[Group]) -> float:
 
 
 def _newest_different(successes: Sequence[_Success]) -> list[_Success]:
-    """The newest ones; equal responses once, with the log-probabilities of the latest time they were sampled."""
+    """The newest distinct responses, oldest first; of equal ones the last, with its log-probabilities."""
     latest = {success.digest: success for success in successes}
     order = list(dict.fromkeys(success.digest for success in reversed(successes)))[:MAX_SUCCESSES]
     return [latest[digest] for digest in reversed(order)]

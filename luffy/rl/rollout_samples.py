@@ -1,4 +1,4 @@
-"""A few rollouts of an RL step as a person would read them."""
+"""A few rows of an RL step as text, for the log of samples."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -18,9 +18,9 @@ def sample_rollouts(
     decode_response: Decode,
     confidential: Collection[str] = (),
 ) -> list[SampleRollout]:
-    """One row of each of the first `count` groups: rollouts, and last a demonstration where there is one.
+    """One row of each of the first `count` groups: rollouts, and from the last group its last row, often a trace.
 
-    Groups of the prompts `confidential` (uids) are left out.
+    Groups whose uids are in `confidential` are left out.
     """
     groups = [group for group in groups if group.uid not in confidential]
     advantages = iter(_advantages(groups, config))

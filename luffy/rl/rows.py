@@ -1,7 +1,7 @@
-"""One row of a group: planned, generated, graded.
+"""One row of a group, from plan to graded trajectory.
 
-A row begins with tokens of a trace (none: a rollout; all: a demonstration; some: a hybrid row), which the policy
-continues unless they are the whole trace.
+A row begins with none of a trace's tokens (a rollout), some (a prefix-conditioned row, which the policy continues) or
+all (a demonstration).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from luffy.rollout.engine import Completion, RolloutRequest
 from luffy.types import FinishReason, Source, Trajectory
 
 DEMONSTRATION_VERSION = -1
-"""Weight version of tokens that no weights of this run have sampled."""
+"""Weight version of tokens that were not sampled in this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +22,23 @@ class PlannedRow:
 
     prompt_ids: tuple[int, ...]
     seed: int = 0
-    """Seed of the continuation."""
-    guide: Demonstration | None = None
+    """Seed for the sampled tokens."""
+    trace: Demonstration | None = None
     num_given: int = 0
-    """Tokens of `guide` that the row begins with."""
+    """Number of tokens of `trace` that the row begins with."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole trace is given, so that nothing is generated."""
-        return self.guide is not None and self.num_given == len(self.guide.token_ids)
+        """Whether the row is a whole trace, so that nothing is generated."""
+        return self.trace is not None and self.num_given == len(self.trace.token_ids)
 
     @property
     def given_ids(self) -> tuple[int, ...]:
-        return self.guide.token_ids[: self.num_given] if self.guide else ()
+        return self.trace.token_ids[: self.num_given] if self.trace else ()
 
     @property
     def given_logprobs(self) -> tuple[float, ...]:
-        known = self.guide.logprobs if self.guide else None
+        known = self.trace.logprobs if self.trace else None
         return known[: self.num_given] if known else (float("nan"),) * self.num_given
 
     def request(self) -> RolloutRequest:
@@ -52,20 +52,20 @@ class GeneratedRow:
 
     plan: PlannedRow
     completion: Completion | None
-    """None: the plan was complete."""
+    """None for a whole trace."""
 
     @property
     def response_ids(self) -> tuple[int, ...]:
         return self.plan.given_ids + (self.completion.token_ids if self.completion else ())
 
     def text(self, decode: Callable[[Sequence[int]], str]) -> str:
-        """The response as one text; that of a demonstration as it was written."""
-        if self.completion is None and self.plan.guide is not None:
-            return self.plan.guide.text
+        """The response as text; for a demonstration, the original text of the trace."""
+        if self.completion is None and self.plan.trace is not None:
+            return self.plan.trace.text
         return decode(self.response_ids)
 
     def trajectory(self, grade: Grade) -> Trajectory:
-        """The graded row: the given tokens off-policy with their author's log-probabilities, the rest on-policy."""
+        """The graded row; tokens of the trace are off-policy, with their author's log-probabilities if known."""
         own = self.completion or _NOTHING
         given, sampled = self.plan.num_given, len(own.token_ids)
         assert len(own.weight_versions) == sampled
@@ -85,5 +85,5 @@ _NOTHING = Completion((), (), FinishReason.STOP, ())
 
 
 def replayed_row(stored: Trajectory) -> Trajectory:
-    """A stored rollout as a row of this step: its tokens become REPLAY, all else stays, its reward included."""
+    """A stored rollout as a row of this step, with its tokens marked as REPLAY."""
     return replace(stored, source=(Source.REPLAY,) * len(stored.source))

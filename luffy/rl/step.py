@@ -1,4 +1,4 @@
-"""The RL steps of a stage, one after the other: groups in, optimizer steps out."""
+"""Runs the RL steps of a stage: generate groups, filter them, train, update the replay state."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ class StepOutcome:
     """The groups of a finished step and its metrics."""
 
     groups: Sequence[Group]
-    """Those it learned from; all of them when it learned from none."""
+    """The groups it trained on, or all groups if every one was filtered out."""
     metrics: dict[str, float]
 
 
 class StepRunner:
-    """Runs RL steps: owns what they generate, learn and remember.
+    """Runs RL steps with a cluster's engine and trainer.
 
-    A context manager: generation that still runs is abandoned when the context ends.
+    A context manager: running generation is abandoned when the context ends.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class StepRunner:
         self._generation = Generation(self._experience, cluster, settings.rl.max_staleness, settings.rl.steps)
 
     def run(self, step: int) -> StepOutcome:
-        """One RL step (from 1), after all steps before it; its groups are journalled before it learns from them."""
+        """Run RL step `step` (from 1), after all earlier ones; its groups are journalled before training on them."""
         began = time.perf_counter()
         groups, metrics = self._generation.take(step)
         kept = self._experience.kept(step, groups)
@@ -66,7 +66,7 @@ class StepRunner:
         self._trainer.save(step, self._experience.state())
 
     def restore(self, step: int) -> None:
-        """Take the checkpoint of `step`; the next step to run is the one after it."""
+        """Restore the checkpoint of `step`; the next step to run is `step` + 1."""
         self._experience.restore(self._trainer.restore(step))
 
     def __enter__(self) -> "StepRunner":
@@ -88,7 +88,7 @@ class StepRunner:
 
 
 def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float, cluster: str) -> dict[str, float]:
-    """Tokens a second of the whole step and of its training part, and the share of it that the trainer waited."""
+    """Throughput of the step and of its training part, and the share of time that the trainer waited."""
     rows = [row for group in groups for row in group.trajectories]
     tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
     return {
@@ -96,5 +96,5 @@ def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float
         "perf/tokens_per_s": tokens / seconds,
         "perf/trainer_idle_share": metrics["perf/trainer_idle_s"] / seconds,
         "perf/train_tokens_per_s": tokens / (seconds - metrics["perf/trainer_idle_s"]),
-        **(peak_memory() if cluster == "local" else {}),  # else trainer and engines have processes of their own
+        **(peak_memory() if cluster == "local" else {}),  # on Ray, trainer and engines run in other processes
     }

@@ -1,4 +1,4 @@
-"""What the collector rolls out: a prompt in tokens, its traces, and a stored success to replay."""
+"""Input of the collector: a tokenized prompt, its traces, and a stored success to replay."""
 
 from dataclasses import dataclass, field
 
@@ -8,23 +8,23 @@ from luffy.types import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A trace in tokens, the stop token at its end."""
+    """A tokenized trace that ends with the stop token."""
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
-    """The author's log-probabilities, where known."""
+    """Log-probabilities under the model that wrote it, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutTask:
-    """A prompt in tokens, with its reference answer and its traces."""
+    """A tokenized prompt with its reference answer and traces."""
 
     uid: str
     prompt_ids: tuple[int, ...]
     ground_truth: str
     demonstrations: tuple[Demonstration, ...]
     replayed: Trajectory | None = None
-    """A stored success of the policy itself, in place of one rollout."""
+    """A stored success of the policy, which takes the place of one rollout."""
     problem: Problem = field(default_factory=Problem)
-    """What grading may use besides the reference answer."""
+    """Input of grading besides the reference answer."""

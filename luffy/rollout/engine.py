@@ -15,7 +15,7 @@ class SamplingParams:
     temperature: float
     """0: greedy."""
     max_response_tokens: int
-    """Limit of the whole response, a given prefix included."""
+    """Limit of the whole response, including a given prefix."""
     stop_token_ids: tuple[int, ...]
     top_p: float = 1.0
     """Nucleus sampling: only the likeliest tokens of this total probability; RL leaves it at 1."""
@@ -31,8 +31,8 @@ class RolloutRequest:
     seed: int
     """Decides the sampled tokens, whatever else is in the batch."""
     prefix_ids: tuple[int, ...] = ()
-    """Start of the response, which the engine continues (hybrid rows); not part of the completion. Shorter than
-    `SamplingParams.max_response_tokens`: something is always generated."""
+    """Start of the response, which the engine continues (prefix-conditioned rows); not part of the completion. Shorter
+    than `SamplingParams.max_response_tokens`, so that at least one token is generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Completion:
     """Log-probability of each token under the distribution it was sampled from (temperature applied; greedy: 1)."""
     finish_reason: FinishReason
     weight_versions: tuple[int, ...]
-    """For each token, the number of RL steps that the weights which sampled it had taken."""
+    """For each token, the version of the weights that sampled it: their number of RL steps."""
 
 
 class RolloutEngine(Protocol):
     """Generates responses with the policy's weights."""
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion for each request, in their order."""
+        """One completion per request, in order."""
         ...
 
     def close(self) -> None:
@@ -64,5 +64,5 @@ class SwappableEngine(RolloutEngine, Protocol):
     """An engine whose weights can be replaced by others of the same architecture."""
 
     def load_weights_from(self, folder: Path, version: int) -> None:
-        """Replace all weights by those of a model folder; they become `version`."""
+        """Replace all weights with those of a model folder, as `version`."""
         ...

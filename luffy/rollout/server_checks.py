@@ -1,4 +1,4 @@
-"""Whether a server is what `ServerEngine` needs, and what its workers are asked: one line for whoever started it."""
+"""Checks of the vLLM servers for `ServerEngine`, and the calls to their workers."""
 
 import asyncio
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from luffy.errors import ClusterError, ConfigError
 from luffy.http_client import Answer, HTTPClient, NoAnswer
 
 GENERATE = "/inference/v1/generate"
-"""vLLM's endpoint of token ids in and token ids out."""
+"""vLLM's endpoint that takes and returns token ids."""
 _MODELS = "/v1/models"
 _WORKERS = "/collective_rpc"
 _EXTENSION = "--worker-extension-cls luffy.rollout.vllm_worker.ServerWorker"
@@ -19,10 +19,10 @@ _NOT_FOUND = 404
 
 
 def check_servers(config: ServerConfig, dtype: str, max_model_len: int) -> None:
-    """Refuse servers that `ServerEngine` cannot use: ConfigError, after a few requests that cost nothing.
+    """Raise ConfigError for a server that `ServerEngine` cannot use; nothing is generated.
 
-    That is a URL that answers nothing, an API key that is refused, a context of less than `max_model_len` tokens, and
-    a server that was started without what the engine needs.
+    The server has to be reachable, accept the API key, have a context of at least `max_model_len` tokens and run with
+    the options that the engine needs.
     """
 
     async def check() -> None:
@@ -37,8 +37,8 @@ def check_servers(config: ServerConfig, dtype: str, max_model_len: int) -> None:
 
 
 async def _check_server(client: HTTPClient, api_key_variable: str, dtype: str, max_model_len: int) -> None:
-    missing = _of_context(client.url, await _models(client, api_key_variable), max_model_len)
-    # An empty request: only whether there is such an endpoint.
+    missing = _missing_context(client.url, await _models(client, api_key_variable), max_model_len)
+    # An empty request, to see whether the endpoint exists.
     if (await client.ask(GENERATE, {})).status in (_FORBIDDEN, _NOT_FOUND):
         missing.append("--enable-scale-out")
     settings = await client.ask(_WORKERS, {"method": "luffy_settings"})
@@ -46,22 +46,22 @@ async def _check_server(client: HTTPClient, api_key_variable: str, dtype: str, m
         missing.append("VLLM_SERVER_DEV_MODE=1 in its environment")
     if not settings.ok:
         missing.append(_EXTENSION)
-    # Of a server that cannot say how it was started nothing is taken for granted.
-    of_workers = settings.body["results"] if settings.ok else [{}]
-    missing += [option for of_worker in of_workers for option in _of_settings(of_worker, dtype)]
+    # A server that cannot report its settings has to be started with all of them.
+    reports = settings.body["results"] if settings.ok else [{}]
+    missing += [option for report in reports for option in _missing_options(report, dtype)]
     if missing:
         raise ConfigError(f"{client.url}: start this server with {', '.join(dict.fromkeys(missing))}")
 
 
 async def check_folder(client: HTTPClient, folder: str) -> None:
-    """Refuse a folder that the server does not see, or that holds another model: ConfigError."""
+    """Raise ConfigError for a folder that the server does not see, or that holds a different model."""
     for difference in await _ask_workers(client, "luffy_difference", folder):
         if difference is not None:
             raise ConfigError(f"{client.url}: {difference}")
 
 
 async def load_folder(client: HTTPClient, folder: str) -> None:
-    """Replace the weights of a paused server; ClusterError when the folder had not all of them."""
+    """Replace the weights of a paused server; ClusterError when the folder does not have all of them."""
     missing = sorted({name for names in await _ask_workers(client, "luffy_load", folder) for name in names})
     if missing:
         raise ClusterError(f"{client.url}: {folder} has no {', '.join(missing[:3])} ({len(missing)} weights in all)")
@@ -74,37 +74,37 @@ async def _models(client: HTTPClient, api_key_variable: str) -> Answer:
         raise ConfigError(f"execution.server.urls: {error}; start the server or correct the URL") from error
     if answer.status in (_UNAUTHORISED, _FORBIDDEN):
         raise ConfigError(
-            f"{client.url}: the server wants another API key; it is taken from the environment variable "
+            f"{client.url}: the server refuses the API key; it is read from the environment variable "
             f"{api_key_variable} (execution.server.api_key_variable), which "
             f"{'holds a wrong one' if client.has_key else 'is not set'}"
         )
     return answer
 
 
-def _of_context(url: str, models: Answer, max_model_len: int) -> list[str]:
-    """The option that is missing for the context; ConfigError when what answers is no vLLM."""
+def _missing_context(url: str, models: Answer, max_model_len: int) -> list[str]:
+    """The missing `--max-model-len` option, if any; ConfigError when the server is not vLLM."""
     served = models.body.get("data") if models.ok else None
     context = served[0].get("max_model_len") if isinstance(served, list) and served else None
     if not isinstance(context, int):
         raise ConfigError(
-            f"{url}: what answers is no vLLM server ({_MODELS}: "
-            f"{'names no max_model_len' if models.ok else models.complaint}); others return no token ids"
+            f"{url}: this is not a vLLM server ({_MODELS}: "
+            f"{'names no max_model_len' if models.ok else models.complaint}); other servers return no token ids"
         )
     return [f"--max-model-len {max_model_len} (it has {context})"] if context < max_model_len else []
 
 
-def _of_settings(settings: Mapping[str, object], dtype: str) -> list[str]:
-    """The options that are missing, by what a worker says of itself (`ServerWorker.luffy_settings`)."""
+def _missing_options(settings: Mapping[str, object], dtype: str) -> list[str]:
+    """Options that are missing according to a worker's report (`ServerWorker.luffy_settings`)."""
     wanted = {"dtype": dtype, "logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
     missing = [f"--{name.replace('_', '-')} {value}" for name, value in wanted.items() if settings.get(name) != value]
-    # vLLM's CPU worker fails on a request with a seed whose prompt it was given in pieces.
+    # With chunked prefill vLLM's CPU worker fails on requests with a seed.
     if settings.get("device") == "cpu" and settings["chunked_prefill"]:
         missing.append("--no-enable-chunked-prefill")
     return missing
 
 
 async def _ask_workers(client: HTTPClient, method: str, argument: str) -> list[Any]:
-    """What each worker of the server returned."""
+    """The return values of the server's workers."""
     answer = await client.post(_WORKERS, {"method": method, "args": [argument]})
     results = answer["results"]
     assert isinstance(results, list)

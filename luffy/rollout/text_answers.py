@@ -1,4 +1,4 @@
-"""What an endpoint has answered in an evaluation that is not finished: nothing that was paid for is asked for twice."""
+"""Responses of an endpoint, saved so that a resumed evaluation does not pay for them twice."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,18 +10,18 @@ from luffy.types import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class TextCompletion:
-    """What was generated, as text."""
+    """A generated response as text."""
 
     text: str
     num_tokens: int
-    """As the endpoint counts them, reasoning included."""
+    """Completion tokens as the endpoint counts them, reasoning included."""
     finish_reason: FinishReason
 
 
 class TextAnswers:
-    """Completions by the key of their request, appended to a file as they come.
+    """Completions by request key, appended to a file as they arrive.
 
-    They survive a kill of the process. A torn line, and what is behind it, is forgotten.
+    They survive a killed process. An incomplete line and everything after it are dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,11 +31,11 @@ class TextAnswers:
         self._file.truncate(self._read())
 
     def find(self, key: str) -> TextCompletion | None:
-        """The completion that was kept under `key`."""
+        """The completion saved under `key`."""
         return self._known.get(key)
 
     def add(self, key: str, completion: TextCompletion) -> None:
-        """Keep a completion."""
+        """Save a completion."""
         self._known[key] = completion
         self._file.write(json.dumps({"key": key, **asdict(completion)}, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
@@ -45,12 +45,12 @@ class TextAnswers:
         self._file.close()
 
     def remove(self) -> None:
-        """Forget them: what they came to is kept elsewhere now."""
+        """Delete the file, once the results are saved elsewhere."""
         self.close()
         self._path.unlink(missing_ok=True)
 
     def _read(self) -> int:
-        """Read the file up to the first line that is none; returns where that is."""
+        """Read the file up to the first invalid line; returns its offset."""
         end = 0
         with self._path.open("rb") as file:
             for line in file:

@@ -1,11 +1,11 @@
-"""A model that others serve, behind OpenAI's protocol: text in, text out, and nothing of its tokens but their number.
+"""A model behind an OpenAI-compatible endpoint: text in, text out, without token ids.
 
     endpoint = TextEndpoint.connect(EndpointModel(name="gpt-x"), ServerConfig(urls=(url,)), [CHAT], answers)
     answered = endpoint.generate([TextRequest(messages, seed)], params)
 
-A chat is asked of `/chat/completions`, where the server applies the model's own template, a text of `/completions`.
-Whether the endpoint minds `seed` is its own affair: many say that they only try, and some ignore it. What else shapes
-its draws by default (llama.cpp's `top_k` and `min_p`, say) is not undone; `model.endpoint.request` can say more.
+Chats go to `/chat/completions`, where the server applies the model's own template, and texts to `/completions`. Many
+endpoints follow `seed` only approximately, and some ignore it. The endpoint's other sampling defaults (such as
+llama.cpp's `top_k` and `min_p`) stay in force unless `model.endpoint.request` sets them.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _MAX_TOKENS, _MAX_COMPLETION_TOKENS = "max_tokens", "max_completion_tokens"
 _LONGEST_COMPLAINT = 500
 _SHORTEST_QUOTE = 12
 _SEED_LIMIT = 2**31
-"""Several endpoints take no larger seed."""
+"""Several endpoints accept only smaller seeds."""
 _FILTERED = "content_filter"
 _FINISH_REASONS = {
     "stop": FinishReason.STOP,
@@ -49,25 +49,25 @@ _FINISH_REASONS = {
     "length": FinishReason.LENGTH,
 }
 _STOPPED_AT = ("stop_reason", "matched_stop")
-"""Where vLLM and SGLang say which of the stop texts ended a response."""
+"""Fields in which vLLM and SGLang name the stop string that ended a response."""
 _REASONING = ("reasoning_content", "reasoning")
 
 
 def write_endpoint(folder: Path, model: EndpointModel) -> None:
-    """Put the description of a model that others serve where the weights of others are."""
+    """Save the description of an endpoint's model in `folder`, which holds the weights of other models."""
     folder.mkdir(exist_ok=True)
     write_atomic(folder / _FILE, model.model_dump_json(indent=1) + "\n")
 
 
 def read_endpoint(folder: Path) -> EndpointModel | None:
-    """What `write_endpoint` wrote; None for a folder with weights."""
+    """The description saved by `write_endpoint`; None for a folder with weights."""
     file = folder / _FILE
     return EndpointModel.model_validate_json(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """One response to get."""
+    """One response to generate."""
 
     prompt: str | tuple[Message, ...]
     """A text to continue, or the turns of a chat."""
@@ -75,25 +75,25 @@ class TextRequest:
 
     @property
     def path(self) -> str:
-        """Of the endpoint that takes it."""
+        """Path of the endpoint for this kind of prompt."""
         return TEXT if isinstance(self.prompt, str) else CHAT
 
 
 @dataclass(slots=True)
-class _Server:
+class _EndpointServer:
     client: HTTPClient
     running: int = 0
 
 
 class TextEndpoint:
-    """Generates by one model on any number of servers, each request on the one that has the least to do.
+    """Generates with one model on any number of servers; each request goes to the least busy one.
 
-    What has come back is kept in `answers` at once, and what is there already is not asked for again.
+    Responses are saved in `answers` as they arrive, and requests whose response is saved are not sent again.
     """
 
     def __init__(self, model: EndpointModel, config: ServerConfig, answers: TextAnswers) -> None:
         self._loop = LoopThread()
-        self._servers = [_Server(HTTPClient.to_server(url, config)) for url in config.api_roots]
+        self._servers = [_EndpointServer(HTTPClient.to_server(url, config)) for url in config.api_roots]
         self._places = asyncio.Semaphore(config.concurrency * len(self._servers))
         self._model = model
         self._key_variable = config.api_key_variable
@@ -105,9 +105,9 @@ class TextEndpoint:
     def connect(
         cls, model: EndpointModel, config: ServerConfig, paths: Sequence[str], answers: TextAnswers
     ) -> "TextEndpoint":
-        """One whose servers answer on each of `paths` (`CHAT`, `TEXT`).
+        """An endpoint whose servers have all of `paths` (`CHAT`, `TEXT`); nothing is generated.
 
-        ConfigError for a server that cannot be reached, refuses the API key or has no such path. Nothing is generated.
+        Raises ConfigError for a server that cannot be reached, refuses the API key or lacks a path.
         """
         endpoint = cls(model, config, answers)
         try:
@@ -118,14 +118,14 @@ class TextEndpoint:
         return endpoint
 
     def generate(self, requests: Sequence[TextRequest], params: SamplingParams) -> list[TextCompletion]:
-        """One completion a request, in the order of the requests.
+        """One completion per request, in order.
 
-        Raises ConfigError for a request that the endpoint refuses for good, and ClusterError when it fails.
+        Raises ConfigError for a request that the endpoint rejects, and ClusterError when it fails after all retries.
         """
         return self._loop.run(self._generate(requests, params))
 
     def close(self) -> None:
-        """Let the servers go. May be called twice."""
+        """Close the connections. May be called twice."""
         if self._loop.is_closed:
             return
         if self._num_filtered:
@@ -141,7 +141,7 @@ class TextEndpoint:
         for server in self._servers:
             for path in paths:
                 try:
-                    # Without a prompt: only whether there is such an endpoint.
+                    # Without a prompt, to see whether the endpoint exists.
                     answer = await server.client.ask(path, {"model": self._model.name, _MAX_TOKENS: 1})
                 except NoAnswer as error:
                     raise ConfigError(f"execution.server.urls: {error}; start the server or correct the URL") from error
@@ -158,7 +158,7 @@ class TextEndpoint:
                 failures.append(error)
                 return None
 
-        # From the first failure on nothing more is asked; what is under way is paid for, and is waited for.
+        # After the first failure no more requests are sent, but running ones, which are paid for, are awaited.
         completions = await asyncio.gather(*map(complete, requests))
         if failures:
             raise failures[0]
@@ -167,7 +167,7 @@ class TextEndpoint:
     async def _complete(
         self, request: TextRequest, params: SamplingParams, failures: Sequence[LuffyError]
     ) -> TextCompletion | None:
-        """The completion; None where another request has failed before this one was asked."""
+        """The completion; None when another request failed before this one was sent."""
         key = _key(request, self._body(request, params, _MAX_TOKENS))
         known = self._answers.find(key)
         if known is not None:
@@ -191,7 +191,7 @@ class TextEndpoint:
             body = self._body(request, params, limit_name)
             return await client.post_with_retries(request.path, body, retry_timeouts=True)
         except Refused as error:
-            # OpenAI's reasoning models want the limit under another name, and say so.
+            # OpenAI's reasoning models require the limit under another name, and say so in the error.
             if limit_name == _MAX_TOKENS and _wants_other_name(error.answer):
                 self._limit_name = _MAX_COMPLETION_TOKENS
                 return await self._ask(client, request, params)
@@ -203,14 +203,14 @@ class TextEndpoint:
             raise NoAnswer(f"{error}; {_GOES_ON}") from error
 
     def _body(self, request: TextRequest, params: SamplingParams, limit_name: str) -> dict[str, object]:
-        asked: dict[str, object] = (
+        prompt: dict[str, object] = (
             {"prompt": request.prompt}
             if isinstance(request.prompt, str)
             else {"messages": [{"role": turn.role, "content": turn.content} for turn in request.prompt]}
         )
         fields = {
             "model": self._model.name,
-            **asked,
+            **prompt,
             limit_name: params.max_response_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,
@@ -229,38 +229,38 @@ class TextEndpoint:
             num_tokens = int(answer["usage"]["completion_tokens"])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ClusterError(
-                f"{url}: what it answered is no completion with text, finish_reason and usage.completion_tokens "
+                f"{url}: the response has no text, finish_reason or usage.completion_tokens "
                 f"({type(error).__name__}: {error}); {_GOES_ON}"
             ) from None
         if finish_reason not in _FINISH_REASONS:
-            raise ClusterError(f"{url}: ended a response by {finish_reason!r}; {_GOES_ON}")
+            raise ClusterError(f"{url}: unexpected finish_reason {finish_reason!r}; {_GOES_ON}")
         self._num_filtered += finish_reason == _FILTERED
         reason = _FINISH_REASONS[finish_reason]
         if reason is FinishReason.STOP:
             text += _cut_off(text, choice, params.stop)
-        # A lone surrogate is no text that could be written down.
+        # A lone surrogate cannot be encoded as UTF-8.
         return TextCompletion(text.encode(errors="replace").decode(), num_tokens, reason)
 
     def _refusal(self, client: HTTPClient, path: str, status: int, complaint: str) -> ConfigError:
-        """One line for a request that is refused for good."""
+        """The error for a request that the endpoint rejects."""
         url, model = f"{client.url}{path}", self._model.name
         if status in _UNAUTHORISED:
-            holds = "holds one that it refuses" if client.has_key else "is not set"
+            holds = "holds a rejected key" if client.has_key else "is not set"
             return ConfigError(
-                f"{url}: {complaint}: it wants another API key; that is taken from the environment variable "
+                f"{url}: {complaint}: the API key is read from the environment variable "
                 f"{self._key_variable} (execution.server.api_key_variable), which {holds}"
             )
         if status in _NO_SUCH_PATH:
-            return ConfigError(f"{url}: {complaint}: no model {model!r} to be asked there; {_OTHERWISE[path]}")
+            return ConfigError(f"{url}: {complaint}: no model {model!r} there; {_OTHERWISE[path]}")
         return ConfigError(f"{url}: the model {model!r} refuses the request: {complaint}")
 
 
-_GOES_ON = "what has come back is kept, and the same command goes on behind it"
+_GOES_ON = "finished responses are saved, and the same command continues after them"
 _OTHERWISE = {
-    CHAT: "correct the model's name or the URL, or, where the endpoint has no chat, take another evaluation.template "
-    "than own (`none` is the question alone)",
-    TEXT: "an evaluation.template other than own is a text, which needs this path; where the endpoint has a chat "
-    "alone, take evaluation.template: own",
+    CHAT: "correct the model's name or the URL, or, if the endpoint has no chat, set an evaluation.template other than "
+    "own (`none` is the question alone)",
+    TEXT: "an evaluation.template other than own needs this path; if the endpoint has only chat, "
+    "set evaluation.template: own",
 }
 
 
@@ -269,7 +269,7 @@ def _wants_other_name(answer: Answer) -> bool:
 
 
 def _unquoted(complaint: str, request: TextRequest) -> str:
-    """A complaint, shortened, without what it quotes of the prompt: some problems may be shown nowhere."""
+    """The error message, shortened, without quotes from the prompt: some problems must not be published."""
     asked = request.prompt if isinstance(request.prompt, str) else "\n".join(turn.content for turn in request.prompt)
     rest = complaint[:_LONGEST_COMPLAINT]
     while True:
@@ -280,34 +280,34 @@ def _unquoted(complaint: str, request: TextRequest) -> str:
 
 
 def _key(request: TextRequest, body: Mapping[str, object]) -> str:
-    """Of the request with its draw, which not every endpoint is told."""
+    """Hash of the request with its full seed, which the body holds only in part."""
     return hashlib.sha256(json.dumps([request.path, request.seed, body]).encode()).hexdigest()
 
 
 def _text(choice: Mapping[str, Any]) -> str:
-    """What the model said, reasoning that the server has taken apart in front as models write it."""
+    """The response with any reasoning, which the server returns separately, in front as models write it."""
     if "message" not in choice:
         return str(choice["text"])
     message = choice["message"]
     content = message.get("content") or ""
     reasoning = next((message[name] for name in _REASONING if message.get(name)), "")
     if not isinstance(content, str) or not isinstance(reasoning, str):
-        raise TypeError("content is no text")
+        raise TypeError("content is not text")
     if not reasoning:
         return content
-    # Cut at the limit before an answer began, the reasoning is not closed.
+    # Reasoning that was truncated before an answer began is not closed.
     is_closed = bool(content) or choice["finish_reason"] != FinishReason.LENGTH
     return f"<think>\n{reasoning}" + (f"\n</think>\n\n{content}" if is_closed else "")
 
 
 def _cut_off(text: str, choice: Mapping[str, Any], stops: Sequence[str]) -> str:
-    """The stop text that the server has cut off, which belongs to the response; empty where there is none.
+    """The stop string that the server removed from the end of the response; empty when there is none.
 
-    A server that does not say where it stopped is believed to have done so at a closing tag whose element is open.
+    When the server does not name it, a closing tag whose element is open is assumed.
     """
-    said = next((choice[name] for name in _STOPPED_AT if choice.get(name) in stops), None)
-    if said is not None:
-        return "" if text.endswith(said) else str(said)
+    matched = next((choice[name] for name in _STOPPED_AT if choice.get(name) in stops), None)
+    if matched is not None:
+        return "" if text.endswith(matched) else str(matched)
     return next((stop for stop in stops if _closes(stop, text)), "")
 
 

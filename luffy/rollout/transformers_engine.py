@@ -16,14 +16,14 @@ from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.types import FinishReason
 
 _STOP_TOKENS = 32
-"""How many of the newest tokens are read for a text that ends the response."""
+"""Number of newest tokens that are decoded to look for a stop string."""
 _COMPACT_BELOW = 0.75
-"""Rows that ended are cut from the cache once fewer than this share of it is still running."""
+"""Finished rows are removed from the KV cache once less than this share of its rows is still running."""
 
 
 @dataclass(slots=True)
-class _Row:
-    """One response while it grows."""
+class _DecodingRow:
+    """A response in progress."""
 
     limit: int
     """Tokens that may be generated."""
@@ -34,10 +34,10 @@ class _Row:
 
 
 class TransformersEngine:
-    """Generates with `model`, which may be the one in training: its present weights are used.
+    """Generates with the current weights of `model`, which may be the one in training.
 
-    Each request's draw depends on its own seed alone: one uniform number a token, inverted through the cumulative
-    distribution.
+    The randomness of a response depends on its own seed alone: one uniform number per token, inverted through the
+    cumulative distribution.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TransformersEngine:
 
     @classmethod
     def from_folder(cls, folder: Path, dtype: str, batch_size: int) -> "TransformersEngine":
-        """An engine on a model folder, with whose tokenizer it looks for `SamplingParams.stop`."""
+        """An engine on a model folder, whose tokenizer is used to find `SamplingParams.stop`."""
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         ).eval()
@@ -62,7 +62,7 @@ class TransformersEngine:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion a request, in the order of the requests."""
+        """One completion per request, in order."""
         by_length = sorted(range(len(requests)), key=lambda i: (len(_context(requests[i])), i))
         completions: dict[int, Completion] = {}
         for start in range(0, len(by_length), self._batch_size):
@@ -72,27 +72,27 @@ class TransformersEngine:
         return [completions[i] for i in range(len(requests))]
 
     def load_weights_from(self, folder: Path, version: int) -> None:
-        """Replace the model by that of a folder, on the same device and in the same type."""
+        """Replace the model with that of a folder, on the same device and with the same dtype."""
         device, dtype = self.model.device, self.model.dtype
-        del self.model  # before the next one takes its place in memory
+        del self.model  # free its memory before loading the next one
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
         self.model = model.to(device)
         self.weight_version = version
 
     def close(self) -> None:
-        """Nothing to free: the model belongs to the caller or goes with this object."""
+        """Nothing to free: the model is the caller's, or is garbage-collected with this object."""
 
     def _generate_batch(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        rows = [_Row(_room(request, params), _uniforms(request, params)) for request in requests]
+        rows = [_DecodingRow(_room(request, params), _uniforms(request, params)) for request in requests]
         input_ids_BT, mask_BT = _left_pad([_context(request) for request in requests], self.model.device)
         cache = DynamicCache(config=self.model.config)
         running = rows
         while running:
             logits_BV = self._next_logits(input_ids_BT, mask_BT, cache)
-            token_B = _draw(running, logits_BV, params)
+            token_B = _sample(running, logits_BV, params)
             self._end_at_texts(running, params.stop)
             alive = [b for b, row in enumerate(running) if row.finish_reason is None]
-            # Ended rows ride along, ignored, until enough of them make cutting the cache worth its copy.
+            # Finished rows stay in the batch, ignored, until removing them is worth copying the cache.
             if len(alive) < _COMPACT_BELOW * len(running) or not alive:
                 running = [running[b] for b in alive]
                 keep_B = torch.tensor(alive, dtype=torch.long, device=mask_BT.device)
@@ -118,14 +118,14 @@ class TransformersEngine:
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(str(self._tokenizer_folder), local_files_only=True)
 
-    def _end_at_texts(self, running: Sequence[_Row], stop: Sequence[str]) -> None:
+    def _end_at_texts(self, running: Sequence[_DecodingRow], stop: Sequence[str]) -> None:
         for row in running if stop and self._tokenizer_folder is not None else ():
             if row.finish_reason is None:
                 tail = str(self._tokenizer.decode(row.tokens[-_STOP_TOKENS:]))
                 if any(text in tail for text in stop):
                     row.finish_reason = FinishReason.STOP
 
-    def _completion(self, row: _Row) -> Completion:
+    def _completion(self, row: _DecodingRow) -> Completion:
         assert row.finish_reason is not None
         versions = (self.weight_version,) * len(row.tokens)
         return Completion(tuple(row.tokens), tuple(row.logprobs), row.finish_reason, versions)
@@ -136,14 +136,14 @@ def _context(request: RolloutRequest) -> tuple[int, ...]:
 
 
 def _room(request: RolloutRequest, params: SamplingParams) -> int:
-    """Tokens left for the continuation once the prefix is counted."""
+    """Tokens left for the response after its prefix."""
     room = params.max_response_tokens - len(request.prefix_ids)
     assert room > 0, f"a prefix of {len(request.prefix_ids)} tokens leaves none of {params.max_response_tokens}"
     return room
 
 
 def _uniforms(request: RolloutRequest, params: SamplingParams) -> Tensor:
-    """One number in [0, 1) for each token that may be drawn, the first for the first token behind the prefix."""
+    """One number in [0, 1) for each token to sample, starting at the first token after the prefix."""
     generator = torch.Generator().manual_seed(request.seed)
     return torch.rand(params.max_response_tokens, generator=generator, dtype=torch.float64)
 
@@ -158,15 +158,15 @@ def _left_pad(contexts: Sequence[tuple[int, ...]], device: torch.device) -> tupl
     return input_ids_BT.to(device), mask_BT.to(device)
 
 
-def _draw(running: Sequence[_Row], logits_BV: Tensor, params: SamplingParams) -> Tensor:
-    """Draw the next token of every row and record it in the rows that still run."""
+def _sample(running: Sequence[_DecodingRow], logits_BV: Tensor, params: SamplingParams) -> Tensor:
+    """Sample the next token of every row and record it in the rows that are still running."""
     logp_BV = torch.log_softmax(logits_BV / (params.temperature or 1.0), dim=-1)
     if params.top_p < 1 and params.temperature > 0:
         logp_BV = _nucleus(logp_BV, params.top_p)
     if params.temperature == 0:
         token_B = logp_BV.argmax(dim=-1)
     else:
-        # An ended row may have used up its numbers; what it draws is ignored.
+        # A finished row may have used up its numbers; its token is ignored.
         uniform_B = torch.stack([row.uniform_T[len(row.tokens) - (row.finish_reason is not None)] for row in running])
         token_B = _invert(logp_BV, uniform_B.to(logits_BV.device))
     logp_B = logp_BV.gather(-1, token_B.unsqueeze(-1)).squeeze(-1).tolist()
@@ -177,10 +177,10 @@ def _draw(running: Sequence[_Row], logits_BV: Tensor, params: SamplingParams) ->
 
 
 def _nucleus(logp_BV: Tensor, top_p: float) -> Tensor:
-    """The distribution over the fewest tokens that together have `top_p`, the others at probability 0.
+    """The distribution restricted to the smallest set of tokens with total probability `top_p` (nucleus sampling).
 
-    A. Holtzman et al., "The curious case of neural text degeneration" (2020). Of equally likely tokens at the border
-    that with the lower id stays.
+    A. Holtzman et al., "The curious case of neural text degeneration" (2020). Ties at the boundary
+    are broken in favour of the lower token id.
     """
     sorted_BV, order_BV = logp_BV.sort(dim=-1, descending=True, stable=True)
     before_BV = sorted_BV.double().exp().cumsum(dim=-1) - sorted_BV.double().exp()
@@ -189,14 +189,14 @@ def _nucleus(logp_BV: Tensor, top_p: float) -> Tensor:
 
 
 def _invert(logp_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """The token whose interval of the cumulative distribution holds the uniform number."""
+    """The token whose interval of the cumulative distribution contains the uniform number."""
     cumulative_BV = logp_BV.double().exp().cumsum(dim=-1)
     target_B1 = (uniform_B * cumulative_BV[:, -1]).unsqueeze(-1)
     token_B = torch.searchsorted(cumulative_BV, target_B1, right=True).squeeze(-1)
     return token_B.clamp(max=logp_BV.shape[-1] - 1)
 
 
-def _record(row: _Row, token: int, logp: float, stop_token_ids: Sequence[int]) -> None:
+def _record(row: _DecodingRow, token: int, logp: float, stop_token_ids: Sequence[int]) -> None:
     row.tokens.append(token)
     row.logprobs.append(logp)
     if token in stop_token_ids:

@@ -1,4 +1,4 @@
-"""What vLLM cannot do, refused in one line before anything heavy starts. Nothing here imports vLLM."""
+"""Checks for what vLLM does not support, made before anything heavy starts and without importing vLLM."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from luffy.rollout.engine import RolloutRequest, SamplingParams
 
 
 def check_layout(folder: Path, shape: Mapping[str, object], config: VLLMConfig, max_model_len: int | None) -> None:
-    """Refuse what vLLM could not run: ConfigError, before anything is loaded. `shape` is the folder's config.json."""
+    """Raise ConfigError for a model and configuration that vLLM cannot run. `shape` is the folder's config.json."""
     _check_parallel_size(folder, shape, config.tensor_parallel_size)
     _check_context(folder, context_length(shape), max_model_len)
     _check_step_size(config.max_num_batched_tokens, max_model_len or context_length(shape))
@@ -26,7 +26,7 @@ def _check_parallel_size(folder: Path, shape: Mapping[str, object], size: int) -
         )
     if size > max(num_gpus, 1):
         raise ConfigError(
-            f"execution.vllm.tensor_parallel_size: {size} is more than the GPUs that this process sees ({num_gpus}); "
+            f"execution.vllm.tensor_parallel_size: {size} is more than the GPUs visible to this process ({num_gpus}); "
             f"use {max(num_gpus, 1)} at most"
         )
 
@@ -43,21 +43,21 @@ def _check_step_size(step: int | None, longest: int | None) -> None:
     if not torch.cuda.is_available() and step is not None and longest is not None and step < longest:
         raise ConfigError(
             f"execution.vllm.max_num_batched_tokens: {step} is less than one sequence of {longest} tokens, which "
-            "a step must hold where there is no GPU; leave it out or raise it"
+            "must fit into one step without a GPU; remove it or raise it"
         )
 
 
 def check_params(params: SamplingParams) -> None:
-    """Refuse a temperature that vLLM would replace by another one: ConfigError."""
+    """Raise ConfigError for a temperature that vLLM would silently replace."""
     if 0 < params.temperature < LOWEST_VLLM_TEMPERATURE:
         raise ConfigError(
-            f"temperature: {params.temperature} is below what vLLM can draw at; use 0 (greedy) or at least "
+            f"temperature: {params.temperature} is below the lowest that vLLM samples at; use 0 (greedy) or at least "
             f"{LOWEST_VLLM_TEMPERATURE}"
         )
 
 
 def check_lengths(requests: Sequence[RolloutRequest], params: SamplingParams, max_model_len: int) -> None:
-    """Refuse requests that the engine's context cannot hold whole: ConfigError."""
+    """Raise ConfigError for requests that do not fit into the engine's context."""
     too_long = [len(request.prompt_ids) for request in requests if _longest(request, params) > max_model_len]
     if too_long:
         raise ConfigError(
@@ -72,23 +72,23 @@ def _longest(request: RolloutRequest, params: SamplingParams) -> int:
 
 
 def room(request: RolloutRequest, params: SamplingParams) -> int:
-    """Tokens left for the continuation once the prefix is counted."""
+    """Tokens left for the response after its prefix."""
     room = params.max_response_tokens - len(request.prefix_ids)
     assert room > 0, f"a prefix of {len(request.prefix_ids)} tokens leaves none of {params.max_response_tokens}"
     return room
 
 
 def read_shape(folder: Path) -> Mapping[str, object]:
-    """The folder's config.json; ConfigError when it is no model folder."""
+    """The folder's config.json; ConfigError when there is none."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ConfigError(f"{folder}: is no model folder: it has no config.json")
+        raise ConfigError(f"{folder}: not a model folder: it has no config.json")
     shape = json.loads(path.read_text(encoding="utf-8"))
     assert isinstance(shape, dict)
     return shape
 
 
 def context_length(shape: Mapping[str, object]) -> int | None:
-    """Tokens that the model was made for; None: it names no limit."""
+    """Context length of the model; None when its config names none."""
     positions = shape.get("max_position_embeddings")
     return positions if isinstance(positions, int) else None

@@ -1,6 +1,6 @@
-"""Replacing the weights of a vLLM (0.32) worker, tensor by tensor: what runs in the worker itself.
+"""Functions that run in a vLLM (0.32) worker and replace its weights, tensor by tensor.
 
-vLLM's own `reload_weights` only logs what was missing, and leaves a tied output head on CPU as it was.
+vLLM's own `reload_weights` only logs missing weights, and does not update a tied output head on CPU.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def begin_reload(worker: "Worker") -> set[str]:
-    """Make the model ready for weights in Hugging Face's format; returns the names of its own parameters."""
+    """Prepare the model to load weights in Hugging Face format; returns the names of its parameters."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
@@ -26,7 +26,7 @@ def begin_reload(worker: "Worker") -> set[str]:
 
 
 def load_tensor(worker: "Worker", name: str, tensor: Tensor) -> set[str]:
-    """Load one tensor; returns the parameters of the model that it is a part of."""
+    """Load one tensor; returns the parameters of the model that it fills in whole or in part."""
     from vllm.config import set_current_vllm_config
 
     load = cast(Callable[[list[tuple[str, Tensor]]], set[str]], worker.get_model().load_weights)
@@ -35,7 +35,7 @@ def load_tensor(worker: "Worker", name: str, tensor: Tensor) -> set[str]:
 
 
 def end_reload(worker: "Worker") -> None:
-    """Finish the layers that wait for all others, and the output head."""
+    """Finish the layers that need all weights, and the output head."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -45,6 +45,6 @@ def end_reload(worker: "Worker") -> None:
         finalize_layerwise_reload(model, worker.model_config)
         for module in model.modules():
             if isinstance(module, ParallelLMHead):
-                # On CPU the head multiplies by a packed copy of its weight. A tied head shares the embedding's tensor,
-                # which is new by now, but nothing was loaded into the head itself, so that no one packed it again.
+                # On CPU the head uses a packed copy of its weight. A tied head shares the embedding's tensor, which is
+                # new by now, but nothing was loaded into the head itself, so its copy has to be packed again here.
                 module.quant_method.process_weights_after_loading(module)

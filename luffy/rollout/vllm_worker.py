@@ -1,4 +1,4 @@
-"""What the workers of a server that `ServerEngine` uses must know, on the machine where vLLM (0.32) runs.
+"""Worker extension for the vLLM (0.32) servers that `ServerEngine` uses.
 
 `vllm serve --worker-extension-cls luffy.rollout.vllm_worker.ServerWorker` mixes the class into vLLM's own worker, and
 `/collective_rpc` calls its methods by name: strings in, JSON out.
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_worker import Worker
 
 _NOT_COMPARED = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
-"""Entries of a config.json that do not change what the weights compute."""
+"""Entries of a config.json that do not affect the model's outputs."""
 
 
 class ServerWorker:
-    """Methods that a worker of vLLM gets besides its own."""
+    """Methods added to vLLM's worker."""
 
     def luffy_settings(self) -> dict[str, object]:
-        """How the server was started, as far as a rollout engine depends on it."""
+        """The settings of the server that a rollout engine depends on."""
         config = cast("Worker", self).vllm_config
         return {
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
@@ -31,7 +31,7 @@ class ServerWorker:
         }
 
     def luffy_difference(self, folder: str) -> str | None:
-        """Why the weights of `folder` are not of the model that is served; None: they are."""
+        """Why the weights of `folder` do not fit the served model; None when they do."""
         from vllm.transformers_utils.config import get_config
 
         if not (Path(folder) / "config.json").is_file():
@@ -47,7 +47,7 @@ class ServerWorker:
         return None
 
     def luffy_load(self, folder: str) -> list[str]:
-        """Replace the weights by those of `folder`; returns the parameters of the model that were not there."""
+        """Replace the weights with those of `folder`; returns the parameters that were missing."""
         from vllm.model_executor.model_loader.weight_utils import safetensors_weights_iterator
 
         worker = cast("Worker", self)

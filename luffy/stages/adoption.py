@@ -1,9 +1,9 @@
-"""Adoption: responses that an earlier evaluation sampled from the same model in the same way are only graded again.
+"""Reuse of responses that an earlier evaluation sampled from the same model in the same way; they are graded again.
 
 Every evaluation writes `responses.json`: for each suite and decoding a hash of everything its responses depend on (the
 model's files, engine, generation code, sampling, prompts, seeds). A finished evaluation in the same workspace with an
-equal hash has the very responses that would be sampled. Graders, the level of intervals and other suites are not part
-of the hash.
+equal hash has exactly the responses that would be sampled. Graders, confidence level and other suites are not part of
+the hash.
 """
 
 import json
@@ -45,8 +45,8 @@ _LINES = TypeAdapter(tuple[_Line, ...])
 class EvaluationRequests:
     """The evaluation requests for one model, and the digests of their responses.
 
-    `stage` is the directory of the stage that made the model; `variant` tells several models of one stage apart. There
-    are no digests for a stage without a manifest, since nothing is known of its model.
+    `stage` is the directory of the stage that made the model; `variant` distinguishes several models of one stage.
+    There are no digests for a stage without a manifest, since its model is unknown.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class EvaluationRequests:
 
 
 def write_digests(folder: Path, digests: Mapping[Cell, str]) -> None:
-    """Put `responses.json` into the folder of an evaluation."""
+    """Write `responses.json` into the folder of an evaluation."""
     lines = [{"suite": suite, "decoding": how, "digest": digest} for (suite, how), digest in digests.items()]
     write_atomic(folder / RESPONSES_FILE, json.dumps(lines, indent=1) + "\n")
 
 
 def find_sampled(stage: Path, wanted: Mapping[Cell, str]) -> dict[Path, list[Cell]]:
-    """Other finished evaluations in the stage's parent directory with wanted digests, and which cells each has."""
+    """Finished evaluations beside the stage's directory that have wanted digests, with the cells of each."""
     found: dict[Path, list[Cell]] = {}
     left = dict(wanted)
     for directory in sorted(stage.parent.iterdir()):
@@ -89,7 +89,7 @@ def find_sampled(stage: Path, wanted: Mapping[Cell, str]) -> dict[Path, list[Cel
         for folder in (directory, *sorted(directory.glob("step_*"))):
             there = _read_digests(folder)
             cells = [cell for cell, digest in left.items() if there.get(cell) == digest]
-            if cells and _counts(directory):
+            if cells and _is_trustworthy(directory):
                 found[folder] = cells
                 left = {cell: digest for cell, digest in left.items() if cell not in cells}
     return found
@@ -120,11 +120,11 @@ def _read_digests(folder: Path) -> dict[Cell, str]:
     try:
         lines = _LINES.validate_json((folder / RESPONSES_FILE).read_bytes())
     except (OSError, ValidationError):
-        return {}  # not finished, or of another version
+        return {}  # not finished, or written by another version
     return {(line.suite, line.decoding): line.digest for line in lines}
 
 
-def _counts(directory: Path) -> bool:
-    """Whether the evaluation there is finished, unchanged since, and made by the code that its hashes name."""
+def _is_trustworthy(directory: Path) -> bool:
+    """Whether the evaluation is finished, unmodified since, and was run with the code that its hashes name."""
     manifest = read_manifest(directory)
     return manifest is not None and not manifest.code_changed and manifest.is_intact(directory)

@@ -1,4 +1,4 @@
-"""The weak base policy: trained from scratch on the corpus, a model folder adapted, or a model that others serve.
+"""The base policy: trained from scratch on a corpus, adapted from a model folder, or behind an endpoint.
 
 Run: python -m luffy.stages.base --config DIR/config.yaml --out DIR
 """
@@ -29,7 +29,7 @@ LANGUAGE_MODELLING = TermConfig(
 
 
 def run(settings: BaseSettings, context: StageContext) -> StageResult:
-    """Make `model/` by training or by adapting; of a model that others serve it holds a description alone."""
+    """Create `model/` by training or by adapting; for a model behind an endpoint, it holds only a description."""
     if settings.model.endpoint is not None:
         write_endpoint(context.out / "model", settings.model.endpoint)
         context.events.progress(1, 1)
@@ -58,13 +58,13 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
 
 
 def _warn_of_other_ends(model: Path, turn_ends: Sequence[int]) -> None:
-    """A chat model may end its turns by a token that is not the tokenizer's end of sequence."""
+    """Warn when the model's own settings end responses at tokens other than the tokenizer's end of sequence."""
     tokenizer = load_tokenizer(model)
     others = [str(tokenizer.convert_ids_to_tokens(token)) for token in turn_ends if token != tokenizer.eos_token_id]
     if others:
         logger.warning(
-            "responses end at %s alone, the model's own settings also end them at %s: if it closes its turns so, "
-            "evaluate it with evaluation.stop=%s, or its responses run on",
+            "responses end only at %s, but the model's own settings also end them at %s: if it ends its turns with "
+            "that, set evaluation.stop=%s, or its responses will run on",
             tokenizer.eos_token,
             " and ".join(others),
             json.dumps(others),

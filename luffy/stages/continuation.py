@@ -1,4 +1,4 @@
-"""A longer RL run continues a finished shorter one of the same series; the shorter one stays as it is."""
+"""Continues a finished RL run in a longer one of the same series; the shorter run is not modified."""
 
 import shutil
 from pathlib import Path
@@ -10,14 +10,13 @@ _HISTORY = ("metrics.jsonl", "samples.jsonl")
 
 
 def adopt_shorter_run(finished: Path, out: Path) -> None:
-    """Bring the history, the journal and the newest checkpoint of `finished` into `out`.
+    """Copy the history, the journal and the newest checkpoint of `finished` to `out`.
 
-    The checkpoint comes last and by one rename: a kill before it leaves a directory that starts anew, never one that
-    believes to be further than it is.
+    The checkpoint comes last, by a single rename: after a kill before that, the longer run starts from the beginning.
     """
     newest = newest_checkpoint(finished)
     if newest is None or not (finished / "journal").is_dir():
-        return  # removed since the plan was made: the longer run starts anew
+        return  # deleted since the plan was made: the longer run starts from the beginning
     checkpoint = newest[1]
     for name in _HISTORY:
         if (finished / name).exists():
@@ -27,5 +26,5 @@ def adopt_shorter_run(finished: Path, out: Path) -> None:
     shutil.rmtree(incoming, ignore_errors=True)
     shutil.copytree(checkpoint, incoming, copy_function=link_or_copy)
     target = out / CHECKPOINTS_FOLDER / checkpoint.name
-    shutil.rmtree(target, ignore_errors=True)  # what a kill left of one that never became complete
+    shutil.rmtree(target, ignore_errors=True)  # an incomplete checkpoint left by a kill
     incoming.replace(target)

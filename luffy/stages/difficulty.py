@@ -1,15 +1,15 @@
-"""Which training prompts RL is given: those that a policy solves neither too seldom nor too often.
+"""Selects the training prompts for RL by the pass rate of a policy: neither too hard nor too easy.
 
 Run: python -m luffy.stages.difficulty --config DIR/config.yaml --out DIR
 
 Samples `difficulty.num_samples` responses to every prompt of prepare_data's train.parquet, as an evaluation does, and
-grades them as RL does. Writes pass_rates.parquet (a row a prompt), train.parquet (the prompts within the bounds, traces
-included), tokenizer/, card.json and card.md. RL reads this directory in place of prepare_data's. sft.parquet,
-rl_complement.parquet and validation.parquet are left alone: SFT learns from a trace whether or not the policy could
-have found it, and what is held out must not depend on a policy.
+grades them as RL does. Writes pass_rates.parquet (one row per prompt), train.parquet (the prompts within the bounds,
+with traces), tokenizer/, card.json and card.md. RL reads this directory in place of prepare_data's. sft.parquet,
+rl_complement.parquet and validation.parquet are not filtered: SFT can use a trace whether or not the policy solves the
+prompt, and held-out data must not depend on a policy.
 
-The seed of a response depends on (seed, uid, sample) alone. Finished batches of prompts are kept in shards/: a stage
-that was killed continues with the next one, and one with other bounds but equal sampling samples nothing again.
+The seed of a response depends on (seed, uid, sample) alone. Finished batches of prompts are saved in shards/: a killed
+stage continues with the next batch, and a stage that differs only in its bounds reuses all responses.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ _RATES_FILE = "pass_rates.parquet"
 
 
 def run(settings: DifficultySettings, context: StageContext) -> StageResult:
-    """Measure every training prompt and pass on those within the bounds; DataError where none is."""
+    """Measure the pass rate of every training prompt and keep those within the bounds; DataError if there are none."""
     config, out = settings.difficulty, context.out
     tokenizer = load_tokenizer(context.inputs["model"] / "model")
     prompts = list(_prompts(context.inputs["data"] / _TRAIN_FILE))
@@ -90,13 +90,13 @@ def run(settings: DifficultySettings, context: StageContext) -> StageResult:
 
 
 def _prompts(path: Path) -> Iterator[Prompt]:
-    """The prompts without their traces, which take most of the memory."""
+    """The prompts without their traces, which would take most of the memory."""
     for prompt in iterate_prompts(path):
         yield dataclasses.replace(prompt, traces=())
 
 
 def _adopt_shards(context: StageContext) -> None:
-    """Start from the responses sampled for other bounds, unless this stage has sampled some itself."""
+    """Reuse the responses sampled for other bounds, unless this stage has sampled some itself."""
     own, shards = read_identity(context.out), context.out / _SHARDS
     if own is None or any(shards.iterdir()):
         return
@@ -105,21 +105,21 @@ def _adopt_shards(context: StageContext) -> None:
         path for path in others if _measurement(read_identity(path)) == _measurement(own) and not _by_edited_code(path)
     ]
     found = max(([*_shards(path / _SHARDS)] for path in alike), key=len, default=[])
-    # In their order: a kill in between leaves the beginning of the sequence.
+    # In order, so that a kill in between leaves a prefix of the sequence.
     for path in found:
         link_or_copy(str(path), str(shards / path.name))
     if found:
-        context.events.message(f"starts from the responses sampled for other bounds in {found[0].parents[1].name}")
+        context.events.message(f"reuses the responses sampled for other bounds in {found[0].parents[1].name}")
 
 
 def _by_edited_code(directory: Path) -> bool:
-    """Whether the result there was made by other code than its identity says."""
+    """Whether code was edited between planning and running the stage in this directory."""
     manifest = read_manifest(directory)
     return manifest is not None and bool(manifest.code_changed)
 
 
 def _measurement(record: IdentityRecord | None) -> tuple[Identity, Mapping[str, str]] | None:
-    """What the responses depend on: all but the bounds. None where no record can be read."""
+    """Everything that the responses depend on, which is all but the bounds; None without a readable record."""
     difficulty = record.identity.settings.get("difficulty") if record is not None else None
     if record is None or not isinstance(difficulty, dict):
         return None
@@ -136,12 +136,12 @@ def _measure(
     context: StageContext,
     progress: ResponseProgress,
 ) -> None:
-    """Add shards until every prompt is in one."""
+    """Sample and grade the remaining prompts, and write them to shards."""
     config, model = settings.difficulty, context.inputs["model"] / "model"
     lengths = prompt_lengths(tokenizer, [prompt.messages for prompt in prompts])
     longest = _longest(lengths, model, config)
-    # Prompts of a length together waste no padding. What is left after a kill is the end of the same sequence, so that
-    # it falls into the batches that it would have fallen into.
+    # Sorted by length to reduce padding. After a kill, the rest of the same sequence is left, so that the batches are
+    # the same as without it.
     order = sorted(range(len(prompts)), key=lambda index: (lengths[index], index))
     waiting = [prompts[index] for index in order if prompts[index].uid not in known]
     assert config.engine is not None
@@ -169,7 +169,7 @@ def _measure(
 
 
 def _protocol(config: DifficultyConfig) -> EvaluationConfig:
-    """The pass rates as an evaluation."""
+    """The evaluation protocol that measures pass rates."""
     assert config.temperature is not None
     assert config.max_response_tokens is not None
     decoding = DecodingConfig(temperature=config.temperature, num_samples=config.num_samples)
@@ -177,21 +177,21 @@ def _protocol(config: DifficultyConfig) -> EvaluationConfig:
 
 
 def _longest(lengths: Sequence[int], model: Path, config: DifficultyConfig) -> int:
-    """Tokens of the longest prompt with a full response; DataError where the model has no room for it."""
+    """Tokens of the longest prompt with a full response; DataError when that exceeds the model's context."""
     assert config.max_response_tokens is not None
     longest, room = max(lengths) + config.max_response_tokens, context_length(read_shape(model))
     if room is not None and longest > room:
         too_long = sum(length + config.max_response_tokens > room for length in lengths)
         raise DataError(
             f"difficulty: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} tokens, and "
-            f"{room} of the model less {config.max_response_tokens} of the response leave "
+            f"the model's context of {room} less {config.max_response_tokens} for the response leaves "
             f"{room - config.max_response_tokens}; lower data.max_prompt_tokens or difficulty.max_response_tokens"
         )
     return longest
 
 
 def _write_shard(path: Path, records: Sequence[SampleRecord]) -> None:
-    """Make the pass rates of a batch durable: after this returns, a kill cannot lose them."""
+    """Write the pass rates of a batch to disk, so that a kill cannot lose them."""
     by_prompt: dict[str, list[SampleRecord]] = {}
     for record in records:
         by_prompt.setdefault(record.uid, []).append(record)
@@ -228,7 +228,7 @@ def _refuse_empty(rates: Sequence[PassRate], fits: Sequence[Fit], config: Diffic
     raise DataError(
         f"difficulty: no prompt is left of {len(rates)}: {fits.count(Fit.TOO_HARD)} pass rates are below "
         f"difficulty.min_pass_rate {config.min_pass_rate:g}, {fits.count(Fit.TOO_EASY)} above "
-        f"difficulty.max_pass_rate {config.max_pass_rate:g} (they go from {min(values):g} to {max(values):g}); "
+        f"difficulty.max_pass_rate {config.max_pass_rate:g} (they range from {min(values):g} to {max(values):g}); "
         "widen the range"
     )
 

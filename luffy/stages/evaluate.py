@@ -1,12 +1,12 @@
-"""One checkpoint over all suites and decodings: graded responses, and accuracies with intervals.
+"""Evaluates a model on all suites and decodings: graded responses, and accuracies with confidence intervals.
 
 Run: python -m luffy.stages.evaluate --config DIR/config.yaml --out DIR
 
 Writes samples.jsonl.zst, responses.json, results.json, summary.md and summary.html (with plots). Each batch of graded
-responses is kept in parts/ before the next one is waited for, so that a killed evaluation goes on with the batch it was
-at, to the same bytes; parts/ is removed once samples.jsonl.zst is there. Responses that an
-earlier evaluation sampled from the same model in the same way are not sampled again, only graded again
-(`luffy.stages.adoption`). The answers of an endpoint are kept one by one.
+responses is saved in parts/, so a killed evaluation continues with the batch it was at and ends with the same bytes;
+parts/ is removed once samples.jsonl.zst is complete. Responses that an earlier evaluation sampled from the same model
+in the same way are reused and only graded again (`luffy.stages.adoption`). Responses of an endpoint are saved one by
+one.
 """
 
 import json
@@ -43,18 +43,18 @@ from luffy.stages.responses import ResponseProgress, open_endpoint, open_generat
 logger = logging.getLogger(__name__)
 _PARTS = "parts"
 _ANSWERS = "answers.jsonl"
-"""Responses of an endpoint, until all of them are graded."""
+"""Responses of an endpoint; deleted once all of them are graded."""
 _OPEN = "open"
 """Folder of the part that is being generated."""
 OUTPUTS = (SAMPLES_FILE, RESPONSES_FILE, RESULTS_FILE, SUMMARY_FILE, PAGE_FILE)
 _NODE_PREFIX = "evaluate_"
 
 SuiteDecoding = tuple[Suite, str]
-"""A suite under the decoding of that name."""
+"""A suite and the name of a decoding."""
 
 
 def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
-    """Evaluate the upstream model with the protocol that all checkpoints of the chain share."""
+    """Evaluate the upstream model with the protocol shared by all checkpoints of the chain."""
     model = context.inputs["model"] / "model"
     endpoint = read_endpoint(model)
     render: Render
@@ -80,9 +80,9 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
 
 
 def read_cells(settings: EvaluateSettings, data: Path, model: Path) -> tuple[list[SuiteDecoding], int]:
-    """Every suite under every decoding, and the most tokens that a prompt and its response have together.
+    """All pairs of suite and decoding, and the largest number of tokens of a prompt with its response.
 
-    Raises DataError for a suite that could not be evaluated whole.
+    Raises DataError for a suite with prompts that do not fit.
     """
     config, tokenizer = settings.evaluation, load_tokenizer(model)
     suites = read_suites(data)
@@ -96,10 +96,10 @@ def read_cells(settings: EvaluateSettings, data: Path, model: Path) -> tuple[lis
 
 
 def waiting_cells(cells: Sequence[SuiteDecoding], out: Path) -> list[SuiteDecoding]:
-    """The cells without a finished part in `out`; creates the folders for them."""
+    """The cells without a finished part in `out`; creates the folders of the parts."""
     for leftover in (path for name in OUTPUTS for path in out.glob(f".{name}.*")):
-        leftover.unlink()  # a kill while it was written; it may be as large as all responses
-    if (out / SAMPLES_FILE).exists():  # all parts were in it, and may be gone
+        leftover.unlink()  # left by a kill during writing; it may be as large as all responses
+    if (out / SAMPLES_FILE).exists():  # joined from all parts, which may be deleted already
         return []
     (out / _PARTS / _OPEN).mkdir(parents=True, exist_ok=True)
     return [(suite, decoding) for suite, decoding in cells if not _part(out, suite, decoding).exists()]
@@ -112,7 +112,7 @@ def write_cells(
     config, samples = settings.evaluation, out / SAMPLES_FILE
     if not samples.exists():
         join_sample_records(samples, [_part(out, suite, decoding) for suite, decoding in cells])
-    # Whole and durable now: a kill from here on finds it.
+    # samples.jsonl.zst is complete and on disk; the parts are no longer needed.
     shutil.rmtree(out / _PARTS, ignore_errors=True)
     tallies = tally_cells(read_sample_records(samples))
     rows = tuple(
@@ -126,7 +126,7 @@ def write_cells(
 
 
 def read_suites(data: Path) -> list[Suite]:
-    """The prepared suites, in the order of the configuration (which the data card keeps); DataError without any."""
+    """The prepared suites, in the order of the configuration (kept by the data card); DataError if there are none."""
     files = {path.stem: path for path in sorted((data / "suites").glob("*.parquet"))}
     card = data / "card.json"
     sources = json.loads(card.read_text(encoding="utf-8"))["sources"] if card.exists() else {}
@@ -143,7 +143,7 @@ def open_evaluator(
 ) -> Iterator[tuple[Evaluator, SwappableEngine]]:
     """An evaluator of the model in the folder `model`, and its engine.
 
-    No prompt with its response has more than `longest` tokens.
+    `longest` is the largest number of tokens of a prompt with its response.
     """
     generator = open_generator(settings.evaluation.engine, model, settings.dtype, context.execution, longest)
     try:
@@ -156,7 +156,7 @@ def open_evaluator(
 
 
 def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[SuiteDecoding]:
-    """As `read_cells`, for a model whose tokenizer and context length are unknown."""
+    """Like `read_cells`, for a model with unknown tokenizer and context length."""
     suites = read_suites(data)
     for suite in suites:
         check_problems(suite, partial(render_as_text, template=settings.evaluation.template_of(suite.name)))
@@ -167,7 +167,7 @@ def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[SuiteDeco
 def _open_endpoint(
     model: EndpointModel, cells: Sequence[SuiteDecoding], settings: EvaluateSettings, context: StageContext
 ) -> Iterator[tuple[Evaluator, TextEndpoint]]:
-    """An evaluator of a model behind an endpoint; its saved answers are deleted once all of them are graded."""
+    """An evaluator of a model behind an endpoint; saved responses are deleted once all of them are graded."""
     templates = [settings.evaluation.template_of(suite.name) for suite, _ in cells]
     answers = TextAnswers(context.out / _ANSWERS)
     try:
@@ -187,7 +187,7 @@ def _open_endpoint(
 
 @contextmanager
 def open_grader(settings: EvaluateSettings, context: StageContext) -> Iterator[GraderPool]:
-    """The graders that the settings render for."""
+    """The graders for these settings."""
     own, cache = settings.evaluation.own_graders, context.out / JUDGE_CACHE
     with GraderPool.configured(context.execution.grader_workers, settings.grading, cache, own) as grader:
         yield grader
@@ -201,29 +201,29 @@ def adopt_parts(
     out: Path,
     progress: ResponseProgress,
 ) -> list[SuiteDecoding]:
-    """Fill the parts in `out` whose responses an earlier evaluation sampled; returns the cells that are left."""
+    """Write the parts in `out` whose responses an earlier evaluation sampled; returns the remaining cells."""
     names = {(suite.name, decoding): (suite, decoding) for suite, decoding in waiting}
     found = find_sampled(context.out, {cell: requests.digests[cell] for cell in names if cell in requests.digests})
-    # A part that this evaluation has begun is continued.
+    # Parts that this evaluation has begun are continued instead.
     begun = {cell for cell, named in names.items() if _log_file(out, *named).exists()}
     found = {folder: [cell for cell in cells if cell not in begun] for folder, cells in found.items()}
     for folder, cells in found.items():
         parts = {cell: _part(out, *names[cell]) for cell in cells}
         with open_grader(settings, context) as grader:
             for cell in adopt(folder, parts, requests, grader, progress.add_adopted):
-                context.events.message(f"{', '.join(cell)}: responses of {folder.name}, graded anew")
+                context.events.message(f"{', '.join(cell)}: responses of {folder.name}, graded again")
                 del names[cell]
     return list(names.values())
 
 
 def fill_parts(evaluator: Evaluator, cells: Sequence[SuiteDecoding], out: Path, progress: ResponseProgress) -> None:
-    """Render what `cells` want and keep the graded responses in `out`."""
+    """Generate the responses of `cells` and save them, graded, in `out`."""
     for suite, decoding in cells:
         part = _part(out, suite, decoding)
         log = SampleLog(_log_file(out, suite, decoding), progress.skip)
         write_sample_records(part, evaluator.evaluate_into(log, suite, decoding, progress.add))
         log.remove()
-        logger.info("%s, %s is done", suite.name, decoding)
+        logger.info("%s, %s: done", suite.name, decoding)
 
 
 def _part(out: Path, suite: Suite, decoding: str) -> Path:

@@ -1,4 +1,4 @@
-"""`--explain CONFIG`: what a training stage would minimise, in words and symbols, without running anything."""
+"""`--explain CONFIG`: prints the objective of a training stage, in words and symbols, without running it."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ FLAG = "--explain"
 
 
 def explain_if_asked(stage: StageName) -> None:
-    """Answer `--explain` and exit; return when the command line asks for something else."""
+    """Handle `--explain` and exit; return when it is not on the command line."""
     if FLAG in sys.argv[1:]:
         sys.exit(explain_program(stage, sys.argv[1:]))
 
@@ -44,7 +44,7 @@ def explain_experiment(
 ) -> list[tuple[str, str]]:
     """Name and explanation of each training stage in an experiment's chain, or of the one stage in its `config.yaml`.
 
-    Raises ConfigError where there is no training stage, or none called `only`.
+    Raises ConfigError when there is no training stage, or none called `only`.
     """
     path = experiment_file(config)
     values, _ = read_yaml(path)
@@ -55,7 +55,7 @@ def explain_experiment(
         nodes = build_graph(load_experiment(config, overrides))
         found = {node.name: node.settings for node in nodes if node.stage in _EXPLAIN}
     if not found:
-        raise ConfigError(f"{config}: has no training stage (sft, rl), and so nothing to explain")
+        raise ConfigError(f"{config}: has no training stage (sft, rl) to explain")
     if only is not None and only not in found:
         raise ConfigError(f"{config}: has no training stage {only!r}; there are {', '.join(found)}")
     return [(name, explain_stage(settings)) for name, settings in found.items() if only in (None, name)]
@@ -90,7 +90,7 @@ def _explain_critic(critic: CriticConfig) -> str:
         if critic.value_clip is None
         else f"              or, where larger, that of V clipped to V_old +- {critic.value_clip:g}\n"
     )
-    warmup = f"; it alone learns in the first {critic.warmup_steps} steps" if critic.warmup_steps else ""
+    warmup = f"; only the critic is trained in the first {critic.warmup_steps} steps" if critic.warmup_steps else ""
     return (
         f"Critic        (V - return)^2 / 2; the mean over all response tokens\n{clip}"
         f"              learning rate {critic.optimizer.lr:g}{warmup}"
@@ -107,7 +107,7 @@ def _settings(stage: StageName, path: Path, overrides: Sequence[str]) -> object:
     if "settings" in values and "stage" in values:
         job = read_job(path)
         if job.stage != stage:
-            raise ConfigError(f"{path}: stage: is {job.stage!r}; ask python -m luffy.stages.{job.stage}")
+            raise ConfigError(f"{path}: stage: is {job.stage!r}; use python -m luffy.stages.{job.stage}")
         return job.settings
     return _settings_in(load_experiment(path, overrides), stage, path)
 

@@ -1,11 +1,11 @@
-"""From sources to verified parquet: load, tokenise, grade the traces, filter, split, write the data card.
+"""Prepares the data: load sources, tokenise, grade traces, filter, split, write parquet files and a data card.
 
     python -m luffy.stages.prepare_data --config DIR/config.yaml --out DIR
 
 Writes train.parquet, sft.parquet, rl_complement.parquet, validation.parquet (with `data.validation_prompts`),
 corpus.parquet (with `data.corpus`), suites/<name>.parquet, tokenizer/, card.json, card.md and quarantine.jsonl.
 
-Rows pass in shards (`luffy.data.shards`); a stage that was killed continues behind the finished ones.
+Rows are processed in shards (`luffy.data.shards`); a killed stage continues after the finished ones.
 """
 
 import gc
@@ -59,12 +59,12 @@ logger = logging.getLogger(__name__)
 
 _SUITES = "suites"
 _SHARDS = "shards"
-_MEANINGS = {FAILS: "are not graded correct when given back", TEXT_ALONE: "are met by their very text alone"}
+_MEANINGS = {FAILS: "are not graded correct as answers", TEXT_ALONE: "can only be matched by their exact text"}
 _MAX_UIDS_LOGGED = 5
 
 
 def run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
-    """Prepare all sources; DataError where one of them has no row left."""
+    """Prepare all sources; DataError when one has no rows left."""
     with _no_cycle_collection():
         return _run(settings, context)
 
@@ -111,7 +111,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A source whose files are written."""
+    """A source whose files have been written."""
 
     card: SourceCard
     statistics: ShardStatistics
@@ -119,25 +119,25 @@ class _Prepared:
 
 
 @dataclass(slots=True)
-class _Held:
-    """A generated source, whose rows are drawn once."""
+class _CachedSource:
+    """A generated source whose rows are kept in memory after the first pass."""
 
     source: TraceSource
     kind: str = ""
     is_light: bool = True
-    drawn: list[Row] = field(default_factory=list)
+    generated: list[Row] = field(default_factory=list)
 
     def inputs(self) -> dict[str, str]:
         return self.source.inputs()
 
     def rows(self) -> Iterator[Row]:
-        self.drawn = self.drawn or list(self.source.rows())
-        return iter(self.drawn)
+        self.generated = self.generated or list(self.source.rows())
+        return iter(self.generated)
 
 
 @contextmanager
 def _no_cycle_collection() -> Iterator[None]:
-    """Rows hold no reference cycles, and looking for some among a million of them costs a quarter of the time."""
+    """Rows have no reference cycles, and the collector's scans of a million rows take a quarter of the time."""
     gc.disable()
     try:
         yield
@@ -146,7 +146,7 @@ def _no_cycle_collection() -> Iterator[None]:
 
 
 class _Steps:
-    """Reports one step of the stage after another."""
+    """Counts and reports the finished steps of the stage."""
 
     def __init__(self, context: StageContext, total: int) -> None:
         self._events = context.events
@@ -159,7 +159,7 @@ class _Steps:
 
 
 def _configs(data: DataConfig) -> dict[str, SourceConfig]:
-    """The sources that become files, by the name they have on the card."""
+    """The sources to prepare, by their names on the data card."""
     learned = {"train": data.train, "corpus": data.corpus}
     suites = {f"{_SUITES}.{name}": source for name, source in data.suites.items()}
     return {name: source for name, source in learned.items() if source is not None} | suites
@@ -171,7 +171,7 @@ def _is_suite(name: str) -> bool:
 
 def _opened(config: SourceConfig, name: str, seed: int) -> TraceSource:
     source = open_source(config, name, seed)
-    return _Held(source, source.kind) if source.is_light else source
+    return _CachedSource(source, source.kind) if source.is_light else source
 
 
 def _prompts(source: TraceSource) -> Iterator[Prompt]:
@@ -187,7 +187,7 @@ def _tokenizer(settings: PrepareDataSettings, sources: Mapping[str, TraceSource]
 
 
 def _other_benchmarks(settings: PrepareDataSettings) -> dict[str, TraceSource]:
-    """Benchmarks that are no suites of the experiment, by name."""
+    """Further benchmarks, which are not suites of the experiment, by name."""
     named = settings.data.decontamination.benchmarks.items()
     return {name: open_source(other, f"decontamination.benchmarks.{name}", settings.seed) for name, other in named}
 
@@ -195,7 +195,7 @@ def _other_benchmarks(settings: PrepareDataSettings) -> dict[str, TraceSource]:
 def _benchmarks(
     data: DataConfig, sources: Mapping[str, TraceSource], others: Mapping[str, TraceSource]
 ) -> tuple[BenchmarkIndex, dict[str, int]]:
-    """What training data must not hold: the problems of the suites and of further benchmarks; and their rows."""
+    """Index of all benchmark problems, which training data must not contain, and the rows of each benchmark."""
     config = data.decontamination
     index = BenchmarkIndex(config.ngram, config.overlap)
     checked = {
@@ -211,7 +211,7 @@ def _benchmarks(
 def _rules(name: str, data: DataConfig) -> Rules:
     is_train = name == "train"
     return Rules(
-        # A suite without its long problems would be another benchmark under the same name.
+        # Without its long problems a suite would be a different benchmark under the same name.
         max_prompt_tokens=None if _is_suite(name) else data.max_prompt_tokens,
         max_trace_tokens=data.max_trace_tokens,
         require_verified_traces=data.require_verified_traces,
@@ -226,7 +226,7 @@ def _rules(name: str, data: DataConfig) -> Rules:
 def _finished(
     name: str, source: TraceSource, rules: Rules, settings: PrepareDataSettings, out: Path, grader: GraderPool
 ) -> _Prepared:
-    """Write the files of a source whose shards are finished; DataError where no row is left."""
+    """Write the files of a source whose shards are finished; DataError when no rows are left."""
     folder = out / _SHARDS / name
     statistics = ShardStatistics()
     for shard in finished_shards(folder):
@@ -264,7 +264,7 @@ def _checked_golds(name: str, suite: Path, grader: GraderPool, grading: GradingC
 
 
 def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, settings: PrepareDataSettings) -> list[str]:
-    """Cut the training rows: held out for validation, for RL, for SFT, and for RL behind SFT."""
+    """Split the training rows: validation, RL, SFT, and RL after SFT."""
     data, seed = settings.data, settings.seed
     held_out = hold_out(rows, kept, data.validation_prompts, seed)
     training = kept & ~held_out
@@ -297,7 +297,7 @@ def _refuse_empty(name: str, statistics: ShardStatistics, selection: Selection) 
 
 
 def _write_quarantine(path: Path, prepared: Sequence[_Prepared], samples: int) -> None:
-    """Every malformed row, then a sample of the rejected ones."""
+    """Write all malformed rows, then a sample of the rejected ones."""
     lines = [{"source": each.card.name, **row} for each in prepared for row in each.statistics.quarantined]
     for each in prepared:
         shown: Counter[str] = Counter()

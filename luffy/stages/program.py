@@ -1,11 +1,11 @@
-"""The frame around every stage program: arguments, lock, reuse, events, manifest, exit code.
+"""What every stage program shares: arguments, lock, reuse, events, manifest, exit code.
 
 A stage module ends with `main("rl", run)` and is started as
 
     python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 
-The same program runs under the pipeline, under a job scheduler or by hand. Exit codes: 0, 1 failure, 2 the user's
-mistake (one line on stderr), 75 a failure that the same command may mend (something was lost), 130 interrupted.
+The same program runs under the pipeline, under a job scheduler or by hand. Exit codes: 0 success, 1 failure, 2 a
+mistake of the user (one line on stderr), 75 a failure that a restart may fix (something was lost), 130 interrupted.
 """
 
 import argparse
@@ -49,12 +49,12 @@ Settings = TypeVar("Settings", bound=StageSettings)
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What a stage's `run` is given besides its settings."""
+    """Arguments of a stage's `run` besides its settings."""
 
     out: Path
     """The stage's own directory; it exists and is locked."""
     inputs: Mapping[str, Path]
-    """Input name to the finished upstream directory."""
+    """Directories of the finished upstream stages, by input name."""
     key: str
     node: str
     """Name in the chain (`evaluate_sft`)."""
@@ -70,25 +70,25 @@ class StageResult:
     """Outputs and headline numbers of a stage's `run`."""
 
     outputs: tuple[str, ...]
-    """Files or folders (all files below them) in the stage's directory; they are hashed into the manifest."""
+    """Files and folders in the stage's directory; all files are hashed into the manifest."""
     metrics: dict[str, float]
     """Headline numbers."""
     resumed_from: int = 0
-    """Step of the checkpoint it started from."""
+    """Step of the checkpoint that the stage resumed from."""
 
 
 def main(stage: StageName, run: Callable[[Settings, StageContext], StageResult]) -> None:
-    """Run the stage that the command line asks for, and exit with its code."""
+    """Run the stage with the arguments of the command line, and exit with its code."""
     exit_without_finalizing(run_program(stage, run, sys.argv[1:]))
 
 
 def run_program(
     stage: StageName, run: Callable[[Settings, StageContext], StageResult], arguments: Sequence[str]
 ) -> int:
-    """Run the stage by these arguments; returns the exit code."""
+    """Run the stage with these arguments; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog=f"python -m luffy.stages.{stage}",
-        description=f"The stage {stage}. (rl and sft: --explain CONFIG prints what is minimised, and runs nothing.)",
+        description=f"The stage {stage}. (rl and sft: --explain CONFIG prints the objective without running anything.)",
     )
     parser.add_argument("--config", type=Path, required=True, help="the stage's config.yaml")
     parser.add_argument("--out", type=Path, required=True, help="the stage's directory")
@@ -116,16 +116,16 @@ def _guarded(
     events: EventWriter,
     supervisor: int | None,
 ) -> int:
-    """Run under the lock; every ending becomes an event and an exit code, and leaves no child process."""
+    """Run under the lock; every outcome becomes an event and an exit code, and no child process is left."""
     try:
         with StageLock(out, waiting=lambda holder: _waiting(holder, events)):
             _run_locked(job, run, out, events)
     except KeyboardInterrupt:
-        _tell(events, "interrupted")
+        _record_failure(events, "interrupted")
         return EXIT_INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the last frame: whatever it is, the supervisor gets one line
+    except Exception as error:  # noqa: BLE001 - top level: every error is reported to the supervisor in one line
         known = _as_user_error(error)
-        _tell(events, str(known) if known else _one_line(error))
+        _record_failure(events, str(known) if known else _one_line(error))
         return _report(known or error)
     finally:
         _end_children(supervisor)
@@ -149,7 +149,7 @@ def _run_locked(
         events.message(f"{', '.join(edited)} was edited since the plan: this result will not be reused")
     extends = Path(job.extends) if job.extends and not condition.step else None
     context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, extends)
-    # The job validated its settings with this stage's class, which is what `run` declares to take.
+    # The job validated its settings with this stage's class, the one that `run` expects.
     result = run(cast(Settings, job.settings), context)
     write_manifest(out, _manifest(job, context, consumed, result, started, edited))
     events.finished()
@@ -185,7 +185,7 @@ def _manifest(
 
 
 def _edited_modules(job: StageJob) -> tuple[str, ...]:
-    """Modules whose code is not what the job was planned with; a job written by hand names none."""
+    """Modules edited since the job was planned; empty for a job written by hand."""
     if not job.code:
         return ()
     now = code_fingerprint(job.stage)
@@ -195,7 +195,7 @@ def _edited_modules(job: StageJob) -> tuple[str, ...]:
 def _read(stage: StageName, path: Path) -> StageJob:
     job = read_job(path)
     if job.stage != stage:
-        raise ConfigError(f"{path}: stage: is {job.stage!r}; start it with python -m luffy.stages.{job.stage}")
+        raise ConfigError(f"{path}: stage: is {job.stage!r}; run python -m luffy.stages.{job.stage}")
     return job
 
 
@@ -212,21 +212,21 @@ def _end_with(supervisor: int | None) -> None:
 
 
 def _orphaned() -> None:
-    """The supervisor is gone: ask the main thread to end in order, and make sure that it does."""
+    """Called when the supervisor is gone: shut the main thread down in order, and enforce it."""
     os.kill(os.getpid(), signal.SIGTERM)
     _end_children()
     os._exit(EXIT_INTERRUPTED)
 
 
 def _end_children(supervisor: int | None = None) -> None:
-    """End what this stage has started; a warm server, which is its supervisor then, carries the same mark."""
+    """End the processes that this stage started; the supervisor may carry the same mark and is spared."""
     mark = os.environ.get(MARK_VARIABLE)
     if mark:
         end_processes(mark, spared=supervisor)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: a second signal must not break the clean-up
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
     raise KeyboardInterrupt
 
 
@@ -234,7 +234,7 @@ def _limit_threads(execution: ExecutionConfig) -> None:
     if execution.num_threads is None:
         return
     os.environ["OMP_NUM_THREADS"] = str(execution.num_threads)
-    torch = sys.modules.get("torch")  # stages that need no torch must not load it here
+    torch = sys.modules.get("torch")  # do not import torch for stages that do not need it
     if torch is not None:
         torch.set_num_threads(execution.num_threads)
 
@@ -246,7 +246,7 @@ def _as_user_error(error: Exception) -> UserError | None:
     if lack is not None:
         where = (error.filename if isinstance(error, OSError) else None) or "workspace"
         return WorkspaceError(
-            f"{where}: {lack}; mend that (luffy gc says what can go), and the same command resumes the stage"
+            f"{where}: {lack}; fix that (luffy gc says what can go); the same command resumes the stage"
         )
     return None
 
@@ -256,14 +256,14 @@ def _one_line(error: Exception) -> str:
     return text.splitlines()[0]
 
 
-def _tell(events: EventWriter, text: str) -> None:
-    with contextlib.suppress(OSError):  # a full disk: the exit code has to do
+def _record_failure(events: EventWriter, text: str) -> None:
+    with contextlib.suppress(OSError):  # on a full disk only the exit code is left
         events.failed(text)
 
 
 def _report(error: Exception) -> int:
     if isinstance(error, UserError):
-        with contextlib.suppress(OSError):  # as above: stderr is a file, too
+        with contextlib.suppress(OSError):  # stderr may be a file on the full disk
             sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     logger.error("the stage failed", exc_info=error)

@@ -1,8 +1,8 @@
-"""The page a person opens: what was learned, how it went, and with what.
+"""The report of a chain: results, training curves and settings on one page.
 
 Run: python -m luffy.stages.report --config DIR/config.yaml --out DIR
 
-Writes report.html, which needs no other file, and report.md.
+Writes report.html, a self-contained page, and report.md.
 """
 
 from luffy.config.settings import ReportSettings
@@ -16,7 +16,7 @@ MARKDOWN_FILE = "report.md"
 
 
 def run(settings: ReportSettings, context: StageContext) -> StageResult:
-    """Read the finished stages, draw, write."""
+    """Read the finished stages and write the report."""
     chain = read_chain(settings.experiment, context.inputs)
     context.events.progress(1, 3)
     page = build_page(chain)

@@ -41,12 +41,12 @@ _HEADLINE = ("reward/mean", "actor/loss")
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What the stage drives."""
+    """The parts of the stage."""
 
     steps: StepRunner
     trainer: Trainer
     read: Callable[[Sequence[Group], int], list[SampleRollout]]
-    """The given number of rollouts, as text."""
+    """Returns the given number of rollouts as text."""
 
 
 def run(settings: RLSettings, context: StageContext) -> StageResult:
@@ -84,7 +84,8 @@ def _warn_of_uncorrected_staleness(settings: RLSettings, context: StageContext) 
     if settings.rl.max_staleness and uncorrected:
         context.events.message(
             f"rl.max_staleness is {settings.rl.max_staleness}, but {', '.join(uncorrected)} would learn as if the "
-            "present weights had sampled every token; give rl.correction or a loss that knows the sampler (aipo)"
+            "current weights had sampled every token; set rl.correction or a loss that uses "
+            "the sampler's probabilities (aipo)"
         )
 
 
@@ -146,7 +147,7 @@ def _check_buffer_fills(settings: RLSettings, tasks: Sequence[RolloutTask]) -> N
     if config is not None and config.buffer_size > with_traces:
         raise DataError(
             f"objective.interleaved_sft.buffer_size is {config.buffer_size} but only {with_traces} training prompts "
-            "have a trace: it could never fill; lower it"
+            "have a trace: it could never fill up; lower it"
         )
 
 
@@ -155,7 +156,7 @@ def _longest(tasks: Sequence[RolloutTask], rl: RLConfig) -> int:
 
 
 def tokenize_tasks(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[RolloutTask]:
-    """Prompts and their traces in tokens."""
+    """Tokenized prompts and traces."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
     trace_ids = iter(encode_traces(tokenizer, [trace.text for prompt in prompts for trace in prompt.traces]))
     return [

@@ -18,7 +18,7 @@ from luffy.types import Prompt
 
 
 def choose_prompts(prompts: list[Prompt], num_traces: int | None, seed: int) -> list[Prompt]:
-    """The prompts whose traces are learned from: all with a trace, or a subset that depends on seed and uid alone."""
+    """The prompts to train on: all with a trace, or a subset that depends on seed and uid alone."""
     with_traces = [prompt for prompt in prompts if prompt.traces]
     if num_traces is None:
         return with_traces

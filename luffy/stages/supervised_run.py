@@ -1,4 +1,4 @@
-"""The frame that `base` and `sft` share: resume, train, export."""
+"""The supervised training run of `base` and `sft`: resume, train, export."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from luffy.types import Prompt, Trajectory
 
 
 def trace_examples(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[Trajectory]:
-    """Every trace of every prompt as a prompt and a response to learn."""
+    """One training example per trace."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
     trace_ids = iter(encode_traces(tokenizer, [trace.text for prompt in prompts for trace in prompt.traces]))
     return [
@@ -37,7 +37,7 @@ def run_supervised(
     plan: SupervisedPlan,
     tokenizer: PreTrainedTokenizerBase,
 ) -> StageResult:
-    """Train `model` on `examples` from the newest checkpoint to the plan's end and write `model/`."""
+    """Train `model` on `examples` from the newest checkpoint to the end of the plan and write `model/`."""
     check_fits(model, max(len(row.prompt_ids) + len(row.response_ids) for row in examples), "the longest example")
     policy = Policy(model, plan.optimizer, context.execution, dtype)
     checkpoints = CheckpointStore(context.out, context.execution.checkpoint.keep)

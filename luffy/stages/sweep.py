@@ -1,9 +1,9 @@
-"""Checkpoints of one RL run over all suites and decodings, by one engine whose weights are swapped.
+"""Evaluates checkpoints of an RL run on all suites and decodings, with one engine whose weights are swapped.
 
 Run: python -m luffy.stages.sweep --config DIR/config.yaml --out DIR
 
-Writes for each step a folder `step_000100/` as `evaluate` writes its own, and curve.html. A killed sweep goes on with
-the batch it was at; responses that an earlier sweep over the same run sampled are only graded again.
+Writes a folder `step_000100/` for each step, with the files that `evaluate` writes, and curve.html. A killed sweep
+continues with the batch it was at; responses from an earlier sweep of the same run are reused and only graded again.
 """
 
 import logging
@@ -40,11 +40,11 @@ from luffy.training.export import export_checkpoint
 logger = logging.getLogger(__name__)
 PAGE_FILE = "curve.html"
 _SWAP = "swap"
-"""Where the model folder of one checkpoint is, while an engine reads it."""
+"""Temporary model folder of a checkpoint, while an engine loads it."""
 
 
 def run(settings: SweepSettings, context: StageContext) -> StageResult:
-    """Evaluate the upstream RL stage's checkpoints of `settings.steps`, in that order."""
+    """Evaluate the checkpoints of the upstream RL stage at `settings.steps`, in that order."""
     protocol, rl = settings.protocol, context.inputs["model"]
     cells, longest = read_cells(protocol, context.inputs["data"], rl / "model")
     waiting = {step: waiting_cells(cells, _folder(context, step)) for step in settings.steps}
@@ -54,7 +54,7 @@ def run(settings: SweepSettings, context: StageContext) -> StageResult:
     progress = ResponseProgress(context, total, done=total - num_left)
     render = render_as_ids(load_tokenizer(rl / "model"))
     requests = {
-        # Equal digests of the last model are not enough: the key of the run tells its checkpoints apart.
+        # The digest of the final model does not identify the checkpoints of a run; its key does.
         step: EvaluationRequests(cells, protocol, render, rl, variant=f"@{rl.name}/{step}")
         for step in settings.steps
     }
@@ -86,18 +86,18 @@ def _checkpoints(rl: Path, steps: Sequence[int]) -> Mapping[int, Path]:
 
 
 def _swap(engine: SwappableEngine, checkpoint: Path, step: int, settings: SweepSettings, context: StageContext) -> None:
-    """Give the engine the weights of a checkpoint, by way of a model folder that every kind of engine can read."""
+    """Load a checkpoint into the engine, through a model folder, which every kind of engine can read."""
     folder = context.out / _SWAP
-    shutil.rmtree(folder, ignore_errors=True)  # what a kill left
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
     rl, tokenizer = context.inputs["model"], context.inputs["data"] / "tokenizer"
     export_checkpoint(checkpoint, rl / "model", tokenizer, settings.protocol.dtype, folder)
     engine.load_weights_from(folder, step)
     shutil.rmtree(folder)
-    logger.info("the engine has the weights of step %d", step)
+    logger.info("loaded the weights of step %d", step)
 
 
 def _write(cells: Sequence[SuiteDecoding], settings: SweepSettings, context: StageContext) -> dict[str, float]:
-    """Write each step's results and the page; returns the accuracies by decoding, suite and step."""
+    """Write the results of each step and the page; returns accuracies by decoding, suite and step."""
     metrics: dict[str, float] = {}
     for step in settings.steps:
         rows = write_cells(cells, settings.protocol, _folder(context, step), f"step {step}")

@@ -154,9 +154,9 @@ def majority_at_k(votes: Sequence[Sequence[tuple[str | None, bool]]]) -> float:
 
     `votes[i]` holds (extracted answer, graded correct) of each of problem i's k responses. Answers are the same when
     their normalised texts or plain numbers are equal, or when both were graded correct; one that was ever graded
-    correct is correct. Responses without an answer vote only if there is no other, and are wrong then. Of several
-    most frequent answers each counts its share. X. Wang et al., "Self-consistency" (2023). Raises ValueError for no
-    problem, or for one without responses.
+    correct is correct. Responses without an answer vote only if there is no other, and are wrong then. A tie among
+    the most frequent answers counts the share of them that is correct. X. Wang et al., "Self-consistency" (2023).
+    Raises ValueError for no problem, or for one without responses.
     """
     if not votes or not all(votes):
         raise ValueError("maj@k needs at least one problem, and at least one response to each")

@@ -77,7 +77,7 @@ def _group(rows: Sequence[dict]) -> Group:
 def _rows(index: int, group: Group) -> list[dict[str, object]]:
     return [
         _row(index, group.uid, trajectory, displaced)
-        for displaced, trajectories in enumerate((group.trajectories, group.displaced))
+        for displaced, trajectories in enumerate((group.trajectories, group.replaced))
         for trajectory in trajectories
     ]
 

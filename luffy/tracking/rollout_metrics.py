@@ -26,7 +26,7 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
         "batch/zero_variance_share": _mean(len(set(group.rewards)) <= 1 for group in groups),
         "batch/off_policy_token_share": _mean(source is not Source.ON_POLICY for row in rows for source in row.source),
     }
-    drawn = [row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.displaced)]
+    drawn = [row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.replaced)]
     metrics |= {"rollout/num_drawn": float(sum(map(bool, drawn))), "rollout/tokens_drawn": float(sum(drawn))}
     if replays:
         metrics["batch/replayed_share"] = _mean(group.is_replayed for group in groups)

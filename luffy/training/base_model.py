@@ -45,9 +45,9 @@ def new_tiny_model(architecture: TinyArchitecture, tokenizer: PreTrainedTokenize
 def adapt_model_folder(model: ModelConfig, out: Path) -> tuple[int, ...]:
     """Copy the folder (or hub snapshot) of `model` to `out` with its configuration adapted, weights untouched.
 
-    The tokenizer is left out: `prepare_data` has adapted it. Sampling habits in `generation_config.json` are dropped:
-    only the settings of the experiment decide how text is sampled. Returns the tokens that end a response by them.
-    A GGUF file is dequantised and written as a folder first.
+    The tokenizer is left out, since `prepare_data` writes an adapted one. So is `generation_config.json`: only the
+    experiment's settings decide how text is sampled. Returns the end-of-sequence tokens that it names. A GGUF file is
+    dequantised into a folder first.
     """
     assert model.source is not None
     here = locate(model.source)
@@ -66,7 +66,7 @@ def adapt_model_folder(model: ModelConfig, out: Path) -> tuple[int, ...]:
 def dequantise(file: Path, out: Path) -> None:
     """Write the weights of a GGUF file to `out` as a Hugging Face folder in float32.
 
-    transformers refuses to save a model that it has read from a GGUF file, so the weights move to a fresh model of the
+    transformers refuses to save a model loaded from a GGUF file, so the weights are copied into a new model with the
     same configuration.
     """
     try:
@@ -104,7 +104,7 @@ def _turn_ends(generation_config: Path) -> tuple[int, ...]:
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:
-    """Put the tokenizer of `prepare_data` beside the weights, so that the model folder is complete."""
+    """Copy the tokenizer of `prepare_data` into a model folder."""
     shutil.copytree(source, out, dirs_exist_ok=True)
 
 
@@ -113,7 +113,7 @@ def _adapt(config: dict, model: ModelConfig) -> dict:
         config["max_position_embeddings"] = model.max_position_embeddings
         config["sliding_window"] = None
     if model.rope_theta is not None:
-        # transformers 5 nests it; folders written before keep it at the top.
+        # transformers 5 nests it; older folders have it at the top level.
         where = config.get("rope_parameters", config)
         where["rope_theta"] = model.rope_theta
     return config

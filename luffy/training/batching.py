@@ -1,4 +1,4 @@
-"""Rows to batches, and a batch to micro-batches: layout only, nothing here changes a gradient.
+"""Collation of rows into batches, and splitting into micro-batches; pure layout, without effect on gradients.
 
 Shape legend: `K` objective terms, `B` rows, `T` tokens (prompt and response, right-padded).
 """
@@ -15,25 +15,25 @@ from luffy.types import Source, TrainBatch, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward and backward pass sees."""
+    """Input of one forward and backward pass."""
 
     batch: TrainBatch
-    """NaN in `logp_old_BT` stands for the policy itself, unchanged since the phase began (one update a phase)."""
+    """NaN in `logp_old_BT`: the old policy is the current one (a single update in the phase)."""
     weight_KBT: Tensor
     position_ids_BT: Tensor
     packed: bool
-    """Sequences lie end to end in one row; positions restart at each."""
-    counted: bool = True
-    """False on a dummy micro-batch, which only keeps a rank in step with the others."""
+    """Whether the sequences are concatenated in one row; positions restart at each."""
+    is_dummy: bool = False
+    """A dummy micro-batch only keeps a rank in step with the others."""
 
 
 def collate(
     trajectories: Sequence[Trajectory], advantage_B: Tensor, pad_id: int, group_accuracy_B: Tensor | None = None
 ) -> TrainBatch:
-    """Right-padded batch of prompts and responses; every response token learns with its row's advantage.
+    """Right-padded batch of prompts and responses; every response token gets its row's advantage.
 
-    `logp_old_BT` is NaN until the policy fills it in, `logp_ref_BT` 0 until the reference does. Without
-    `group_accuracy_B` (SFT has no rollouts) it is 0.
+    `logp_old_BT` is NaN until the policy fills it in, and `logp_ref_BT` is 0 until the reference does. Without
+    `group_accuracy_B` (SFT has no rollouts) the group accuracy is 0.
     """
     width = max(len(row.prompt_ids) + len(row.response_ids) for row in trajectories)
     shape = (len(trajectories), width)
@@ -66,16 +66,16 @@ def collate(
 
 
 def take_rows(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
-    """The given rows, in that order, trimmed to the longest of them."""
+    """The given rows, in that order, trimmed to the longest."""
     index = torch.as_tensor(rows, dtype=torch.long)
     width = int(batch.attention_mask_BT[index].sum(dim=-1).max())
     return _map(batch, lambda tensor_BT: tensor_BT[index, :width])
 
 
 def split_into_micro_batches(batch: TrainBatch, weight_KBT: Tensor, max_tokens: int, packing: bool) -> list[MicroBatch]:
-    """Micro-batches of at most `max_tokens` tokens (one longer row makes its own), longest rows first.
+    """Micro-batches of at most `max_tokens` tokens, longest rows first; a longer row gets its own.
 
-    `weight_KBT` are the token weights of the whole step (`luffy.objectives.normalisation`), cut along.
+    `weight_KBT` are the token weights of the whole step (`luffy.objectives.normalisation`), split alike.
     """
     length_B = batch.attention_mask_BT.sum(dim=-1).tolist()
     order = sorted(range(len(batch)), key=lambda b: (-length_B[b], b))
@@ -83,9 +83,9 @@ def split_into_micro_batches(batch: TrainBatch, weight_KBT: Tensor, max_tokens: 
     return [make(batch, weight_KBT, rows) for rows in _fill(order, length_B, max_tokens, packing)]
 
 
-def weightless(micro: MicroBatch) -> MicroBatch:
-    """A dummy micro-batch, with weight 0: a rank with fewer micro-batches than the others runs it to keep in step."""
-    return dataclasses.replace(micro, weight_KBT=torch.zeros_like(micro.weight_KBT), counted=False)
+def dummy_micro_batch(micro: MicroBatch) -> MicroBatch:
+    """A copy with weight 0: ranks with fewer micro-batches than others run it to make the same collective calls."""
+    return dataclasses.replace(micro, weight_KBT=torch.zeros_like(micro.weight_KBT), is_dummy=True)
 
 
 def _fill(order: Sequence[int], length_B: Sequence[int], max_tokens: int, packing: bool) -> list[list[int]]:

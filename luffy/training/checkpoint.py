@@ -1,8 +1,8 @@
-"""Checkpoints that count only when complete, written before an older one goes, read back on any number of ranks.
+"""Atomic checkpoints that can be loaded with another number of ranks or ZeRO stage.
 
-`checkpoints/step_000040/` holds a folder of states for each engine (`policy/`, `critic/`) into which every rank writes
-its share, `state.json` (what the stage itself must remember: replay buffers, controllers), `layout.json` (who wrote
-it) and, last of all, `COMPLETE`. Ranks and ZeRO stage may be others when it is read.
+`checkpoints/step_000040/` holds a folder for each engine (`policy/`, `critic/`) into which every rank writes its share,
+`state.json` (the state of the stage: replay buffer, controllers), `layout.json` (ranks and ZeRO stage) and, written
+last, `COMPLETE`. An older checkpoint is deleted only after a newer one is complete.
 """
 
 import json
@@ -26,14 +26,14 @@ _LAYOUT = "layout.json"
 _STATE = "state.json"
 
 Engines = Mapping[str, deepspeed.DeepSpeedEngine]
-"""What is trained, by the name of its folder in a checkpoint."""
+"""Engines by the names of their folders in a checkpoint."""
 _T = TypeVar("_T")
 
 
 class CheckpointStore:
-    """The checkpoints in the stage directory `stage`, which all ranks see; the newest `keep` stay.
+    """The checkpoints in the stage directory `stage`, shared by all ranks; the newest `keep` are kept.
 
-    `save` and `load` are called on all ranks together. A fault of one rank is raised on every rank.
+    `save` and `load` are collective calls. An error on one rank is raised on every rank.
     """
 
     def __init__(self, stage: Path, keep: int) -> None:
@@ -44,15 +44,15 @@ class CheckpointStore:
     def newest(self) -> int | None:
         """The step of the newest complete checkpoint; None when there is none.
 
-        Asked on one rank and told to the others, or on all before any of them trains.
+        Call it on one rank and broadcast the result, or on all ranks before any of them trains.
         """
         return max(complete_checkpoints(self._stage), default=None)
 
     def save(self, engines: Engines, step: int, state: Mapping[str, object] | None = None) -> None:
-        """Write the states of the engines and of the stage as the checkpoint of `step`, then drop all but the newest.
+        """Write the states of the engines and of the stage as the checkpoint of `step`, then delete old checkpoints.
 
-        `state`, of which the first rank's counts, is plain JSON and comes back from `load` exactly as it is. `step`
-        is later than that of any complete checkpoint: none is ever replaced, so a kill leaves the older one or both.
+        `state` is plain JSON, taken from rank 0, and `load` returns it unchanged. `step` has to be later than all
+        complete checkpoints: none is ever overwritten, so a killed run keeps at least the previous one.
         """
         folder = self._folder(step)
         _on_first_rank(lambda: self._begin(folder, step, _plain_json(state or {}), _layout(engines)))
@@ -60,12 +60,12 @@ class CheckpointStore:
         _on_first_rank(lambda: self._finish(folder))
 
     def load(self, engines: Engines, step: int) -> dict[str, object]:
-        """Put the states of `step` into the engines; returns the stage's own state.
+        """Load the checkpoint of `step` into the engines; returns the stage's own state.
 
-        Raises ConfigError when it was written of other engines, CheckpointError when it is not complete or broken.
+        Raises ConfigError when it holds other engines, CheckpointError when it is incomplete or broken.
         """
         if len(set(_gather(step))) > 1:
-            raise CheckpointError(f"{self._directory}: the ranks do not see the same checkpoints, is it a shared disk?")
+            raise CheckpointError(f"{self._directory}: the ranks see different checkpoints; is it on a shared disk?")
         state = _on_all_ranks(lambda: self._read(engines, self._folder(step)))
         for engine in engines.values():
             publish(engine)
@@ -74,14 +74,14 @@ class CheckpointStore:
     def _begin(self, folder: Path, step: int, state: str, layout: dict[str, object]) -> None:
         newest = self.newest()
         assert newest is None or newest < step, f"step {step} does not come after the checkpoint of step {newest}"
-        if folder.exists():  # what a kill left
+        if folder.exists():  # left by a killed run
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
         write_atomic(folder / _STATE, state)
         write_atomic(folder / _LAYOUT, json.dumps(layout))
 
     def _finish(self, folder: Path) -> None:
-        """Declare the checkpoint complete once all that is in it is on disk; drop what it makes superfluous."""
+        """Mark the checkpoint as complete once its files are on disk; delete those that are no longer kept."""
         sync_directory(folder)
         sync_directory(self._directory)
         (folder / COMPLETE_FILE).touch()
@@ -89,7 +89,7 @@ class CheckpointStore:
         kept = sorted(complete_checkpoints(self._stage))[-self._keep :]
         for old in self._directory.glob("step_*"):
             if old not in {self._folder(step) for step in kept}:
-                # Marker first: a kill in the middle must not leave half a checkpoint that says it is whole.
+                # Marker first: a kill halfway must not leave a partial checkpoint that is marked as complete.
                 (old / COMPLETE_FILE).unlink(missing_ok=True)
                 shutil.rmtree(old)
 
@@ -100,7 +100,7 @@ class CheckpointStore:
         if written["engines"] != now["engines"]:
             raise ConfigError(
                 f"{folder} was written with {_words(written)}, this run has {_words(now)}; "
-                f"resume with the same engines, or delete {self._directory} to start the stage anew"
+                f"resume with the same engines, or delete {self._directory} to restart the stage"
             )
         if written != now and dist.get_rank() == 0:
             logger.info("%s was written with %s, this run has %s", folder.name, _words(written), _words(now))
@@ -114,7 +114,7 @@ class CheckpointStore:
 
 def _write(engines: Engines, folder: Path) -> None:
     for name, engine in engines.items():
-        # Made by every rank: on a network file system the first rank's would not be there at once.
+        # Created by every rank: on a network file system, others may not see rank 0's folder at once.
         (folder / name).mkdir(parents=True, exist_ok=True)
         write_engine(engine, folder / name)
         sync_directory(folder / name)
@@ -140,9 +140,9 @@ def _on_first_rank(work: Callable[[], None]) -> None:
 
 
 def _on_all_ranks(work: Callable[[], _T]) -> _T:
-    """Do `work`, which speaks to no other rank, and wait for all; a fault of any is raised on every one.
+    """Run `work`, which has no collective calls, on every rank; an error on one rank is raised on all.
 
-    Else those that are well would wait for ever for the one that is not.
+    Otherwise the other ranks would wait for the failed one forever.
     """
     try:
         done = work()
@@ -157,7 +157,7 @@ def _on_all_ranks(work: Callable[[], _T]) -> _T:
 
 
 def _gather(mine: _T) -> list[_T]:
-    """What each rank has, in the order of ranks."""
+    """The values of all ranks, in order of rank."""
     theirs = [mine] * dist.get_world_size()
     dist.all_gather_object(theirs, mine)
     return theirs
@@ -165,11 +165,11 @@ def _gather(mine: _T) -> list[_T]:
 
 def _plain_json(state: Mapping[str, object]) -> str:
     for name, value in state.items():
-        assert _comes_back(value), f"checkpoint state {name!r} must be plain JSON: no NaN, no tuple, keys of text"
+        assert _survives_json(value), f"checkpoint state {name!r} must be plain JSON: no NaN, no tuples, string keys"
     return json.dumps(state)
 
 
-def _comes_back(value: object) -> bool:
+def _survives_json(value: object) -> bool:
     try:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The critic of PPO: what the rest of a response is worth, by a model of its own beside the policy.
+"""PPO's critic: a value model, separate from the policy.
 
 Shape legend: `B` rows, `T` tokens, `N` response tokens, `H` hidden size.
 """
@@ -19,7 +19,7 @@ from luffy.types import TrainBatch
 
 
 class ValueHead(nn.Module):
-    """A linear map from a hidden state to its value, computed in float32; 0 everywhere at the start."""
+    """A linear map from hidden states to values, computed in float32 and initialised with zeros."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class ValueHead(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """The decoder of a causal language model under a value head; its output embeddings are left behind."""
+    """The decoder of a causal language model with a value head in place of the output embeddings."""
 
     def __init__(self, causal_lm: PreTrainedModel) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class ValueModel(nn.Module):
         position_ids_BT: Tensor,
         response_mask_BT: Tensor,
     ) -> Tensor:
-        """`(B, T)` values at response tokens, 0 elsewhere; that of token t is of the state before it, at t - 1.
+        """`(B, T)` values at response tokens, 0 elsewhere; the value at token t is that of the state before it (t - 1).
 
-        Packed rows are passed as to `PolicyModel.forward`.
+        Packed rows are passed like to `PolicyModel.forward`.
         """
         hidden_BTH = self.decoder(
             input_ids=input_ids_BT, attention_mask=attention_mask_BT, position_ids=position_ids_BT, use_cache=False
@@ -57,9 +57,9 @@ class ValueModel(nn.Module):
 
 
 class Critic:
-    """A value model in training, by its own optimizer in its own DeepSpeed engine.
+    """A value model in training, with its own optimizer and DeepSpeed engine.
 
-    `causal_lm` becomes the critic's own: it must not be the policy's.
+    Takes over `causal_lm`, which has to be a different instance from the policy's.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Critic:
         self._execution = execution
 
     def values(self, batch: TrainBatch) -> Tensor:
-        """`(B, T)` value of the state before each response token, float32 on the CPU, 0 elsewhere; no gradient."""
+        """`(B, T)` values of the states before response tokens, float32 on the CPU, 0 elsewhere; no gradient."""
         return score(self.engine.module, self._forward, batch, self._execution)
 
     def update(self, batch: TrainBatch, value_old_BT: Tensor, return_BT: Tensor, lr: float) -> dict[str, float]:
         """One optimizer step on this rank's share of a batch; returns the step's metrics (`critic/...`).
 
-        `value_old_BT` are the values at the start of the phase (the clip's centre), `return_BT` the targets. Raises
-        NumericalError when the loss or the gradient is not finite; the weights are then unchanged.
+        `value_old_BT` holds the values at the start of the phase (the centre of the clip), `return_BT` the targets.
+        Raises NumericalError when the loss or the gradient is not finite; the weights are then unchanged.
         """
         metrics = self.accumulate(batch, value_old_BT, return_BT)
         return metrics | self._step.take(lr, "critic")
@@ -93,7 +93,7 @@ class Critic:
         num_tokens, return_sum = sum_over_ranks(torch.stack([mask_BT.sum(), (mask_BT * return_BT.double()).sum()]))
         weight_BT = mask_BT / num_tokens.clamp(min=1)
         metrics = _ValueMetrics(float(return_sum / num_tokens.clamp(min=1)))
-        # Old values and returns are cut along where a policy's further terms would have their weights.
+        # Old values and returns are split into micro-batches along with the weights, as further "terms".
         carried_KBT = torch.stack([weight_BT, value_old_BT.double(), return_BT.double()])
         for micro in micro_batches(batch, carried_KBT, self._execution):
             value_BT = self._forward(micro)
@@ -113,7 +113,7 @@ class Critic:
 def value_loss(
     value_BT: Tensor, value_old_BT: Tensor, return_BT: Tensor, value_clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """`(B, T)` float64 loss of each value against its return, and where the clip took its gradient.
+    """`(B, T)` float64 loss of each value against its return, and a mask of where the clip removed the gradient.
 
     0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2): the value loss of PPO's published code (arXiv 2005.12729;
     the paper, 1707.06347, has no clip here). Without `value_clip`, 0.5 (V - R)^2.
@@ -128,7 +128,7 @@ def value_loss(
 
 
 class _ValueMetrics:
-    """Sums over the tokens of a step, turned into means at the end."""
+    """Sums over the tokens of a step, from which means are computed at the end."""
 
     def __init__(self, return_mean: float) -> None:
         self._return_mean = return_mean
@@ -138,9 +138,9 @@ class _ValueMetrics:
     def add(
         self, mask_BT: Tensor, token_loss_BT: Tensor, value_BT: Tensor, return_BT: Tensor, is_clipped_BT: Tensor
     ) -> None:
-        """Count the tokens of one micro-batch that are in `mask_BT`."""
+        """Add the tokens of one micro-batch that are in `mask_BT`."""
         error_BT = return_BT - value_BT
-        # Around its mean: sums of squares would lose the variance of a large return.
+        # Centred on the mean: sums of squares would lose precision for large returns.
         centred_BT = return_BT - self._return_mean
         columns = (
             torch.ones_like(return_BT), token_loss_BT, value_BT, error_BT, error_BT.square(), centred_BT.square(),
@@ -149,9 +149,9 @@ class _ValueMetrics:
         self._sums += torch.stack([column_BT[mask_BT].double().sum() for column_BT in columns]).cpu()
 
     def summary(self) -> dict[str, float]:
-        """Means over the whole optimizer step, all ranks together.
+        """Means over the whole optimizer step and all ranks.
 
-        `explained_variance` is 1 - Var(R - V) / Var(R), and left out where all returns are the same.
+        `explained_variance` is 1 - Var(R - V) / Var(R), left out when all returns are equal.
         """
         num_tokens, *sums = sum_over_ranks(self._sums).tolist()
         loss, value, error, error_square, return_variance, clipped = (total / max(num_tokens, 1) for total in sums)
@@ -167,4 +167,4 @@ class _ValueMetrics:
 
 
 _NO_VARIANCE = 1e-12
-"""Rounding of a mean leaves about the square of 1e-16 where all returns are the same."""
+"""Smallest variance above rounding error, which is about the square of 1e-16 when all returns are equal."""

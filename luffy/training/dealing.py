@@ -1,4 +1,4 @@
-"""Which groups of an RL step share an optimizer step."""
+"""Assignment of the groups of an RL step to its optimizer steps."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,13 @@ from luffy.types import Group, Source, Trajectory
 
 
 def deal_groups(groups: Sequence[Group], num_updates: int, seed: int) -> list[list[int]]:
-    """The places of the groups that each optimizer step takes, in the order of the RL step.
+    """Indices of the groups for each optimizer step, in the order of the RL step.
 
     Groups arrive sorted: replayed prompts first, later rounds of dynamic sampling last. Contiguous mini-batches would
-    carry that order into the updates, so groups are dealt out at random instead, one update after the other. Updates
-    differ by at most one in their number of groups, and in how many of them are replayed, demonstrated and hinted.
-    Fewer groups than updates make fewer updates. A pure function of the kinds of the groups and of `seed`.
+    carry that order into the updates, so groups are dealt out in random order, one to each update in turn. The updates
+    differ by at most one in their number of groups, and in the numbers of replayed, demonstrated and
+    prefix-conditioned ones. With fewer groups than updates there are fewer updates. A pure function of the kinds of
+    the groups and of `seed`.
     """
     order = sorted(range(len(groups)), key=lambda place: (_stratum(groups[place]), derive_seed(seed, "deal", place)))
     first = derive_seed(seed, "first update") % num_updates
@@ -22,25 +23,25 @@ def deal_groups(groups: Sequence[Group], num_updates: int, seed: int) -> list[li
     return [sorted(hand) for hand in hands if hand]
 
 
-def is_hinted(group: Group) -> bool:
-    """Whether a row continues the start of a trace."""
-    return any(_is_hybrid(row) for row in group.trajectories)
+def has_prefix_row(group: Group) -> bool:
+    """Whether the group has a prefix-conditioned row."""
+    return any(_is_prefix_conditioned(row) for row in group.trajectories)
 
 
-def is_demonstrated(group: Group) -> bool:
-    """Whether a row is a whole trace."""
-    return any(Source.OFF_POLICY in row.source and not _is_hybrid(row) for row in group.trajectories)
+def has_demonstration(group: Group) -> bool:
+    """Whether the group has a whole trace as a row."""
+    return any(Source.OFF_POLICY in row.source and not _is_prefix_conditioned(row) for row in group.trajectories)
 
 
-def _is_hybrid(row: Trajectory) -> bool:
+def _is_prefix_conditioned(row: Trajectory) -> bool:
     return Source.OFF_POLICY in row.source and Source.ON_POLICY in row.source
 
 
 def _stratum(group: Group) -> tuple[bool, bool, bool]:
-    """Sorts groups so that each kind is one stretch, which a deal in turn then spreads evenly.
+    """Sort key that keeps each kind of group contiguous, so that dealing in turn spreads it evenly.
 
-    Replayed; replayed and demonstrated; demonstrated; hinted; neither. A group with a hint has nothing else
-    (`ObjectiveConfig`).
+    The order is: replayed, replayed and demonstrated, demonstrated, prefix-conditioned, others. A prefix-conditioned
+    group is neither replayed nor demonstrated (`ObjectiveConfig`).
     """
-    replayed, demonstrated = group.is_replayed, is_demonstrated(group)
-    return (not replayed, demonstrated if replayed else not demonstrated, not is_hinted(group))
+    replayed, demonstrated = group.is_replayed, has_demonstration(group)
+    return (not replayed, demonstrated if replayed else not demonstrated, not has_prefix_row(group))

@@ -1,4 +1,4 @@
-"""Starting DeepSpeed: the one place that knows its configuration and its traps."""
+"""Construction of DeepSpeed engines: their configuration, optimizer and workarounds."""
 
 import logging
 import math
@@ -18,21 +18,21 @@ from luffy.training.policy_model import LogProbHead
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 _REDUCE_BUCKET = 500_000_000
-"""Gradients (elements) that are reduced together: DeepSpeed's own default."""
+"""Elements per gradient all-reduce: DeepSpeed's default."""
 
 
 def deepspeed_config(
     optimizer: OptimizerConfig, execution: ExecutionConfig, dtype: DType, num_parameters: int
 ) -> dict[str, object]:
-    """The configuration of an engine of that many parameters; `step()` alone marks the accumulation boundary.
+    """DeepSpeed's configuration; gradients accumulate until `step()`.
 
-    With managed accumulation, DeepSpeed divides by a micro-batch count fixed in advance; ours varies with the lengths
-    of the sequences, and the loss is already normalised over the whole step.
+    DeepSpeed's managed accumulation divides by a fixed number of micro-batches. Here that number varies with the
+    sequence lengths, and the loss is already normalised over the whole step.
     """
     zero: dict[str, object] = {
         "stage": execution.zero_stage,
         "overlap_comm": False,
-        # A buffer of this size is there as long as the engine, however small the model.
+        # The engine allocates a buffer of this size, however small the model.
         "reduce_bucket_size": min(_REDUCE_BUCKET, num_parameters),
     }
     if execution.offload_optimizer:
@@ -41,14 +41,14 @@ def deepspeed_config(
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
-        # At stage 0 the clip is made by `ClippedStep`, which also reports the norm.
+        # At stage 0 `ClippedStep` clips, since it also reports the norm.
         "gradient_clipping": optimizer.max_grad_norm if execution.zero_stage else 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
-        # DeepSpeed's own CPU Adam would compile C++ at its first start.
+        # DeepSpeed's CPU Adam would compile C++ on first use.
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": dtype == "bfloat16"},
-        # Left alone it follows the model, and a sum over many micro-batches in bfloat16 depends on how they were cut.
+        # The default is the model's dtype, and a sum in bfloat16 would depend on the split into micro-batches.
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": 10**9,
     }
@@ -61,8 +61,8 @@ def start_engine(
     _skip_shared_memory_kernel()
     init_process_group()
     if execution.zero_stage == 3:
-        # The head loops over chunks; as a leaf its weight is gathered once, however many chunks a rank has.
-        # A critic has none.
+        # The head loops over chunks; as a leaf module its weight is gathered once, however many chunks a rank has.
+        # A critic has no such head.
         set_z3_leaf_modules(model, [LogProbHead], raise_if_not_found=False)
     adamw = SkippableAdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
@@ -78,22 +78,22 @@ def start_engine(
 
 
 class SkippableAdamW(torch.optim.AdamW):
-    """AdamW that leaves weights and moments alone where `skips` says so.
+    """AdamW that skips an update when `skips` returns True, leaving weights and moments unchanged.
 
-    A subclass because DeepSpeed clips and calls `step` in one go: the norm is known only in between.
+    A subclass, because DeepSpeed clips and steps in one call, and the norm is only known in between.
     """
 
     skips: Callable[[], bool] | None = None
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update, or none."""
+        """Update the weights unless `skips` returns True."""
         return None if self.skips is not None and self.skips() else super().step(closure)
 
 
 class ClippedStep:
-    """The optimizer step of an engine: the gradient clipped at any ZeRO stage, and its norm before that.
+    """The optimizer step of an engine, with gradient clipping and the norm before it at any ZeRO stage.
 
-    To be made together with the engine: at stage 0, where DeepSpeed reports no norm, it hooks itself before each step.
+    Create it right after the engine: at stage 0, where DeepSpeed reports no norm, it registers a pre-step hook.
     """
 
     def __init__(self, engine: deepspeed.DeepSpeedEngine, config: OptimizerConfig) -> None:
@@ -109,24 +109,24 @@ class ClippedStep:
             adamw.skips = self._is_too_large
 
     def take(self, lr: float, model: str) -> dict[str, float]:
-        """Step at the rate `lr` with the accumulated gradient; returns its metrics, under the name of the model.
+        """Step with the accumulated gradient at learning rate `lr`; returns metrics prefixed with `model`.
 
-        `grad_norm` is the norm before clipping, over all ranks; `skipped_update` is 1 where it was above
-        `skip_grad_norm`, so that weights and moments stayed. Raises NumericalError when the norm is not finite; the
-        weights are then unchanged.
+        `grad_norm` is the global norm before clipping. `skipped_update` is 1 if it was above `skip_grad_norm`, so that
+        weights and moments did not change. Raises NumericalError when the norm is not finite; the weights are then
+        unchanged.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()
         norm = self._norm()
-        check_finite("gradient norm", norm)  # ZeRO 1 to 3 skip such a step without a word
+        check_finite("gradient norm", norm)  # ZeRO 1 to 3 skip such a step silently
         metrics = {f"{model}/grad_norm": norm, f"{model}/lr": lr}
         if self._config.skip_grad_norm is not None:
             metrics[f"{model}/skipped_update"] = float(self._is_too_large())
         return metrics
 
     def _norm(self) -> float:
-        # DeepSpeed's optimizer knows the norm from its clipping on, the engine only after the step.
+        # DeepSpeed's optimizer has the norm once it has clipped, the engine only after the step.
         return self._grad_norm if self._clips else float(self._engine.optimizer._global_grad_norm)
 
     def _is_too_large(self) -> bool:
@@ -140,7 +140,7 @@ class ClippedStep:
 
 
 def check_finite(name: str, value: float) -> None:
-    """Raise NumericalError when a number that training stands on is NaN or infinite."""
+    """Raise NumericalError when a value is NaN or infinite."""
     if not math.isfinite(value):
         raise NumericalError(f"the {name} is {value}; lower the learning rate or check the data")
 

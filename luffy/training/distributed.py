@@ -11,14 +11,14 @@ _TIMEOUT = timedelta(minutes=10)
 
 
 def init_process_group() -> None:
-    """Join the process group once; `gloo` on CPU, `nccl` on GPUs. Alone, no port is opened.
+    """Join the process group once; `gloo` on CPU, `nccl` on GPUs. A single process opens no port.
 
-    A process that has joined should end by `exit_without_finalizing`.
+    A process that has joined should exit through `exit_without_finalizing`.
     """
     if dist.is_initialized():
         return
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    # A launcher names the meeting point. A bare RANK may be inherited from a process that did what follows here.
+    # A launcher sets MASTER_ADDR. RANK alone may be inherited from a parent process that set it below.
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, timeout=_TIMEOUT)
         return

@@ -1,8 +1,8 @@
-"""What a DeepSpeed engine has learned, in pieces of named parameters, whatever the ZeRO stage and number of ranks.
+"""State of a DeepSpeed engine as pieces of named parameters, independent of ZeRO stage and number of ranks.
 
-ZeRO keeps float32 weights and Adam's moments in flat tensors whose borders follow the stage and the ranks. Here the
-part that a rank holds is told in terms of parameters, so that another layout can take it up. Buffers and frozen
-parameters do not change in training and are left to the model's folder.
+ZeRO keeps float32 weights and Adam's moments in flat tensors that are partitioned by stage and rank. Here each rank's
+part is described in terms of parameters, so that it can be loaded into another layout. Buffers and frozen parameters do
+not change in training and stay in the model folder.
 """
 
 import math
@@ -24,18 +24,18 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Elements of a parameter that this rank's optimizer steps."""
+    """The elements of a parameter that this rank's optimizer updates."""
 
     name: str
     start: int
     numel: int
     flat: Tensor
-    """What the optimizer steps them in: a flat tensor of many parameters, at stage 0 the parameter itself."""
+    """The optimizer's tensor that holds them: flat, with many parameters; at stage 0 the parameter itself."""
     offset: int
-    """Where they begin in `flat`."""
+    """Index of the first element in `flat`."""
 
     def of(self, tensor: Tensor) -> Tensor:
-        """A flat view of these elements in a tensor laid out as `flat`."""
+        """A flat view of these elements in a tensor with the layout of `flat`."""
         return tensor.detach().view(-1).narrow(0, self.offset, self.numel)
 
     def key(self, kind: str) -> PieceKey:
@@ -43,16 +43,16 @@ class _Piece:
 
 
 def write_engine(engine: deepspeed.DeepSpeedEngine, folder: Path) -> None:
-    """Write this rank's share of the engine's state into `folder`; waits for no other rank."""
-    # At stage 0 every rank has the whole.
+    """Write this rank's share of the engine's state into `folder`; not a collective call."""
+    # At stage 0 every rank has the full state.
     if engine.zero_optimization_stage() or dist.get_rank() == 0:
         write_pieces(folder, dist.get_rank(), _shapes(engine), _tensors(engine))
 
 
 def read_engine(engine: deepspeed.DeepSpeedEngine, folder: Path) -> None:
-    """Put what `folder` holds into this rank's share of the engine, whose `publish` must follow; waits for no rank.
+    """Load this rank's share of the engine's state from `folder`; call `publish` next. Not a collective call.
 
-    Raises CheckpointError when `folder` is of another model, or something in it is missing or broken.
+    Raises CheckpointError when `folder` belongs to another model, or when something in it is missing or broken.
     """
     stored = PieceReader(folder)
     if stored.shapes != _shapes(engine):
@@ -67,23 +67,23 @@ def read_engine(engine: deepspeed.DeepSpeedEngine, folder: Path) -> None:
 
 
 def publish(engine: deepspeed.DeepSpeedEngine) -> None:
-    """After `read_engine`, let the model have the weights that the optimizer now has; all ranks together."""
+    """Copy the optimizer's weights into the model after `read_engine`; a collective call."""
     optimizer = engine.optimizer
     match engine.zero_optimization_stage():
         case 1 | 2:
             optimizer.update_lp_params()
         case 3:
-            optimizer.checkpoint_event_prologue()  # gives up what is gathered of the old weights
+            optimizer.checkpoint_event_prologue()  # releases the gathered old weights
             for group in range(len(optimizer.fp16_groups)):
                 optimizer._reassign_or_swap_out_partitioned_parameters(group)
-            optimizer.checkpoint_event_epilogue()  # gathers the small parameters that every rank keeps whole
+            optimizer.checkpoint_event_epilogue()  # gathers the small parameters that stay unsharded
 
 
 def _read(stored: PieceReader, flat: Tensor, pieces: list[_Piece], adamw: torch.optim.Optimizer) -> None:
     steps = [_read_step(stored, piece.name) for piece in pieces if stored.has(_STEP, piece.name)]
     for piece in pieces:
         stored.read(piece.key(_WEIGHT), piece.of(piece.flat))
-    if not steps:  # saved before the first step: Adam has nothing yet
+    if not steps:  # saved before the first step: Adam has no state yet
         adamw.state.pop(flat, None)
         return
     state = adamw.state[flat]
@@ -92,7 +92,7 @@ def _read(stored: PieceReader, flat: Tensor, pieces: list[_Piece], adamw: torch.
         if moment not in state:
             state[moment] = torch.zeros_like(flat, requires_grad=False)
         for piece in pieces:
-            # A parameter that never had a gradient has no moments at stage 0; elsewhere they are 0.
+            # A parameter that never had a gradient has no moments at stage 0; at other stages they are 0.
             if stored.has(moment, piece.name):
                 stored.read(piece.key(moment), piece.of(state[moment]))
             else:
@@ -113,11 +113,11 @@ def _tensors(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[PieceKey, Tens
             for moment in _MOMENTS:
                 yield piece.key(moment), piece.of(state[moment])
             if piece.start == 0:
-                yield piece.key(_STEP), state[_STEP].clone()  # one for all that share a flat tensor
+                yield piece.key(_STEP), state[_STEP].clone()  # shared by all parameters of a flat tensor
 
 
 def _pieces(engine: deepspeed.DeepSpeedEngine) -> Iterator[_Piece]:
-    """This rank's, in the order of the module's parameters."""
+    """The pieces of this rank, in the order of the module's parameters."""
     piece_of = {0: _whole_piece, 1: _piece_of_group, 2: _piece_of_group, 3: _piece_of_parameter}
     for name, parameter in _trained(engine):
         piece = piece_of[engine.zero_optimization_stage()](engine, name, parameter)
@@ -130,7 +130,7 @@ def _whole_piece(engine: deepspeed.DeepSpeedEngine, name: str, parameter: nn.Par
 
 
 def _piece_of_group(engine: deepspeed.DeepSpeedEngine, name: str, parameter: nn.Parameter) -> _Piece | None:
-    """ZeRO 1 and 2 lay the parameters of a group end to end and cut the whole once for each rank."""
+    """ZeRO 1 and 2 concatenate the parameters of a group and partition the result over the ranks."""
     mapping = getattr(parameter, "_hp_mapping", None)
     if mapping is None:
         return None
@@ -140,7 +140,7 @@ def _piece_of_group(engine: deepspeed.DeepSpeedEngine, name: str, parameter: nn.
 
 
 def _piece_of_parameter(engine: deepspeed.DeepSpeedEngine, name: str, parameter: nn.Parameter) -> _Piece | None:
-    """ZeRO 3 cuts every parameter once for each rank; the last shares are padded."""
+    """ZeRO 3 partitions every parameter over the ranks, with padding at the end."""
     optimizer = engine.optimizer
     group, offset, share = optimizer.grad_position[optimizer.get_param_id(parameter)]
     start = dist.get_rank() * share
@@ -163,4 +163,4 @@ def _shapes(engine: deepspeed.DeepSpeedEngine) -> dict[str, tuple[int, ...]]:
 
 
 def _shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))  # a parameter that ZeRO 3 has cut is empty
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))  # a parameter partitioned by ZeRO 3 is empty

@@ -1,4 +1,4 @@
-"""A checkpoint as a plain Hugging Face folder, without the engine that wrote it."""
+"""Export of a checkpoint as a plain Hugging Face folder, without DeepSpeed."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from luffy.training.policy_model import PolicyModel
 def export_checkpoint(checkpoint: Path, start: Path, tokenizer: Path, dtype: DType, folder: Path) -> None:
     """Write the policy of `checkpoint` to `folder`: safetensors, configurations, tokenizer and chat template.
 
-    `start` is the model folder that the stage began with, whose architecture it is. One process, without DeepSpeed,
-    whatever the number of ranks that wrote. Raises CheckpointError for a broken checkpoint.
+    `start` is the stage's initial model folder, which gives the architecture. Runs in one process, whatever the number
+    of ranks that wrote the checkpoint. Raises CheckpointError for a broken checkpoint.
     """
     causal_lm = load_causal_lm(start, dtype)
     stored = PieceReader(checkpoint / "policy")

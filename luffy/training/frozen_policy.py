@@ -1,4 +1,4 @@
-"""The policy a stage started from, frozen: what KL terms compare with.
+"""The frozen initial policy of a stage: the reference of KL terms.
 
 Shape legend: `B` rows, `T` tokens.
 """
@@ -14,10 +14,9 @@ from luffy.types import TrainBatch
 
 
 class FrozenPolicy:
-    """A causal language model that only gives log-probabilities; whole on every rank, at any ZeRO stage.
+    """A causal language model that only computes log-probabilities; not sharded, at any ZeRO stage.
 
-    `causal_lm` becomes its own: it is moved to the device and can no longer learn. `temperature` is that of the policy
-    it is compared with.
+    Takes over `causal_lm`: moves it to the device and freezes it. `temperature` is that of the trained policy.
     """
 
     def __init__(self, causal_lm: PreTrainedModel, execution: ExecutionConfig, temperature: float) -> None:

@@ -1,4 +1,4 @@
-"""The learning half of an RL step on one rank: from its shard of the graded groups to optimizer steps.
+"""Training in an RL step on one rank: optimizer steps on its shard of the graded groups.
 
 Shape legend: `B` rows, `T` tokens, `P` prompts (groups).
 """
@@ -35,7 +35,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class ValueTargets:
-    """What the critic learns from; `(B, T)` both, 0 outside responses."""
+    """Old values and targets of the critic, both `(B, T)`, 0 outside responses."""
 
     value_old_BT: Tensor
     return_BT: Tensor
@@ -44,11 +44,11 @@ class ValueTargets:
 def batch_of(
     rows: Sequence[LearnRow], config: AdvantageConfig, pad_id: int, critic: Critic | None = None
 ) -> tuple[TrainBatch, ValueTargets | None]:
-    """This rank's rows as one batch whose tokens carry their advantages; with a critic, its targets, too."""
+    """This rank's rows as one batch with advantages per token; with a critic, also its targets."""
     trajectories = [row.trajectory for row in rows]
     accuracy_B = torch.tensor([row.group_accuracy for row in rows], dtype=torch.float64)
     batch = collate(trajectories, torch.tensor([row.advantage for row in rows]), pad_id, accuracy_B)
-    batch.response_mask_BT[[not row.counted for row in rows]] = False
+    batch.response_mask_BT[[row.is_padding for row in rows]] = False
     targets = None
     if isinstance(config, GeneralizedAdvantage):
         assert critic is not None, "GAE needs a critic"
@@ -76,7 +76,7 @@ def _advantage_scale(batch: TrainBatch, rows: Sequence[Trajectory], config: Adva
 
 
 class Learner:
-    """Turns the groups of RL steps into optimizer steps of the policy and, where there is one, its critic."""
+    """Takes the optimizer steps of RL steps, for the policy and the critic if there is one."""
 
     def __init__(
         self,
@@ -98,16 +98,16 @@ class Learner:
         self._adaptive = AdaptiveCoefficients(objective.terms)
 
     def learn(self, shard: Shard, step: int) -> Metrics:
-        """The optimizer steps of RL step `step` (from 1); returns their metrics, averaged. No group, no update.
+        """Take the optimizer steps of RL step `step` (from 1), none without groups; returns their mean metrics.
 
-        All ranks call this together, each with its shard of the step.
+        A collective call: each rank passes its shard of the step.
         """
         if not shard.updates:
             return {}
         rows = [row for update in shard.updates for row in update]
         batch, targets = batch_of(rows, self._objective.advantage, self._pad_id, self.critic)
         if len(shard.updates) > 1:
-            # From the second update on the policy has moved; with one update it is its own old policy.
+            # With several updates the policy moves away from the old one; with a single update they are equal.
             batch = dataclasses.replace(batch, logp_old_BT=self.policy.logprobs(batch))
         if self._reference is not None:
             batch = dataclasses.replace(batch, logp_ref_BT=self._reference.logprobs(batch))
@@ -124,7 +124,7 @@ class Learner:
         assert config is not None
         (rows,) = shard.updates
         batch = collate([row.trajectory for row in rows], torch.zeros(len(rows)), self._pad_id)
-        batch.response_mask_BT[[not row.counted for row in rows]] = False
+        batch.response_mask_BT[[row.is_padding for row in rows]] = False
         last_update = self._rl.updates_per_step - 1
         lr = config.lr_scale * self._lr(step, last_update)
         metrics = self.policy.update(batch, self._objective_at(config.terms, step), lr)
@@ -132,11 +132,11 @@ class Learner:
         return {f"actor/interleaved_{name}": metrics[f"actor/{name}"] for name in kept}
 
     def state(self) -> Mapping[str, float]:
-        """What a checkpoint has to hold besides the engines."""
+        """State for a checkpoint, besides the engines."""
         return self._adaptive.values
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Take the state of a checkpoint."""
+        """Restore the state from a checkpoint."""
         self._adaptive.restore(state)
 
     def _update(self, batch: TrainBatch, targets: ValueTargets | None, rows: range, step: int, update: int) -> Metrics:
@@ -170,7 +170,7 @@ class Learner:
         return self._rl.optimizer.lr * schedule_multiplier(self._rl.optimizer.schedule, *self._position(step, update))
 
     def _position(self, step: int, update: int) -> tuple[int, int]:
-        """Optimizer step from 0, and how many there are."""
+        """Index of the optimizer step (from 0) and their total number."""
         num_updates = self._rl.updates_per_step
         return (step - 1) * num_updates + update, self._rl.steps * num_updates
 
@@ -178,20 +178,20 @@ class Learner:
 def _zero_variance_share(rows: Sequence[LearnRow], num_groups: int, batch: TrainBatch) -> float:
     """Share of zero-variance groups: all their tokens, on every rank, have advantage 0."""
     learned_P = torch.zeros(num_groups)
-    # A padding row counts on the rank that holds the row itself.
+    # A padding row has no response tokens here; its original counts on its own rank.
     group_B = torch.tensor([row.group for row in rows])
     learned_P.index_add_(0, group_B, (batch.advantage_BT * batch.response_mask_BT).any(dim=-1).float())
     return float((sum_over_ranks(learned_P) == 0).double().mean())
 
 
 def _ranges(updates: Sequence[Sequence[LearnRow]]) -> Iterator[range]:
-    """Where the rows of each update stand in the batch."""
+    """The range of rows of each update in the batch."""
     ends = itertools.accumulate(map(len, updates))
     return (range(end - len(rows), end) for rows, end in zip(updates, ends, strict=True))
 
 
 def _selected_entropies(terms: Sequence[TermConfig], metrics: Metrics) -> dict[str, float]:
-    """Mean entropy of each term's tokens, over all ranks; terms without a token are left out."""
+    """Mean entropy of each term's tokens over all ranks; terms without tokens are left out."""
     names = {term.name: f"actor/{term.name}_entropy" for term in terms}
     return {term: metrics[name] for term, name in names.items() if name in metrics}
 

@@ -1,4 +1,4 @@
-"""How much memory this process has used at most."""
+"""Peak memory use of this process."""
 
 import resource
 
@@ -9,7 +9,7 @@ _BYTES_A_GIB = 2**30
 
 
 def peak_memory() -> dict[str, float]:
-    """Metrics in GiB: the process's largest resident set until now, and of each GPU that it uses the most allocated."""
+    """Metrics in GiB: peak resident set size and, with a GPU, peak memory allocated by torch."""
     peak = {"perf/peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _KIB_A_GIB}
     if torch.cuda.is_available():
         peak["perf/peak_gpu_memory_gib"] = torch.cuda.max_memory_allocated() / _BYTES_A_GIB

@@ -1,7 +1,7 @@
-"""Pieces of named tensors in files: each rank writes its own, and any rank reads what it wants, however it was cut.
+"""Files of tensor pieces: each rank writes its own, and any rank can read any range of elements.
 
-A folder holds safetensors files, a few for each rank that wrote. An entry `exp_avg/96/decoder.norm.weight` is a flat
-piece of what `exp_avg` is of that parameter, from its element 96 on; the header says the parameter's shape.
+A folder holds a few safetensors files per rank. An entry `exp_avg/96/decoder.norm.weight` is a flat piece of that
+parameter's `exp_avg` that starts at element 96; the header holds the parameter's shape.
 """
 
 import json
@@ -18,16 +18,16 @@ from torch import Tensor
 from luffy.errors import CheckpointError
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of parameters, by name."""
+"""Shapes of parameters by name."""
 
 _FILE_BYTES = 2**30
-"""A file is closed once it holds as much: what a rank copies from its GPU at a time."""
+"""Size at which a file is closed, which bounds the data that a rank copies from its GPU at a time."""
 _SHAPES = "shapes"
 
 
 @dataclass(frozen=True, slots=True)
 class PieceKey:
-    """Which elements of what: `kind` of the parameter `name`, from element `start` on."""
+    """Start of a piece: `kind` (such as `exp_avg`) of the parameter `name`, from element `start`."""
 
     kind: str
     start: int
@@ -37,7 +37,7 @@ class PieceKey:
 def write_pieces(
     folder: Path, rank: int, shapes: Shapes, pieces: Iterable[tuple[PieceKey, Tensor]], file_bytes: int = _FILE_BYTES
 ) -> None:
-    """Write the pieces of this rank durably into `folder`, which the files of all ranks share; no two may overlap."""
+    """Write the pieces of this rank, synced to disk, into `folder`, which all ranks share; pieces must not overlap."""
     for number, pending in enumerate(_portions(pieces, file_bytes)):
         _write(folder / f"rank_{rank:04d}_{number:04d}.safetensors", shapes, pending)
 
@@ -64,7 +64,7 @@ def _write(path: Path, shapes: Shapes, pieces: Mapping[PieceKey, Tensor]) -> Non
 
 
 class PieceReader:
-    """What the files of a folder hold, whoever wrote it. Only what is asked for is read.
+    """Reads elements from the files of all ranks in a folder, and only those that are requested.
 
     Raises CheckpointError when a file is broken.
     """
@@ -90,13 +90,13 @@ class PieceReader:
             self._pieces[kind, name].append(_StoredPiece(file, entry, int(start), int(start) + numel))
 
     def has(self, kind: str, name: str) -> bool:
-        """Whether there is anything of `kind` for the parameter `name`."""
+        """Whether the files hold `kind` for the parameter `name`."""
         return (kind, name) in self._pieces
 
     def read(self, key: PieceKey, into: Tensor) -> None:
-        """Fill the flat `into` with the elements from `key.start` on, put together from whatever pieces they lie in.
+        """Fill the flat `into` with the elements from `key.start` on, from any number of pieces.
 
-        Raises CheckpointError when some of them are nowhere.
+        Raises CheckpointError when elements are missing.
         """
         end, num_found = key.start + into.numel(), 0
         for piece in self._pieces.get((key.kind, key.name), ()):
@@ -107,7 +107,7 @@ class PieceReader:
                 num_found += high - low
         if num_found != into.numel():
             raise CheckpointError(
-                f"{self._folder} holds {num_found} of the {into.numel()} elements asked for of {key.kind} of "
+                f"{self._folder} holds {num_found} of the {into.numel()} elements of {key.kind} of "
                 f"{key.name}; delete {self._folder.parent} to resume from an older one"
             )
 

@@ -1,4 +1,4 @@
-"""The policy in training: a DeepSpeed engine that updates on whole batches and reports what happened.
+"""The policy in training: a DeepSpeed engine that updates on whole batches and reports metrics.
 
 Shape legend: `K` objective terms, `B` rows, `T` tokens.
 """
@@ -30,15 +30,15 @@ from luffy.types import TrainBatch
 
 
 def load_causal_lm(folder: Path | str, dtype: DType) -> PreTrainedModel:
-    """The model in a Hugging Face folder (or hub id), without its `generation_config`'s sampling habits."""
+    """The model in a Hugging Face folder (or hub id), without the sampling defaults of its `generation_config`."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa")
 
 
 class Policy:
-    """A causal language model that learns from `TrainBatch`es by a list of objective terms.
+    """A causal language model trained on `TrainBatch`es with a list of objective terms.
 
-    Its logits are divided by `temperature`, that of the rollouts, so that its log-probabilities are those of the
-    distribution that was sampled from. Terms that learn from demonstrations see it at temperature 1.
+    Logits are divided by `temperature`, that of the rollouts, so that log-probabilities are those of the sampling
+    distribution. Terms that learn from demonstrations use temperature 1.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Policy:
 
     @property
     def causal_lm(self) -> PreTrainedModel:
-        """The same weights under the names of the model folder."""
+        """The model with the parameter names of its folder."""
         return self.engine.module.causal_lm
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
-        """`(B, T)` log-probabilities of the response tokens under the present weights, 0 elsewhere."""
+        """`(B, T)` log-probabilities of the response tokens under the current weights, 0 elsewhere."""
         return self._score(batch, 0)
 
     def entropies(self, batch: TrainBatch) -> Tensor:
@@ -90,9 +90,9 @@ class Policy:
         for micro in micro_batches(batch, weight_KBT, self._execution):
             tokens = _token_batch(micro, self._forward(micro, entropy_gradient, untempered))
             output = objective_loss(objective.terms, tokens, micro.weight_KBT.to(tokens.logp_BT.device))
-            # DeepSpeed averages gradients over ranks; the weights already divide by the total over all of them.
+            # DeepSpeed averages gradients over ranks, but the weights are already normalised over all ranks.
             self.engine.backward(output.loss * self.engine.world_size)
-            if micro.counted:
+            if not micro.is_dummy:
                 metrics.add(micro, tokens, output)
         summary = metrics.summary(sum_over_ranks)
         check_finite("loss", summary["actor/loss"])
@@ -100,10 +100,10 @@ class Policy:
 
     @contextmanager
     def inference_model(self) -> Iterator[PreTrainedModel]:
-        """The whole model for generation, its weights gathered while the context lasts (ZeRO 3 shards them)."""
+        """The whole model for generation; weights sharded by ZeRO 3 are gathered for the length of the context."""
         if self._execution.zero_stage == 3 and self.causal_lm.config.tie_word_embeddings:
-            # The hook of the input embedding shards the shared weight again before the output embedding reads it.
-            raise ConfigError("execution.zero_stage: 3 cannot generate with a model of tied embeddings; use 1 or 2")
+            # The input embedding's hook partitions the shared weight again before the output embedding reads it.
+            raise ConfigError("execution.zero_stage: 3 cannot generate with tied embeddings; use 1 or 2")
         parameters = list(self.causal_lm.parameters()) if self._execution.zero_stage == 3 else []
         self.causal_lm.eval()
         with deepspeed.zero.GatheredParameters(parameters, enabled=bool(parameters)):
@@ -111,21 +111,21 @@ class Policy:
         self.causal_lm.train()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name in the model folder and a copy on the CPU of every parameter, one after the other.
+        """Name in the model folder and a CPU copy of every parameter, one at a time.
 
-        Under ZeRO 3 a parameter is gathered when its turn comes, so that no rank ever holds more than one of them: all
-        ranks must iterate together, and to the end. A tied output head is not there.
+        Under ZeRO 3 each parameter is gathered when it is reached, so that no rank holds more than one full parameter.
+        Collective: all ranks have to iterate to the end. A tied output head is not included.
         """
         sharded = self._execution.zero_stage == 3
         for name, parameter in self.causal_lm.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], enabled=sharded):
-                weight = parameter.detach().to("cpu", copy=True)  # what is gathered is freed with the context
+                weight = parameter.detach().to("cpu", copy=True)  # the gathered weight is freed with the context
             yield name, weight
 
     def export(self, folder: Path) -> None:
         """Write a plain Hugging Face model folder (safetensors), parameter by parameter under ZeRO 3."""
         if self.engine.global_rank != 0:
-            for _ in self.weights():  # the first rank alone holds the whole model in memory
+            for _ in self.weights():  # only rank 0 holds the whole model in memory
                 pass
             return
         state = dict(self.weights())
@@ -142,7 +142,7 @@ class Policy:
 
 
 def _token_batch(micro: MicroBatch, scores: tuple[Tensor, ...]) -> TokenBatch:
-    """The micro-batch as losses see it; `scores` is what `PolicyModel` returns."""
+    """The input of the losses for a micro-batch; `scores` is the output of `PolicyModel`."""
     (logp_BT, entropy_BT), (untempered_logp_BT, untempered_entropy_BT) = scores[:2], scores[-2:]
     where = logp_BT.device
     logp_old_BT = micro.batch.logp_old_BT.to(where)
@@ -162,7 +162,7 @@ def _token_batch(micro: MicroBatch, scores: tuple[Tensor, ...]) -> TokenBatch:
 
 
 def check_fits(model: PreTrainedModel, longest: int, what: str) -> None:
-    """Raise DataError when `what` of `longest` tokens does not fit the model's positions."""
+    """Raise DataError when `what`, with `longest` tokens, is longer than the model's context."""
     limit = getattr(model.config, "max_position_embeddings", None)
     if limit is not None and longest > limit:
         raise DataError(

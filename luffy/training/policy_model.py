@@ -1,4 +1,4 @@
-"""The policy as a function from tokens to their log-probabilities, in bounded memory.
+"""Log-probabilities of given tokens under a causal language model, in bounded memory.
 
 Shape legend: `B` rows, `T` tokens, `N` response tokens of all rows, `H` hidden size, `V` vocabulary.
 """
@@ -13,10 +13,10 @@ from luffy.errors import DataError
 
 
 class LogProbHead(nn.Module):
-    """Hidden states to log-probability and entropy of given tokens, a chunk of tokens at a time.
+    """Computes log-probabilities and entropies of given tokens from hidden states, in chunks of tokens.
 
-    Logits of 32k tokens over a vocabulary of 152k would take 20 GB; here only `chunk_tokens` rows of them exist at
-    once, and the backward pass computes them again.
+    The logits of 32k tokens over a vocabulary of 152k would take 20 GB. Here only `chunk_tokens` rows of logits exist
+    at a time, and the backward pass recomputes them.
     """
 
     def __init__(self, output_embeddings: nn.Linear, temperature: float, chunk_tokens: int) -> None:
@@ -30,7 +30,7 @@ class LogProbHead(nn.Module):
     ) -> tuple[Tensor, ...]:
         """`(N,)` log-probabilities of `target_N` and `(N,)` entropies (nats), float32, at the head's temperature.
 
-        With `untempered`, those at temperature 1 follow, from the same logits.
+        With `untempered`, those at temperature 1 follow, computed from the same logits.
         """
         parts = [
             checkpoint(self._chunk, hidden, target, entropy_gradient, untempered, use_reentrant=False)
@@ -60,16 +60,16 @@ def _score(logits_NV: Tensor, target_N: Tensor, entropy_gradient: bool) -> tuple
 
 
 class PolicyModel(nn.Module):
-    """A causal language model wrapped so that one call gives log-probabilities and entropies.
+    """A causal language model whose forward pass returns log-probabilities and entropies.
 
-    Owns the decoder and the output embeddings; `causal_lm` is the same weights under the names of the model folder.
+    Owns the decoder and the output embeddings; `causal_lm` holds the same weights, named as in the model folder.
     """
 
     def __init__(self, causal_lm: PreTrainedModel, temperature: float, chunk_tokens: int) -> None:
         super().__init__()
         self.decoder = causal_lm.get_decoder()
         self.head = LogProbHead(causal_lm.get_output_embeddings(), temperature, chunk_tokens)
-        # In a tuple, so that torch does not register the same weights a second time under other names.
+        # In a tuple, so that torch does not register the weights a second time under other names.
         self._causal_lm = (causal_lm,)
 
     @property
@@ -87,8 +87,8 @@ class PolicyModel(nn.Module):
     ) -> tuple[Tensor, ...]:
         """`(B, T)` log-probabilities and entropies at response tokens, 0 elsewhere; see `LogProbHead.forward`.
 
-        Packed rows pass `attention_mask_BT=None` with positions that restart at every sequence. `use_cache` must be
-        off: with it on, packed sequences see each other.
+        Packed rows have `attention_mask_BT=None` and positions that restart with every sequence. `use_cache` has to be
+        off: otherwise packed sequences attend to each other.
         """
         hidden_BTH = self.decoder(
             input_ids=input_ids_BT, attention_mask=attention_mask_BT, position_ids=position_ids_BT, use_cache=False

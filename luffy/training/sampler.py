@@ -1,4 +1,4 @@
-"""Which items make a step: a pure function of the position in a stream, so that resuming needs no sampler state."""
+"""Stateless sampling: the items of a step are a pure function of the position in a stream."""
 
 import torch
 
@@ -6,14 +6,14 @@ from luffy.seeds import derive_seed
 
 
 def batch_indices(num_items: int, batch_size: int, step: int, seed: int) -> list[int]:
-    """Items of step `step` (counted from 0) of the stream, in batches of equal size."""
+    """Items of step `step` (from 0), in batches of equal size."""
     return stream_indices(num_items, step * batch_size, batch_size, seed)
 
 
 def stream_indices(num_items: int, first: int, count: int, seed: int) -> list[int]:
-    """`count` items from position `first` (from 0) of a stream of freshly shuffled epochs laid end to end.
+    """`count` items from position `first` (from 0) of a stream of epochs, each shuffled anew.
 
-    Every item is used once before any is used again; the positions may span epochs.
+    Each epoch holds every item once; the positions may span epochs.
     """
     indices: list[int] = []
     epoch, offset = divmod(first, num_items)

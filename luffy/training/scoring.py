@@ -1,6 +1,6 @@
-"""A model over a whole batch, micro-batch by micro-batch: what it says of each token, at the token's own place.
+"""Per-token scores of a whole batch, computed micro-batch by micro-batch without gradient.
 
-Shape legend: `K` weights a token carries, `B` rows, `T` tokens.
+Shape legend: `K` weights per token, `B` rows, `T` tokens.
 """
 
 from collections.abc import Callable
@@ -9,24 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from luffy.config.execution import ExecutionConfig
-from luffy.training.batching import MicroBatch, split_into_micro_batches, weightless
+from luffy.training.batching import MicroBatch, dummy_micro_batch, split_into_micro_batches
 from luffy.training.distributed import device, max_over_ranks
 from luffy.types import TrainBatch
 
 Forward = Callable[[MicroBatch], Tensor]
-"""One number for each token of a micro-batch, `(B, T)` as the micro-batch is laid out."""
+"""`(B, T)` one number per token, in the layout of the micro-batch."""
 
 
 @torch.no_grad()
 def score(module: nn.Module, forward: Forward, batch: TrainBatch, execution: ExecutionConfig) -> Tensor:
-    """`(B, T)` what `forward` gives for the response tokens, without gradient, float32 on the CPU; 0 elsewhere.
+    """`(B, T)` results of `forward` for the response tokens, without gradient, float32 on the CPU; 0 elsewhere.
 
-    `module`, which `forward` runs, is in eval mode meanwhile: dropout has no place here, and draws no random numbers.
+    `module`, which `forward` runs, is in eval mode meanwhile: dropout is off and consumes no random numbers.
     """
     was_training = module.training
     module.eval()
     score_BT = torch.zeros(batch.input_ids_BT.shape)
-    # Each token's place in the batch, from 1, travels where its weight would.
+    # The weights carry each token's position in the batch, from 1.
     place_1BT = torch.arange(1, score_BT.numel() + 1).view(1, *score_BT.shape)
     for micro in micro_batches(batch, place_1BT, execution):
         micro_score_BT = forward(micro).float().cpu()
@@ -40,7 +40,7 @@ def micro_batches(batch: TrainBatch, weight_KBT: Tensor, execution: ExecutionCon
     """This rank's micro-batches; every rank gets the same number, so that all make the same collective calls."""
     micros = split_into_micro_batches(batch, weight_KBT, execution.micro_batch_tokens, execution.packing)
     missing = max_over_ranks(len(micros)) - len(micros)
-    return micros + [weightless(micros[0])] * missing
+    return micros + [dummy_micro_batch(micros[0])] * missing
 
 
 def model_inputs(micro: MicroBatch) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:

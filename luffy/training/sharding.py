@@ -1,7 +1,7 @@
 """Shards the rows of an RL step over its optimizer steps and over the ranks of the trainer.
 
-Advantages belong to whole groups and are computed here, before the rows of a group part. Afterwards a row may go to
-any rank, since all else that looks beyond one row (denominators, whitening, metrics) is summed over ranks.
+Advantages depend on whole groups, so they are computed here, before groups are split. After that a row can go to any
+rank, since everything else that depends on several rows (denominators, whitening, metrics) is summed over ranks.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ class LearnRow:
     group: int = 0
     """Index of its group in the step."""
     advantage: float = 0.0
-    """Of the whole row, before any scale; 0 where a critic gives every token its own."""
+    """Advantage of the whole row, before scaling; 0 where a critic assigns one to each token."""
     group_accuracy: float = 0.0
-    counted: bool = True
-    """False on a padding row: it runs through the model, so that the rank takes part, but has no loss."""
+    is_padding: bool = False
+    """A padding row, for a rank without rows: it takes part in the forward and backward pass, but has no loss."""
 
     @property
     def num_tokens(self) -> int:
@@ -39,9 +39,9 @@ class Shard:
     """The rows of one rank in one RL step."""
 
     num_groups: int
-    """Groups of the step, over all ranks."""
+    """Number of groups in the step, over all ranks."""
     updates: tuple[tuple[LearnRow, ...], ...]
-    """The rows of each optimizer step; all ranks have the same number of them, with at least one row in each."""
+    """The rows of each optimizer step, at least one; all ranks have the same number of steps."""
 
 
 def shard_groups(
@@ -49,8 +49,8 @@ def shard_groups(
 ) -> list[Shard]:
     """The groups of an RL step as one shard for each rank.
 
-    Whole groups are dealt out to the optimizer steps (`deal_groups`, which does not know the number of ranks); the rows
-    of an optimizer step are then balanced over ranks by their tokens.
+    Whole groups are assigned to optimizer steps (`deal_groups`, independent of the number of ranks), and the rows of an
+    optimizer step are then balanced over the ranks by number of tokens.
     """
     rows = iter(learn_rows(groups, config))
     of_group = [[next(rows) for _ in group.trajectories] for group in groups]
@@ -66,7 +66,7 @@ def shard_rows(trajectories: Sequence[Trajectory], num_ranks: int) -> list[Shard
 
 
 def row_advantages(groups: Sequence[Group], config: AdvantageConfig) -> Tensor:
-    """`(B,)` float64 advantages of all rows, groups end to end, before any scale."""
+    """`(B,)` float64 advantages of all rows, group after group, before scaling."""
     rows = [row for group in groups for row in group.trajectories]
     return group_advantages(
         RowRewards(
@@ -80,7 +80,7 @@ def row_advantages(groups: Sequence[Group], config: AdvantageConfig) -> Tensor:
 
 
 def learn_rows(groups: Sequence[Group], config: AdvantageConfig) -> list[LearnRow]:
-    """All rows, groups end to end, with their advantages."""
+    """All rows, group after group, with their advantages."""
     members = [(index, group, row) for index, group in enumerate(groups) for row in group.trajectories]
     by_group = isinstance(config, GroupAdvantage)
     advantages = row_advantages(groups, config).tolist() if by_group else [0.0] * len(members)
@@ -98,7 +98,7 @@ def _shards(num_groups: int, updates: Sequence[Sequence[LearnRow]], num_ranks: i
 def _balanced(rows: Sequence[LearnRow], num_ranks: int) -> list[list[LearnRow]]:
     """The rows of each rank: longest first to the rank with the fewest tokens (at most 4/3 of the best, Graham 1969).
 
-    Each rank keeps the order of the step. A rank without a row gets the shortest as a padding row.
+    Rows keep their order within a rank. A rank without rows gets a copy of the shortest as a padding row.
     """
     placed: list[list[int]] = [[] for _ in range(num_ranks)]
     load = [0] * num_ranks
@@ -106,5 +106,5 @@ def _balanced(rows: Sequence[LearnRow], num_ranks: int) -> list[list[LearnRow]]:
         rank = min(range(num_ranks), key=lambda rank: (load[rank], rank))
         placed[rank].append(place)
         load[rank] += rows[place].num_tokens
-    padding = replace(min(rows, key=lambda row: row.num_tokens), counted=False)
+    padding = replace(min(rows, key=lambda row: row.num_tokens), is_padding=True)
     return [[rows[place] for place in sorted(places)] or [padding] for places in placed]

@@ -1,4 +1,4 @@
-"""Supervised learning on (prompt, response) pairs: how `base` and `sft` train."""
+"""Supervised training on (prompt, response) pairs, for the stages `base` and `sft`."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ def train_supervised(
         metrics["perf/tokens_per_s"] = float(batch.attention_mask_BT.sum()) / seconds
         metrics["perf/step_s"] = seconds
         metrics |= peak_memory()
-        # Metrics before the checkpoint: a run killed in between repeats the step, and loses no metrics.
+        # Metrics before the checkpoint: a run killed in between repeats the step and loses no metrics.
         on_step(step, metrics)
         if step % plan.checkpoint_every == 0 and step < plan.steps:
             checkpoints.save({"policy": policy.engine}, step)

@@ -1,7 +1,6 @@
-"""The trainer: ranks that hold the policy (and its critic and reference) and are always called together.
+"""The trainer: ranks that hold the policy (and its critic and reference), always called together.
 
-A `TrainerRank` is the same object in this process and in an actor of a cluster; `Trainer` is what drives the ranks,
-wherever they are.
+`TrainerRank` runs in this process or in a Ray actor; `Trainer` drives the ranks, wherever they run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,32 +26,32 @@ from luffy.training.sharding import Shard, shard_groups, shard_rows
 from luffy.types import Group, Trajectory
 
 CallRanks = Callable[[str, Sequence[tuple[Any, ...]]], list[Any]]
-"""Calls the method of that name on every rank, each with its own arguments; returns their results in order of rank."""
+"""Calls a method by name on every rank, with arguments per rank; returns the results in order of rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """What a rank is built from; sent to other processes and machines."""
+    """Everything a rank is built from; it is sent to other processes and machines."""
 
     settings: RLSettings
     execution: ExecutionConfig
     model: Path
-    """Folder of the policy to start from."""
+    """Folder of the initial policy."""
     out: Path
-    """The stage's directory, for checkpoints; on a file system that all ranks share."""
+    """The stage's directory, for checkpoints, on a file system shared by all ranks."""
     longest: int
-    """Most tokens that a prompt and its response can have."""
+    """Largest number of tokens of a prompt with its response."""
     pad_id: int
 
 
 class TrainerRank:
-    """One rank, in a process group that exists already (`luffy.training.distributed`)."""
+    """One rank, in an existing process group (`luffy.training.distributed`)."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         self._spec = spec
         self._learner = _learner(spec)
         self.version = 0
-        """RL steps that the present weights have taken."""
+        """Number of RL steps that the current weights were trained for."""
         self._checkpoints = CheckpointStore(spec.out, spec.execution.checkpoint.keep)
 
     @property
@@ -60,8 +59,8 @@ class TrainerRank:
         return self._learner.policy
 
     def learn(self, shard: Shard, step: int) -> Metrics:
-        """The optimizer steps of RL step `step` (from 1)."""
-        # For models with dropout: each rank has its own rows and so its own masks.
+        """Take the optimizer steps of RL step `step` (from 1)."""
+        # For models with dropout: a different mask on each rank.
         torch.manual_seed(derive_seed(self._spec.settings.seed, "train", step, dist.get_rank()))
         metrics = self._learner.learn(shard, step)
         self.version = step
@@ -72,18 +71,18 @@ class TrainerRank:
         return self._learner.sft_step(shard, step)
 
     def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
-        """Mean entropy (nats) of each row's response under the present weights."""
+        """Mean entropy (nats) of each row's response under the current weights."""
         batch = collate(rows, torch.zeros(len(rows)), self._spec.pad_id)
         mask_BT = batch.response_mask_BT
         entropy_B = (self.policy.entropies(batch) * mask_BT).sum(dim=-1) / mask_BT.sum(dim=-1).clamp(min=1)
         return entropy_B.tolist()
 
     def save(self, step: int, state: Mapping[str, object]) -> None:
-        """Write the checkpoint of `step`; `state` is that of the stage itself."""
+        """Write the checkpoint of `step`; `state` is the stage's own state."""
         self._checkpoints.save(self._engines, step, {"learner": dict(self._learner.state()), "stage": dict(state)})
 
     def restore(self, step: int) -> dict[str, Any]:
-        """Take the checkpoint of `step`; returns the stage's own state."""
+        """Restore the checkpoint of `step`; returns the stage's own state."""
         state = self._checkpoints.load(self._engines, step)
         self.version = step
         self._learner.restore(state["learner"])  # type: ignore[arg-type]
@@ -100,7 +99,7 @@ class TrainerRank:
 
 
 class Trainer:
-    """All ranks as one: shards the rows, and returns the first rank's results where all ranks have the same."""
+    """All ranks as one: shards the rows over them, and returns the results of rank 0 where all are equal."""
 
     def __init__(self, settings: RLSettings, num_ranks: int, call: CallRanks) -> None:
         self._settings = settings
@@ -108,7 +107,7 @@ class Trainer:
         self._call = call
 
     def learn(self, groups: Sequence[Group], step: int) -> Metrics:
-        """The optimizer steps of RL step `step` (from 1); returns their number and their metrics, averaged."""
+        """Take the optimizer steps of RL step `step` (from 1); returns their number and their mean metrics."""
         if not groups:
             return {"batch/optimizer_steps": 0.0}
         settings = self._settings
@@ -127,15 +126,15 @@ class Trainer:
         return self._call("sft_step", [(shard, step) for shard in shard_rows(rows, self._num_ranks)])[0]
 
     def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
-        """Mean entropy (nats) of each row's response under the present weights; every rank computes all of them."""
+        """Mean entropy (nats) of each row's response under the current weights; every rank computes all of them."""
         return self._everywhere("entropies", rows)
 
     def save(self, step: int, state: Mapping[str, object]) -> None:
-        """Write the checkpoint of `step`; `state` is plain JSON, and `restore` gives it back."""
+        """Write the checkpoint of `step`; `state` is plain JSON, which `restore` returns."""
         self._everywhere("save", step, state)
 
     def restore(self, step: int) -> dict[str, Any]:
-        """Take the checkpoint of `step`; returns the stage's own state."""
+        """Restore the checkpoint of `step`; returns the stage's own state."""
         return self._everywhere("restore", step)
 
     def export(self, folder: Path) -> None:
@@ -147,7 +146,7 @@ class Trainer:
 
 
 def _learner(spec: TrainerSpec) -> Learner:
-    """The policy and, where the objective asks for them, its critic and the frozen policy it started from."""
+    """The policy and, where the objective needs them, a critic and a frozen reference policy."""
     settings, execution = spec.settings, spec.execution
     rl, objective = settings.rl, settings.objective
 

@@ -1,4 +1,4 @@
-"""What an update reports: sums over micro-batches and ranks, turned into means and quantiles at the end.
+"""Metrics of an update: means and quantiles over all micro-batches and ranks.
 
 Shape legend: `K` objective terms, `B` rows, `T` tokens, `N` selected tokens.
 """
@@ -23,9 +23,9 @@ _BINS_PER_DECADE = 25
 
 
 class UpdateMetrics:
-    """Accumulates (sum, count) pairs and histograms; what nothing was counted for is left out, never 0 or NaN.
+    """Accumulates (sum, count) pairs and histograms; metrics without any tokens are left out, never 0 or NaN.
 
-    Every rank keeps the same names in the same order, whatever its own rows were, since ranks sum them together.
+    Every rank has the same names in the same order, whatever its rows, since they are summed over ranks.
     """
 
     def __init__(self, terms: Sequence[TermConfig]) -> None:
@@ -37,7 +37,7 @@ class UpdateMetrics:
 
     @torch.no_grad()
     def add(self, micro: MicroBatch, tokens: TokenBatch, output: LossOutput) -> None:
-        """Count one micro-batch."""
+        """Add one micro-batch."""
         self._term_K += output.term_K.detach().double().cpu()
         self._add_policy(micro.batch, tokens)
         weight_KBT = micro.weight_KBT.to(tokens.logp_BT.device)
@@ -47,7 +47,7 @@ class UpdateMetrics:
             self._add_term(term, micro.batch, tokens, weight_BT, gradient_BT)
 
     def summary(self, sum_over_ranks: SumOverRanks) -> dict[str, float]:
-        """Means over the whole optimizer step, all ranks together."""
+        """The metrics of the whole optimizer step over all ranks."""
         term_K = sum_over_ranks(self._term_K)
         summary = {"actor/loss": float(term_K.sum())}
         summary |= {f"actor/{term.name}_loss": float(share) for term, share in zip(self._terms, term_K, strict=True)}
@@ -79,7 +79,7 @@ class UpdateMetrics:
         self._logp_gap.add(gap_BT[known_BT].double())
 
     def _add_shares(self, batch: TrainBatch, gradient_BT: Tensor) -> None:
-        """Of all that pulls on log-probabilities, how much pulls on off-policy tokens."""
+        """Share of the gradient with respect to log-probabilities that falls on off-policy tokens."""
         size_BT = gradient_BT.abs().double().cpu()
         pair = torch.stack([size_BT[batch.is_off_policy_BT].sum(), size_BT.sum()])
         self._means["actor/off_policy_gradient_share"] += pair
@@ -97,12 +97,12 @@ class UpdateMetrics:
         limited_BT = limited(tokens, term, selected_BT)
         self._mean(f"actor/{term.name}_clip_fraction", limited_BT, selected_BT)
         self._mean("actor/clip_fraction", limited_BT, selected_BT)
-        # On grad log pi_theta, for an advantage of 1: rho f'(rho) under policy shaping, r under the bare surrogate.
-        pull_BT = weight_BT * tokens.advantage_BT.double()
-        pulled_BT = pull_BT != 0
-        effective_BT = gradient_BT.double().abs() / torch.where(pulled_BT, pull_BT.abs(), 1.0)
-        self._weights[term.name].add(effective_BT[pulled_BT])
-        off_BT = pulled_BT & batch.is_off_policy_BT.to(pulled_BT.device)
+        # Weight of grad log pi_theta at advantage 1: rho f'(rho) with policy shaping, r with the plain surrogate.
+        signal_BT = weight_BT * tokens.advantage_BT.double()
+        has_signal_BT = signal_BT != 0
+        effective_BT = gradient_BT.double().abs() / torch.where(has_signal_BT, signal_BT.abs(), 1.0)
+        self._weights[term.name].add(effective_BT[has_signal_BT])
+        off_BT = has_signal_BT & batch.is_off_policy_BT.to(has_signal_BT.device)
         self._mean("actor/off_policy_weight_mean", effective_BT, off_BT)
 
     def _mean(self, name: str, value_BT: Tensor, mask_BT: Tensor) -> None:
@@ -134,9 +134,9 @@ _POLICY_MEANS = (
 
 
 class _LogHistogram:
-    """Counts on a fixed logarithmic grid: quantiles over micro-batches and ranks that do not depend on the cut.
+    """A histogram on a fixed logarithmic grid, whose quantiles do not depend on the split into micro-batches or ranks.
 
-    A quantile is the upper edge of its bin, at most 10 % above the true one; weights below the grid count as 0.
+    A quantile is the upper edge of its bin, at most 10 % above the true one; values below the grid count as 0.
     """
 
     def __init__(self) -> None:
@@ -149,13 +149,13 @@ class _LogHistogram:
         self._counts += torch.bincount(index_N, minlength=len(self._counts)).double()
 
     def quantiles(self, sum_over_ranks: SumOverRanks, shares: Mapping[str, float]) -> dict[str, float]:
-        """The values below which the given shares of all counted lie; nothing when nothing was counted."""
+        """The quantiles at the given shares; empty for an empty histogram."""
         counts = sum_over_ranks(self._counts)
         if not counts.sum():
             return {}
         cumulative = counts.cumsum(0) / counts.sum()
         upper = torch.cat([torch.zeros(1, dtype=torch.float64), self._edges])
-        # Bin 0 lies below the grid; the last lies above it and is reported as the grid's end.
+        # Bin 0 is below the grid; the last one is above it and is reported as the grid's upper end.
         return {
             label: float(upper[min(int(torch.searchsorted(cumulative, share)) + 1, len(self._edges))])
             if int(torch.searchsorted(cumulative, share))

@@ -48,7 +48,7 @@ def test_an_endpoint_that_dies_costs_nothing_and_its_model_is_on_the_leaderboard
 
     dying, healthy = Endpoint(mortal, (CHAT,), KEY), Endpoint(by_seed, (CHAT,), KEY)
     with pytest.raises(
-        StageFailed, match=r"status 503: out of memory for \*\*\*; what has come back is kept"
+        StageFailed, match=r"status 503: out of memory for \*\*\*; finished responses are saved"
     ) as failed:
         evaluate(tmp_path, f"{dying.url}/v1")
     evaluate(tmp_path, healthy.url)

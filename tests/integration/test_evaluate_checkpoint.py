@@ -78,7 +78,7 @@ def test_a_sweep_evaluates_each_kept_step_by_one_engine_and_its_last_is_the_fina
     kept = {"prepare_data": "reused", "base": "reused", "sft": "reused", "rl": "reused"}
     assert states(result) == {**kept, "sweep": "finished"}
     sweep = stage(workspace, "sweep", "smoke-2")
-    assert (sweep / "log.txt").read_text().count("the engine has the weights of step") == 3
+    assert (sweep / "log.txt").read_text().count("loaded the weights of step") == 3
     results = {step: read_results(sweep / f"step_{step:06d}" / "results.json") for step in (2, 4, 6)}
     assert results[6].rows == read_results(stage(workspace, "evaluate_rl") / "results.json").rows
     assert len({(sweep / f"step_{step:06d}" / "samples.jsonl.zst").read_bytes() for step in (2, 4, 6)}) == 3

@@ -268,10 +268,10 @@ def test_a_transfer_holds_generation_back_for_a_bounded_time(started: Started) -
     # Without NCCL and its GPUs nothing can be sent: the transfer begins and ends, and the weights stay.
     model = started.load(seed=0)
     started.engine.start_weight_update()
-    started.engine._turns._timeout_s = 0.2
+    started.engine._lock._timeout_s = 0.2
     with pytest.raises(LuffyError, match=r"busy for 0\.2 s"):
         started.engine.generate(REQUESTS, PARAMS[1.0])
-    started.engine._turns._timeout_s = 60
+    started.engine._lock._timeout_s = 60
     said: list[Completion] = []
     waiting = threading.Thread(target=lambda: said.extend(started.engine.generate(REQUESTS, PARAMS[1.0])), daemon=True)
     waiting.start()

@@ -166,8 +166,8 @@ class NegativeLogLikelihoodLoss(StrictModel):
 
     kind: Literal["nll"]
     temperature: Temperature = "one"
-    """Of p, and of H in the weights. `rollout` is for terms on rollouts, and for the implementations of verl's descent,
-    which compute one log-probability for all terms."""
+    """Temperature of p, and of H in the weights. `rollout` is for terms on rollouts, and for implementations based on
+    verl, which compute one log-probability for all terms."""
     token_weight: TokenWeight = "one"  # noqa: S105 - a token of text
     """`probability`: DFT (arXiv 2508.05629); `p_one_minus_p`: CHORD-phi (2508.11408); `exp_entropy` and
     `exp_minus_entropy`: SRFT (2506.19767), H the mean entropy of the row's selected tokens."""

@@ -75,7 +75,7 @@ def estimate_memory(
     trainer keeps weights and optimizer states there) and in an update (the engine sleeps, without weights and cache).
     """
     ray = config.execution.ray
-    trainer = _Trainer(architecture, config)
+    trainer = _TrainerMemory(architecture, config)
     engine = engine_share(architecture, config, gpu_gib)
     update = (*trainer.states(), *trainer.transient(), _context("trainer"))
     of_trainer = GpuMemory("trainer GPU", ray.trainer_ranks, update, gpu_gib)
@@ -158,7 +158,7 @@ def head_bytes(
     return logits, dtype_bytes * (architecture.embedding_parameters + tokens * architecture.hidden_size)
 
 
-class _Trainer:
+class _TrainerMemory:
     """One DeepSpeed rank."""
 
     def __init__(self, architecture: ModelArchitecture, config: ExperimentConfig) -> None:

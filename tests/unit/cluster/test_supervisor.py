@@ -16,7 +16,7 @@ def test_who_died_is_named_with_the_end_of_its_log(tmp_path):
     assert tail == [f"line {i}" for i in range(85, 100)]
 
 
-@pytest.mark.parametrize(("text", "said"), [(None, "(no log at "), ("", "(it is empty)")])
+@pytest.mark.parametrize(("text", "said"), [(None, "(no log at "), ("", "(the log is empty)")])
 def test_a_log_that_says_nothing_is_no_second_error(tmp_path, text, said):
     log = tmp_path / "rank_1.log"
     if text is not None:

@@ -64,7 +64,7 @@ def test_a_range_may_be_one_share(share):
         (["stages=[prepare_data, base, difficulty, rl]"], "difficulty: missing; stage difficulty needs it"),
         (["stages=[prepare_data, base, difficulty, sft]", "difficulty={}"], "difficulty has no effect without rl"),
         (["difficulty.engine=openai"], "execution.server.urls: missing; difficulty.engine: openai needs"),
-        (BY_VLLM, "difficulty.temperature 0.005 is below what vLLM can draw at"),
+        (BY_VLLM, "difficulty.temperature 0.005 is below the lowest that vLLM samples at"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_field(overrides, message):

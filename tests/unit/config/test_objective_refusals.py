@@ -464,10 +464,10 @@ def test_terms_that_learn_from_rollouts_by_their_outcome_are_corrected_too() -> 
 @pytest.mark.parametrize(
     ("overrides", "fragment"),
     [
-        (["cluster=ray", "rl.temperature=0.005"], "rl.temperature 0.005 is below what vLLM can draw at"),
+        (["cluster=ray", "rl.temperature=0.005"], "rl.temperature 0.005 is below the lowest that vLLM samples at"),
         (
             ["evaluation.engine=vllm", "evaluation.decodings.sampled.temperature=0.001"],
-            "evaluation.decodings.sampled.temperature 0.001 is below what vLLM can draw at",
+            "evaluation.decodings.sampled.temperature 0.001 is below the lowest that vLLM samples at",
         ),
         (["cluster=ray", "execution.ray.address=head"], "execution.ray.address"),
         (["cluster=ray", "execution.ray.address=ray://head:10001"], "execution.ray.address"),

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from luffy.data.contamination import BenchmarkIndex
-from luffy.data.filters import Judge, Judged, Rejection, Rules, with_system_prompt
+from luffy.data.filters import FilteredRow, Rejection, RowFilter, Rules, with_system_prompt
 from luffy.data.identity import prompt_uid
 from luffy.data.tokenizer import build_tokenizer, texts_of
 from luffy.data.verify_traces import grade_traces
@@ -41,11 +41,13 @@ def index_of(*prompts: Prompt) -> BenchmarkIndex:
     return index.finish()
 
 
-def judge(grader: GraderPool, *prompts: Prompt, rules: Rules = RULES, suite: tuple[Prompt, ...] = ()) -> list[Judged]:
-    return Judge(TOKENIZER, rules, index_of(*suite)).judge(prompts, grader)
+def apply(
+    grader: GraderPool, *prompts: Prompt, rules: Rules = RULES, suite: tuple[Prompt, ...] = ()
+) -> list[FilteredRow]:
+    return RowFilter(TOKENIZER, rules, index_of(*suite)).apply(prompts, grader)
 
 
-def reasons(judged: list[Judged]) -> list[Rejection | None]:
+def reasons(judged: list[FilteredRow]) -> list[Rejection | None]:
     return [row.reason for row in judged]
 
 
@@ -140,7 +142,7 @@ def test_real_traces_that_were_cut_have_no_answer() -> None:
     ]
     tokenizer = build_tokenizer(texts_of(prompts))
     with GraderPool(2, 20.0) as grader:
-        rows = Judge(tokenizer, Rules(4096, 16384), index_of()).judge(prompts, grader)
+        rows = RowFilter(tokenizer, Rules(4096, 16384), index_of()).apply(prompts, grader)
         outcomes = Counter(outcome for row in grade_traces(prompts, grader) for outcome in row)
     finished = sum("</think>" in row.traces[0].text for row in prompts)
     kept = [row.prompt for row in rows if row.reason is None]

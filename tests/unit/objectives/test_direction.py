@@ -23,7 +23,7 @@ from luffy.objectives.losses import TokenBatch
 from luffy.objectives.normalisation import token_weights
 from luffy.objectives.objective import objective_loss
 from luffy.objectives.step import objective_at
-from luffy.rl.prefixes import GuidedRow, prefix_length
+from luffy.rl.prefixes import PrefixedRow, prefix_length
 from luffy.training.batching import collate
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 
@@ -87,7 +87,7 @@ def _group(toy: Toy, config: GroupConfig, prompt: int, step: int) -> Group:
         return _with_traces_where_rollouts_fail(toy, config, prompt)
     length, rows = len(toy.logits_LV), []
     for index in range(config.off_policy):
-        guided = GuidedRow(str(prompt), index, config.off_policy)
+        guided = PrefixedRow(str(prompt), index, config.off_policy)
         tokens = length
         if config.prefix is not None:
             tokens = prefix_length(config.prefix, length, guided, step, STEPS, seed=5)

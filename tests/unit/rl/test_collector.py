@@ -182,7 +182,7 @@ def test_traces_never_take_the_place_of_right_rollouts() -> None:
     assert [row.is_off_policy for row in group.trajectories] == [False, False, True, True]
     assert [row.is_correct for row in group.trajectories[:2]] == [True, True]
     # What made room still says how the policy does.
-    assert [row.is_correct for row in group.displaced] == [False, False]
+    assert [row.is_correct for row in group.replaced] == [False, False]
     assert group.accuracy == 0.5
 
 

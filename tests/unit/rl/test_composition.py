@@ -25,7 +25,7 @@ from luffy.rl.step import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal
-from luffy.training.dealing import is_demonstrated, is_hinted
+from luffy.training.dealing import has_demonstration, has_prefix_row
 from luffy.training.sharding import LearnRow, Shard
 from luffy.training.trainer import Trainer
 from luffy.types import FinishReason, Group, Source, Trajectory
@@ -43,8 +43,8 @@ SMALL = {
 }
 KINDS: dict[str, Callable[[Group], bool]] = {
     "replayed": lambda group: group.is_replayed,
-    "hinted": is_hinted,
-    "demonstrated": is_demonstrated,
+    "hinted": has_prefix_row,
+    "demonstrated": has_demonstration,
 }
 
 
@@ -143,7 +143,7 @@ class Step:
         """The rows that all ranks together learn in each update."""
         shards = self.shards[num_updates, num_ranks]
         return [
-            [row for part in parts for row in part if row.counted]
+            [row for part in parts for row in part if not row.is_padding]
             for parts in zip(*(s.updates for s in shards), strict=True)
         ]
 

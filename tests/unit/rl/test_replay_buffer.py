@@ -55,17 +55,17 @@ def test_recording_begins_with_the_step_after_the_first_that_is_good_enough() ->
     buffer = Journalled(ReplayConfig(start_accuracy=0.5))
     buffer.observe(2, [_group("early", 4)])
     buffer.observe(3, [_group("trigger", 5)])
-    assert buffer.draw(1, 1) == []
+    assert buffer.sample(1, 1) == []
     buffer.observe(4, [_group("a", 1)])
     buffer.observe(5, [_group("b", 2)])
-    assert sorted(buffer.draw(3, 9)) == ["a", "b"]
+    assert sorted(buffer.sample(3, 9)) == ["a", "b"]
 
 
 def test_only_right_rollouts_are_kept_and_neither_traces_nor_replayed_rows_count() -> None:
     trace, replayed = _row(True, 90, source=Source.OFF_POLICY), _row(True, 91, source=Source.REPLAY)
     buffer = _buffer(Group("a", (_row(True, 20), _row(False, 21), trace, replayed)), Group("b", (trace, replayed)))
     assert [row.response_ids for row in buffer.candidates("a")] == [(20,)]
-    assert buffer.draw(1, 9) == ["a"]
+    assert buffer.sample(1, 9) == ["a"]
 
 
 def test_the_newest_successes_are_kept_and_equal_ones_once_as_last_drawn() -> None:
@@ -80,9 +80,9 @@ def test_the_newest_successes_are_kept_and_equal_ones_once_as_last_drawn() -> No
 def test_a_prompt_that_fails_waits_with_its_successes_until_it_is_solved_again() -> None:
     buffer = _buffer(_group("a", 2))
     buffer.observe(6, [_group("a", 0)])
-    assert buffer.draw(1, 1) == []
+    assert buffer.sample(1, 1) == []
     buffer.observe(7, [_group("a", 1, token=30)])
-    assert buffer.draw(2, 1) == ["a"]
+    assert buffer.sample(2, 1) == ["a"]
     assert [row.response_ids[0] for row in buffer.candidates("a")] == [10, 11, 30]
 
 
@@ -90,13 +90,13 @@ def test_a_prompt_that_fails_waits_with_its_successes_until_it_is_solved_again()
 def test_a_solved_prompt_leaves_for_good_where_that_is_asked_for(retire: bool, drawn: list[str]) -> None:
     buffer = _buffer(_group("a", 8), config=ReplayConfig(start_accuracy=0.0, retire_solved=retire))
     buffer.observe(8, [_group("a", 4)])
-    assert buffer.draw(1, 1) == drawn
+    assert buffer.sample(1, 1) == drawn
 
 
 def test_buckets_are_drawn_by_the_normal_density_and_prompts_evenly_inside() -> None:
     """The half-solved bucket holds two prompts, that of 6 of 8 one: exp(0) against exp(-2), whatever their sizes."""
     buffer = _buffer(_group("a", 4), _group("b", 4), _group("c", 6))
-    drawn = Counter(uid for step in range(4000) for uid in buffer.draw(step, 1))
+    drawn = Counter(uid for step in range(4000) for uid in buffer.sample(step, 1))
     of_c = math.exp(-2) / (1 + math.exp(-2))
     for uid, probability in {"a": (1 - of_c) / 2, "b": (1 - of_c) / 2, "c": of_c}.items():
         error = (probability * (1 - probability) / 4000) ** 0.5
@@ -105,7 +105,7 @@ def test_buckets_are_drawn_by_the_normal_density_and_prompts_evenly_inside() -> 
 
 def test_a_lone_bucket_far_from_the_mean_is_still_drawn() -> None:
     config = ReplayConfig(start_accuracy=0.0, bucket_mean=0.99, bucket_std=1e-4)
-    assert _buffer(_group("a", 1), config=config).draw(1, 2) == ["a"]
+    assert _buffer(_group("a", 1), config=config).sample(1, 2) == ["a"]
 
 
 _corrects = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=30)
@@ -117,14 +117,14 @@ def test_draws_are_different_replayable_prompts_and_the_same_again(
 ) -> None:
     groups = [_group(f"p{prompt}", correct) for prompt, correct in corrects]
     buffer = _buffer(*groups)
-    drawn = buffer.draw(step, count)
+    drawn = buffer.sample(step, count)
     assert len(set(drawn)) == len(drawn) <= count
     assert all(buffer.candidates(uid) for uid in drawn)
     last = {group.uid: group.accuracy for group in groups}
     solved = {group.uid for group in groups if group.accuracy == 1.0}
     replayable = [uid for uid, accuracy in last.items() if accuracy > 0 and uid not in solved]
     assert len(drawn) == min(count, len(replayable))
-    assert drawn == _buffer(*groups).draw(step, count) == buffer.draw(step, count)
+    assert drawn == _buffer(*groups).sample(step, count) == buffer.sample(step, count)
 
 
 _logps = st.floats(max_value=0.0, allow_nan=False, allow_infinity=False)
@@ -143,7 +143,7 @@ def test_the_state_comes_back_exactly_from_json(corrects: list[tuple[int, int]],
     again.restore(json.loads(json.dumps(buffer.state())))
     assert again.state() == buffer.state()
     assert again.candidates("q") == [own]
-    assert again.draw(7, 5) == buffer.draw(7, 5)
+    assert again.sample(7, 5) == buffer.sample(7, 5)
     for each in (buffer, again):
         each.observe(2, [_group("p0", 3, token=50)])
     assert again.state() == buffer.state()

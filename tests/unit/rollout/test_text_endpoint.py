@@ -172,7 +172,7 @@ def test_what_may_pass_is_tried_again(
     served = serve(in_turn(*trouble))
     assert one(connect(served, max_retries=2)).finish_reason is FinishReason.STOP
     assert len(served.asked) == 3
-    with pytest.raises(ClusterError, match="the same command goes on behind it"):
+    with pytest.raises(ClusterError, match="the same command continues after them"):
         one(connect(serve(lambda path, body: trouble[0]), max_retries=1), SamplingParams(1.0, 9, ()))
 
 
@@ -207,7 +207,7 @@ def test_a_server_that_wants_to_be_left_alone_for_a_day_is(
     serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
 ) -> None:
     served = serve(in_turn(refusal(429, "daily limit", Retry_After="86400")))
-    with pytest.raises(ClusterError, match=r"status 429: daily limit \(asks to be left alone: 86400\); what has come"):
+    with pytest.raises(ClusterError, match=r"status 429: daily limit \(asks to be left alone: 86400\); finished"):
         one(connect(served))
     assert len(served.asked) == 1
 
@@ -215,10 +215,13 @@ def test_a_server_that_wants_to_be_left_alone_for_a_day_is(
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (refusal(404, "no such model"), r"status 404: no such model: no model 'gpt-x' to be asked there; correct the"),
+        (refusal(404, "no such model"), r"status 404: no such model: no model 'gpt-x' there; correct the"),
         (refusal(400, "bad temperature"), r"the model 'gpt-x' refuses the request: status 400: bad temperature$"),
         (refusal(402, "no credit"), r"refuses the request: status 402: no credit$"),
-        (refusal(401, f"wrong key {KEY}"), r"wrong key \*\*\*: it wants another API key; .* OPENAI_API_KEY .*refuses$"),
+        (
+            refusal(401, f"wrong key {KEY}"),
+            r"wrong key \*\*\*: the API key .* OPENAI_API_KEY .*holds a rejected key$",
+        ),
     ],
 )
 def test_what_cannot_pass_is_one_line_and_not_tried_again(
@@ -266,7 +269,7 @@ def test_a_model_that_wants_the_limit_under_its_other_name_gets_it(
 def test_what_is_no_completion_is_refused(
     serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], body: object
 ) -> None:
-    with pytest.raises(ClusterError, match=r"is no completion with text|ended a response by 'abort'"):
+    with pytest.raises(ClusterError, match=r"the response has no text|unexpected finish_reason 'abort'"):
         one(connect(serve(lambda path, asked: Reply(body=body))))
 
 
@@ -274,12 +277,10 @@ def test_an_endpoint_is_refused_before_anything_is_asked(
     serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve(paths=(CHAT,), key=KEY)
-    with pytest.raises(ConfigError, match=r"/v1/completions: status 404: Not Found: .* take evaluation.template: own$"):
+    with pytest.raises(ConfigError, match=r"/v1/completions: status 404: Not Found: .* set evaluation.template: own$"):
         connect(served, paths=("/chat/completions", "/completions"))
     monkeypatch.setenv("OTHER_KEY", "sk-wrong")
-    with pytest.raises(
-        ConfigError, match=r"provided: Bearer \*\*\*: .*variable OTHER_KEY .*holds one that it refuses$"
-    ):
+    with pytest.raises(ConfigError, match=r"provided: Bearer \*\*\*: .*variable OTHER_KEY .*holds a rejected key$"):
         connect(served, api_key_variable="OTHER_KEY")
     with pytest.raises(
         ConfigError, match=r"variable UNSET_KEY \(execution.server.api_key_variable\), which is not set$"

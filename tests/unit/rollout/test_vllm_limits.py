@@ -28,7 +28,7 @@ def refusal(folder: Path, max_model_len: int | None = None, **config: object) ->
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"{tmp_path}: is no model folder: it has no config.json"
+    assert refusal(tmp_path) == f"{tmp_path}: not a model folder: it has no config.json"
 
 
 def test_heads_that_cannot_be_cut(folder: Path) -> None:

@@ -162,7 +162,7 @@ def test_other_bounds_start_from_what_was_drawn_and_other_responses_do_not(
     assert run_as("c", "x", max_response_tokens=11) == 24
     assert run_as("d", "other data", min_pass_rate=0.0) == 24
     messages = [e.text for e in EventReader(tmp_path / "stages" / "b" / "events.jsonl").read() if e.kind == "message"]
-    assert messages == ["starts from the responses sampled for other bounds in a"]
+    assert messages == ["reuses the responses sampled for other bounds in a"]
 
 
 def test_a_range_that_leaves_nothing_is_one_line_and_costs_no_second_draw(
@@ -173,7 +173,7 @@ def test_a_range_that_leaves_nothing_is_one_line_and_costs_no_second_draw(
         run(settings(), context_in(tmp_path / "out", inputs))
     assert str(refusal.value) == (
         "difficulty: no prompt is left of 6: 6 pass rates are below difficulty.min_pass_rate 0.25, 0 above "
-        "difficulty.max_pass_rate 0.75 (they go from 0 to 0); widen the range"
+        "difficulty.max_pass_rate 0.75 (they range from 0 to 0); widen the range"
     )
     again = use(monkeypatch, by_seed)
     with pytest.raises(DataError, match="no prompt is left"):

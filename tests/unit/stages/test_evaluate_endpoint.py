@@ -107,7 +107,7 @@ def test_an_endpoint_that_dies_costs_no_response_and_the_same_command_gets_the_s
         return by_seed(path, body) if alive[0] >= 0 else None
 
     first, second = serve(dying), serve()
-    with pytest.raises(ClusterError, match=r"no answer .*; what has come back is kept, and the same command goes on"):
+    with pytest.raises(ClusterError, match=r"no answer .*; finished responses are saved, and the same command"):
         run(SETTINGS, context_in(tmp_path / "out", inputs, first, concurrency=1))
     # Another URL, another number of servers, and another number of requests at a time.
     run(SETTINGS, context_in(tmp_path / "out", inputs, second, serve(), concurrency=3))
@@ -134,7 +134,7 @@ def test_an_endpoint_without_the_path_of_a_template_is_refused_before_anything_i
     tmp_path: Path, inputs: dict[str, Path], serve: Serve
 ) -> None:
     served = serve(paths=(CHAT,))
-    with pytest.raises(ConfigError, match=r"/v1/completions: status 404.* take evaluation\.template: own"):
+    with pytest.raises(ConfigError, match=r"/v1/completions: status 404.* set evaluation\.template: own"):
         run(SETTINGS, context_in(tmp_path / "out", inputs, served))
     assert served.asked == []
 

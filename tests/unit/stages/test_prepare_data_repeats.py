@@ -230,7 +230,7 @@ def test_references_that_cannot_be_met_are_listed_by_uid(tmp_path: Path, caplog:
     uids = {p.messages[0].content: p.uid for p in read_prompts(tmp_path / "out" / "suites" / "s.parquet")}
     listed = {(each["uid"], each["finding"]) for each in card["gold_findings"]}
     assert listed == {(uids["A?"], "fails"), (uids["B?"], "text_alone")}
-    assert f"1 reference answers are not graded correct when given back: {uids['A?']}" in caplog.text
+    assert f"1 reference answers are not graded correct as answers: {uids['A?']}" in caplog.text
     assert uids["B?"] in (tmp_path / "out" / "card.md").read_text() and "arcsin" not in caplog.text
 
 

@@ -25,9 +25,9 @@ def test_round_trip_is_exact(tmp_path: Path) -> None:
     assert math.isnan(found[0].trajectories[0].logp_behavior[0])
 
 
-def test_one_group_is_read_alone_and_displaced_rows_stay_apart(tmp_path: Path) -> None:
+def test_one_group_is_read_alone_and_replaced_rows_stay_apart(tmp_path: Path) -> None:
     rows, _ = trajectories("luffy", num_groups=2)
-    groups = [Group("a", tuple(rows[:2]), displaced=tuple(rows[2:3])), Group("b", tuple(rows[3:]))]
+    groups = [Group("a", tuple(rows[:2]), replaced=tuple(rows[2:3])), Group("b", tuple(rows[3:]))]
     journal = RolloutJournal(tmp_path)
     journal.commit(4, groups)
     assert repr(journal.read(4)) == repr(groups)

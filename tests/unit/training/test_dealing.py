@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.training.dealing import deal_groups, is_demonstrated, is_hinted
+from luffy.training.dealing import deal_groups, has_demonstration, has_prefix_row
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 OWN = Trajectory((1,), (2, 3), (Source.ON_POLICY,) * 2, (-1.0,) * 2, (0,) * 2, 1.0, Outcome.CORRECT, FinishReason.STOP)
@@ -38,7 +38,7 @@ def test_every_kind_is_spread_evenly_whatever_the_groups(kinds: list[str], num_u
     assert sorted(place for places in dealt for place in places) == list(range(len(groups)))
     assert len(dealt) == min(num_updates, len(groups))
     assert all(places == sorted(places) for places in dealt)
-    for is_kind in (lambda group: True, lambda group: group.is_replayed, is_hinted, is_demonstrated):
+    for is_kind in (lambda group: True, lambda group: group.is_replayed, has_prefix_row, has_demonstration):
         counts = [sum(is_kind(groups[place]) for place in places) for places in dealt]
         assert max(counts, default=0) - min(counts, default=0) <= 1
 

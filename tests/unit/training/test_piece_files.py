@@ -48,6 +48,6 @@ def test_a_rank_writes_several_files_so_that_it_copies_little_at_a_time(tmp_path
 def test_elements_that_are_nowhere_are_missed(tmp_path: Path) -> None:
     _write(tmp_path, [0, 6, 24], ranks=2)
     (tmp_path / "rank_0001_0000.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"holds 4 of the 8 elements asked for of weight of a/b.c; delete"):
+    with pytest.raises(CheckpointError, match=r"holds 4 of the 8 elements of weight of a/b.c; delete"):
         PieceReader(tmp_path).read(PieceKey("weight", 2, "a/b.c"), torch.empty(8))
     assert not PieceReader(tmp_path).has("step", "a/b.c")

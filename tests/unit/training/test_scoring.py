@@ -39,11 +39,11 @@ def test_a_rank_with_fewer_micro_batches_runs_as_many_as_the_others(monkeypatch:
     rows, seen = batch(), []
 
     def forward(micro: MicroBatch) -> torch.Tensor:
-        seen.append(micro.counted)
-        return _ids(micro) if micro.counted else torch.full_like(_ids(micro), torch.nan)
+        seen.append(micro.is_dummy)
+        return torch.full_like(_ids(micro), torch.nan) if micro.is_dummy else _ids(micro)
 
     score_BT = scoring.score(torch.nn.Identity(), forward, rows, execution(micro_batch_tokens=10_000))
-    assert seen == [True, False, False]
+    assert seen == [False, True, True]
     assert torch.equal(score_BT, torch.where(rows.response_mask_BT, rows.input_ids_BT, 0).float())
 
 

@@ -52,14 +52,14 @@ def test_every_row_is_learned_once_in_the_update_of_its_group(
     for update, rows in enumerate(alone.updates):
         parts = [shard.updates[update] for shard in shards]
         assert all(parts), "a rank without a row would not keep step"
-        assert Counter(_key(row) for part in parts for row in part if row.counted) == Counter(map(_key, rows))
-        assert all(row.counted for row in rows)
+        assert Counter(_key(row) for part in parts for row in part if not row.is_padding) == Counter(map(_key, rows))
+        assert not any(row.is_padding for row in rows)
 
 
 @given(lengths=LENGTHS, num_ranks=st.integers(1, 4))
 def test_the_fullest_rank_is_within_a_third_of_what_is_possible(lengths: list[list[int]], num_ranks: int) -> None:
     shards = shard_groups(_groups(lengths), MEAN, 1, num_ranks, seed=3)
-    loads = [sum(row.num_tokens for row in shard.updates[0] if row.counted) for shard in shards]
+    loads = [sum(row.num_tokens for row in shard.updates[0] if not row.is_padding) for shard in shards]
     longest = max(length + 2 for of_group in lengths for length in of_group)
     least = max(sum(loads) / num_ranks, longest)  # nobody can do better than this
     assert max(loads) <= least * 4 / 3 + longest / 3
@@ -84,7 +84,7 @@ def test_a_critic_s_rows_have_no_advantage_yet() -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
 def test_ranks_without_a_row_stand_in_with_the_shortest(num_ranks: int) -> None:
     shards = shard_rows([_row(9), _row(4)], num_ranks)
-    counted = [row.counted for shard in shards for row in shard.updates[0]]
-    assert counted.count(True) == 2
-    assert counted.count(False) == max(num_ranks - 2, 0)
-    assert all(row.num_tokens == 6 for shard in shards for row in shard.updates[0] if not row.counted)
+    padding = [row.is_padding for shard in shards for row in shard.updates[0]]
+    assert padding.count(False) == 2
+    assert padding.count(True) == max(num_ranks - 2, 0)
+    assert all(row.num_tokens == 6 for shard in shards for row in shard.updates[0] if row.is_padding)
