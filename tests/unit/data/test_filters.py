@@ -41,7 +41,7 @@ def index_of(*prompts: Prompt) -> BenchmarkIndex:
     return index.finish()
 
 
-def apply(
+def judge(
     grader: GraderPool, *prompts: Prompt, rules: Rules = RULES, suite: tuple[Prompt, ...] = ()
 ) -> list[FilteredRow]:
     return RowFilter(TOKENIZER, rules, index_of(*suite)).apply(prompts, grader)
