@@ -22,7 +22,7 @@ class ArithmeticSource(StrictModel):
     )
     """Relative frequency of each operation."""
     stepwise_share: dict[int, Annotated[float, Field(ge=0.0, le=1.0)]] | Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
-    """PositiveShare of prompts whose trace reasons in steps; the others answer directly. One number, or one for each length."""
+    """Share of prompts whose trace reasons in steps; the others answer directly. One number, or one for each length."""
     unique: bool = True
     """Sample every prompt at most once (a corpus for the base policy may repeat, a benchmark may not)."""
 
