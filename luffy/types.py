@@ -97,7 +97,7 @@ class Trajectory:
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     source: tuple[Source, ...]
-    """Per response token; a row may be hybrid (demonstration prefix, own continuation)."""
+    """Per response token; a row may be prefix-conditioned (the start of a trace, continued by the policy)."""
     logp_behavior: tuple[float, ...]
     """Per response token: log-probability under the policy that sampled it; NaN where unknown."""
     weight_version: tuple[int, ...]

@@ -35,7 +35,7 @@ class RowRewards:
     group_B: Tensor
     """Index of the row's group, from 0."""
     is_off_policy_B: Tensor
-    """True for demonstrations, guided and replayed rows."""
+    """True for demonstrations, prefix-conditioned and replayed rows."""
 
 
 @dataclass(frozen=True, slots=True)

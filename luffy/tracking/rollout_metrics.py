@@ -10,12 +10,11 @@ from luffy.types import Group, Outcome, Source, Trajectory
 def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[str, float]:
     """Metrics of one RL step in the namespaces `batch/`, `rollout/` and `reward/`.
 
-    What was drawn counts all of it: displaced rollouts, what policies wrote behind prefixes, and groups that are
-    dropped afterwards.
-    The policy is judged by its rollouts: by the rows that it sampled from the prompt alone. In a step without any,
-    where traces guide every row, the rows that it finished stand in for them. Figures of traces, of hybrid rows and
-    (without `replays`) of replayed rows are left out when there are none, rather than reported as 0; all others are 0
-    where there is nothing to count.
+    `rollout/num_drawn` and `rollout/tokens_drawn` count everything sampled: also replaced rollouts, continuations of
+    prefixes, and groups that are dropped later.
+    Accuracy is that of rollouts, rows sampled from the prompt alone. In a step without rollouts, where every row is
+    off-policy, it is that of the rows that end in sampled tokens. Metrics of traces, of prefix-conditioned rows and
+    (without `replays`) of replayed rows are left out when there are none; all others are 0 then.
     """
     rows = [row for group in groups for row in group.trajectories]
     judged = [_judged_rows(group, all(row.is_off_policy for row in rows)) for group in groups]
@@ -26,11 +25,11 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
         "batch/zero_variance_share": _mean(len(set(group.rewards)) <= 1 for group in groups),
         "batch/off_policy_token_share": _mean(source is not Source.ON_POLICY for row in rows for source in row.source),
     }
-    drawn = [row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.replaced)]
-    metrics |= {"rollout/num_drawn": float(sum(map(bool, drawn))), "rollout/tokens_drawn": float(sum(drawn))}
+    sampled = [row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.replaced)]
+    metrics |= {"rollout/num_drawn": float(sum(map(bool, sampled))), "rollout/tokens_drawn": float(sum(sampled))}
     if replays:
         metrics["batch/replayed_share"] = _mean(group.is_replayed for group in groups)
-    return metrics | _guidance_metrics([row for row in rows if Source.OFF_POLICY in row.source])
+    return metrics | _off_policy_metrics([row for row in rows if Source.OFF_POLICY in row.source])
 
 
 def learned_metrics(groups: Sequence[Group], demonstrations: Sequence[Trajectory] = ()) -> dict[str, float]:
@@ -78,24 +77,24 @@ def _policy_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
     return metrics | {f"reward/{outcome}_share": _mean(row.outcome is outcome for row in rows) for outcome in Outcome}
 
 
-def _guidance_metrics(guided: Sequence[Trajectory]) -> dict[str, float]:
-    """Metrics of whole traces and hybrid rows together, and the prefix share of the hybrid ones."""
-    if not guided:
+def _off_policy_metrics(off_policy: Sequence[Trajectory]) -> dict[str, float]:
+    """Metrics of whole traces and prefix-conditioned rows together, and the prefix share of the latter."""
+    if not off_policy:
         return {}
     metrics = {
-        "batch/off_reward": _mean(row.reward for row in guided),
-        "rollout/off_policy_length_mean": _mean(len(row.response_ids) for row in guided),
+        "batch/off_reward": _mean(row.reward for row in off_policy),
+        "rollout/off_policy_length_mean": _mean(len(row.response_ids) for row in off_policy),
     }
-    hybrid = [row for row in guided if Source.ON_POLICY in row.source]
-    if hybrid:
-        shares = (row.source.count(Source.OFF_POLICY) / len(row.source) for row in hybrid)
+    prefixed = [row for row in off_policy if Source.ON_POLICY in row.source]
+    if prefixed:
+        shares = (row.source.count(Source.OFF_POLICY) / len(row.source) for row in prefixed)
         metrics["batch/prefix_share_mean"] = _mean(shares)
     return metrics
 
 
-def _judged_rows(group: Group, all_guided: bool) -> Sequence[Trajectory]:
-    """The group's rollouts; where no group has any, its rows that end in the policy's own tokens."""
-    if not all_guided:
+def _judged_rows(group: Group, all_off_policy: bool) -> Sequence[Trajectory]:
+    """The group's rollouts; if no group has any, its rows that end in sampled tokens."""
+    if not all_off_policy:
         return group.rollouts
     return [row for row in group.trajectories if row.source and row.source[-1] is Source.ON_POLICY]
 

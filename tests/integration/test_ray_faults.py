@@ -88,7 +88,7 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, answers
         if answers:
             server.listen()
         spec = spec_of(tmp_path, model_of(tied=True), 0, address=f"127.0.0.1:{server.getsockname()[1]}")
-        # Ray itself, which tries for a minute, is not asked: its error would read "Ray cannot join".
+        # Ray itself, which tries for a minute, is not asked: its error would read "cannot join the Ray cluster".
         refusal = r"^execution\.ray\.address: no Ray cluster answers"
         with pytest.raises(ConfigError, match=refusal) as caught, RayCluster(spec):
             pass

@@ -1,4 +1,4 @@
-"""The rows of one prompt: rollouts, demonstrations, guided rows, replayed rows, and which groups are kept."""
+"""The rows of one prompt (rollouts, traces, prefix-conditioned and replayed rows), and which groups are kept."""
 
 from typing import Annotated, Literal
 
@@ -55,7 +55,7 @@ class BinomialLength(StrictModel):
 
 
 class EvenlySpacedLength(StrictModel):
-    """The guided rows of a group take evenly spaced shares from low to high: LUFFY's `fixed`."""
+    """Evenly spaced shares from low to high over the prefix-conditioned rows of a group: LUFFY's `fixed`."""
 
     kind: Literal["evenly_spaced"]
     low: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -72,15 +72,15 @@ PrefixLength = Annotated[UniformLength | BinomialLength | EvenlySpacedLength, Fi
 
 
 class PrefixConfig(StrictModel):
-    """Guided rows begin with the start of a trace and go on with the policy's own tokens (hybrid rows).
+    """Prefix-conditioned rows: the start of a trace, continued by the policy.
 
-    A prefix never holds the whole trace: the policy writes at least the last token (the stop token). An empty prefix
-    makes a rollout.
+    A prefix is never the whole trace: the policy samples at least the last token (the stop token). A row with an empty
+    prefix is a rollout.
     """
 
     length: PrefixLength
     shared: bool = False
-    """All guided rows of a group take the same share (LUFFY's `prefix_share_across_samples`)."""
+    """All prefix-conditioned rows of a group use the same share (LUFFY's `prefix_share_across_samples`)."""
 
     @model_validator(mode="after")
     def _effective(self) -> "PrefixConfig":
@@ -118,9 +118,9 @@ class GroupConfig(StrictModel):
     size: PositiveInt
     """Rows in a group, on- and off-policy together: the budget that comparisons keep equal."""
     off_policy: Annotated[int, Field(ge=0)]
-    """How many of them are guided by traces; a prompt with fewer traces gets more rollouts."""
+    """Number of rows with a trace or its prefix; a prompt with fewer traces gets more rollouts."""
     prefix: PrefixConfig | None = None
-    """Length of the prefixes of traces that guided rows begin with; None: whole traces, as rows of their own."""
+    """Length of the prefixes that the off-policy rows begin with; None: the off-policy rows are whole traces."""
     off_policy_when_accuracy_at_most: _Accuracy | None = None
     """Roll out the full group first, and let traces take the place of wrong rollouts only where the share of correct
     ones is at most this; None: always have them."""
@@ -133,9 +133,9 @@ class GroupConfig(StrictModel):
         if self.off_policy > self.size:
             raise ValueError(f"off_policy {self.off_policy} must not be above size {self.size}")
         if self.off_policy == 0 and self.prefix is not None:
-            raise ValueError("prefix has no effect with off_policy: 0; set how many rows are guided")
+            raise ValueError("prefix has no effect with off_policy: 0; set the number of off-policy rows")
         if self.off_policy == 1 and self.prefix is not None and self.prefix.shared:
-            raise ValueError("prefix.shared has no effect with one guided row; remove it")
+            raise ValueError("prefix.shared has no effect with off_policy: 1; remove it")
         if self.off_policy_when_accuracy_at_most is not None:
             if self.off_policy == 0:
                 raise ValueError("off_policy_when_accuracy_at_most has no effect with off_policy: 0")

@@ -149,7 +149,7 @@ GROUPS = [
     (mixed(ON, ENTROPY), "no term learns from off_policy tokens; set it to 0"),
     (
         objective("{size: 4, off_policy: 1, prefix: {shared: true, length: {kind: binomial, probability: 0.5}}}"),
-        "prefix.shared has no effect with one guided row; remove it",
+        "prefix.shared has no effect with off_policy: 1; remove it",
     ),
     (
         objective("{size: 4, off_policy: 1, prefix: {length: {kind: uniform, low: 0, high: 0}}}"),

@@ -39,7 +39,7 @@ def test_heads_that_cannot_be_cut(folder: Path) -> None:
 def test_more_gpus_than_there_are(folder: Path, num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
     message = refusal(folder, tensor_parallel_size=4)
-    assert f"4 is more than the GPUs that this process sees ({num_gpus}); use {max(num_gpus, 1)} at most" in message
+    assert f"4 is more than the GPUs visible to this process ({num_gpus}); use {max(num_gpus, 1)} at most" in message
 
 
 def test_a_context_longer_than_the_model_s(folder: Path) -> None:
