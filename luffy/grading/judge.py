@@ -81,6 +81,11 @@ class Judges:
             self._loop.close()
 
     async def _disconnect(self) -> None:
+        # First the requests, or one that waits for its turn would begin on a closed connection.
+        asked = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
         await asyncio.gather(*(judge.close() for judge in self._judges.values()))
 
 

@@ -128,7 +128,7 @@ def test_a_missing_column_of_the_hub_is_named(tmp_path: Path) -> None:
 
 def test_without_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'luffy\[hub\]'"):
+    with pytest.raises(DataError, match=r"pip install 'luffy-rl\[hub\]'"):
         open_source(hub("openai/gsm8k"), "train", 0)
 
 
