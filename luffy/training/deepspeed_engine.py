@@ -2,12 +2,11 @@
 
 import logging
 import math
-from collections.abc import Callable
 
 import deepspeed
 import torch
 from deepspeed.utils import set_z3_leaf_modules
-from torch import nn
+from torch import Tensor, nn
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
@@ -64,7 +63,7 @@ def start_engine(
         # The head loops over chunks; as a leaf module its weight is gathered once, however many chunks a rank has.
         # A critic has no such head.
         set_z3_leaf_modules(model, [LogProbHead], raise_if_not_found=False)
-    adamw = SkippableAdamW(
+    adamw = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=optimizer.lr,
         weight_decay=optimizer.weight_decay,
@@ -75,19 +74,6 @@ def start_engine(
     config = deepspeed_config(optimizer, execution, dtype, num_parameters)
     engine, *_ = deepspeed.initialize(model=model, optimizer=adamw, config=config, dist_init_required=False)
     return engine
-
-
-class SkippableAdamW(torch.optim.AdamW):
-    """AdamW that skips an update when `skips` returns True, leaving weights and moments unchanged.
-
-    A subclass, because DeepSpeed clips and steps in one call, and the norm is only known in between.
-    """
-
-    skips: Callable[[], bool] | None = None
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update the weights unless `skips` returns True."""
-        return None if self.skips is not None and self.skips() else super().step(closure)
 
 
 class ClippedStep:
@@ -101,12 +87,13 @@ class ClippedStep:
         self._config = config
         self._grad_norm = math.nan
         self._clips = engine.zero_optimization_stage() == 0
+        self._set_aside: list[tuple[torch.nn.Parameter, Tensor]] = []
+        adamw = engine.optimizer if self._clips else engine.optimizer.optimizer
         if self._clips:
-            engine.optimizer.register_step_pre_hook(self._clip)
+            adamw.register_step_pre_hook(self._clip)
         if config.skip_grad_norm is not None:
-            adamw = engine.optimizer if self._clips else engine.optimizer.optimizer
-            assert isinstance(adamw, SkippableAdamW)
-            adamw.skips = self._is_too_large
+            adamw.register_step_pre_hook(self._set_gradient_aside)
+            adamw.register_step_post_hook(self._put_gradient_back)
 
     def take(self, lr: float, model: str) -> dict[str, float]:
         """Step with the accumulated gradient at learning rate `lr`; returns metrics prefixed with `model`.
@@ -132,6 +119,21 @@ class ClippedStep:
     def _is_too_large(self) -> bool:
         assert self._config.skip_grad_norm is not None
         return self._norm() > self._config.skip_grad_norm
+
+    def _set_gradient_aside(self, adamw: torch.optim.Optimizer, *_: object) -> None:
+        """Hide a gradient above `skip_grad_norm`: AdamW leaves weights and moments without a gradient alone."""
+        if not self._is_too_large():
+            return
+        parameters = [parameter for group in adamw.param_groups for parameter in group["params"]]
+        self._set_aside = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
+        for parameter, _ in self._set_aside:
+            parameter.grad = None
+
+    def _put_gradient_back(self, *_: object) -> None:
+        # DeepSpeed's optimizers keep views of the gradient.
+        for parameter, gradient in self._set_aside:
+            parameter.grad = gradient
+        self._set_aside = []
 
     def _clip(self, *_: object) -> None:
         parameters = self._engine.module.parameters()
