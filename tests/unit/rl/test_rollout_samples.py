@@ -8,9 +8,7 @@ from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 
 def group(uid: str) -> Group:
-    row = Trajectory(
-        (1,), (2,), (Source.ON_POLICY,), (-0.5,), (0,), 1.0, Outcome.CORRECT, FinishReason.STOP
-    )  # fmt: skip
+    row = Trajectory((1,), (2,), (Source.ON_POLICY,), (-0.5,), (0,), 1.0, Outcome.CORRECT, FinishReason.STOP)
     return Group(uid, (row, row))
 
 
@@ -20,7 +18,6 @@ def spelled(ids: Sequence[int]) -> str:
 
 def test_a_row_of_each_group_and_none_of_a_confidential_prompt() -> None:
     groups = [group("a"), group("secret"), group("b"), group("c")]
-    samples = sample_rollouts(
-        groups, GroupMeanAdvantage(kind="group_mean", scale_by_std=False), 2, spelled, spelled, {"secret"}
-    )
+    advantage = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
+    samples = sample_rollouts(groups, advantage, 2, spelled, spelled, {"secret"})
     assert [(sample.uid, sample.prompt, sample.response) for sample in samples] == [("a", "1", "2"), ("b", "1", "2")]
