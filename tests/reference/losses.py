@@ -245,15 +245,15 @@ def srft(rows: Rows) -> Tensor:
     return torch.stack(per_row).mean()
 
 
-def prefix_rft(on_prefix: Callable[[Evaluated], Tensor]) -> Loss:
+def prefix_rft(on_prefix: Callable[[Evaluated], Tensor], fifths: int = 1) -> Loss:
     """arXiv 2507.01679: dual-clip PPO on what the policy wrote; `on_prefix` on the fifth of each prefix that has the
-    highest entropy; sums over a constant."""
+    highest entropy (or on so many fifths); sums over a constant."""
 
     def loss(rows: Rows) -> Tensor:
         per_row = []
         for r in rows:
             prefix, entropy = on_prefix(r)[r.given], r.entropy[r.given].tolist()
-            uncertain = by_entropy(entropy)[: -(-len(entropy) // 5)]
+            uncertain = by_entropy(entropy)[: -(-fifths * len(entropy) // 5)]
             per_row.append((dual_clip(r)[r.own].sum() + prefix[uncertain].sum()) / LENGTH_LIMIT)
         return torch.stack(per_row).mean()
 

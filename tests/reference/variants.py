@@ -225,7 +225,7 @@ terms:
   - name: prefix
     select: off_policy
     loss: {kind: clipped_surrogate, clip_low: 0.2, clip_high: 0.2, dual_clip: 3.0}
-    top_entropy_share: 0.2
+    top_entropy_share: 0.8
     normaliser: {mode: constant, population: joint}
 """
 
@@ -246,6 +246,6 @@ VARIANTS: dict[str, tuple[str, Reference]] = {
         OTHER_TEMPERATURES,
         Reference("demonstrations", estimators.centred_rollouts, other_temperatures),
     ),
-    "clipped_prefix": (CLIPPED_PREFIX, Reference("guided", estimators.centred, prefix_rft(dual_clip))),
+    "clipped_prefix": (CLIPPED_PREFIX, Reference("guided", estimators.centred, prefix_rft(dual_clip, fifths=4))),
 }
 """`rl` objectives in YAML, and what they are held against."""
