@@ -36,12 +36,12 @@ def main() -> None:
     run = newest_run(arguments.workspace, arguments.experiment)
     take(browser, (run / "report.html").resolve().as_uri(), IMAGES / "report.png", height=1150)
     port = free_port()
-    serve = [sys.executable, ROOT / "flows/serve.py", "--port", str(port), "--workspace", arguments.workspace]
+    serve = [sys.executable, "-m", "luffy", "serve", "--port", str(port), "--workspace", arguments.workspace]
     server = subprocess.Popen(serve, cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         flow_run = newest_flow_run(f"http://127.0.0.1:{port}/api", arguments.experiment)
         page = f"http://127.0.0.1:{port}/runs/flow-run/{flow_run}"
-        take(browser, page, IMAGES / "prefect_run.png", height=1000, settle_ms=20_000)
+        take(browser, page, IMAGES / "prefect_run.png", height=545, settle_ms=20_000)
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(PATIENCE_S)
