@@ -126,7 +126,7 @@ class ClippedStep:
             return
         parameters = [parameter for group in adamw.param_groups for parameter in group["params"]]
         self._set_aside = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
-        for parameter, _ in self._set_aside:
+        for parameter, _gradient in self._set_aside:
             parameter.grad = None
 
     def _put_gradient_back(self, *_: object) -> None:
