@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from patience import PATIENCE_S
+from patience import PATIENCE_S, wait_until
 from reference.gradient_case import ROOT, as_groups, trajectories
 from synthetic.arithmetic import problems, tiny_tokenizer
 from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
@@ -122,6 +123,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         os.environ.pop("OPENAI_API_KEY") if previous is None else os.environ.update(OPENAI_API_KEY=previous)
 
 
+def generates(served: Served) -> bool:
+    """Whether the server is generating a row right now, by its own metrics."""
+    with urllib.request.urlopen(f"{served.config.roots[0]}/metrics", timeout=PATIENCE_S) as answer:
+        found = re.findall(r"^vllm:num_requests_running\{.*\} (\S+)$", answer.read().decode(), re.M)
+    return any(float(number) > 0 for number in found)
+
+
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
@@ -208,7 +216,7 @@ def test_updates_fall_between_tokens_of_running_rows(served: Served) -> None:
     thread = threading.Thread(target=lambda: said.extend(served.engine.generate(requests, params)), daemon=True)
     thread.start()
     for version in range(1, len(models)):
-        time.sleep(0.1)
+        wait_until(lambda: generates(served) or not thread.is_alive(), "a row that is being generated")
         if not thread.is_alive():
             break
         served.engine.load_weights_from(folders[version], version)
@@ -311,19 +319,20 @@ def test_rl_takes_its_rollouts_from_the_server(served: Served, tmp_path: Path) -
 
 
 def test_a_server_that_is_killed_ends_the_rollout_in_time(served: Served) -> None:
-    """The last test: there is no server behind it."""
+    """The last test: it leaves no server."""
     params = SamplingParams(1.0, max_response_tokens=480, stop_token_ids=())
+    requests = [RolloutRequest(PROMPTS[i % 4], seed=i) for i in range(200)]  # far more than it runs at once
     failures: list[BaseException] = []
 
     def generate() -> None:
         try:
-            served.engine.generate(REQUESTS, params)
+            served.engine.generate(requests, params)
         except ClusterError as error:
             failures.append(error)
 
     thread = threading.Thread(target=generate, daemon=True)
     thread.start()
-    time.sleep(0.5)
+    wait_until(lambda: generates(served), "a row that is being generated")
     signal_group(served.process.pid, signal.SIGKILL)
     thread.join(PATIENCE_S)
     assert [str(failure).startswith(served.config.roots[0]) for failure in failures] == [True]
