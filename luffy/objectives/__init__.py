@@ -3,7 +3,7 @@
 From a preset's YAML to the tensor line: `advantages` (or `gae`) -> `normalisation` (a weight for each token of each
 term) -> `losses` (token losses) and `modifiers` (constant factors on them) -> `objective` (their product and sum).
 
-A new loss is a config class in `luffy.config.objective.losses` and a function of the same `kind` in `losses` (and, when
-it weighs tokens by their advantage, what counts as clipped in `inspection`); a new estimator is a class in
-`luffy.config.objective.advantage` and a function in `advantages`. Nothing else changes.
+A new loss is a config class in `luffy.config.objective.losses` and a function in `losses` that is registered for this
+class (and, when it weighs tokens by their advantage, what counts as clipped in `inspection`); a new estimator is a
+class in `luffy.config.objective.advantage` and a function in `advantages`. Nothing else changes.
 """

@@ -4,8 +4,8 @@ Shape legend: `B` rows, each in one group; `P` groups.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import singledispatch
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from luffy.config.objective import (
     GlobalBatchAdvantage,
     GroupAdvantage,
     GroupMeanAdvantage,
+    LeaveOneOutAdvantage,
     LengthWeightedAdvantage,
     PassAtKAdvantage,
 )
@@ -79,10 +80,16 @@ def group_advantages(rows: RowRewards, config: AdvantageConfig) -> Tensor:
         group_B=rows.group_B,
         counts_B=torch.ones_like(reward_B) if joint else (~rows.is_off_policy_B).double(),
     )
-    return _ESTIMATORS[config.kind](population, config) * population.counts_B
+    return _estimate(config, population) * population.counts_B
 
 
-def _group_mean(population: _Population, config: GroupMeanAdvantage) -> Tensor:
+@singledispatch
+def _estimate(config: GroupAdvantage, population: _Population) -> Tensor:
+    raise NotImplementedError(f"no estimator for {type(config).__name__}")
+
+
+@_estimate.register
+def _group_mean(config: GroupMeanAdvantage, population: _Population) -> Tensor:
     advantage_B = _centred(population, torch.ones_like(population.reward_B))
     if not config.scale_by_std:
         return advantage_B
@@ -90,17 +97,20 @@ def _group_mean(population: _Population, config: GroupMeanAdvantage) -> Tensor:
     return advantage_B / (variance_B.sqrt() + _EPS)
 
 
-def _leave_one_out(population: _Population, config: AdvantageConfig) -> Tensor:
+@_estimate.register
+def _leave_one_out(config: LeaveOneOutAdvantage, population: _Population) -> Tensor:
     """(R_i - mean) n / (n - 1), which is R_i - mean of the others."""
     size_B = population.size()
     return _centred(population, torch.ones_like(size_B)) * size_B / (size_B - 1).clamp(min=1)
 
 
-def _length_weighted(population: _Population, config: LengthWeightedAdvantage) -> Tensor:
+@_estimate.register
+def _length_weighted(config: LengthWeightedAdvantage, population: _Population) -> Tensor:
     return _centred(population, population.length_B)
 
 
-def _pass_at_k(population: _Population, config: PassAtKAdvantage) -> Tensor:
+@_estimate.register
+def _pass_at_k(config: PassAtKAdvantage, population: _Population) -> Tensor:
     """Arithmetic of arXiv 2508.10751, section 2.4: the advantage of a row, averaged over the subsets it is in.
 
     A subset of k rows earns 1 when any of them is right. With w wrong rows of n, its mean over subsets is
@@ -119,7 +129,8 @@ def _pass_at_k(population: _Population, config: PassAtKAdvantage) -> Tensor:
     return torch.where(std_B > 0, (earned_B - mean_B) / std_B.clamp(min=_EPS), 0.0)
 
 
-def _global_batch(population: _Population, config: GlobalBatchAdvantage) -> Tensor:
+@_estimate.register
+def _global_batch(config: GlobalBatchAdvantage, population: _Population) -> Tensor:
     """Mean and (unbiased) deviation over the tokens of the RL step: a row counts once for each token."""
     value_B = population.reward_B
     if config.group_baseline:
@@ -148,12 +159,3 @@ def _pairs(wrong_B: Tensor, size_B: Tensor) -> list[tuple[int, int]]:
 
 def _choose(n: int, k: int) -> int:
     return math.comb(n, k) if n >= 0 else 0
-
-
-_ESTIMATORS: dict[str, Callable[[_Population, AdvantageConfig], Tensor]] = {
-    "group_mean": _group_mean,  # type: ignore[dict-item]
-    "leave_one_out": _leave_one_out,
-    "length_weighted": _length_weighted,  # type: ignore[dict-item]
-    "pass_at_k": _pass_at_k,  # type: ignore[dict-item]
-    "global_batch": _global_batch,  # type: ignore[dict-item]
-}

@@ -3,8 +3,9 @@
 Shape legend: `K` terms, `B` rows, `T` tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import singledispatch
 
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from luffy.config.objective import (
     CispoLoss,
     ClippedSurrogateLoss,
     LossConfig,
+    MultipleImportanceLoss,
     SequenceSurrogateLoss,
     ShapedSurrogateLoss,
+    SurrogateLoss,
     TermConfig,
 )
 from luffy.objectives.losses import TokenBatch, log_rho, logp_sampler, moved_too_far
@@ -52,7 +55,7 @@ def _gradient_sum(share: Tensor, leaves: Sequence[Tensor]) -> Tensor:
 def limited(tokens: TokenBatch, term: TermConfig, selected_BT: Tensor) -> Tensor:
     """`(B, T)` bool: selected tokens that a policy-gradient term clips, truncates or masks."""
     own = only(tokens, selected_BT)
-    limited_BT = _LIMITS[term.loss.kind](own, term.loss)
+    limited_BT = _limited(term.loss, own)
     bare = term.model_copy(update={"correction": _without_limits(term)})
     found, unlimited = token_factor(own, term), token_factor(own, bare.model_copy(update={"top_entropy_share": None}))
     if found is not None:
@@ -66,7 +69,19 @@ def _without_limits(term: TermConfig) -> object:
     return term.correction.model_copy(update={"kind": "truncate", "low": 0.0, "high": float("inf")})
 
 
-def _clipped(tokens: TokenBatch, config: ClippedSurrogateLoss) -> Tensor:
+@singledispatch
+def _limited(config: LossConfig, tokens: TokenBatch) -> Tensor:
+    """No default: a loss that is forgotten here must not report that nothing is clipped."""
+    raise NotImplementedError(f"no limits for {type(config).__name__}")
+
+
+@_limited.register
+def _nowhere(config: SurrogateLoss | MultipleImportanceLoss, tokens: TokenBatch) -> Tensor:
+    return torch.zeros_like(tokens.selected_BT)
+
+
+@_limited.register
+def _clipped(config: ClippedSurrogateLoss, tokens: TokenBatch) -> Tensor:
     ratio_BT = (tokens.logp_BT - tokens.logp_old_BT).exp()
     outside_BT = _outside(ratio_BT, tokens.advantage_BT, config.clip_low, config.clip_high)
     if config.dual_clip is not None:
@@ -74,7 +89,8 @@ def _clipped(tokens: TokenBatch, config: ClippedSurrogateLoss) -> Tensor:
     return outside_BT
 
 
-def _clipped_sequence(tokens: TokenBatch, config: SequenceSurrogateLoss) -> Tensor:
+@_limited.register
+def _clipped_sequence(config: SequenceSurrogateLoss, tokens: TokenBatch) -> Tensor:
     log_ratio_BT = sequence_mean(tokens.logp_BT - tokens.logp_old_BT, tokens.selected_BT, tokens.sequence_BT)
     return _outside(log_ratio_BT.exp(), tokens.advantage_BT, config.clip_low, config.clip_high)
 
@@ -84,34 +100,23 @@ def _outside(ratio_BT: Tensor, advantage_BT: Tensor, low: float, high: float) ->
     return ((ratio_BT > 1 + high) & (advantage_BT > 0)) | ((ratio_BT < 1 - low) & (advantage_BT < 0))
 
 
-def _truncated_cispo(tokens: TokenBatch, config: CispoLoss) -> Tensor:
+@_limited.register
+def _truncated_cispo(config: CispoLoss, tokens: TokenBatch) -> Tensor:
     ratio_BT = (tokens.logp_BT - tokens.logp_old_BT).exp()
     return (ratio_BT > 1 + config.clip_high) | (ratio_BT < (0.0 if config.clip_low is None else 1 - config.clip_low))
 
 
-def _truncated_aipo(tokens: TokenBatch, config: AipoLoss) -> Tensor:
+@_limited.register
+def _truncated_aipo(config: AipoLoss, tokens: TokenBatch) -> Tensor:
     return (tokens.logp_BT - logp_sampler(tokens)).exp() > config.max_ratio
 
 
-def _clamped(tokens: TokenBatch, config: ShapedSurrogateLoss) -> Tensor:
-    weight_BT = shape(log_rho(tokens, config), config.shaping)
+@_limited.register
+def _clamped(config: ShapedSurrogateLoss, tokens: TokenBatch) -> Tensor:
+    weight_BT = shape(config.shaping, log_rho(config, tokens))
     low = float("-inf") if config.min_weight is None else config.min_weight
     high = float("inf") if config.max_weight is None else config.max_weight
     return (weight_BT < low) | (weight_BT > high)
 
 
-def _nowhere(tokens: TokenBatch, config: LossConfig) -> Tensor:
-    return torch.zeros_like(tokens.selected_BT)
-
-
-# Every policy-gradient loss has an entry: one that is forgotten must not report that nothing is clipped.
-_LIMITS: dict[str, Callable[[TokenBatch, LossConfig], Tensor]] = {
-    "surrogate": _nowhere,
-    "multiple_importance": _nowhere,
-    "clipped_surrogate": _clipped,  # type: ignore[dict-item]
-    "sequence_surrogate": _clipped_sequence,  # type: ignore[dict-item]
-    "cispo": _truncated_cispo,  # type: ignore[dict-item]
-    "aipo": _truncated_aipo,  # type: ignore[dict-item]
-    "tv_masked_surrogate": moved_too_far,  # type: ignore[dict-item]
-    "shaped_surrogate": _clamped,  # type: ignore[dict-item]
-}
+_limited.register(moved_too_far)

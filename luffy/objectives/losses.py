@@ -6,6 +6,7 @@ decided outside (`luffy.objectives.normalisation`). Values at unselected tokens 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import singledispatch
 
 import torch
 from torch import Tensor
@@ -58,12 +59,20 @@ class TokenBatch:
     """bool: the term's tokens; the other tensors are 0 elsewhere."""
 
 
-def surrogate(tokens: TokenBatch, config: SurrogateLoss) -> Tensor:
+@singledispatch
+def token_loss(config: LossConfig, tokens: TokenBatch) -> Tensor:
+    """`(B, T)` loss of the configured kind: the function below that is registered for the class of `config`."""
+    raise NotImplementedError(f"no loss for {type(config).__name__}")
+
+
+@token_loss.register
+def surrogate(config: SurrogateLoss, tokens: TokenBatch) -> Tensor:
     """-A r, r = exp(logp - logp_old): LUFFY's on-policy term, without clip (appendix E.1)."""
     return -tokens.advantage_BT * bounded_exp(tokens.logp_BT - tokens.logp_old_BT)
 
 
-def clipped_surrogate(tokens: TokenBatch, config: ClippedSurrogateLoss) -> Tensor:
+@token_loss.register
+def clipped_surrogate(config: ClippedSurrogateLoss, tokens: TokenBatch) -> Tensor:
     """-min(A r, A clip(r, 1 - low, 1 + high)): PPO (arXiv 1707.06347, eq. 7); high > low: DAPO (2503.14476)."""
     ratio_BT = bounded_exp(tokens.logp_BT - tokens.logp_old_BT)
     objective_BT = _clipped_minimum(ratio_BT, tokens.advantage_BT, config.clip_low, config.clip_high)
@@ -73,7 +82,8 @@ def clipped_surrogate(tokens: TokenBatch, config: ClippedSurrogateLoss) -> Tenso
     return -objective_BT
 
 
-def sequence_surrogate(tokens: TokenBatch, config: SequenceSurrogateLoss) -> Tensor:
+@token_loss.register
+def sequence_surrogate(config: SequenceSurrogateLoss, tokens: TokenBatch) -> Tensor:
     """-min(A s, A clip(s)), s = exp(mean_t (logp_t - logp_old_t)): GSPO (arXiv 2507.18071, eq. 5 to 7).
 
     Every token of a sequence carries the sequence's loss, so under `mode: sequence` each counts once.
@@ -82,48 +92,53 @@ def sequence_surrogate(tokens: TokenBatch, config: SequenceSurrogateLoss) -> Ten
     return -_clipped_minimum(bounded_exp(log_ratio_BT), tokens.advantage_BT, config.clip_low, config.clip_high)
 
 
-def cispo(tokens: TokenBatch, config: CispoLoss) -> Tensor:
+@token_loss.register
+def cispo(config: CispoLoss, tokens: TokenBatch) -> Tensor:
     """-sg(clip(r)) A logp (arXiv 2506.13585, eq. 4 and 5)."""
     ratio_BT = bounded_exp(tokens.logp_BT - tokens.logp_old_BT).detach()
     low = 0.0 if config.clip_low is None else 1 - config.clip_low
     return -ratio_BT.clamp(low, 1 + config.clip_high) * tokens.advantage_BT * tokens.logp_BT
 
 
-def aipo(tokens: TokenBatch, config: AipoLoss) -> Tensor:
+@token_loss.register
+def aipo(config: AipoLoss, tokens: TokenBatch) -> Tensor:
     """-sg(min(pi_theta / mu, max_ratio)) A logp (arXiv 2505.24034)."""
     ratio_BT = bounded_exp(tokens.logp_BT - logp_sampler(tokens)).detach()
     return -ratio_BT.clamp(max=config.max_ratio) * tokens.advantage_BT * tokens.logp_BT
 
 
-def tv_masked_surrogate(tokens: TokenBatch, config: TotalVariationMaskedLoss) -> Tensor:
+@token_loss.register
+def tv_masked_surrogate(config: TotalVariationMaskedLoss, tokens: TokenBatch) -> Tensor:
     """-A pi_theta / mu on tokens whose probability has not moved too far in the direction of A."""
     loss_BT = -tokens.advantage_BT * bounded_exp(tokens.logp_BT - logp_sampler(tokens))
-    return loss_BT.masked_fill(moved_too_far(tokens, config), 0.0)
+    return loss_BT.masked_fill(moved_too_far(config, tokens), 0.0)
 
 
 @torch.no_grad()
-def moved_too_far(tokens: TokenBatch, config: TotalVariationMaskedLoss) -> Tensor:
+def moved_too_far(config: TotalVariationMaskedLoss, tokens: TokenBatch) -> Tensor:
     """`(B, T)` bool: where the probability has left the trust region around the sampler's, in the direction of A."""
     moved_BT = tokens.logp_BT.exp() - logp_sampler(tokens).exp()
     return torch.where(tokens.advantage_BT > 0, moved_BT > config.max_increase, -moved_BT > config.max_decrease)
 
 
-def shaped_surrogate(tokens: TokenBatch, config: ShapedSurrogateLoss) -> Tensor:
+@token_loss.register
+def shaped_surrogate(config: ShapedSurrogateLoss, tokens: TokenBatch) -> Tensor:
     """-A f(rho), rho = pi_theta / pi_phi (LUFFY eq. 6)."""
-    weight_BT = shape(log_rho(tokens, config), config.shaping)
+    weight_BT = shape(config.shaping, log_rho(config, tokens))
     if config.min_weight is not None or config.max_weight is not None:
         weight_BT = weight_BT.clamp(config.min_weight, config.max_weight)
     return -tokens.advantage_BT * weight_BT
 
 
-def log_rho(tokens: TokenBatch, config: ShapedSurrogateLoss) -> Tensor:
+def log_rho(config: ShapedSurrogateLoss, tokens: TokenBatch) -> Tensor:
     """`(B, T)` log(pi_theta / pi_phi); with `recorded`, pi_phi = 1 where the data has no log-probability."""
     if config.behavior == "one":
         return tokens.logp_BT
     return tokens.logp_BT - torch.nan_to_num(tokens.logp_behavior_BT, nan=0.0)
 
 
-def multiple_importance(tokens: TokenBatch, config: MultipleImportanceLoss) -> Tensor:
+@token_loss.register
+def multiple_importance(config: MultipleImportanceLoss, tokens: TokenBatch) -> Tensor:
     """-A (1 - sg(p))^e 2 p / (p_old + (p_old + 1) / 2): RL-PLUS (arXiv 2508.00222)."""
     p_BT, p_old_BT = tokens.logp_BT.exp(), tokens.logp_old_BT.exp()
     # p may round to just above 1.
@@ -131,13 +146,15 @@ def multiple_importance(tokens: TokenBatch, config: MultipleImportanceLoss) -> T
     return -tokens.advantage_BT * exploration_BT * 2 * p_BT / (p_old_BT + 0.5 * (p_old_BT + 1))
 
 
-def nll(tokens: TokenBatch, config: NegativeLogLikelihoodLoss) -> Tensor:
+@token_loss.register
+def nll(config: NegativeLogLikelihoodLoss, tokens: TokenBatch) -> Tensor:
     """-sg(w) log pi_theta: cross entropy on demonstrations."""
     tokens = at_temperature(tokens, config)
     return -_TOKEN_WEIGHTS[config.token_weight](tokens).detach() * tokens.logp_BT
 
 
-def entropy(tokens: TokenBatch, config: EntropyLoss) -> Tensor:
+@token_loss.register
+def entropy(config: EntropyLoss, tokens: TokenBatch) -> Tensor:
     """-H(pi_theta): minimising it raises entropy."""
     return -at_temperature(tokens, config).entropy_BT
 
@@ -149,7 +166,8 @@ def at_temperature(tokens: TokenBatch, loss: LossConfig) -> TokenBatch:
     return replace(tokens, logp_BT=tokens.untempered_logp_BT, entropy_BT=tokens.untempered_entropy_BT)
 
 
-def kl(tokens: TokenBatch, config: KLLoss) -> Tensor:
+@token_loss.register
+def kl(config: KLLoss, tokens: TokenBatch) -> Tensor:
     """Estimators of KL(pi_theta || q) from one sample: k1 log(p/q), k2 log(p/q)^2 / 2, k3 q/p - 1 - log(q/p)."""
     log_ratio_BT = tokens.logp_BT - _ANCHORS[config.against](tokens)
     log_ratio_BT = log_ratio_BT.clamp(-_MAX_ABS_LOG_RATIO, _MAX_ABS_LOG_RATIO)
@@ -186,21 +204,3 @@ _ANCHORS: dict[str, Callable[[TokenBatch], Tensor]] = {
     "old": lambda tokens: tokens.logp_old_BT,
     "behavior": logp_sampler,
 }
-_LOSSES: dict[str, Callable[[TokenBatch, LossConfig], Tensor]] = {
-    "surrogate": surrogate,  # type: ignore[dict-item]
-    "clipped_surrogate": clipped_surrogate,  # type: ignore[dict-item]
-    "sequence_surrogate": sequence_surrogate,  # type: ignore[dict-item]
-    "cispo": cispo,  # type: ignore[dict-item]
-    "aipo": aipo,  # type: ignore[dict-item]
-    "tv_masked_surrogate": tv_masked_surrogate,  # type: ignore[dict-item]
-    "shaped_surrogate": shaped_surrogate,  # type: ignore[dict-item]
-    "multiple_importance": multiple_importance,  # type: ignore[dict-item]
-    "nll": nll,  # type: ignore[dict-item]
-    "entropy": entropy,  # type: ignore[dict-item]
-    "kl": kl,  # type: ignore[dict-item]
-}
-
-
-def token_loss(tokens: TokenBatch, config: LossConfig) -> Tensor:
-    """`(B, T)` loss of the configured kind."""
-    return _LOSSES[config.kind](tokens, config)

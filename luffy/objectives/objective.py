@@ -44,7 +44,7 @@ def objective_loss(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: 
     shares = []
     for term, weight_BT in zip(terms, weight_KBT, strict=True):
         selected = only(tokens, weight_BT != 0)
-        loss_BT = token_loss(selected, term.loss)
+        loss_BT = token_loss(term.loss, selected)
         factor_BT = token_factor(selected, term)
         shares.append(((loss_BT if factor_BT is None else loss_BT * factor_BT) * weight_BT).sum())
     term_K = torch.stack(shares)

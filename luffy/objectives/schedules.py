@@ -1,7 +1,8 @@
 """Numbers over the steps of a stage: pure functions of the step, so that a resumed run agrees."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import singledispatch
 
 from luffy.config.objective import (
     AdaptiveValue,
@@ -34,13 +35,20 @@ def schedule_multiplier(config: ScheduleConfig, step: int, total_steps: int) -> 
 def value_at(value: ScheduledValue, step: int, total_steps: int) -> float:
     """The value at `step` (counted from 1) of `total_steps`; the first step is progress 0, the last progress 1."""
     progress = (step - 1) / max(total_steps - 1, 1)
-    return _VALUES[value.kind](value, progress)
+    return _at_progress(value, progress)
 
 
+@singledispatch
+def _at_progress(value: ScheduledValue, progress: float) -> float:
+    raise NotImplementedError(f"no schedule for {type(value).__name__}")
+
+
+@_at_progress.register
 def _constant(value: ConstantValue, progress: float) -> float:
     return value.value
 
 
+@_at_progress.register
 def _linear(value: LinearValue, progress: float) -> float:
     done = min(progress / value.over, 1.0)
     if value.levels is not None:
@@ -49,10 +57,12 @@ def _linear(value: LinearValue, progress: float) -> float:
     return value.start + (value.end - value.start) * done
 
 
+@_at_progress.register
 def _cosine(value: CosineValue, progress: float) -> float:
     return value.start + (value.end - value.start) * _half_cosine(min(progress / value.over, 1.0))
 
 
+@_at_progress.register
 def _warmup_cosine(value: WarmupCosineValue, progress: float) -> float:
     if progress < value.warmup:
         return value.start + (value.peak - value.start) * progress / value.warmup
@@ -62,14 +72,6 @@ def _warmup_cosine(value: WarmupCosineValue, progress: float) -> float:
 def _half_cosine(progress: float) -> float:
     """From 0 to 1 along half a cosine."""
     return 0.5 * (1.0 - math.cos(math.pi * progress))
-
-
-_VALUES: dict[str, Callable[[ScheduledValue, float], float]] = {
-    "constant": _constant,  # type: ignore[dict-item]
-    "linear": _linear,  # type: ignore[dict-item]
-    "cosine": _cosine,  # type: ignore[dict-item]
-    "warmup_cosine": _warmup_cosine,  # type: ignore[dict-item]
-}
 
 
 class AdaptiveCoefficients:

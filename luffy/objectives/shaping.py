@@ -5,7 +5,7 @@ surrogate -A f(rho), the coefficient on grad log pi_theta is `A rho f'(rho)`.
 """
 
 import math
-from collections.abc import Callable
+from functools import singledispatch
 
 import torch
 from torch import Tensor
@@ -21,7 +21,14 @@ from luffy.config.objective import (
 from luffy.objectives.ratios import bounded_exp
 
 
-def rational(log_rho: Tensor, config: RationalShaping) -> Tensor:
+@singledispatch
+def shape(config: ShapingConfig, log_rho: Tensor) -> Tensor:
+    """f(rho) for the configured shaping."""
+    raise NotImplementedError(f"no shaping for {type(config).__name__}")
+
+
+@shape.register
+def rational(config: RationalShaping, log_rho: Tensor) -> Tensor:
     """f(x) = x / (x + gamma); the gradient coefficient x gamma / (x + gamma)^2 peaks with 1/4 at x = gamma.
 
     Written as sigmoid(log x - log gamma), which neither overflows for large ratios nor underflows for small ones.
@@ -29,35 +36,25 @@ def rational(log_rho: Tensor, config: RationalShaping) -> Tensor:
     return torch.sigmoid(log_rho - math.log(config.gamma))
 
 
-def identity(log_rho: Tensor, config: IdentityShaping) -> Tensor:
+@shape.register
+def identity(config: IdentityShaping, log_rho: Tensor) -> Tensor:
     """f(x) = x."""
     return bounded_exp(log_rho)
 
 
-def log(log_rho: Tensor, config: LogShaping) -> Tensor:
+@shape.register
+def log(config: LogShaping, log_rho: Tensor) -> Tensor:
     """f(x) = log x."""
     return log_rho
 
 
-def power(log_rho: Tensor, config: PowerShaping) -> Tensor:
+@shape.register
+def power(config: PowerShaping, log_rho: Tensor) -> Tensor:
     """f(x) = x^exponent."""
     return bounded_exp(config.exponent * log_rho)
 
 
-def linear_log(log_rho: Tensor, config: LinearLogShaping) -> Tensor:
+@shape.register
+def linear_log(config: LinearLogShaping, log_rho: Tensor) -> Tensor:
     """f(x) = x + weight log x."""
     return bounded_exp(log_rho) + config.weight * log_rho
-
-
-_SHAPINGS: dict[str, Callable[[Tensor, ShapingConfig], Tensor]] = {
-    "rational": rational,  # type: ignore[dict-item]
-    "identity": identity,  # type: ignore[dict-item]
-    "log": log,  # type: ignore[dict-item]
-    "power": power,  # type: ignore[dict-item]
-    "linear_log": linear_log,  # type: ignore[dict-item]
-}
-
-
-def shape(log_rho: Tensor, config: ShapingConfig) -> Tensor:
-    """f(rho) for the configured shaping."""
-    return _SHAPINGS[config.kind](log_rho, config)

@@ -3,9 +3,16 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, singledispatch
 
-from luffy.config.objective import BinomialLength, EvenlySpacedLength, PrefixConfig, ScheduledValue, UniformLength
+from luffy.config.objective import (
+    BinomialLength,
+    EvenlySpacedLength,
+    PrefixConfig,
+    PrefixLength,
+    ScheduledValue,
+    UniformLength,
+)
 from luffy.objectives.schedules import value_at
 from luffy.rl.random_numbers import uniform
 
@@ -42,14 +49,21 @@ def prefix_length(
     random_row = 0 if config.shared else row.index
     sample = partial(uniform, seed, "prefix", step, row.uid, row.visit, random_row)
     at = partial(value_at, step=step, total_steps=total_steps)
-    return min(_LENGTHS[config.length.kind](config.length, trace_tokens, row, at, sample), trace_tokens - 1)
+    return min(_length(config.length, trace_tokens, row, at, sample), trace_tokens - 1)
 
 
+@singledispatch
+def _length(length: PrefixLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
+    raise NotImplementedError(f"no prefixes for {type(length).__name__}")
+
+
+@_length.register
 def _uniform(length: UniformLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
     low, high = at(length.low), at(length.high)
     return _whole_tokens(low + (high - low) * sample(0), trace_tokens)
 
 
+@_length.register
 def _binomial(length: BinomialLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
     # A trace with fewer tokens than chunks is split into single tokens.
     chunks = min(length.chunks, trace_tokens)
@@ -58,6 +72,7 @@ def _binomial(length: BinomialLength, trace_tokens: int, row: PrefixedRow, at: _
     return given * trace_tokens // chunks
 
 
+@_length.register
 def _evenly_spaced(length: EvenlySpacedLength, trace_tokens: int, row: PrefixedRow, at: _At, sample: _Uniform) -> int:
     # A single row takes the middle of the range; LUFFY's code divides by zero here.
     place = row.index / (row.count - 1) if row.count > 1 else 0.5
@@ -66,10 +81,3 @@ def _evenly_spaced(length: EvenlySpacedLength, trace_tokens: int, row: PrefixedR
 
 def _whole_tokens(share: float, trace_tokens: int) -> int:
     return math.floor(round(share * trace_tokens, 6))  # 0.29 x 100 is 29, not 28.999999999999996
-
-
-_LENGTHS: dict[str, Callable[..., int]] = {
-    "uniform": _uniform,
-    "binomial": _binomial,
-    "evenly_spaced": _evenly_spaced,
-}

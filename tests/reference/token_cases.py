@@ -108,7 +108,7 @@ def packed(parts: Sequence[Tokens], dtype: torch.dtype = torch.float64) -> Token
 def evaluate(config: LossConfig, *parts: Tokens) -> Loss:
     """Token losses and the gradient of their sum by `logp`, of the sequences end to end."""
     batch = packed(parts)
-    loss_BT = token_loss(batch, config)
+    loss_BT = token_loss(config, batch)
     (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), batch.logp_BT, allow_unused=True)
     return loss_BT.detach().numpy()[0], gradient_BT.numpy()[0]
 

@@ -52,7 +52,7 @@ def test_nll_weights_by_hand(weight: TokenWeight, expected: list[float]) -> None
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_nll_weights_have_no_gradient_through_the_entropy(weight: TokenWeight) -> None:
     batch = packed([tokens([LOG(0.5), LOG(0.1)], entropy=[0.5, 1.5])])
-    loss_BT = token_loss(batch, NegativeLogLikelihoodLoss(kind="nll", token_weight=weight))
+    loss_BT = token_loss(NegativeLogLikelihoodLoss(kind="nll", token_weight=weight), batch)
     (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), batch.entropy_BT, allow_unused=True)
     assert gradient_BT is None or not gradient_BT.any()
 
@@ -60,7 +60,7 @@ def test_nll_weights_have_no_gradient_through_the_entropy(weight: TokenWeight) -
 @given(sequences())
 def test_entropy(case: Tokens) -> None:
     batch = packed([case])
-    loss_BT = token_loss(batch, EntropyLoss(kind="entropy"))
+    loss_BT = token_loss(EntropyLoss(kind="entropy"), batch)
     (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), batch.entropy_BT)
     assert_same((loss_BT.detach().numpy()[0], gradient_BT.numpy()[0]), (-case.entropy_T, -np.ones(len(case))))
 
@@ -87,7 +87,7 @@ def _expected_gradient(estimator: str, logits_V: torch.Tensor, logq_V: torch.Ten
     logits_V = logits_V.clone().requires_grad_()
     logp_V = logits_V.log_softmax(-1)
     batch = packed([tokens(logp_V.tolist(), ref=logq_V.tolist())])
-    loss_BT = token_loss(batch, KLLoss(kind="kl", estimator=estimator))
+    loss_BT = token_loss(KLLoss(kind="kl", estimator=estimator), batch)
     (by_logp_BT,) = torch.autograd.grad(loss_BT.sum(), batch.logp_BT)
     (gradient_V,) = torch.autograd.grad((logp_V.exp().detach() * by_logp_BT[0] * logp_V).sum(), logits_V)
     return gradient_V

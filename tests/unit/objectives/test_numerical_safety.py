@@ -17,10 +17,12 @@ from luffy.config.objective import (
     ImportanceCorrection,
     LossConfig,
     NormaliserConfig,
+    PolicyGradientLoss,
     TermConfig,
 )
 from luffy.objectives.advantages import RowRewards, group_advantages
 from luffy.objectives.gae import generalized_advantages, whiten
+from luffy.objectives.inspection import limited
 from luffy.objectives.losses import TokenBatch, token_loss
 from luffy.objectives.normalisation import token_weights
 from luffy.objectives.objective import objective_loss
@@ -87,7 +89,7 @@ def _assert_finite(value: Tensor, *inputs: Tensor) -> None:
 @pytest.mark.parametrize("one_sequence", [False, True])
 def test_extreme_probabilities(loss: LossConfig, one_sequence: bool) -> None:
     tokens = _extreme_tokens(one_sequence)
-    _assert_finite(token_loss(tokens, loss), tokens.logp_BT, tokens.entropy_BT)
+    _assert_finite(token_loss(loss, tokens), tokens.logp_BT, tokens.entropy_BT)
 
 
 def _selectors(loss: LossConfig) -> list[str]:
@@ -106,6 +108,17 @@ def _selectors(loss: LossConfig) -> list[str]:
 def _term(loss: LossConfig, select: str, mode: str = "token", **settings: object) -> TermConfig:
     normaliser = NormaliserConfig(mode=mode, population="own")
     return TermConfig(name="tested", select=select, loss=loss, normaliser=normaliser, **settings)
+
+
+SURROGATES = [loss for loss in LOSSES if isinstance(loss, PolicyGradientLoss)]
+
+
+@pytest.mark.parametrize("loss", SURROGATES, ids=lambda loss: loss.model_dump_json())
+def test_every_surrogate_says_which_extremes_it_clips(loss: PolicyGradientLoss) -> None:
+    tokens = _extreme_tokens(one_sequence=False)
+    limited_BT = limited(tokens, _term(loss, _selectors(loss)[0]), tokens.selected_BT)
+    unbounded = {"surrogate", "multiple_importance", "shaped_surrogate"}  # the last unless clamps are set
+    assert limited_BT.any() == (loss.kind not in unbounded)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -128,7 +141,7 @@ def test_trace_that_the_model_finds_impossible(loss: LossConfig) -> None:
     logp_BTV = logits_BTV.log_softmax(-1)
     batch = row_batch([demonstration(3)])
     tokens = tokens_of(batch, logp_BTV[..., 0], -(logp_BTV.exp() * logp_BTV).sum(-1))
-    _assert_finite(token_loss(tokens, loss), logits_BTV)
+    _assert_finite(token_loss(loss, tokens), logits_BTV)
 
 
 @EVERY_LOSS

@@ -31,7 +31,7 @@ def _gradient_coefficient(p: float, shaping: RationalShaping | IdentityShaping, 
     """The coefficient on grad log pi: minus the derivative of the loss by logp, at advantage 1."""
     logp = torch.tensor([[p]], dtype=torch.float64).log().requires_grad_()
     loss = ShapedSurrogateLoss(kind="shaped_surrogate", shaping=shaping, behavior="recorded")
-    token_loss(_tokens(logp, 1.0, teacher), loss).sum().backward()
+    token_loss(loss, _tokens(logp, 1.0, teacher)).sum().backward()
     return -float(logp.grad)
 
 
@@ -63,5 +63,5 @@ def test_teacher_logprobs_enter_the_shaped_ratio() -> None:
 
 def test_shaping_survives_extreme_ratios() -> None:
     log_rho = torch.tensor([-800.0, 0.0, 800.0], dtype=torch.float64)
-    values = shape(log_rho, RationalShaping(kind="rational"))
+    values = shape(RationalShaping(kind="rational"), log_rho)
     assert values.tolist() == pytest.approx([0.0, 1 / 1.1, 1.0])
