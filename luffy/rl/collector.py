@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from luffy.config.objective import GroupConfig
 from luffy.grading import GradeRequest, GraderPool
 from luffy.rl.prefixes import PrefixedRow, prefix_length
-from luffy.rl.rows import GeneratedRow, PlannedRow, replayed_row
+from luffy.rl.rows import Row, replayed_row
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.seeds import derive_seed
@@ -51,7 +52,7 @@ class GroupCollector:
         groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
         return self._with_traces_where_failing(tasks, groups, step)
 
-    def _plan(self, task: RolloutTask, visit: int, step: int) -> list[PlannedRow]:
+    def _plan(self, task: RolloutTask, visit: int, step: int) -> list[Row]:
         """The rows of a group before generation: rollouts, then off-policy rows."""
         traces = self._traces(task, step) if self._group.off_policy_when_accuracy_at_most is None else []
         num_rollouts = self._group.size - len(traces) - len(_replayed(task))
@@ -59,8 +60,8 @@ class GroupCollector:
             derive_seed(self._seed, "rollout", step, task.uid, visit * self._group.size + sample)
             for sample in range(num_rollouts + len(traces))
         ]
-        return [PlannedRow(task.prompt_ids, seed) for seed in seeds[:num_rollouts]] + [
-            PlannedRow(task.prompt_ids, seed, trace, self._num_given(task, trace, index, len(traces), visit, step))
+        return [Row(task.prompt_ids, seed) for seed in seeds[:num_rollouts]] + [
+            Row(task.prompt_ids, seed, trace, self._num_given(task, trace, index, len(traces), visit, step))
             for index, (seed, trace) in enumerate(zip(seeds[num_rollouts:], traces, strict=True))
         ]
 
@@ -80,13 +81,15 @@ class GroupCollector:
         row = PrefixedRow(task.uid, index, count, visit)
         return prefix_length(self._group.prefix, len(trace.token_ids), row, step, self._total_steps, self._seed)
 
-    def _generated(self, engine: RolloutEngine, plans: Sequence[Sequence[PlannedRow]]) -> list[list[GeneratedRow]]:
-        """All planned rows with their completions, from a single call of the engine."""
-        requests = [row.request() for plan in plans for row in plan if not row.is_complete]
+    def _generated(self, engine: RolloutEngine, plans: Sequence[Sequence[Row]]) -> list[list[Row]]:
+        """The planned rows with what the policy sampled, from a single call of the engine."""
+        requests = [row.request() for plan in plans for row in plan if not row.is_whole_trace]
         completions = iter(engine.generate(requests, self._params))
-        return [[GeneratedRow(row, None if row.is_complete else next(completions)) for row in plan] for plan in plans]
+        return [
+            [row if row.is_whole_trace else replace(row, sampled=next(completions)) for row in plan] for plan in plans
+        ]
 
-    def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[GeneratedRow]]) -> list[list[Trajectory]]:
+    def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
         wanted = [
             GradeRequest(row.text(self._decode), task.ground_truth, task.problem)
             for task, found in zip(tasks, rows, strict=True)
@@ -127,8 +130,8 @@ def _replayed(task: RolloutTask) -> tuple[Trajectory, ...]:
     return () if task.replayed is None else (replayed_row(task.replayed),)
 
 
-def _whole(task: RolloutTask, trace: Demonstration) -> GeneratedRow:
-    return GeneratedRow(PlannedRow(task.prompt_ids, trace=trace, num_given=len(trace.token_ids)), completion=None)
+def _whole(task: RolloutTask, trace: Demonstration) -> Row:
+    return Row(task.prompt_ids, trace=trace, num_given=len(trace.token_ids))
 
 
 def _in_place_of_wrong(group: Group, traces: Sequence[Trajectory]) -> Group:

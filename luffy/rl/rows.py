@@ -1,4 +1,4 @@
-"""One row of a group, from plan to graded trajectory.
+"""One row of a group, from its plan to a graded trajectory.
 
 A row begins with none of a trace's tokens (a rollout), some (a prefix-conditioned row, which the policy continues) or
 all (a demonstration).
@@ -14,11 +14,12 @@ from luffy.types import FinishReason, Source, Trajectory
 
 DEMONSTRATION_VERSION = -1
 """Weight version of tokens that were not sampled in this run."""
+_NOTHING = Completion((), (), FinishReason.STOP, ())
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRow:
-    """A row before generation."""
+class Row:
+    """What a row begins with, and what the policy sampled after it."""
 
     prompt_ids: tuple[int, ...]
     seed: int = 0
@@ -26,10 +27,12 @@ class PlannedRow:
     trace: Demonstration | None = None
     num_given: int = 0
     """Number of tokens of `trace` that the row begins with."""
+    sampled: Completion = _NOTHING
+    """Empty before generation, and for a whole trace."""
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the row is a whole trace, so that nothing is generated."""
+    def is_whole_trace(self) -> bool:
+        """Whether nothing is left to generate."""
         return self.trace is not None and self.num_given == len(self.trace.token_ids)
 
     @property
@@ -45,43 +48,26 @@ class PlannedRow:
         """The engine's request for the continuation."""
         return RolloutRequest(self.prompt_ids, self.seed, self.given_ids)
 
-
-@dataclass(frozen=True, slots=True)
-class GeneratedRow:
-    """A row with its whole response, before grading."""
-
-    plan: PlannedRow
-    completion: Completion | None
-    """None for a whole trace."""
-
-    @property
-    def response_ids(self) -> tuple[int, ...]:
-        return self.plan.given_ids + (self.completion.token_ids if self.completion else ())
-
     def text(self, decode: Callable[[Sequence[int]], str]) -> str:
         """The response as text; for a demonstration, the original text of the trace."""
-        if self.completion is None and self.plan.trace is not None:
-            return self.plan.trace.text
-        return decode(self.response_ids)
+        if self.trace is not None and self.is_whole_trace:
+            return self.trace.text
+        return decode(self.given_ids + self.sampled.token_ids)
 
     def trajectory(self, grade: Grade) -> Trajectory:
         """The graded row; tokens of the trace are off-policy, with their author's log-probabilities if known."""
-        own = self.completion or _NOTHING
-        given, sampled = self.plan.num_given, len(own.token_ids)
-        assert len(own.weight_versions) == sampled
+        given, own = self.num_given, self.sampled
+        assert len(own.weight_versions) == len(own.token_ids)
         return Trajectory(
-            prompt_ids=self.plan.prompt_ids,
-            response_ids=self.response_ids,
-            source=(Source.OFF_POLICY,) * given + (Source.ON_POLICY,) * sampled,
-            logp_behavior=self.plan.given_logprobs + own.logprobs,
+            prompt_ids=self.prompt_ids,
+            response_ids=self.given_ids + own.token_ids,
+            source=(Source.OFF_POLICY,) * given + (Source.ON_POLICY,) * len(own.token_ids),
+            logp_behavior=self.given_logprobs + own.logprobs,
             weight_version=(DEMONSTRATION_VERSION,) * given + own.weight_versions,
             reward=grade.reward,
             outcome=grade.outcome,
             finish_reason=own.finish_reason,
         )
-
-
-_NOTHING = Completion((), (), FinishReason.STOP, ())
 
 
 def replayed_row(stored: Trajectory) -> Trajectory:
