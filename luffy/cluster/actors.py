@@ -10,10 +10,10 @@ import os
 import queue
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import ray
 
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
     from luffy.config.execution import VLLMConfig
     from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-    from luffy.training.trainer import TrainerSpec
+    from luffy.training.trainer import TrainerRank, TrainerSpec
 
     Bucket = list[tuple[str, Tensor]]
+
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,9 @@ class RankActor:
         init_process_group()
         self._rank = TrainerRank(spec)
 
-    def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of the `TrainerRank` by name and return its result."""
-        return getattr(self._rank, method)(*arguments)
+    def call(self, method: Callable[[TrainerRank, *_Arguments], _Result], *arguments: *_Arguments) -> _Result:
+        """The result of a method of this actor's rank."""
+        return method(self._rank, *arguments)
 
     def send_weights(self, engines: Sequence[ActorHandle], version: int, timeout_s: float) -> list[int]:
         """Send the current weights to the engines; a collective call. Returns the indices of engines that failed.

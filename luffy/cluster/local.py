@@ -1,13 +1,16 @@
 """`cluster: local`: one process, in which trainer and engine share one model and run in turn."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeVar, TypeVarTuple
 
 from luffy.cluster.servers import Servers
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.policy import Policy
 from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
+
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class EmbeddedEngine:
@@ -58,5 +61,7 @@ class LocalCluster:
         if self._servers is not None:
             self._servers.close()
 
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [getattr(self._rank, method)(*arguments[0])]
+    def _call(
+        self, method: Callable[[TrainerRank, *_Arguments], _Result], arguments: Sequence[tuple[*_Arguments]]
+    ) -> list[_Result]:
+        return [method(self._rank, *arguments[0])]

@@ -1,9 +1,9 @@
 """`cluster: ray`: DeepSpeed ranks and vLLM engines as Ray actors, on one machine or many."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import ray
 import torch
@@ -18,15 +18,17 @@ from luffy.cluster.servers import Servers
 from luffy.cluster.supervision import Member, Supervisor
 from luffy.errors import ClusterError
 from luffy.rollout.engine import RolloutEngine
-from luffy.training.trainer import Trainer, TrainerSpec
+from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
 
 _LOGS = "logs"
 _UPDATE_THREADS = 3
 """Threads of an engine besides those that generate: `load_weights`, `receive`, and one for other calls."""
 _SEND_TIMEOUT_S = 300.0
 """Time limit for sending all weights to the engines; under ZeRO 3 the other ranks wait in a collective meanwhile."""
-_NEED_GPU = ("learn", "sft_step", "entropies")
-"""Calls of a rank that need more GPU memory than it holds permanently."""
+_NEED_GPU = (TrainerRank.learn, TrainerRank.sft_step, TrainerRank.entropies)
+"""Methods of a rank that need more GPU memory than it holds permanently."""
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class RayCluster:
@@ -64,7 +66,7 @@ class RayCluster:
             if self._share_gpus:
                 # One after the other: vLLM's memory profiling counts any change on its GPU as its own use.
                 self._wait(self._ranks, self._open_ranks())
-                self._ask_ranks([()] * len(self._ranks), "free_cache")
+                self._ask_ranks(RankActor.free_cache, [()] * len(self._ranks))
                 self._wait(engines, self._open_engines(engines))
             else:
                 # In parallel: both load libraries and a model.
@@ -91,7 +93,7 @@ class RayCluster:
             self._servers.update(self.trainer, version)
             return
         if self._asleep:
-            self._ask_ranks([()] * len(self._ranks), "free_cache")
+            self._ask_ranks(RankActor.free_cache, [()] * len(self._ranks))
             self._engines.ask("wake_up", "weights")
         self._engines.update(self._send)
         if self._asleep:
@@ -102,17 +104,21 @@ class RayCluster:
         """Number of engines replaced since the start."""
         return {} if self._servers else {"perf/engine_restarts": float(self._engines.num_restarts)}
 
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _call(
+        self, method: Callable[[TrainerRank, *_Arguments], _Result], arguments: Sequence[tuple[*_Arguments]]
+    ) -> list[_Result]:
         if self._share_gpus and method in _NEED_GPU and not self._asleep:
             self._engines.ask("sleep")
             self._asleep = True
-        return self._ask_ranks([(method, *of_rank) for of_rank in arguments], "call")
+        return self._ask_ranks(RankActor.call, [(method, *of_rank) for of_rank in arguments])
 
-    def _ask_ranks(self, arguments: Sequence[tuple[Any, ...]], remote: str) -> list[Any]:
+    def _ask_ranks(
+        self, method: Callable[[RankActor, *_Arguments], _Result], arguments: Sequence[tuple[*_Arguments]]
+    ) -> list[_Result]:
         # The calls contain collectives, so every rank has to receive them in the same order.
         with self._submitting:
             asked = [
-                getattr(member.handle, remote).remote(*of_rank)
+                getattr(member.handle, method.__name__).remote(*of_rank)
                 for member, of_rank in zip(self._ranks, arguments, strict=True)
             ]
         return self._supervisor.answers(self._ranks, asked, self._config.call_timeout_s)
@@ -123,7 +129,7 @@ class RayCluster:
         # Shorter than the time limit of the ranks' call, or a hanging engine would be reported as a hanging rank.
         timeout_s = min(self._config.call_timeout_s / 4, _SEND_TIMEOUT_S)
         arguments = [(handles, self._published, timeout_s)] * len(self._ranks)
-        return self._ask_ranks(arguments, "send_weights")[0]
+        return self._ask_ranks(RankActor.send_weights, arguments)[0]
 
     def _start_rank(self, rank: int) -> Member:
         return self._member(f"trainer rank {rank}", RankActor, self._layout.ranks[rank], f"rank_{rank}.log")
@@ -165,5 +171,6 @@ class RayCluster:
         options = stand_at(place, self._group) | {"max_concurrency": num_threads, "max_restarts": 0}
         # torch.set_num_threads holds for the calling thread alone, and an engine steps in several threads.
         setup = ProcessSetup(path, None if actor is EngineActor else self._spec.execution.num_threads)
-        handle: ActorHandle = ray.remote(actor).options(**options).remote(setup)  # type: ignore[assignment]
+        handle: object = ray.remote(actor).options(**options).remote(setup)
+        assert isinstance(handle, ActorHandle)  # by Ray's annotation it may also be the class itself
         return Member(name, handle, path)

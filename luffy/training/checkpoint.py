@@ -10,7 +10,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import deepspeed
 import torch.distributed as dist
@@ -59,8 +59,8 @@ class CheckpointStore:
         _on_all_ranks(lambda: _write(engines, folder))
         _on_first_rank(lambda: self._finish(folder))
 
-    def load(self, engines: Engines, step: int) -> dict[str, object]:
-        """Load the checkpoint of `step` into the engines; returns the stage's own state.
+    def load(self, engines: Engines, step: int) -> dict[str, Any]:
+        """Load the checkpoint of `step` into the engines; returns the state that `save` got, plain JSON.
 
         Raises ConfigError when it holds other engines, CheckpointError when it is incomplete or broken.
         """
@@ -93,7 +93,7 @@ class CheckpointStore:
                 (old / COMPLETE_FILE).unlink(missing_ok=True)
                 shutil.rmtree(old)
 
-    def _read(self, engines: Engines, folder: Path) -> dict[str, object]:
+    def _read(self, engines: Engines, folder: Path) -> dict[str, Any]:
         if not (folder / COMPLETE_FILE).exists():
             raise CheckpointError(f"{folder} is not a complete checkpoint")
         written, now = json.loads((folder / _LAYOUT).read_text(encoding="utf-8")), _layout(engines)

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 import deepspeed
 import torch
@@ -25,8 +25,8 @@ from luffy.training.policy import Policy, check_fits, load_causal_lm
 from luffy.training.sharding import Shard, shard_groups, shard_rows
 from luffy.types import Group, Trajectory
 
-CallRanks = Callable[[str, Sequence[tuple[Any, ...]]], list[Any]]
-"""Calls a method by name on every rank, with arguments per rank; returns the results in order of rank."""
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class TrainerRank:
         """Restore the checkpoint of `step`; returns the stage's own state."""
         state = self._checkpoints.load(self._engines, step)
         self.version = step
-        self._learner.restore(state["learner"])  # type: ignore[arg-type]
-        return state["stage"]  # type: ignore[return-value]
+        self._learner.restore(state["learner"])
+        return state["stage"]
 
     def export(self, folder: Path) -> None:
         """Write a plain Hugging Face model folder."""
@@ -96,6 +96,16 @@ class TrainerRank:
     def _engines(self) -> dict[str, deepspeed.DeepSpeedEngine]:
         critic = self._learner.critic
         return {"policy": self.policy.engine} | ({} if critic is None else {"critic": critic.engine})
+
+
+class CallRanks(Protocol):
+    """Calls a method of `TrainerRank` on every rank at once, wherever the ranks run."""
+
+    def __call__(
+        self, method: Callable[[TrainerRank, *_Arguments], _Result], arguments: Sequence[tuple[*_Arguments]]
+    ) -> list[_Result]:
+        """The results in order of rank; `arguments` holds those of each rank."""
+        ...
 
 
 class Trainer:
@@ -118,30 +128,30 @@ class Trainer:
             self._num_ranks,
             seed=derive_seed(settings.seed, "updates", step),
         )
-        metrics = self._call("learn", [(shard, step) for shard in shards])[0]
+        metrics = self._call(TrainerRank.learn, [(shard, step) for shard in shards])[0]
         return metrics | {"batch/optimizer_steps": float(len(shards[0].updates))}
 
     def sft_step(self, rows: Sequence[Trajectory], step: int) -> Metrics:
         """One SFT step on demonstrations, after RL step `step`."""
-        return self._call("sft_step", [(shard, step) for shard in shard_rows(rows, self._num_ranks)])[0]
+        return self._call(TrainerRank.sft_step, [(shard, step) for shard in shard_rows(rows, self._num_ranks)])[0]
 
     def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
         """Mean entropy (nats) of each row's response under the current weights; every rank computes all of them."""
-        return self._everywhere("entropies", rows)
+        return self._everywhere(TrainerRank.entropies, rows)
 
     def save(self, step: int, state: Mapping[str, object]) -> None:
         """Write the checkpoint of `step`; `state` is plain JSON, which `restore` returns."""
-        self._everywhere("save", step, state)
+        self._everywhere(TrainerRank.save, step, state)
 
     def restore(self, step: int) -> dict[str, Any]:
         """Restore the checkpoint of `step`; returns the stage's own state."""
-        return self._everywhere("restore", step)
+        return self._everywhere(TrainerRank.restore, step)
 
     def export(self, folder: Path) -> None:
         """Write a plain Hugging Face model folder (safetensors)."""
-        self._everywhere("export", folder)
+        self._everywhere(TrainerRank.export, folder)
 
-    def _everywhere(self, method: str, *arguments: object) -> Any:
+    def _everywhere(self, method: Callable[[TrainerRank, *_Arguments], _Result], *arguments: *_Arguments) -> _Result:
         return self._call(method, [arguments] * self._num_ranks)[0]
 
 

@@ -20,7 +20,7 @@ from luffy.cluster.placement import Layout, Place, reserve
 from luffy.cluster.ray_cluster import RayCluster
 from luffy.errors import CheckpointError, ClusterError, ConfigError
 from luffy.rollout.engine import Completion, RolloutRequest
-from luffy.training.trainer import TrainerSpec
+from luffy.training.trainer import TrainerRank, TrainerSpec
 
 pytestmark = pytest.mark.slow
 MAX_GAP = 1e-4
@@ -119,8 +119,8 @@ def test_a_step_without_a_group_has_a_version_of_its_own(pair: Pair) -> None:
 def test_an_error_of_the_ranks_is_raised_as_it_is(pair: Pair) -> None:
     with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         pair.ray.trainer.restore(9)
-    with pytest.raises(ClusterError, match=r"trainer rank [01] failed: .*no_such_method.*rank_[01]\.log"):
-        pair.ray._call("no_such_method", [(), ()])
+    with pytest.raises(ClusterError, match=r"trainer rank [01] failed: .*'NoneType'.*rank_[01]\.log"):
+        pair.ray._call(TrainerRank.entropies, [(None,), (None,)])
 
 
 ONE = [Place(0, cpus=1, gpus=0)]

@@ -1,7 +1,7 @@
 """An engine and a rank that stop for good at a chosen place, so that a test can kill them there."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,6 @@ class GatedRankActor(RankActor):
         super().__init__(setup)
         self._log = setup.log
 
-    def call(self, method: str, *arguments: object) -> Any:
-        Gate(self._log, method).enter()
+    def call(self, method: Callable[..., Any], *arguments: object) -> Any:
+        Gate(self._log, method.__name__).enter()
         return super().call(method, *arguments)

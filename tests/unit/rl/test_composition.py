@@ -27,7 +27,7 @@ from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.dealing import has_demonstration, has_prefix_row
 from luffy.training.sharding import LearnRow, Shard
-from luffy.training.trainer import Trainer
+from luffy.training.trainer import Trainer, TrainerRank
 from luffy.types import FinishReason, Group, Source, Trajectory
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -92,12 +92,12 @@ def _settings(method: str) -> RLSettings:
     return settings
 
 
-Sent = list[tuple[str, list[Shard]]]
+Sent = list[tuple[Callable[..., Any], list[Shard]]]
 
 
-def _record(sent: Sent, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+def _record(sent: Sent, method: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Stands for the trainer's ranks: keeps the shards that they are sent."""
-    if method == "entropies":
+    if method is TrainerRank.entropies:
         return [[float(len(row.response_ids)) for row in rows] for (rows,) in arguments]
     sent.append((method, [shard for shard, _ in arguments]))
     return [{} for _ in arguments]
@@ -171,12 +171,12 @@ def _run(grader: GraderPool, folder: Path, method: str) -> Run:
     cluster = ScriptedCluster(Trainer(settings, 2, partial(_record, sent)))
     with StepRunner(settings, cluster, _tasks(), collector, journal) as runner:
         kept = [list(runner.run(step).groups) for step in range(1, STEPS + 1)]
-    assert [name for name, _ in sent if name == "learn"] == ["learn"] * STEPS, "every step learns from some groups"
+    assert [method for method, _ in sent].count(TrainerRank.learn) == STEPS, "every step learns from some groups"
     steps = [
         Step(journal.read(step) or [], groups, {case: _learned(settings, groups, step, *case) for case in CUTS})
         for step, groups in enumerate(kept, start=1)
     ]
-    return Run(settings, steps, [shards for name, shards in sent if name == "sft_step"])
+    return Run(settings, steps, [shards for method, shards in sent if method is TrainerRank.sft_step])
 
 
 CASES = pytest.mark.parametrize("method", METHODS)
