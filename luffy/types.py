@@ -7,8 +7,8 @@ Importable without torch; `TrainBatch` names its tensors only for the type check
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
@@ -165,20 +165,23 @@ class Group:
 
 @dataclass(slots=True)
 class TrainBatch:
-    """Rows ready for the policy; every tensor is `(B, T)` and aligned with `input_ids_BT`.
+    """Rows ready for the policy, of a whole step or of a micro-batch; every tensor is `(B, T)`, one entry a token.
 
     Position `t` of a per-token tensor belongs to token `input_ids_BT[:, t]`, whose log-probability is read from the
-    logits at `t - 1`; position 0 never carries a response token.
+    logits at `t - 1`; position 0 never carries a response token. A packed micro-batch has its sequences in one row.
     """
 
     input_ids_BT: Tensor
     attention_mask_BT: Tensor
+    position_ids_BT: Tensor
+    """Position in the sequence; where rows are packed, positions restart at each sequence."""
     response_mask_BT: Tensor
     """True on response tokens that may be trained on."""
     is_off_policy_BT: Tensor
     advantage_BT: Tensor
     logp_old_BT: Tensor
-    """The trainer's own log-probabilities at the start of the optimizer phase."""
+    """The trainer's own log-probabilities at the start of the optimizer phase; NaN where they are the current ones (a
+    single update in the phase)."""
     logp_behavior_BT: Tensor
     """Log-probabilities under the policy that sampled the token; NaN where unknown."""
     logp_ref_BT: Tensor
@@ -192,3 +195,7 @@ class TrainBatch:
 
     def __len__(self) -> int:
         return int(self.input_ids_BT.shape[0])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> TrainBatch:
+        """The batch with `function` applied to each of its tensors."""
+        return TrainBatch(**{column.name: function(getattr(self, column.name)) for column in fields(self)})

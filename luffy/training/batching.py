@@ -1,30 +1,15 @@
 """Collation of rows into batches, and splitting into micro-batches; pure layout, without effect on gradients.
 
-Shape legend: `K` objective terms, `B` rows, `T` tokens (prompt and response, right-padded).
+Shape legend: `K` weights of a token (one a term), `B` rows, `T` tokens (prompt and response, right-padded).
 """
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from luffy.types import Source, TrainBatch, Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Input of one forward and backward pass."""
-
-    batch: TrainBatch
-    """NaN in `logp_old_BT`: the old policy is the current one (a single update in the phase)."""
-    weight_KBT: Tensor
-    position_ids_BT: Tensor
-    packed: bool
-    """Whether the sequences are concatenated in one row; positions restart at each."""
-    is_dummy: bool = False
-    """A dummy micro-batch only keeps a rank in step with the others."""
 
 
 def collate(
@@ -40,6 +25,7 @@ def collate(
     batch = TrainBatch(
         input_ids_BT=torch.full(shape, pad_id, dtype=torch.long),
         attention_mask_BT=torch.zeros(shape, dtype=torch.bool),
+        position_ids_BT=torch.arange(width).repeat(len(trajectories), 1),
         response_mask_BT=torch.zeros(shape, dtype=torch.bool),
         is_off_policy_BT=torch.zeros(shape, dtype=torch.bool),
         advantage_BT=torch.zeros(shape, dtype=torch.float32),
@@ -69,23 +55,31 @@ def take_rows(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
     """The given rows, in that order, trimmed to the longest."""
     index = torch.as_tensor(rows, dtype=torch.long)
     width = int(batch.attention_mask_BT[index].sum(dim=-1).max())
-    return _map(batch, lambda tensor_BT: tensor_BT[index, :width])
+    return batch.map(lambda tensor_BT: tensor_BT[index, :width])
 
 
-def split_into_micro_batches(batch: TrainBatch, weight_KBT: Tensor, max_tokens: int, packing: bool) -> list[MicroBatch]:
-    """Micro-batches of at most `max_tokens` tokens, longest rows first; a longer row gets its own.
+def split_into_micro_batches(
+    batch: TrainBatch, weight_KBT: Tensor, max_tokens: int, packing: bool
+) -> list[tuple[TrainBatch, Tensor]]:
+    """Micro-batches of at most `max_tokens` tokens with their weights, longest rows first; a longer row gets its own.
 
-    `weight_KBT` are the token weights of the whole step (`luffy.objectives.normalisation`), split alike.
+    `weight_KBT` are the token weights of the whole step (`luffy.objectives.normalisation`), split alike. With `packing`
+    the sequences of a micro-batch follow one another in a single row, without padding.
     """
     length_B = batch.attention_mask_BT.sum(dim=-1).tolist()
     order = sorted(range(len(batch)), key=lambda b: (-length_B[b], b))
-    make = _pack if packing else _pad
-    return [make(batch, weight_KBT, rows) for rows in _fill(order, length_B, max_tokens, packing)]
+    cut = _packed if packing else _padded
+    return [cut(batch, weight_KBT, rows) for rows in _fill(order, length_B, max_tokens, packing)]
 
 
-def dummy_micro_batch(micro: MicroBatch) -> MicroBatch:
-    """A copy with weight 0: ranks with fewer micro-batches than others run it to make the same collective calls."""
-    return dataclasses.replace(micro, weight_KBT=torch.zeros_like(micro.weight_KBT), is_dummy=True)
+def dummy_micro_batch(batch: TrainBatch, weight_KBT: Tensor) -> tuple[TrainBatch, Tensor]:
+    """A micro-batch of a single token that is no response token.
+
+    Ranks with fewer micro-batches than others run it to make the same collective calls.
+    """
+    dummy = batch.map(lambda tensor_BT: tensor_BT.new_zeros(1, 1))
+    attended = torch.ones_like(dummy.attention_mask_BT)  # attention over nothing is NaN
+    return replace(dummy, attention_mask_BT=attended), weight_KBT.new_zeros(len(weight_KBT), 1, 1)
 
 
 def _fill(order: Sequence[int], length_B: Sequence[int], max_tokens: int, packing: bool) -> list[list[int]]:
@@ -101,21 +95,13 @@ def _fill(order: Sequence[int], length_B: Sequence[int], max_tokens: int, packin
     return bins
 
 
-def _pad(batch: TrainBatch, weight_KBT: Tensor, rows: Sequence[int]) -> MicroBatch:
+def _padded(batch: TrainBatch, weight_KBT: Tensor, rows: Sequence[int]) -> tuple[TrainBatch, Tensor]:
     part = take_rows(batch, rows)
-    rows_, width = part.input_ids_BT.shape
-    position_ids_BT = torch.arange(width).expand(rows_, width)
-    return MicroBatch(part, weight_KBT[:, list(rows), :width], position_ids_BT, packed=False)
+    return part, weight_KBT[:, list(rows), : part.input_ids_BT.shape[1]]
 
 
-def _pack(batch: TrainBatch, weight_KBT: Tensor, rows: Sequence[int]) -> MicroBatch:
+def _packed(batch: TrainBatch, weight_KBT: Tensor, rows: Sequence[int]) -> tuple[TrainBatch, Tensor]:
     index = torch.as_tensor(rows, dtype=torch.long)
     keep_BT = batch.attention_mask_BT[index]
-    part = _map(batch, lambda tensor_BT: tensor_BT[index][keep_BT].unsqueeze(0))
-    weight_K1T = torch.stack([weight_BT[index][keep_BT].unsqueeze(0) for weight_BT in weight_KBT])
-    position_ids_BT = torch.arange(keep_BT.shape[1]).expand_as(keep_BT)[keep_BT].unsqueeze(0)
-    return MicroBatch(part, weight_K1T, position_ids_BT, packed=True)
-
-
-def _map(batch: TrainBatch, function: Callable[[Tensor], Tensor]) -> TrainBatch:
-    return TrainBatch(**{field.name: function(getattr(batch, field.name)) for field in fields(batch)})
+    part = batch.map(lambda tensor_BT: tensor_BT[index][keep_BT].unsqueeze(0))
+    return part, torch.stack([weight_BT[index][keep_BT].unsqueeze(0) for weight_BT in weight_KBT])

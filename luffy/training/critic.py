@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import CriticConfig
-from luffy.training.batching import MicroBatch
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.distributed import device, sum_over_ranks
 from luffy.training.policy_model import scatter
@@ -95,9 +94,8 @@ class Critic:
         metrics = _ValueMetrics(float(return_sum / num_tokens.clamp(min=1)))
         # Old values and returns are split into micro-batches along with the weights, as further "terms".
         carried_KBT = torch.stack([weight_BT, value_old_BT.double(), return_BT.double()])
-        for micro in micro_batches(batch, carried_KBT, self._execution):
+        for micro, (weight_BT, value_old_BT, return_BT) in micro_batches(batch, carried_KBT, self._execution):
             value_BT = self._forward(micro)
-            weight_BT, value_old_BT, return_BT = micro.weight_KBT.to(value_BT.device)
             token_loss_BT, is_clipped_BT = value_loss(value_BT, value_old_BT, return_BT, self._config.value_clip)
             # DeepSpeed averages gradients over ranks; the weights already divide by the total over all of them.
             self.engine.backward((weight_BT * token_loss_BT).sum() * self.engine.world_size)
@@ -106,8 +104,8 @@ class Critic:
         check_finite("critic's loss", summary["critic/loss"])
         return summary
 
-    def _forward(self, micro: MicroBatch) -> Tensor:
-        return self.engine(*model_inputs(micro))
+    def _forward(self, micro: TrainBatch) -> Tensor:
+        return self.engine(*model_inputs(micro, self._execution.packing))
 
 
 def value_loss(

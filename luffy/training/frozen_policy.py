@@ -28,4 +28,7 @@ class FrozenPolicy:
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
-        return score(self._model, lambda micro: self._model(*model_inputs(micro), False)[0], batch, self._execution)
+        return score(self._model, self._forward, batch, self._execution)
+
+    def _forward(self, micro: TrainBatch) -> Tensor:
+        return self._model(*model_inputs(micro, self._execution.packing), entropy_gradient=False)[0]

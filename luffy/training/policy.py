@@ -20,7 +20,6 @@ from luffy.objectives.losses import TokenBatch
 from luffy.objectives.normalisation import token_weights
 from luffy.objectives.objective import needs_entropy_gradient, needs_untempered, objective_loss
 from luffy.objectives.step import StepObjective
-from luffy.training.batching import MicroBatch
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.distributed import device, sum_over_ranks
 from luffy.training.policy_model import PolicyModel, refuse_processed_logits
@@ -87,13 +86,12 @@ class Policy:
         entropy_gradient = needs_entropy_gradient(objective.terms)
         untempered = self._temperature != 1.0 and needs_untempered(objective.terms)
         metrics = UpdateMetrics(objective.terms)
-        for micro in micro_batches(batch, weight_KBT, self._execution):
+        for micro, micro_weight_KBT in micro_batches(batch, weight_KBT, self._execution):
             tokens = _token_batch(micro, self._forward(micro, entropy_gradient, untempered))
-            output = objective_loss(objective.terms, tokens, micro.weight_KBT.to(tokens.logp_BT.device))
+            output = objective_loss(objective.terms, tokens, micro_weight_KBT)
             # DeepSpeed averages gradients over ranks, but the weights are already normalised over all ranks.
             self.engine.backward(output.loss * self.engine.world_size)
-            if not micro.is_dummy:
-                metrics.add(micro, tokens, output)
+            metrics.add(micro, tokens, micro_weight_KBT, output)
         summary = metrics.summary(sum_over_ranks)
         check_finite("loss", summary["actor/loss"])
         return summary
@@ -137,27 +135,25 @@ class Policy:
         module = self.engine.module
         return score(module, lambda micro: self._forward(micro, False)[which], batch, self._execution)
 
-    def _forward(self, micro: MicroBatch, entropy_gradient: bool, untempered: bool = False) -> tuple[Tensor, ...]:
-        return self.engine(*model_inputs(micro), entropy_gradient, untempered)
+    def _forward(self, micro: TrainBatch, entropy_gradient: bool, untempered: bool = False) -> tuple[Tensor, ...]:
+        return self.engine(*model_inputs(micro, self._execution.packing), entropy_gradient, untempered)
 
 
-def _token_batch(micro: MicroBatch, scores: tuple[Tensor, ...]) -> TokenBatch:
+def _token_batch(micro: TrainBatch, scores: tuple[Tensor, ...]) -> TokenBatch:
     """The input of the losses for a micro-batch; `scores` is the output of `PolicyModel`."""
     (logp_BT, entropy_BT), (untempered_logp_BT, untempered_entropy_BT) = scores[:2], scores[-2:]
-    where = logp_BT.device
-    logp_old_BT = micro.batch.logp_old_BT.to(where)
     return TokenBatch(
         logp_BT=logp_BT,
         entropy_BT=entropy_BT,
         untempered_logp_BT=untempered_logp_BT,
         untempered_entropy_BT=untempered_entropy_BT,
         # With one update a phase the weights have not moved since it began: the policy is its own old policy.
-        logp_old_BT=torch.where(logp_old_BT.isnan(), logp_BT.detach(), logp_old_BT),
-        logp_behavior_BT=micro.batch.logp_behavior_BT.to(where),
-        logp_ref_BT=micro.batch.logp_ref_BT.to(where),
-        advantage_BT=micro.batch.advantage_BT.to(where),
-        sequence_BT=micro.batch.sequence_BT.to(where),
-        selected_BT=micro.batch.response_mask_BT.to(where),
+        logp_old_BT=torch.where(micro.logp_old_BT.isnan(), logp_BT.detach(), micro.logp_old_BT),
+        logp_behavior_BT=micro.logp_behavior_BT,
+        logp_ref_BT=micro.logp_ref_BT,
+        advantage_BT=micro.advantage_BT,
+        sequence_BT=micro.sequence_BT,
+        selected_BT=micro.response_mask_BT,
     )
 
 

@@ -3,18 +3,18 @@
 Shape legend: `K` weights per token, `B` rows, `T` tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from luffy.config.execution import ExecutionConfig
-from luffy.training.batching import MicroBatch, dummy_micro_batch, split_into_micro_batches
+from luffy.training.batching import dummy_micro_batch, split_into_micro_batches
 from luffy.training.distributed import device, max_over_ranks
 from luffy.types import TrainBatch
 
-Forward = Callable[[MicroBatch], Tensor]
-"""`(B, T)` one number per token, in the layout of the micro-batch."""
+Forward = Callable[[TrainBatch], Tensor]
+"""`(B, T)` one number per token of a micro-batch."""
 
 
 @torch.no_grad()
@@ -26,30 +26,29 @@ def score(module: nn.Module, forward: Forward, batch: TrainBatch, execution: Exe
     was_training = module.training
     module.eval()
     score_BT = torch.zeros(batch.input_ids_BT.shape)
-    # The weights carry each token's position in the batch, from 1.
-    place_1BT = torch.arange(1, score_BT.numel() + 1).view(1, *score_BT.shape)
-    for micro in micro_batches(batch, place_1BT, execution):
-        micro_score_BT = forward(micro).float().cpu()
-        mask_BT = micro.batch.response_mask_BT & (micro.weight_KBT[0] > 0)
-        score_BT.view(-1)[micro.weight_KBT[0][mask_BT] - 1] = micro_score_BT[mask_BT]
+    # In place of weights: the position of each token in the batch.
+    place_1BT = torch.arange(score_BT.numel()).view(1, *score_BT.shape)
+    for micro, micro_place_1BT in micro_batches(batch, place_1BT, execution):
+        place_N = micro_place_1BT[0][micro.response_mask_BT]
+        score_BT.view(-1)[place_N.cpu()] = forward(micro)[micro.response_mask_BT].float().cpu()
     module.train(was_training)
     return score_BT
 
 
-def micro_batches(batch: TrainBatch, weight_KBT: Tensor, execution: ExecutionConfig) -> list[MicroBatch]:
-    """This rank's micro-batches; every rank gets the same number, so that all make the same collective calls."""
+def micro_batches(
+    batch: TrainBatch, weight_KBT: Tensor, execution: ExecutionConfig
+) -> Iterator[tuple[TrainBatch, Tensor]]:
+    """This rank's micro-batches and their weights, on its device.
+
+    Every rank gets the same number, so that all make the same collective calls.
+    """
     micros = split_into_micro_batches(batch, weight_KBT, execution.micro_batch_tokens, execution.packing)
     missing = max_over_ranks(len(micros)) - len(micros)
-    return micros + [dummy_micro_batch(micros[0])] * missing
+    for micro, micro_weight_KBT in micros + [dummy_micro_batch(batch, weight_KBT)] * missing:
+        yield micro.map(lambda tensor_BT: tensor_BT.to(device())), micro_weight_KBT.to(device())
 
 
-def model_inputs(micro: MicroBatch) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Token ids, attention mask (None when packed), positions and response mask, on this rank's device."""
-    where = device()
-    mask_BT = None if micro.packed else micro.batch.attention_mask_BT.to(where)
-    return (
-        micro.batch.input_ids_BT.to(where),
-        mask_BT,
-        micro.position_ids_BT.to(where),
-        micro.batch.response_mask_BT.to(where),
-    )
+def model_inputs(micro: TrainBatch, packed: bool) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Token ids, attention mask (None when packed: no row has padding), positions and response mask."""
+    mask_BT = None if packed else micro.attention_mask_BT
+    return micro.input_ids_BT, mask_BT, micro.position_ids_BT, micro.response_mask_BT

@@ -14,7 +14,6 @@ from luffy.objectives.losses import TokenBatch, at_temperature
 from luffy.objectives.normalisation import passes, select
 from luffy.objectives.objective import LossOutput
 from luffy.objectives.ranks import SumOverRanks
-from luffy.training.batching import MicroBatch
 from luffy.types import TrainBatch
 
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
@@ -36,15 +35,14 @@ class UpdateMetrics:
         self._logp_gap = _LogHistogram()
 
     @torch.no_grad()
-    def add(self, micro: MicroBatch, tokens: TokenBatch, output: LossOutput) -> None:
+    def add(self, micro: TrainBatch, tokens: TokenBatch, weight_KBT: Tensor, output: LossOutput) -> None:
         """Add one micro-batch."""
         self._term_K += output.term_K.detach().double().cpu()
-        self._add_policy(micro.batch, tokens)
-        weight_KBT = micro.weight_KBT.to(tokens.logp_BT.device)
+        self._add_policy(micro, tokens)
         gradient_KBT = logp_gradients(self._terms, tokens, weight_KBT)
-        self._add_shares(micro.batch, gradient_KBT.sum(dim=0))
+        self._add_shares(micro, gradient_KBT.sum(dim=0))
         for term, weight_BT, gradient_BT in zip(self._terms, weight_KBT, gradient_KBT, strict=True):
-            self._add_term(term, micro.batch, tokens, weight_BT, gradient_BT)
+            self._add_term(term, micro, tokens, weight_BT, gradient_BT)
 
     def summary(self, sum_over_ranks: SumOverRanks) -> dict[str, float]:
         """The metrics of the whole optimizer step over all ranks."""
@@ -61,10 +59,8 @@ class UpdateMetrics:
         gaps = self._logp_gap.quantiles(sum_over_ranks, {"p99": 0.99})
         return summary | {f"rollout/logp_gap_{label}": value for label, value in gaps.items()}
 
-    def _add_policy(self, batch: TrainBatch, tokens: TokenBatch) -> None:
-        where = tokens.logp_BT.device
-        off_BT = (batch.response_mask_BT & batch.is_off_policy_BT).to(where)
-        on_BT = (batch.response_mask_BT & ~batch.is_off_policy_BT).to(where)
+    def _add_policy(self, micro: TrainBatch, tokens: TokenBatch) -> None:
+        off_BT, on_BT = select(micro, "off_policy"), select(micro, "on_policy")
         prob_BT = tokens.logp_BT.exp()
         self._mean("actor/entropy_on_policy", tokens.entropy_BT, on_BT)
         self._mean("actor/entropy_off_policy", tokens.entropy_BT, off_BT)
@@ -78,18 +74,18 @@ class UpdateMetrics:
         self._mean("rollout/prob_gap_mean", prob_gap_BT, known_BT)
         self._logp_gap.add(gap_BT[known_BT].double())
 
-    def _add_shares(self, batch: TrainBatch, gradient_BT: Tensor) -> None:
+    def _add_shares(self, micro: TrainBatch, gradient_BT: Tensor) -> None:
         """Share of the gradient with respect to log-probabilities that falls on off-policy tokens."""
-        size_BT = gradient_BT.abs().double().cpu()
-        pair = torch.stack([size_BT[batch.is_off_policy_BT].sum(), size_BT.sum()])
-        self._means["actor/off_policy_gradient_share"] += pair
+        size_BT = gradient_BT.abs().double()
+        pair = torch.stack([size_BT[micro.is_off_policy_BT].sum(), size_BT.sum()])
+        self._means["actor/off_policy_gradient_share"] += pair.cpu()
 
     def _add_term(
-        self, term: TermConfig, batch: TrainBatch, tokens: TokenBatch, weight_BT: Tensor, gradient_BT: Tensor
+        self, term: TermConfig, micro: TrainBatch, tokens: TokenBatch, weight_BT: Tensor, gradient_BT: Tensor
     ) -> None:
         selected_BT = weight_BT != 0
         if term.gate is not None:
-            shut_BT, own_BT = ~passes(batch, term.gate), select(batch, term.select)
+            shut_BT, own_BT = ~passes(micro, term.gate), select(micro, term.select)
             self._mean(f"actor/{term.name}_gated_fraction", shut_BT, own_BT)
         self._mean(f"actor/{term.name}_entropy", at_temperature(tokens, term.loss).entropy_BT, selected_BT)
         if not term.is_policy_gradient:
@@ -102,8 +98,7 @@ class UpdateMetrics:
         has_signal_BT = signal_BT != 0
         effective_BT = gradient_BT.double().abs() / torch.where(has_signal_BT, signal_BT.abs(), 1.0)
         self._weights[term.name].add(effective_BT[has_signal_BT])
-        off_BT = has_signal_BT & batch.is_off_policy_BT.to(has_signal_BT.device)
-        self._mean("actor/off_policy_weight_mean", effective_BT, off_BT)
+        self._mean("actor/off_policy_weight_mean", effective_BT, has_signal_BT & micro.is_off_policy_BT)
 
     def _mean(self, name: str, value_BT: Tensor, mask_BT: Tensor) -> None:
         selected_N = value_BT[mask_BT].double().cpu()

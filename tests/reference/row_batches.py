@@ -41,6 +41,7 @@ def row_batch(rows: Sequence[Row], advantage: float = 1.0) -> TrainBatch:
     return TrainBatch(
         input_ids_BT=torch.ones(len(rows), width, dtype=torch.long),
         attention_mask_BT=position <= column("length"),
+        position_ids_BT=position,
         response_mask_BT=response,
         is_off_policy_BT=response & (position <= column("guided")),
         advantage_BT=zeros + advantage,

@@ -210,7 +210,7 @@ def _rl_step(toy: Toy, objective: ObjectiveConfig, step: int, lr: float) -> None
     batch = replace(batch, advantage_BT=_advantages(groups, batch, objective))
     half = len(groups) // 2 * objective.group.size
     for rows in (slice(0, half), slice(half, None)):
-        part = TrainBatch(**{name: getattr(batch, name)[rows] for name in batch.__slots__})
+        part = batch.map(lambda tensor_BT, rows=rows: tensor_BT[rows])
         if len(part):
             _descend(toy, objective.terms, part, step, lr)
     _imitate_failures(toy, objective, step, lr)

@@ -20,12 +20,12 @@ def test_every_real_token_is_in_exactly_one_micro_batch(max_tokens: int, packing
     batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
     weight = _index_weights(tuple(batch.input_ids_BT.shape))
     micros = split_into_micro_batches(batch, weight, max_tokens, packing)
-    seen = torch.cat([micro.weight_KBT[0][micro.batch.attention_mask_BT] for micro in micros])
+    seen = torch.cat([place_KBT[0][micro.attention_mask_BT] for micro, place_KBT in micros])
     assert sorted(seen.tolist()) == sorted(weight[0][batch.attention_mask_BT].tolist())
-    for micro in micros:
-        mask = micro.batch.attention_mask_BT
-        ids = batch.input_ids_BT.flatten()[(micro.weight_KBT[0][mask] - 1).long()]
-        assert torch.equal(ids, micro.batch.input_ids_BT[mask])
+    for micro, place_KBT in micros:
+        mask = micro.attention_mask_BT
+        ids = batch.input_ids_BT.flatten()[(place_KBT[0][mask] - 1).long()]
+        assert torch.equal(ids, micro.input_ids_BT[mask])
 
 
 @settings(deadline=None, max_examples=40)
@@ -34,14 +34,16 @@ def test_micro_batches_keep_the_token_budget(max_tokens: int, packing: bool) -> 
     rows, _ = trajectories("luffy", 4)
     batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
     weight = _index_weights(tuple(batch.input_ids_BT.shape))
-    for micro in split_into_micro_batches(batch, weight, max_tokens, packing):
-        assert micro.batch.input_ids_BT.numel() <= max_tokens
+    for micro, _ in split_into_micro_batches(batch, weight, max_tokens, packing):
+        assert micro.input_ids_BT.numel() <= max_tokens
 
 
 def test_packed_positions_restart_at_every_sequence() -> None:
     rows, _ = trajectories("luffy", 1)
     batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
-    (micro,) = split_into_micro_batches(batch, _index_weights(tuple(batch.input_ids_BT.shape)), 10_000, packing=True)
+    ((micro, _),) = split_into_micro_batches(
+        batch, _index_weights(tuple(batch.input_ids_BT.shape)), 10_000, packing=True
+    )
     lengths = sorted((len(row.prompt_ids) + len(row.response_ids) for row in rows), reverse=True)
     assert micro.position_ids_BT[0].tolist() == [t for length in lengths for t in range(length)]
 

@@ -10,9 +10,10 @@ from reference.value_case import batch
 from luffy.config.training import SFTConfig
 from luffy.objectives.step import objective_at
 from luffy.training import scoring
-from luffy.training.batching import MicroBatch
+from luffy.training.distributed import init_process_group
 from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.policy import Policy
+from luffy.types import TrainBatch
 
 SPLITS = (
     {"micro_batch_tokens": 10_000},
@@ -23,8 +24,13 @@ SPLITS = (
 TEMPERATURE = 0.7
 
 
-def _ids(micro: MicroBatch) -> torch.Tensor:
-    return micro.batch.input_ids_BT.double()
+@pytest.fixture(autouse=True)
+def _one_rank() -> None:
+    init_process_group()
+
+
+def _ids(micro: TrainBatch) -> torch.Tensor:
+    return micro.input_ids_BT.double()
 
 
 @pytest.mark.parametrize("settings", SPLITS, ids=str)
@@ -38,9 +44,10 @@ def test_a_rank_with_fewer_micro_batches_runs_as_many_as_the_others(monkeypatch:
     monkeypatch.setattr(scoring, "max_over_ranks", lambda value: value + 2)
     rows, seen = batch(), []
 
-    def forward(micro: MicroBatch) -> torch.Tensor:
-        seen.append(micro.is_dummy)
-        return torch.full_like(_ids(micro), torch.nan) if micro.is_dummy else _ids(micro)
+    def forward(micro: TrainBatch) -> torch.Tensor:
+        is_dummy = not micro.response_mask_BT.any()
+        seen.append(is_dummy)
+        return torch.full_like(_ids(micro), torch.nan) if is_dummy else _ids(micro)
 
     score_BT = scoring.score(torch.nn.Identity(), forward, rows, execution(micro_batch_tokens=10_000))
     assert seen == [False, True, True]
