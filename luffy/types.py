@@ -108,6 +108,11 @@ class Trajectory:
     finish_reason: FinishReason
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and response."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
+    @property
     def is_off_policy(self) -> bool:
         """Whether any token was not sampled for this step: demonstrations, prefix-conditioned rows, replayed rows."""
         return any(source is not Source.ON_POLICY for source in self.source)

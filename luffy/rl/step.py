@@ -90,7 +90,7 @@ class StepRunner:
 def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float, cluster: str) -> dict[str, float]:
     """Throughput of the step and of its training part, and the share of time that the trainer waited."""
     rows = [row for group in groups for row in group.trajectories]
-    tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
+    tokens = sum(row.num_tokens for row in rows)
     return {
         "perf/step_s": seconds,
         "perf/tokens_per_s": tokens / seconds,

@@ -38,7 +38,7 @@ def run_supervised(
     tokenizer: PreTrainedTokenizerBase,
 ) -> StageResult:
     """Train `model` on `examples` from the newest checkpoint to the end of the plan and write `model/`."""
-    check_fits(model, max(len(row.prompt_ids) + len(row.response_ids) for row in examples), "the longest example")
+    check_fits(model, max(row.num_tokens for row in examples), "the longest example")
     policy = Policy(model, plan.optimizer, context.execution, dtype)
     checkpoints = CheckpointStore(context.out, context.execution.checkpoint.keep)
     start = checkpoints.newest() or 0

@@ -20,7 +20,7 @@ def collate(
     `logp_old_BT` is NaN until the policy fills it in, and `logp_ref_BT` is 0 until the reference does. Without
     `group_accuracy_B` (SFT has no rollouts) the group accuracy is 0.
     """
-    width = max(len(row.prompt_ids) + len(row.response_ids) for row in trajectories)
+    width = max((row.num_tokens for row in trajectories), default=0)
     shape = (len(trajectories), width)
     batch = TrainBatch(
         input_ids_BT=torch.full(shape, pad_id, dtype=torch.long),
@@ -37,7 +37,7 @@ def collate(
         group_accuracy_BT=torch.zeros(shape, dtype=torch.float64),
     )
     for b, row in enumerate(trajectories):
-        start, end = len(row.prompt_ids), len(row.prompt_ids) + len(row.response_ids)
+        start, end = len(row.prompt_ids), row.num_tokens
         batch.input_ids_BT[b, :end] = torch.tensor(row.prompt_ids + row.response_ids)
         batch.attention_mask_BT[b, :end] = True
         batch.response_mask_BT[b, start:end] = True
@@ -54,7 +54,7 @@ def collate(
 def take_rows(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
     """The given rows, in that order, trimmed to the longest."""
     index = torch.as_tensor(rows, dtype=torch.long)
-    width = int(batch.attention_mask_BT[index].sum(dim=-1).max())
+    width = max(batch.attention_mask_BT[index].sum(dim=-1).tolist(), default=0)
     return batch.map(lambda tensor_BT: tensor_BT[index, :width])
 
 

@@ -4,8 +4,7 @@ Shape legend: `B` rows, `T` tokens, `P` prompts (groups).
 """
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +26,7 @@ from luffy.training.critic import Critic
 from luffy.training.distributed import sum_over_ranks
 from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.policy import Policy
-from luffy.training.sharding import LearnRow, Shard
+from luffy.training.sharding import Shard
 from luffy.types import TrainBatch, Trajectory
 
 Metrics = dict[str, float]
@@ -42,18 +41,16 @@ class ValueTargets:
 
 
 def batch_of(
-    rows: Sequence[LearnRow], config: AdvantageConfig, pad_id: int, critic: Critic | None = None
+    shard: Shard, config: AdvantageConfig, pad_id: int, critic: Critic | None = None
 ) -> tuple[TrainBatch, ValueTargets | None]:
     """This rank's rows as one batch with advantages per token; with a critic, also its targets."""
-    trajectories = [row.trajectory for row in rows]
-    accuracy_B = torch.tensor([row.group_accuracy for row in rows], dtype=torch.float64)
-    batch = collate(trajectories, torch.tensor([row.advantage for row in rows]), pad_id, accuracy_B)
-    batch.response_mask_BT[[row.is_padding for row in rows]] = False
+    accuracy_B = torch.tensor([shard.accuracies[group] for group in shard.groups], dtype=torch.float64)
+    batch = collate(shard.rows, torch.tensor(shard.advantages), pad_id, accuracy_B)
     targets = None
     if isinstance(config, GeneralizedAdvantage):
         assert critic is not None, "GAE needs a critic"
-        batch, targets = _with_gae(batch, trajectories, config, critic)
-    scale_BT = _advantage_scale(batch, trajectories, config)
+        batch, targets = _with_gae(batch, shard.rows, config, critic)
+    scale_BT = _advantage_scale(batch, shard.rows, config)
     return dataclasses.replace(batch, advantage_BT=batch.advantage_BT * scale_BT), targets
 
 
@@ -104,27 +101,20 @@ class Learner:
         """
         if not shard.updates:
             return {}
-        rows = [row for update in shard.updates for row in update]
-        batch, targets = batch_of(rows, self._objective.advantage, self._pad_id, self.critic)
+        batch, targets = batch_of(shard, self._objective.advantage, self._pad_id, self.critic)
         if len(shard.updates) > 1:
             # With several updates the policy moves away from the old one; with a single update they are equal.
             batch = dataclasses.replace(batch, logp_old_BT=self.policy.logprobs(batch))
         if self._reference is not None:
             batch = dataclasses.replace(batch, logp_ref_BT=self._reference.logprobs(batch))
-        history = [
-            self._update(batch, targets, rows_of_update, step, update)
-            for update, rows_of_update in enumerate(_ranges(shard.updates))
-        ]
-        share = _zero_variance_share(rows, shard.num_groups, batch)
-        return _mean_over_updates(history) | {"batch/zero_advantage_share": share}
+        history = [self._update(batch, targets, rows, step, update) for update, rows in enumerate(shard.updates)]
+        return _mean_over_updates(history) | {"batch/zero_advantage_share": _zero_variance_share(shard, batch)}
 
     def sft_step(self, shard: Shard, step: int) -> Metrics:
         """One SFT step on demonstrations between the RL steps (`objective.interleaved_sft`)."""
         config = self._objective.interleaved_sft
         assert config is not None
-        (rows,) = shard.updates
-        batch = collate([row.trajectory for row in rows], torch.zeros(len(rows)), self._pad_id)
-        batch.response_mask_BT[[row.is_padding for row in rows]] = False
+        batch = collate(shard.rows, torch.zeros(len(shard.rows)), self._pad_id)
         last_update = self._rl.updates_per_step - 1
         lr = config.lr_scale * self._lr(step, last_update)
         metrics = self.policy.update(batch, self._objective_at(config.terms, step), lr)
@@ -175,19 +165,12 @@ class Learner:
         return (step - 1) * num_updates + update, self._rl.steps * num_updates
 
 
-def _zero_variance_share(rows: Sequence[LearnRow], num_groups: int, batch: TrainBatch) -> float:
+def _zero_variance_share(shard: Shard, batch: TrainBatch) -> float:
     """Share of zero-variance groups: all their tokens, on every rank, have advantage 0."""
-    learned_P = torch.zeros(num_groups)
-    # A padding row has no response tokens here; its original counts on its own rank.
-    group_B = torch.tensor([row.group for row in rows])
+    learned_P = torch.zeros(len(shard.accuracies))
+    group_B = torch.tensor(shard.groups, dtype=torch.long)
     learned_P.index_add_(0, group_B, (batch.advantage_BT * batch.response_mask_BT).any(dim=-1).float())
     return float((sum_over_ranks(learned_P) == 0).double().mean())
-
-
-def _ranges(updates: Sequence[Sequence[LearnRow]]) -> Iterator[range]:
-    """The range of rows of each update in the batch."""
-    ends = itertools.accumulate(map(len, updates))
-    return (range(end - len(rows), end) for rows, end in zip(updates, ends, strict=True))
 
 
 def _selected_entropies(terms: Sequence[TermConfig], metrics: Metrics) -> dict[str, float]:

@@ -4,8 +4,9 @@ Advantages depend on whole groups, so they are computed here, before groups are 
 rank, since everything else that depends on several rows (denominators, whitening, metrics) is summed over ranks.
 """
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,31 +18,30 @@ from luffy.types import Group, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class LearnRow:
-    """A row with its advantage."""
-
-    trajectory: Trajectory
-    group: int = 0
-    """Index of its group in the step."""
-    advantage: float = 0.0
-    """Advantage of the whole row, before scaling; 0 where a critic assigns one to each token."""
-    group_accuracy: float = 0.0
-    is_padding: bool = False
-    """A padding row, for a rank without rows: it takes part in the forward and backward pass, but has no loss."""
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.trajectory.prompt_ids) + len(self.trajectory.response_ids)
-
-
-@dataclass(frozen=True, slots=True)
 class Shard:
-    """The rows of one rank in one RL step."""
+    """The rows of one rank in one RL step, in the order of their optimizer steps."""
 
-    num_groups: int
-    """Number of groups in the step, over all ranks."""
-    updates: tuple[tuple[LearnRow, ...], ...]
-    """The rows of each optimizer step, at least one; all ranks have the same number of steps."""
+    rows: tuple[Trajectory, ...]
+    groups: tuple[int, ...]
+    """For each row, the index of its group in the step."""
+    advantages: tuple[float, ...]
+    """For each row, its advantage before scaling; 0 where a critic gives one to each token."""
+    updates: tuple[range, ...]
+    """The rows of each optimizer step, possibly none; all ranks have the same number of steps."""
+    accuracies: tuple[float, ...]
+    """Share of correct rollouts of each group in the step, whichever ranks have its rows."""
+
+    def part(self, updates: Sequence[Sequence[int]]) -> "Shard":
+        """The shard that takes these rows, a sequence for each optimizer step."""
+        order = [row for update in updates for row in update]
+        ends = itertools.accumulate(map(len, updates))
+        return Shard(
+            rows=tuple(self.rows[row] for row in order),
+            groups=tuple(self.groups[row] for row in order),
+            advantages=tuple(self.advantages[row] for row in order),
+            updates=tuple(range(end - len(update), end) for update, end in zip(updates, ends, strict=True)),
+            accuracies=self.accuracies,
+        )
 
 
 def shard_groups(
@@ -52,17 +52,30 @@ def shard_groups(
     Whole groups are assigned to optimizer steps (`deal_groups`, independent of the number of ranks), and the rows of an
     optimizer step are then balanced over the ranks by number of tokens.
     """
-    rows = iter(learn_rows(groups, config))
-    of_group = [[next(rows) for _ in group.trajectories] for group in groups]
-    updates = [
-        [row for place in places for row in of_group[place]] for places in deal_groups(groups, num_updates, seed)
-    ]
-    return _shards(len(groups), updates, num_ranks)
+    whole = one_shard(groups, config)
+    hands = deal_groups(groups, num_updates, seed)
+    updates = [[row for row, group in enumerate(whole.groups) if group in hand] for hand in hands]
+    return _over_ranks(whole, updates, num_ranks)
 
 
-def shard_rows(trajectories: Sequence[Trajectory], num_ranks: int) -> list[Shard]:
+def shard_rows(rows: Sequence[Trajectory], num_ranks: int) -> list[Shard]:
     """Rows without groups (demonstrations), in one optimizer step."""
-    return _shards(0, [[LearnRow(row) for row in trajectories]], num_ranks)
+    count = len(rows)
+    whole = Shard(tuple(rows), (0,) * count, (0.0,) * count, (range(count),), accuracies=(0.0,))
+    return _over_ranks(whole, whole.updates, num_ranks)
+
+
+def one_shard(groups: Sequence[Group], config: AdvantageConfig) -> Shard:
+    """All rows, group after group, in one optimizer step."""
+    rows = [row for group in groups for row in group.trajectories]
+    by_group = isinstance(config, GroupAdvantage)
+    return Shard(
+        rows=tuple(rows),
+        groups=tuple(index for index, group in enumerate(groups) for _ in group.trajectories),
+        advantages=tuple(row_advantages(groups, config).tolist() if by_group else [0.0] * len(rows)),
+        updates=(range(len(rows)),),
+        accuracies=tuple(group.accuracy for group in groups),
+    )
 
 
 def row_advantages(groups: Sequence[Group], config: AdvantageConfig) -> Tensor:
@@ -79,32 +92,20 @@ def row_advantages(groups: Sequence[Group], config: AdvantageConfig) -> Tensor:
     )
 
 
-def learn_rows(groups: Sequence[Group], config: AdvantageConfig) -> list[LearnRow]:
-    """All rows, group after group, with their advantages."""
-    members = [(index, group, row) for index, group in enumerate(groups) for row in group.trajectories]
-    by_group = isinstance(config, GroupAdvantage)
-    advantages = row_advantages(groups, config).tolist() if by_group else [0.0] * len(members)
-    return [
-        LearnRow(row, index, advantage, group.accuracy)
-        for (index, group, row), advantage in zip(members, advantages, strict=True)
-    ]
+def _over_ranks(whole: Shard, updates: Sequence[Sequence[int]], num_ranks: int) -> list[Shard]:
+    balanced = [_balanced(whole.rows, update, num_ranks) for update in updates]
+    return [whole.part([of_rank[rank] for of_rank in balanced]) for rank in range(num_ranks)]
 
 
-def _shards(num_groups: int, updates: Sequence[Sequence[LearnRow]], num_ranks: int) -> list[Shard]:
-    per_update = [_balanced(rows, num_ranks) for rows in updates]
-    return [Shard(num_groups, tuple(tuple(ranks[rank]) for ranks in per_update)) for rank in range(num_ranks)]
+def _balanced(rows: Sequence[Trajectory], update: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """The rows of an optimizer step for each rank: longest first to the rank with the fewest tokens.
 
-
-def _balanced(rows: Sequence[LearnRow], num_ranks: int) -> list[list[LearnRow]]:
-    """The rows of each rank: longest first to the rank with the fewest tokens (at most 4/3 of the best, Graham 1969).
-
-    Rows keep their order within a rank. A rank without rows gets a copy of the shortest as a padding row.
+    The fullest rank has at most 4/3 of the tokens of the best split (Graham 1969). Rows keep their order within a rank.
     """
     placed: list[list[int]] = [[] for _ in range(num_ranks)]
     load = [0] * num_ranks
-    for place in sorted(range(len(rows)), key=lambda place: (-rows[place].num_tokens, place)):
+    for row in sorted(update, key=lambda row: (-rows[row].num_tokens, row)):
         rank = min(range(num_ranks), key=lambda rank: (load[rank], rank))
-        placed[rank].append(place)
-        load[rank] += rows[place].num_tokens
-    padding = replace(min(rows, key=lambda row: row.num_tokens), is_padding=True)
-    return [[rows[place] for place in sorted(places)] or [padding] for places in placed]
+        placed[rank].append(row)
+        load[rank] += rows[row].num_tokens
+    return [sorted(of_rank) for of_rank in placed]

@@ -20,7 +20,7 @@ from luffy.objectives.step import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
 from luffy.training.distributed import init_process_group
 from luffy.training.learner import batch_of
-from luffy.training.sharding import learn_rows
+from luffy.training.sharding import one_shard
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
 from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward
@@ -234,8 +234,8 @@ def make_batch(case: str, model: PreTrainedModel, group_numbers: Sequence[int] |
         assert objective is not None
         init_process_group()  # whitening asks the other ranks
         critic = _GivenCritic(of_kept(critic_values(all_rows)))
-        learned = learn_rows(as_groups(all_rows, all_groups), objective.advantage)
-        batch, _ = batch_of([learned[i] for i in kept], objective.advantage, 0, critic)  # type: ignore[arg-type]
+        shard = one_shard(as_groups(all_rows, all_groups), objective.advantage).part([kept])
+        batch, _ = batch_of(shard, objective.advantage, 0, critic)  # type: ignore[arg-type]
     return dataclasses.replace(
         batch,
         logp_old_BT=_placed(batch, of_kept(noisy_logp(model, all_rows))),

@@ -81,7 +81,8 @@ def two_updates(preset: str, num_ranks: int = 1, rank: int = 0, **settings: obje
         old = [evaluate(model64, row)[0] for row in rows]
         start = [evaluate(tiny_model(seed=1).double(), row)[0] for row in rows]
     written = reference_rows(preset, rows, index, old, start)
-    dealt = [{row.group for row in update} for update in shard_of(rows, index, preset).updates]
+    whole = shard_of(rows, index, preset)
+    dealt = [{whole.groups[row] for row in update} for update in whole.updates]
     for update, groups in enumerate(dealt):
         part = [row for row, group in zip(written, index, strict=True) if group in groups]
         reference_of(preset)([forward(model64, row) for row in part]).backward()
@@ -90,7 +91,7 @@ def two_updates(preset: str, num_ranks: int = 1, rank: int = 0, **settings: obje
 
 
 def one_demonstration(num_ranks: int = 1, rank: int = 0, **settings: object) -> float:
-    """The same for an SFT step on a single row: of two ranks, one has nothing but a stand-in."""
+    """The same for an SFT step on a single row: of two ranks, one has none."""
     rows, _ = trajectories("relift_sft", num_groups=1)
     learner = make_learner("relift", **settings)
     learner.sft_step(shard_rows(rows[:1], num_ranks)[rank], STEP)

@@ -26,7 +26,7 @@ from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal
 from luffy.training.dealing import has_demonstration, has_prefix_row
-from luffy.training.sharding import LearnRow, Shard
+from luffy.training.sharding import Shard
 from luffy.training.trainer import Trainer, TrainerRank
 from luffy.types import FinishReason, Group, Source, Trajectory
 
@@ -131,6 +131,24 @@ def _learned(settings: RLSettings, groups: Sequence[Group], step: int, num_updat
 
 
 @dataclass(frozen=True)
+class Learned:
+    """A row and what its rank knows of its group."""
+
+    trajectory: Trajectory
+    group: int
+    advantage: float
+    accuracy: float
+
+
+def _learned_by(shard: Shard) -> list[list[Learned]]:
+    rows = [
+        Learned(row, group, advantage, shard.accuracies[group])
+        for row, group, advantage in zip(shard.rows, shard.groups, shard.advantages, strict=True)
+    ]
+    return [[rows[row] for row in update] for update in shard.updates]
+
+
+@dataclass(frozen=True)
 class Step:
     """One RL step as it was composed."""
 
@@ -139,13 +157,10 @@ class Step:
     shards: dict[tuple[int, int], list[Shard]]
     """By updates and ranks: what each rank learns."""
 
-    def updates(self, num_updates: int, num_ranks: int) -> list[list[LearnRow]]:
+    def updates(self, num_updates: int, num_ranks: int) -> list[list[Learned]]:
         """The rows that all ranks together learn in each update."""
-        shards = self.shards[num_updates, num_ranks]
-        return [
-            [row for part in parts for row in part if not row.is_padding]
-            for parts in zip(*(s.updates for s in shards), strict=True)
-        ]
+        parts = [_learned_by(shard) for shard in self.shards[num_updates, num_ranks]]
+        return [[row for part in update for row in part] for update in zip(*parts, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def test_silent_groups_are_counted_by_their_advantages() -> None:
 def test_no_group_is_no_update() -> None:
     learner = make_learner("dapo")
     before = copy.deepcopy(learner.policy.causal_lm.state_dict())
-    assert learner.learn(Shard(0, ()), STEP) == {}
+    assert learner.learn(Shard((), (), (), (), ()), STEP) == {}
     assert all(torch.equal(before[name], tensor) for name, tensor in learner.policy.causal_lm.state_dict().items())
 
 

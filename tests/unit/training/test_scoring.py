@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
+from deepspeed.utils import safe_get_full_grad
 from reference.gradient_case import OPTIMIZER, execution, tiny_model
 from reference.value_case import batch
 
 from luffy.config.training import SFTConfig
 from luffy.objectives.step import objective_at
 from luffy.training import scoring
+from luffy.training.batching import take_rows
 from luffy.training.distributed import init_process_group
 from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.policy import Policy
@@ -52,6 +54,22 @@ def test_a_rank_with_fewer_micro_batches_runs_as_many_as_the_others(monkeypatch:
     score_BT = scoring.score(torch.nn.Identity(), forward, rows, execution(micro_batch_tokens=10_000))
     assert seen == [False, True, True]
     assert torch.equal(score_BT, torch.where(rows.response_mask_BT, rows.input_ids_BT, 0).float())
+
+
+@pytest.mark.parametrize("settings", SPLITS, ids=str)
+def test_a_rank_without_rows_runs_as_many_micro_batches_as_the_others(
+    settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "max_over_ranks", lambda value: value + 2)
+    rows, calls = take_rows(batch(), []), []
+    policy = Policy(tiny_model(), OPTIMIZER, execution(**settings), "float32")
+    policy.engine.register_forward_hook(lambda *_: calls.append(1))
+    terms = SFTConfig(epochs=1, batch_size=1, optimizer=OPTIMIZER).objective.terms
+    metrics = policy.accumulate(rows, objective_at(terms, 1, 1, 1))
+    assert len(calls) == 2 and metrics["actor/loss"] == 0.0
+    gradients = [safe_get_full_grad(parameter) for parameter in policy.causal_lm.parameters()]
+    assert not any(gradient.any() for gradient in gradients)
+    assert policy.logprobs(rows).numel() == 0 and len(calls) == 4
 
 
 @pytest.mark.parametrize("settings", SPLITS, ids=str)
