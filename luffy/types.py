@@ -191,6 +191,10 @@ class TrainBatch:
     """Log-probabilities under the policy that sampled the token; NaN where unknown."""
     logp_ref_BT: Tensor
     """Log-probabilities under the frozen policy that the stage started from; 0 where no term needs them."""
+    value_old_BT: Tensor
+    """The critic's values at the start of the optimizer phase; 0 without a critic."""
+    return_BT: Tensor
+    """The critic's targets; 0 without a critic."""
     sequence_BT: Tensor
     """Which sequence the token belongs to (int64, unique within the step's batch): rows may be packed."""
     is_correct_BT: Tensor

@@ -17,7 +17,7 @@ def collate(
 ) -> TrainBatch:
     """Right-padded batch of prompts and responses; every response token gets its row's advantage.
 
-    `logp_old_BT` is NaN until the policy fills it in, and `logp_ref_BT` is 0 until the reference does. Without
+    What the models add is empty: `logp_old_BT` is NaN; `logp_ref_BT`, `value_old_BT` and `return_BT` are 0. Without
     `group_accuracy_B` (SFT has no rollouts) the group accuracy is 0.
     """
     width = max((row.num_tokens for row in trajectories), default=0)
@@ -32,6 +32,8 @@ def collate(
         logp_old_BT=torch.full(shape, torch.nan, dtype=torch.float32),
         logp_behavior_BT=torch.full(shape, torch.nan, dtype=torch.float32),
         logp_ref_BT=torch.zeros(shape, dtype=torch.float32),
+        value_old_BT=torch.zeros(shape, dtype=torch.float32),
+        return_BT=torch.zeros(shape, dtype=torch.float32),
         sequence_BT=torch.arange(len(trajectories)).unsqueeze(-1).repeat(1, width),
         is_correct_BT=torch.zeros(shape, dtype=torch.bool),
         group_accuracy_BT=torch.zeros(shape, dtype=torch.float64),

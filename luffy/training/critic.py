@@ -77,29 +77,30 @@ class Critic:
         """`(B, T)` values of the states before response tokens, float32 on the CPU, 0 elsewhere; no gradient."""
         return score(self.engine.module, self._forward, batch, self._execution)
 
-    def update(self, batch: TrainBatch, value_old_BT: Tensor, return_BT: Tensor, lr: float) -> dict[str, float]:
+    def update(self, batch: TrainBatch, lr: float) -> dict[str, float]:
         """One optimizer step on this rank's share of a batch; returns the step's metrics (`critic/...`).
 
-        `value_old_BT` holds the values at the start of the phase (the centre of the clip), `return_BT` the targets.
-        Raises NumericalError when the loss or the gradient is not finite; the weights are then unchanged.
+        `batch.value_old_BT` is the centre of the clip, `batch.return_BT` the target. Raises NumericalError when the
+        loss or the gradient is not finite; the weights are then unchanged.
         """
-        metrics = self.accumulate(batch, value_old_BT, return_BT)
+        metrics = self.accumulate(batch)
         return metrics | self._step.take(lr, "critic")
 
-    def accumulate(self, batch: TrainBatch, value_old_BT: Tensor, return_BT: Tensor) -> dict[str, float]:
+    def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         """Add the gradient of a batch to the engine without stepping; returns the batch's metrics."""
         mask_BT = batch.response_mask_BT.double()
-        num_tokens, return_sum = sum_over_ranks(torch.stack([mask_BT.sum(), (mask_BT * return_BT.double()).sum()]))
+        return_sum = (mask_BT * batch.return_BT.double()).sum()
+        num_tokens, return_sum = sum_over_ranks(torch.stack([mask_BT.sum(), return_sum]))
         weight_BT = mask_BT / num_tokens.clamp(min=1)
         metrics = _ValueMetrics(float(return_sum / num_tokens.clamp(min=1)))
-        # Old values and returns are split into micro-batches along with the weights, as further "terms".
-        carried_KBT = torch.stack([weight_BT, value_old_BT.double(), return_BT.double()])
-        for micro, (weight_BT, value_old_BT, return_BT) in micro_batches(batch, carried_KBT, self._execution):
-            value_BT = self._forward(micro)
-            token_loss_BT, is_clipped_BT = value_loss(value_BT, value_old_BT, return_BT, self._config.value_clip)
+        for micro, (micro_weight_BT,) in micro_batches(batch, weight_BT.unsqueeze(0), self._execution):
+            value_BT, return_BT = self._forward(micro), micro.return_BT.double()
+            token_loss_BT, is_clipped_BT = value_loss(
+                value_BT, micro.value_old_BT.double(), return_BT, self._config.value_clip
+            )
             # DeepSpeed averages gradients over ranks; the weights already divide by the total over all of them.
-            self.engine.backward((weight_BT * token_loss_BT).sum() * self.engine.world_size)
-            metrics.add(weight_BT > 0, token_loss_BT, value_BT, return_BT, is_clipped_BT)
+            self.engine.backward((micro_weight_BT * token_loss_BT).sum() * self.engine.world_size)
+            metrics.add(micro.response_mask_BT, token_loss_BT, value_BT, return_BT, is_clipped_BT)
         summary = metrics.summary()
         check_finite("critic's loss", summary["critic/loss"])
         return summary

@@ -3,9 +3,8 @@
 Shape legend: `B` rows, `T` tokens, `P` prompts (groups).
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from luffy.config.objective import (
     ObjectiveConfig,
     TermConfig,
 )
-from luffy.config.training import RLConfig
+from luffy.config.training import OptimizerConfig, RLConfig
 from luffy.objectives.gae import generalized_advantages, whiten
 from luffy.objectives.schedules import AdaptiveCoefficients, schedule_multiplier
 from luffy.objectives.step import StepObjective, objective_at
@@ -32,37 +31,26 @@ from luffy.types import TrainBatch, Trajectory
 Metrics = dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class ValueTargets:
-    """Old values and targets of the critic, both `(B, T)`, 0 outside responses."""
-
-    value_old_BT: Tensor
-    return_BT: Tensor
-
-
-def batch_of(
-    shard: Shard, config: AdvantageConfig, pad_id: int, critic: Critic | None = None
-) -> tuple[TrainBatch, ValueTargets | None]:
-    """This rank's rows as one batch with advantages per token; with a critic, also its targets."""
+def batch_of(shard: Shard, config: AdvantageConfig, pad_id: int, critic: Critic | None = None) -> TrainBatch:
+    """This rank's rows as one batch with advantages per token; with a critic, also its values and targets."""
     accuracy_B = torch.tensor([shard.accuracies[group] for group in shard.groups], dtype=torch.float64)
     batch = collate(shard.rows, torch.tensor(shard.advantages), pad_id, accuracy_B)
-    targets = None
     if isinstance(config, GeneralizedAdvantage):
         assert critic is not None, "GAE needs a critic"
-        batch, targets = _with_gae(batch, shard.rows, config, critic)
+        batch = _with_gae(batch, shard.rows, config, critic)
     scale_BT = _advantage_scale(batch, shard.rows, config)
-    return dataclasses.replace(batch, advantage_BT=batch.advantage_BT * scale_BT), targets
+    return replace(batch, advantage_BT=batch.advantage_BT * scale_BT)
 
 
 def _with_gae(
     batch: TrainBatch, rows: Sequence[Trajectory], config: GeneralizedAdvantage, critic: Critic
-) -> tuple[TrainBatch, ValueTargets]:
+) -> TrainBatch:
     value_BT = critic.values(batch)
     reward_B = torch.tensor([row.reward for row in rows], dtype=torch.float64)
     advantage_BT, return_BT = generalized_advantages(reward_B, value_BT, batch.response_mask_BT, config)
     if config.whiten:
         advantage_BT = whiten(advantage_BT, batch.response_mask_BT, sum_over_ranks)
-    return dataclasses.replace(batch, advantage_BT=advantage_BT.float()), ValueTargets(value_BT, return_BT.float())
+    return replace(batch, advantage_BT=advantage_BT.float(), value_old_BT=value_BT, return_BT=return_BT.float())
 
 
 def _advantage_scale(batch: TrainBatch, rows: Sequence[Trajectory], config: AdvantageConfig) -> Tensor:
@@ -101,13 +89,13 @@ class Learner:
         """
         if not shard.updates:
             return {}
-        batch, targets = batch_of(shard, self._objective.advantage, self._pad_id, self.critic)
+        batch = batch_of(shard, self._objective.advantage, self._pad_id, self.critic)
         if len(shard.updates) > 1:
             # With several updates the policy moves away from the old one; with a single update they are equal.
-            batch = dataclasses.replace(batch, logp_old_BT=self.policy.logprobs(batch))
+            batch = replace(batch, logp_old_BT=self.policy.logprobs(batch))
         if self._reference is not None:
-            batch = dataclasses.replace(batch, logp_ref_BT=self._reference.logprobs(batch))
-        history = [self._update(batch, targets, rows, step, update) for update, rows in enumerate(shard.updates)]
+            batch = replace(batch, logp_ref_BT=self._reference.logprobs(batch))
+        history = [self._update(take_rows(batch, rows), step, update) for update, rows in enumerate(shard.updates)]
         return _mean_over_updates(history) | {"batch/zero_advantage_share": _zero_variance_share(shard, batch)}
 
     def sft_step(self, shard: Shard, step: int) -> Metrics:
@@ -115,8 +103,7 @@ class Learner:
         config = self._objective.interleaved_sft
         assert config is not None
         batch = collate(shard.rows, torch.zeros(len(shard.rows)), self._pad_id)
-        last_update = self._rl.updates_per_step - 1
-        lr = config.lr_scale * self._lr(step, last_update)
+        lr = config.lr_scale * self._lr(self._rl.optimizer, step, update=self._rl.updates_per_step - 1)
         metrics = self.policy.update(batch, self._objective_at(config.terms, step), lr)
         kept = [name for name in ("loss", "grad_norm", "lr", "skipped_update") if f"actor/{name}" in metrics]
         return {f"actor/interleaved_{name}": metrics[f"actor/{name}"] for name in kept}
@@ -129,26 +116,17 @@ class Learner:
         """Restore the state from a checkpoint."""
         self._adaptive.restore(state)
 
-    def _update(self, batch: TrainBatch, targets: ValueTargets | None, rows: range, step: int, update: int) -> Metrics:
-        part = take_rows(batch, rows)
+    def _update(self, batch: TrainBatch, step: int, update: int) -> Metrics:
+        """Take one optimizer step of each model on this rank's rows of it."""
         metrics: Metrics = {}
-        if targets is not None:
-            metrics |= self._update_critic(part, targets, rows, step, update)
+        if self.critic is not None and self._rl.critic is not None:
+            metrics |= self.critic.update(batch, self._lr(self._rl.critic.optimizer, step, update))
         if not self._critic_warms_up(step):
             objective = self._objective_at(self._objective.terms, step)
-            metrics |= self.policy.update(part, objective, self._lr(step, update))
+            metrics |= self.policy.update(batch, objective, self._lr(self._rl.optimizer, step, update))
             metrics |= _moving_coefficients(objective)
             self._adaptive.react(_selected_entropies(objective.terms, metrics))
         return metrics
-
-    def _update_critic(self, part: TrainBatch, targets: ValueTargets, rows: range, step: int, update: int) -> Metrics:
-        assert self.critic is not None and self._rl.critic is not None
-        width = part.input_ids_BT.shape[1]
-        value_old_BT, return_BT = (
-            tensor_BT[rows.start : rows.stop, :width] for tensor_BT in (targets.value_old_BT, targets.return_BT)
-        )
-        multiplier = schedule_multiplier(self._rl.critic.optimizer.schedule, *self._position(step, update))
-        return self.critic.update(part, value_old_BT, return_BT, self._rl.critic.optimizer.lr * multiplier)
 
     def _critic_warms_up(self, step: int) -> bool:
         return self._rl.critic is not None and step <= self._rl.critic.warmup_steps
@@ -156,13 +134,11 @@ class Learner:
     def _objective_at(self, terms: Sequence[TermConfig], step: int) -> StepObjective:
         return objective_at(terms, step, self._rl.steps, self._rl.max_response_tokens, self._adaptive.values)
 
-    def _lr(self, step: int, update: int) -> float:
-        return self._rl.optimizer.lr * schedule_multiplier(self._rl.optimizer.schedule, *self._position(step, update))
-
-    def _position(self, step: int, update: int) -> tuple[int, int]:
-        """Index of the optimizer step (from 0) and their total number."""
+    def _lr(self, optimizer: OptimizerConfig, step: int, update: int) -> float:
+        """Learning rate of an optimizer step, by its place among all of the stage."""
         num_updates = self._rl.updates_per_step
-        return (step - 1) * num_updates + update, self._rl.steps * num_updates
+        place, total = (step - 1) * num_updates + update, self._rl.steps * num_updates
+        return optimizer.lr * schedule_multiplier(optimizer.schedule, place, total)
 
 
 def _zero_variance_share(shard: Shard, batch: TrainBatch) -> float:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import deepspeed
@@ -51,7 +52,8 @@ def take_step(parts: Trained) -> None:
     share = collate(rows()[mine], torch.zeros(len(rows()[mine])), pad_id=0)
     critic, policy = parts["critic"], parts["policy"]
     assert isinstance(critic, Critic) and isinstance(policy, Policy)
-    critic.update(share, critic.values(share), at_tokens(targets().returns[mine], share), 1e-2)
+    returns_BT = at_tokens(targets().returns[mine], share)
+    critic.update(replace(share, value_old_BT=critic.values(share), return_BT=returns_BT), 1e-2)
     share.is_off_policy_BT = share.response_mask_BT
     terms = SFTConfig(epochs=1, batch_size=1, optimizer=OPTIMIZER).objective.terms
     policy.update(share, objective_at(terms, 1, 1, share.input_ids_BT.shape[1]), 1e-2)

@@ -235,7 +235,7 @@ def make_batch(case: str, model: PreTrainedModel, group_numbers: Sequence[int] |
         init_process_group()  # whitening asks the other ranks
         critic = _GivenCritic(of_kept(critic_values(all_rows)))
         shard = one_shard(as_groups(all_rows, all_groups), objective.advantage).part([kept])
-        batch, _ = batch_of(shard, objective.advantage, 0, critic)  # type: ignore[arg-type]
+        batch = batch_of(shard, objective.advantage, 0, critic)  # type: ignore[arg-type]
     return dataclasses.replace(
         batch,
         logp_old_BT=_placed(batch, of_kept(noisy_logp(model, all_rows))),

@@ -5,7 +5,7 @@ The first step moves the value head away from 0, where it hides the decoder's gr
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import deepspeed
 import torch
@@ -117,10 +117,10 @@ def engine_steps(
     critic = Critic(copy.deepcopy(model), config(value_clip), execution(**settings), "float32")
     written = targets()
     share = collate(rows()[part], torch.zeros(len(rows()[part])), pad_id=0)
-    returns_BT = at_tokens(written.returns[part], share)
-    critic.update(share, at_tokens(written.first_old[part], share), returns_BT, FIRST_LR)
+    share = replace(share, return_BT=at_tokens(written.returns[part], share))
+    critic.update(replace(share, value_old_BT=at_tokens(written.first_old[part], share)), FIRST_LR)
     gradients = _capture_gradients(critic)
-    metrics = critic.update(share, at_tokens(written.second_old[part], share), returns_BT, LAST_LR)
+    metrics = critic.update(replace(share, value_old_BT=at_tokens(written.second_old[part], share)), LAST_LR)
     parameters = dict(critic.engine.module.named_parameters())
     with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=settings.get("zero_stage") == 3):
         return gradients, {name: parameter.detach().clone() for name, parameter in parameters.items()}, metrics
