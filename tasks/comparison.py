@@ -200,7 +200,11 @@ def _show(findings: Findings, workspace: Workspace, folder: Path, publisher: Pub
     assert context is not None
     for name, artifact in _artifacts(findings, workspace, folder).items():
         slot = Slot(context.task_run.id, artifact_key(findings.name, "comparison", name))
-        publisher.offer(slot, lambda shown=artifact: shown)  # type: ignore[misc]
+        publisher.offer(slot, _finished(artifact))
+
+
+def _finished(artifact: Artifact) -> Callable[[], Artifact]:
+    return lambda: artifact
 
 
 def _artifacts(findings: Findings, workspace: Workspace, folder: Path) -> dict[str, Artifact]:

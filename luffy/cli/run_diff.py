@@ -9,6 +9,7 @@ from luffy.pipeline.chain.differences import differences
 from luffy.pipeline.chain.identity import read_identity
 from luffy.pipeline.chain.manifest import read_manifest
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
+from luffy.tracking.jsonl import Json
 
 STAGE_HEADER = ("stage", "first", "second", "")
 METRIC_HEADER = ("stage", "metric", "first", "second", "difference")
@@ -34,10 +35,14 @@ def metric_rows(first: RunRecord, second: RunRecord, *, everything: bool) -> Row
     for (node, name), value in old.items():
         if node in apart and (node, name) in new and (everything or name in ("step", *HEADLINE_METRICS)):
             other = new[node, name]
-            is_known = isinstance(value, int | float) and isinstance(other, int | float)
-            change = f"{other - value:+.4g}" if is_known else ""  # type: ignore[operator]
-            rows.append([node, name, number(value), number(other), change])
+            rows.append([node, name, number(value), number(other), _change(value, other)])
     return rows
+
+
+def _change(value: Json, other: Json) -> str:
+    if isinstance(value, int | float) and isinstance(other, int | float):
+        return f"{other - value:+.4g}"
+    return ""
 
 
 def compared_evaluations(first: RunRecord, second: RunRecord) -> list[tuple[str, StageEntry, StageEntry]]:

@@ -2,7 +2,7 @@
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -154,7 +154,10 @@ def _default_words(default: object) -> str:
 
 
 def _plain(value: object) -> object:
-    return value.model_dump(mode="json") if isinstance(value, BaseModel) else list(value)  # type: ignore[call-overload]
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    assert isinstance(value, Iterable)
+    return list(value)
 
 
 def _yaml_word(value: object) -> str:

@@ -51,11 +51,11 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerBase:
     learned = json.loads(trainee.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=learned["vocab"],
-        merges=[tuple(pair) for pair in learned["merges"]],  # type: ignore[misc]  # pairs, as the backend wants
+        merges=[tuple(pair) for pair in learned["merges"]],  # type: ignore[misc]  # annotated as text, but read as pairs
         pad_token=PAD,
         bos_token=BOS,
         eos_token=EOS,
-        unk_token=None,  # type: ignore[arg-type]  # byte-level: nothing is unknown
+        unk_token=None,  # type: ignore[arg-type]  # allowed, though not annotated: no byte is unknown
         padding_side="left",
         clean_up_tokenization_spaces=False,
         chat_template=PLAIN_TEMPLATE,

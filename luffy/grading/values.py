@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
-from typing import TypeVar
+from typing import SupportsFloat, TypeVar
 
 from luffy.grading.expression import DEGREE, Apply, Expression, Number, Variable, read_or_none, substituted, variables
 from luffy.grading.numeric import close, constant_value, same
@@ -220,7 +220,7 @@ def rounds_to(reference: str, answer: Expression) -> bool:
 def _between(low: Fraction, found: object, high: Fraction) -> bool:
     if isinstance(found, Fraction):
         return low <= found <= high
-    return hasattr(found, "_mpf_") and bool(float(low) <= float(found) <= float(high))  # type: ignore[arg-type]
+    return hasattr(found, "_mpf_") and isinstance(found, SupportsFloat) and float(low) <= float(found) <= float(high)
 
 
 def _is_decimal(denominator: int) -> bool:

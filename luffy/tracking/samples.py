@@ -1,11 +1,13 @@
 """`samples.jsonl`: a few rollouts at intervals, as readable text."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from luffy.tracking.jsonl import Json, StepLines, read_lines
+from pydantic import TypeAdapter
+
+from luffy.tracking.jsonl import StepLines, read_lines
 
 SAMPLES_FILE = "samples.jsonl"
 
@@ -46,9 +48,8 @@ class SamplesWriter:
 
 def read_samples(path: Path) -> Iterator[tuple[int, SampleRollout]]:
     """Yield (step, rollout) in the order of the file; nothing where there is no file."""
-    names = [field.name for field in fields(SampleRollout)]
+    rollout = TypeAdapter(SampleRollout)
     for line in read_lines(path):
-        values: dict[str, Json] = {name: line[name] for name in names}
         step = line["step"]
         assert isinstance(step, int)
-        yield step, SampleRollout(**values)  # type: ignore[arg-type]  # the file has no types of its own
+        yield step, rollout.validate_python(line)

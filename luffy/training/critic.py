@@ -36,7 +36,7 @@ class ValueModel(nn.Module):
     def __init__(self, causal_lm: PreTrainedModel) -> None:
         super().__init__()
         self.decoder = causal_lm.get_decoder()
-        self.head = ValueHead(causal_lm.config.hidden_size).to(causal_lm.device)
+        self.head = ValueHead(causal_lm.config.hidden_size)
 
     def forward(
         self,
@@ -67,8 +67,7 @@ class Critic:
         if execution.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
         causal_lm.train()
-        causal_lm.to(device())  # type: ignore[arg-type]
-        self.engine = start_engine(ValueModel(causal_lm), config.optimizer, execution, dtype)
+        self.engine = start_engine(ValueModel(causal_lm).to(device()), config.optimizer, execution, dtype)
         self._step = ClippedStep(self.engine, config.optimizer)
         self._config = config
         self._execution = execution

@@ -22,8 +22,7 @@ class FrozenPolicy:
     def __init__(self, causal_lm: PreTrainedModel, execution: ExecutionConfig, temperature: float) -> None:
         causal_lm.eval()
         causal_lm.requires_grad_(False)
-        causal_lm.to(device())  # type: ignore[arg-type]
-        self._model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens)
+        self._model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
         self._execution = execution
 
     def logprobs(self, batch: TrainBatch) -> Tensor:

@@ -51,9 +51,8 @@ class Policy:
         if execution.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
         causal_lm.train()
-        causal_lm.to(device())  # type: ignore[arg-type]
+        model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
         refuse_processed_logits(causal_lm)
-        model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens)
         self.engine = start_engine(model, optimizer, execution, dtype)
         self._temperature = temperature
         self._execution = execution
