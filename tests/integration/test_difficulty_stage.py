@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from patience import PATIENCE_S, wait_until
+from holding import Hold
+from patience import PATIENCE_S
 from toy_run import Recorder
 
 from luffy.config import load_experiment
@@ -86,7 +87,7 @@ def test_rl_learns_from_the_prompts_within_the_bounds_alone(finished):
     assert {plan.action for plan in experiment.plan()} == {"reuse"}
 
 
-def test_kill_9_loses_no_finished_batch_and_changes_nothing(workspace, finished):
+def test_kill_9_loses_no_finished_batch_and_changes_nothing(workspace, finished, tmp_path):
     experiment = opened(workspace)
     plan = experiment.plan_node("difficulty")
     undisturbed = opened(finished).plan_node("difficulty").directory
@@ -94,23 +95,20 @@ def test_kill_9_loses_no_finished_batch_and_changes_nothing(workspace, finished)
     plan = experiment.plan_node("difficulty")
     plan.directory.mkdir()
     write_job(plan.directory / "config.yaml", experiment.job(plan))
-    program = subprocess.Popen(stage_command("difficulty", plan.directory), cwd=ROOT)
-    wait_for_shards(plan.directory / "shards", 3, program)
+    hold = Hold(tmp_path, "difficulty", 32)
+    command, env = stage_command("difficulty", plan.directory), {**os.environ, **hold.environment}
+    program = subprocess.Popen(command, cwd=ROOT, env=env)
+    hold.wait()
     program.kill()
     program.wait()
     assert not (plan.directory / "manifest.json").exists()
     left = len(list((plan.directory / "shards").glob("*.json")))
-    assert 3 <= left < 24
+    assert left == 3
     started(experiment).execute("difficulty", Recorder())
     assert finished_manifest(plan.directory).resumed_from == 8 * left
     for output in OUTPUTS:
         assert (plan.directory / output).read_bytes() == (undisturbed / output).read_bytes()
     assert experiment.plan_node("rl").action == "reuse"
-
-
-def wait_for_shards(folder: Path, count: int, program: subprocess.Popen) -> None:
-    wait_until(lambda: len(list(folder.glob("*.json"))) >= count or program.poll() is not None)
-    assert program.poll() is None, "it ended too soon"
 
 
 def test_other_bounds_draw_nothing_again(workspace):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from holding import Hold
 from patience import PATIENCE_S, wait_until
 
 from luffy.cli.main import main
@@ -79,11 +80,6 @@ def processes_of(workspace):
 def program_of(directory):
     """The process that works in `directory`."""
     return psutil.Process(int(re.search(r"pid (\d+)", holder_of(directory))[1]))
-
-
-def last_step(directory):
-    text = (directory / "events.jsonl").read_text() if (directory / "events.jsonl").exists() else ""
-    return max((int(step) for step in re.findall(r'"step": (\d+)', text)), default=0)
 
 
 def learned(directory):
@@ -207,13 +203,14 @@ def test_a_run_that_its_gpus_cannot_hold_is_refused_before_anything_starts(tmp_p
 
 
 @pytest.mark.parametrize("victim", ["stage", "flow", "warm server"])
-def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, victim):
+def test_rl_after_kill_9_equals_an_undisturbed_run_bit_for_bit(workspace, tmp_path, victim):
     directory = stage(workspace, "rl")
     undisturbed = learned(directory)
     shutil.rmtree(stage(workspace, "evaluate_rl"))
     shutil.rmtree(directory)
-    flow = start(workspace)
-    wait_until(lambda: last_step(directory) >= 3)
+    hold = Hold(tmp_path, "rl", 3)
+    flow = start(workspace, **hold.environment)
+    hold.wait()
     program = program_of(directory)
     assert "luffy.pipeline.machine.warm_server" in program.parent().cmdline()
     {"stage": program, "flow": flow, "warm server": program.parent()}[victim].kill()

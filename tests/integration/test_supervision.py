@@ -5,7 +5,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -33,6 +35,10 @@ def read_until(process, pattern):
         if match := re.search(pattern, line):
             return match
     raise AssertionError(f"the driver ended without {pattern!r}")
+
+
+def checkpoint_written(root):
+    return any(root.glob("stages/prepare_data/*/checkpoints/step_000002/COMPLETE"))
 
 
 def stage_pid(root):
@@ -107,11 +113,16 @@ def test_retries_are_counted_and_are_not_for_crashes_or_mistakes(tmp_path, monke
 @pytest.mark.slow
 def test_a_time_limit_ends_the_whole_family_and_the_next_run_resumes(tmp_path, monkeypatch):
     monkeypatch.setenv("TOY_MODE", "family")
-    monkeypatch.setenv("TOY_STEP_S", "0.5")
-    monkeypatch.setenv("TOY_STEPS", "1000")
+    monkeypatch.setenv("TOY_HANGS_AT", "3")
     recorder = Recorder()
+    limit_s = 86400.0
+    passes = SimpleNamespace(
+        sleep=time.sleep, monotonic=lambda: time.monotonic() + limit_s * checkpoint_written(tmp_path)
+    )
+    monkeypatch.setattr("luffy.pipeline.machine.supervise.time", passes)
+    limit = f"execution.time_limits_s={{prepare_data: {limit_s}}}"
     with pytest.raises(StageFailed, match="prepare_data has reached its time limit; the same command") as caught:
-        toy_run(tmp_path, *RETRIED, "execution.time_limits_s={prepare_data: 12}").execute("prepare_data", recorder)
+        toy_run(tmp_path, *RETRIED, limit).execute("prepare_data", recorder)
     assert caught.value.exit_code == 1
     (child,) = re.findall(r"child (\d+)", "\n".join(recorder.texts("line")))
     assert not alive(int(child))
@@ -163,7 +174,8 @@ def test_a_stage_that_ignores_sigterm_notices_that_it_is_orphaned(tmp_path, monk
 @pytest.mark.slow
 def test_kill_9_of_the_stage_ends_its_children_and_the_next_run_resumes(tmp_path, monkeypatch):
     monkeypatch.setenv("TOY_MODE", "family")
-    monkeypatch.setenv("TOY_STEP_S", "0.3")
+    monkeypatch.setenv("TOY_HANGS_AT", "4")
+    monkeypatch.setenv("TOY_STEP_S", "0.3")  # so far apart that each step's event is written
     monkeypatch.setenv("TOY_STEPS", "8")
     killed = []
 
@@ -180,6 +192,7 @@ def test_kill_9_of_the_stage_ends_its_children_and_the_next_run_resumes(tmp_path
     child = int(re.search(r"child (\d+)", "\n".join(recorder.texts("line")))[1])
     assert not alive(child)
     monkeypatch.setenv("TOY_MODE", "")
+    monkeypatch.delenv("TOY_HANGS_AT")
     again = Recorder()
     manifest = toy_run(tmp_path).execute("prepare_data", again)
     assert again.texts("planned") == ["resume from step 3"]

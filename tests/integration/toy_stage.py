@@ -12,6 +12,8 @@ from luffy.stages.program import StageContext, StageResult, run_program
 
 CHILD = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(7200)"
 
+HOURS_S = 7200.0
+
 
 def run(settings: object, context: StageContext) -> StageResult:
     behave(os.environ.get("TOY_MODE", ""))
@@ -20,7 +22,9 @@ def run(settings: object, context: StageContext) -> StageResult:
     total = int(os.environ.get("TOY_STEPS", "3"))
     for step in range(first + 1, total + 1):
         context.events.progress(step, total, loss=1.0 / step)
-        time.sleep(float(os.environ.get("TOY_STEP_S", "0")))
+        time.sleep(
+            HOURS_S if step == int(os.environ.get("TOY_HANGS_AT", "0")) else float(os.environ.get("TOY_STEP_S", "0"))
+        )
         checkpoint = context.out / "checkpoints" / f"step_{step:06d}"
         checkpoint.mkdir(parents=True)
         (checkpoint / "COMPLETE").touch()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from patience import PATIENCE_S
 from pydantic import TypeAdapter
 
 from luffy.config.data import FileSource, SourceConfig
@@ -63,7 +64,7 @@ def test_several_answers_units_and_tolerance_of_olympiadbench_are_kept(tmp_path:
 
 
 def graded(kind: MathGrader | StrictMathGrader, pairs: list[tuple[str, str]]) -> list[Outcome]:
-    with GraderPool(1, 5.0) as grader:
+    with GraderPool(1, PATIENCE_S) as grader:
         grades = grader.grade([GradeRequest(f"\\boxed{{{found}}}", gold, kind=kind) for gold, found in pairs])
     return [grade.outcome for grade in grades]
 
@@ -106,7 +107,7 @@ def test_mmlu_pro_has_three_to_ten_options_and_its_own_letters() -> None:
     assert Counter(prompt.ground_truth for prompt in prompts) == Counter(letters.values())
     numbers = Counter(prompt.extra_info["num_options"] for prompt in prompts)
     assert (min(numbers), max(numbers), numbers[10]) == (3, 10, 9982)  # type: ignore[type-var]
-    with GraderPool(1, 5.0) as grader:
+    with GraderPool(1, PATIENCE_S) as grader:
         check = check_golds(prompts, grader, GradingConfig())
         of_text = [GradeRequest(f"\\boxed{{{_right_text(p)}}}", p.ground_truth, problem_of(p)) for p in prompts[:500]]
         by_text = Counter(grade.outcome for grade in grader.grade(of_text))
@@ -137,6 +138,6 @@ def test_the_published_multiple_choice_files_of_luffy_can_be_graded_by_choice(na
     source = FileSource(kind="file", path=str(DATASETS / "luffy_eval" / f"valid.{name}.parquet"), confidential=True)
     prompts = load_source(source, "suites.q", 0).prompts
     config = GradingConfig(kind=ChoiceGrader())
-    with GraderPool(1, 5.0, config=config) as grader:
+    with GraderPool(1, PATIENCE_S, config=config) as grader:
         check = check_golds(prompts, grader, config)
     assert check.counts == {"meets_itself": count, "not_checked": 0}

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from pydantic import ValidationError
 
 from luffy.config.data import FieldsConfig
@@ -92,7 +93,7 @@ def test_right_answers_spread_over_the_letters() -> None:
 def test_responses_are_graded_by_letter_and_by_the_text_of_the_option() -> None:
     prompt = asked({"options": ["a whale", "a bat"], "a": "B"}, {"column": "options"})
     replies = ["\\boxed{B}", "The answer is (b).", "\\boxed{a bat}", "ANSWER: A", "B or A"]
-    with GraderPool(1, 5.0) as grader:
+    with GraderPool(1, PATIENCE_S) as grader:
         grades = grader.grade([GradeRequest(reply, prompt.ground_truth, problem_of(prompt)) for reply in replies])
     right, wrong = Outcome.CORRECT, Outcome.WRONG
     assert [grade.outcome for grade in grades] == [right, right, right, wrong, Outcome.NO_ANSWER]

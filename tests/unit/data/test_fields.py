@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from patience import PATIENCE_S
 from pydantic import TypeAdapter
 
 from luffy.config.data import FieldsConfig, FileSource, SourceConfig
@@ -203,5 +204,5 @@ def test_a_null_answer_is_quarantined_by_row_and_column() -> None:
 @needs_datasets
 def test_human_solutions_of_gsm8k_are_graded_correct() -> None:
     prompts = load_source(recipe("gsm8k", file=str(DATASETS / "gsm8k/train.jsonl"), max_rows=300), "train", 0).prompts
-    with GraderPool(1, 5.0) as grader:
+    with GraderPool(1, PATIENCE_S) as grader:
         assert {outcome for row in grade_traces(prompts, grader) for outcome in row} == {Outcome.CORRECT}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from patience import PATIENCE_S
 
 from luffy.data.contamination import BenchmarkIndex
 from luffy.data.filters import FilteredRow, Rejection, RowFilter, Rules, with_system_prompt
@@ -26,7 +27,7 @@ RIGHT, WRONG = "\\boxed{2}", "\\boxed{3}"
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[GraderPool]:
-    with GraderPool(1, 5.0) as pool:
+    with GraderPool(1, PATIENCE_S) as pool:
         yield pool
 
 
@@ -141,7 +142,7 @@ def test_real_traces_that_were_cut_have_no_answer() -> None:
         for row in pq.read_table(TRACES).to_pylist()
     ]
     tokenizer = build_tokenizer(texts_of(prompts))
-    with GraderPool(2, 20.0) as grader:
+    with GraderPool(2, PATIENCE_S) as grader:
         rows = RowFilter(tokenizer, Rules(4096, 16384), index_of()).apply(prompts, grader)
         outcomes = Counter(outcome for row in grade_traces(prompts, grader) for outcome in row)
     finished = sum("</think>" in row.traces[0].text for row in prompts)

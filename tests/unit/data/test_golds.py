@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.config.grading import ChoiceGrader, ExactGrader, FormatGrader, GraderKind, GradingConfig, StrictMathGrader
 from luffy.data.golds import check_golds
@@ -12,7 +13,7 @@ from luffy.types import Message, Prompt
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[GraderPool]:
-    with GraderPool(1, 5.0) as pool:
+    with GraderPool(1, PATIENCE_S) as pool:
         yield pool
 
 
@@ -60,5 +61,5 @@ def test_each_row_is_checked_by_its_own_grader(grader: GraderPool) -> None:
 )
 def test_the_grader_of_the_experiment_checks_the_others(kind: GraderKind, counts: dict[str, int]) -> None:
     config = GradingConfig(kind=kind)
-    with GraderPool(1, 5.0, config=config) as grader:
+    with GraderPool(1, PATIENCE_S, config=config) as grader:
         assert check_golds([prompt("n+1")], grader, config).counts == counts

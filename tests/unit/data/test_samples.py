@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.config.data import FileSource
 from luffy.data.sources import load_source
@@ -17,6 +18,6 @@ SAMPLES = Path(__file__).resolve().parents[3] / "data/samples"
 def test_every_sample_row_is_well_formed_and_its_trace_correct(name: str, count: int) -> None:
     loaded = load_source(FileSource(kind="file", path=str(SAMPLES / f"{name}.jsonl")), "train", seed=0)
     assert (len(loaded.prompts), len(loaded.quarantined)) == (count, 0)
-    with GraderPool(1, 5.0) as grader:
+    with GraderPool(1, PATIENCE_S) as grader:
         outcomes = grade_traces(loaded.prompts, grader)
     assert {outcome for row in outcomes for outcome in row} == {Outcome.CORRECT}

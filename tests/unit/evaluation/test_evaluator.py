@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
@@ -50,7 +51,7 @@ def evaluate(
     config: EvaluationConfig = CONFIG,
 ) -> list[SampleRecord]:
     engine = ScriptedEngine(TOKENIZER, script)
-    with GraderPool(1, 5.0) as grader:
+    with GraderPool(1, PATIENCE_S) as grader:
         evaluator = Evaluator(TokenModelClient(engine, TOKENIZER), grader, config, seed, batch_size)
         return evaluator.evaluate(Suite("sums", problems(12)), decoding, lambda batch: None)
 
@@ -100,7 +101,7 @@ def test_a_box_in_reasoning_that_the_template_opened_is_no_answer() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template += "<think>"
     engine = ScriptedEngine(tokenizer, lambda prompt, seed: "\\boxed{1}")
-    with GraderPool(1, 5.0) as grader:
+    with GraderPool(1, PATIENCE_S) as grader:
         evaluator = Evaluator(TokenModelClient(engine, tokenizer), grader, CONFIG, 7, 4)
         record = evaluator.evaluate(Suite("sums", problems(1)), "greedy", lambda batch: None)[0]
     assert (record.outcome, record.response) == ("no_answer", "<think>\\boxed{1}")
@@ -137,7 +138,7 @@ def test_records_say_what_the_data_says_of_a_problem() -> None:
     ]
     prompts = [replace(prompt, extra_info=info) for prompt, info in zip(problems(3), extra, strict=True)]
     prompts[2] = replace(prompts[2], data_source="GPQA-main")
-    with GraderPool(1, 5.0) as grader:
+    with GraderPool(1, PATIENCE_S) as grader:
         evaluator = Evaluator(TokenModelClient(ScriptedEngine(TOKENIZER, solve), TOKENIZER), grader, CONFIG, 7, 4)
         records = evaluator.evaluate(Suite("sums", prompts), "greedy", lambda batch: None)
     said = [(record.subject, record.level, record.num_options, record.confidential) for record in records]
@@ -190,7 +191,7 @@ class Failing(ScriptedEngine):
 
 def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_again(tmp_path: Path) -> None:
     suite, log, counts = Suite("sums", problems(12)), tmp_path / "log.jsonl", []
-    with GraderPool(1, 5.0) as grader:
+    with GraderPool(1, PATIENCE_S) as grader:
         evaluator = Evaluator(TokenModelClient(Failing(TOKENIZER, by_seed), TOKENIZER), grader, CONFIG, 7, 5)
         with pytest.raises(ClusterError, match="no answer"):
             evaluator.evaluate_into(SampleLog(log), suite, "sampled", lambda batch: None)

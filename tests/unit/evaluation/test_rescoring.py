@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
@@ -37,7 +38,7 @@ def evaluated(folder: Path, kind: GraderKind) -> Path:
     """What the stage would have written with that grader."""
     config = EvaluationConfig(decodings=DECODINGS, max_response_tokens=64, suites={"sums": SuiteConfig(grader=kind)})
     tokenizer = tiny_tokenizer()
-    with GraderPool(1, 5.0) as pool:
+    with GraderPool(1, PATIENCE_S) as pool:
         evaluator = Evaluator(TokenModelClient(ScriptedEngine(tokenizer, answer), tokenizer), pool, config, 7, 4)
         records = evaluator.evaluate(Suite("sums", problems(9)), "greedy", lambda batch: None)
     folder.mkdir()
@@ -53,7 +54,7 @@ def test_the_result_is_that_of_an_evaluation_with_the_other_grader(
 ) -> None:
     evaluation = read_evaluation(evaluated(tmp_path / "before", before))
     counts: list[int] = []
-    with GraderPool(1, 5.0) as pool:
+    with GraderPool(1, PATIENCE_S) as pool:
         write_regraded(
             tmp_path / "after",
             evaluation,
@@ -90,14 +91,14 @@ def test_luffys_outputs_get_what_its_protocol_gives_and_the_letters_that_its_pro
     )  # fmt: skip
     write_sample_records(tmp_path / "samples.jsonl.zst", [record])
     saved = FinishedEvaluation(tmp_path, EvaluationResults(checkpoint="rl", confidence=0.95, rows=()))
-    with GraderPool(1, 5.0) as pool:
+    with GraderPool(1, PATIENCE_S) as pool:
         ((before, after),) = regrade(saved, kind, pool, {}, ["s"])
     assert (before, after.outcome) == (record, outcome)
 
 
 def test_what_changes_is_listed_with_both_verdicts(tmp_path: Path) -> None:
     evaluation = read_evaluation(evaluated(tmp_path / "before", MathGrader()))
-    with GraderPool(1, 5.0) as pool:
+    with GraderPool(1, PATIENCE_S) as pool:
         (part,) = write_regraded(
             tmp_path / "after", evaluation, regrade(evaluation, LENIENT, pool, {}, ["sums"]), write_summaries
         )
@@ -111,7 +112,7 @@ def test_what_changes_is_listed_with_both_verdicts(tmp_path: Path) -> None:
 
 def test_other_suites_are_left_out(tmp_path: Path) -> None:
     evaluation = read_evaluation(evaluated(tmp_path / "before", STRICT))
-    with GraderPool(1, 5.0) as pool:
+    with GraderPool(1, PATIENCE_S) as pool:
         assert list(regrade(evaluation, STRICT, pool, {}, ["others"])) == []
 
 

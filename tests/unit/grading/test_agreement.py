@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.config.grading import ChoiceGrader, ExactGrader, GraderKind, MathGrader, StrictMathGrader
 from luffy.grading import GradeRequest, GraderPool, Problem
@@ -68,7 +69,7 @@ def disagreements(kind: GraderKind, wanted: Callable[[Case], bool]) -> tuple[int
     requests = [
         GradeRequest(response_of(case), str(case["gold"]), Problem(extra_info=case["opts"]), kind) for case in cases
     ]
-    with GraderPool(num_workers=2, timeout_s=20.0) as pool:
+    with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as pool:
         accepted = [grade.outcome is Outcome.CORRECT for grade in pool.grade(requests)]
     pairs = [(found, bool(case["expected"])) for found, case in zip(accepted, cases, strict=True)]
     return len(cases), pairs.count((True, False)), pairs.count((False, True))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from synthetic.answer_pairs import BUILT_FOR, HELD_OUT, AnswerPair, answer_pairs
 
 from luffy.config.grading import GraderKind, MathGrader, StrictMathGrader
@@ -22,7 +23,7 @@ _KNOWN_MISSES = {r"n = 3, 4, 5, \ldots"}
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
-    with GraderPool(2, 20.0) as shared:
+    with GraderPool(2, PATIENCE_S) as shared:
         yield shared
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 
 from luffy.config.grading import (
     AnyGrader,
@@ -38,7 +39,7 @@ _filler = st.text(alphabet="xyz ,.\n<>/{}\\$", max_size=30)
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
-    with GraderPool(1, 20.0) as shared:
+    with GraderPool(1, PATIENCE_S) as shared:
         yield shared
 
 

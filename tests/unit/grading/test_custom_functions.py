@@ -96,7 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pool(folder: Path) -> Iterator[GraderPool]:
-    with pytest.MonkeyPatch.context() as patch, GraderPool(1, 3.0) as shared:
+    with pytest.MonkeyPatch.context() as patch, GraderPool(1, 5.0) as shared:
         patch.chdir(folder)
         yield shared
 
@@ -134,7 +134,7 @@ def test_a_score_is_the_reward_and_the_bound_makes_it_correct(pool: GraderPool) 
         ("raises", Outcome.CRASHED, "shop_graders:raises raised ValueError: no such thing"),
         ("returns_text", Outcome.CRASHED, "shop_graders:returns_text returned 'good', which is no finite number"),
         ("returns_nan", Outcome.CRASHED, "shop_graders:returns_nan returned nan, which is no finite number"),
-        ("hangs", Outcome.TIMED_OUT, "no verdict in 3 s"),
+        ("hangs", Outcome.TIMED_OUT, "no verdict in 5 s"),
         ("exits", Outcome.CRASHED, "the worker died"),
         ("gives_up", Outcome.CRASHED, "the worker died"),
         ("eats", Outcome.CRASHED, "shop_graders:eats raised MemoryError: "),
@@ -164,7 +164,7 @@ def test_closing_the_pool_ends_what_a_function_started(folder: Path, tmp_path: P
     kind = CustomGrader(function="shop_graders:breeds")
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as thread:
         patch.chdir(folder)
-        with GraderPool(1, 600.0) as pool:
+        with GraderPool(1, PATIENCE_S) as pool:
             hanging = thread.submit(pool.grade, [GradeRequest(str(note), "", PROBLEM, kind)])
             wait_until(lambda: note.exists() and note.read_text())
         with pytest.raises(LuffyError, match="closed"):
@@ -218,7 +218,7 @@ def test_a_function_that_cannot_work_is_refused_when_the_pool_is_opened(
 def test_the_same_response_gets_the_same_score(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "lottery.py").write_text("import random\n\ndef grade(solution_str):\n    return random.random()\n")
     monkeypatch.chdir(folder)
-    with GraderPool(2, 5.0, GradingConfig(kind=CustomGrader(function="lottery:grade"))) as pool:
+    with GraderPool(2, PATIENCE_S, GradingConfig(kind=CustomGrader(function="lottery:grade"))) as pool:
         scores = {pool.grade_one("x", "y").reward for _ in range(8)}
         assert len(scores) == 1
         assert pool.grade_one("z", "y").reward not in scores
@@ -227,9 +227,9 @@ def test_the_same_response_gets_the_same_score(folder: Path, monkeypatch: pytest
 def test_the_modules_of_configured_functions_are_loaded_with_the_worker(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "slow_graders.py").write_text("import time\ntime.sleep(2)\n\ndef grade(solution_str):\n    return 1\n")
+    (folder / "slow_graders.py").write_text("import time\ntime.sleep(6)\n\ndef grade(solution_str):\n    return 1\n")
     monkeypatch.chdir(folder)
-    with GraderPool(1, 1.0, GradingConfig(kind=CustomGrader(function="slow_graders:grade"))) as pool:
+    with GraderPool(1, 5.0, GradingConfig(kind=CustomGrader(function="slow_graders:grade"))) as pool:
         assert pool.grade_one("x", "y").outcome is Outcome.CORRECT
 
 

@@ -99,8 +99,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judge(endpoint: Endpoint, response: str, cache: Path | None = None, **settings: object) -> Grade:
-    kind = JudgeGrader.model_validate({"url": endpoint.url, "model": "m", "timeout_s": 5.0, **settings})
-    with GraderPool(1, 5.0, GradingConfig(kind=kind), cache) as pool:
+    kind = JudgeGrader.model_validate({"url": endpoint.url, "model": "m", "timeout_s": PATIENCE_S, **settings})
+    with GraderPool(1, PATIENCE_S, GradingConfig(kind=kind), cache) as pool:
         return pool.grade([GradeRequest(response, "four", Problem("2 + 2?"))])[0]
 
 

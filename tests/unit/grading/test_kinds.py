@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.config.grading import (
     AnyGrader,
@@ -30,7 +31,7 @@ R1_ZERO = FormatGrader(template="r1_zero")
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
     config = GradingConfig(named={"lenient": PREFERRED})
-    with GraderPool(2, 20.0, config) as shared:
+    with GraderPool(2, PATIENCE_S, config) as shared:
         yield shared
 
 

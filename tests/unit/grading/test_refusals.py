@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.grading import GraderPool
 from luffy.grading.refusals import refusal
@@ -65,7 +66,7 @@ def test_what_references_hold_is_computed(answer: str) -> None:
 
 
 def test_a_refused_answer_costs_no_worker_and_says_why() -> None:
-    with GraderPool(1, 60.0) as pool:
+    with GraderPool(1, PATIENCE_S) as pool:
         grade = pool.grade_one(r"\boxed{9^{9^{9^9}}}", "3")
         reference = pool.grade_one(r"\boxed{3}", "9^{9^{9^9}}")
         assert pool.grade_one(r"\boxed{9^{9^{9^9}}}", "9^{9^{9^9}}").outcome is Outcome.CORRECT

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.config.objective import GroupConfig
 from luffy.grading.pool import GraderPool
@@ -44,7 +45,7 @@ def _collect(
 ) -> tuple[Parrot, list[Group]]:
     engine = Parrot(script)
     config = GroupConfig.model_validate({"size": 4, "off_policy": 1} | group)
-    with GraderPool(1, 5.0) as grader:
+    with GraderPool(1, PATIENCE_S) as grader:
         collector = GroupCollector(grader, _decode, SamplingParams(1.0, 8, ()), config, seed=0, total_steps=10)
         return engine, collector.collect(engine, tasks, step, earlier)
 

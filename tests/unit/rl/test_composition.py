@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.objective import DynamicSampling
@@ -175,7 +176,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Run]]:
-    with GraderPool(1, 5.0) as grader:
+    with GraderPool(1, PATIENCE_S) as grader:
         yield cache(lambda method: _run(grader, tmp_path_factory.mktemp("journal"), method))
 
 

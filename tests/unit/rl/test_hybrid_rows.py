@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from reference.gradient_case import tiny_model
 
 from luffy.config.objective import GroupConfig
@@ -23,7 +24,7 @@ def _groups(batch_size: int) -> list[Group]:
     tasks = [RolloutTask(f"p{i}", tuple(range(1, 3 + i)), "7", (trace,)) for i in range(4)]
     config = GroupConfig.model_validate({"size": 4, "off_policy": 2, "prefix": PREFIX})
     params = SamplingParams(1.0, LIMIT, stop_token_ids=(4,))
-    with GraderPool(1, 5.0) as grader:
+    with GraderPool(1, PATIENCE_S) as grader:
         collector = GroupCollector(grader, lambda ids: "", params, config, seed=3, total_steps=10)
         return collector.collect(TransformersEngine(tiny_model().eval(), batch_size, weight_version=5), tasks, step=2)
 

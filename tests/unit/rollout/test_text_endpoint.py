@@ -109,11 +109,16 @@ def test_a_text_is_continued(serve: Callable[..., Endpoint], connect: Callable[.
 def test_completions_come_in_the_order_of_the_requests_from_all_servers(
     serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
 ) -> None:
-    def slow(path: str, body: dict) -> Reply:
-        time.sleep(0.02)
-        return completion(body["messages"][1]["content"])
+    def in_pairs() -> Callable[[str, dict], Reply]:
+        both_are_here = threading.Barrier(2, timeout=PATIENCE_S)
 
-    servers = serve(slow), serve(slow)
+        def answer(path: str, body: dict) -> Reply:
+            both_are_here.wait()
+            return completion(body["messages"][1]["content"])
+
+        return answer
+
+    servers = serve(in_pairs()), serve(in_pairs())
     found = connect(*servers, concurrency=2).generate(chats(12), PARAMS)
     assert [each.text for each in found] == [f"{i} + 1?" for i in range(12)]
     assert [len(each.asked) for each in servers] == [6, 6]
@@ -324,17 +329,24 @@ def test_what_has_come_back_is_not_asked_again(
 
 
 def test_what_is_under_way_when_another_request_fails_is_kept_and_nothing_more_is_asked(
-    serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint], tmp_path: Path
+    serve: Callable[..., Endpoint],
+    connect: Callable[..., TextEndpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    refused = threading.Event()
+    has_read_the_refusal, read = threading.Event(), TextEndpoint._refusal
+
+    def read_refusal(*arguments: object) -> ConfigError:
+        has_read_the_refusal.set()
+        return read(*arguments)  # type: ignore[arg-type]
 
     def one_bad(path: str, body: dict) -> Reply:
         if body["messages"][1]["content"] == "1 + 1?":
-            refused.set()
             return refusal(400, "no")
-        assert refused.wait(PATIENCE_S)
-        time.sleep(0.2)
+        assert has_read_the_refusal.wait(PATIENCE_S)
         return by_seed(path, body)
+
+    monkeypatch.setattr(TextEndpoint, "_refusal", read_refusal)
 
     served = serve(one_bad)
     with pytest.raises(ConfigError, match="status 400: no"):

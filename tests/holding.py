@@ -1,0 +1,24 @@
+"""Stages that stop at a step until a test lets them go on."""
+
+from pathlib import Path
+
+from patience import wait_until
+
+_FOLDER = Path(__file__).parent / "integration" / "holding"
+
+
+class Hold:
+    """`environment` makes stages of kind `stage` stop once `step` steps are done, while the file is there."""
+
+    def __init__(self, folder: Path, stage: str, step: int) -> None:
+        self._file = folder / "hold"
+        self._file.touch()
+        self.environment = {"TEST_HOLD": f"{stage}:{step}:{self._file}", "PYTHONPATH": str(_FOLDER)}
+
+    def wait(self) -> None:
+        """Return once the stage has stopped."""
+        wait_until(self._file.with_suffix(".reached").exists, "the stage's stop")
+
+    def release(self) -> None:
+        """Let the stage go on, and let later ones pass."""
+        self._file.unlink()
