@@ -1,10 +1,14 @@
-"""Where RL runs: in this process, or on Ray with DeepSpeed ranks and vLLM engines as actors."""
+"""Where training runs: in this process, or on Ray with DeepSpeed ranks and vLLM engines as actors."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 from luffy.cluster.local import LocalCluster
 from luffy.cluster.protocol import Cluster
+from luffy.training.ranks import LocalRanks, Rank, Ranks, RankSpec
 from luffy.training.trainer import TrainerSpec
 
-__all__ = ["Cluster", "open_cluster"]
+__all__ = ["Cluster", "open_cluster", "open_ranks"]
 
 
 def open_cluster(spec: TrainerSpec) -> Cluster:
@@ -14,3 +18,12 @@ def open_cluster(spec: TrainerSpec) -> Cluster:
 
         return RayCluster(spec)
     return LocalCluster(spec)
+
+
+def open_ranks(cluster: Literal["local", "ray"], spec: RankSpec[Rank]) -> AbstractContextManager[Ranks[Rank]]:
+    """Ranks without engines: one in this process, or `execution.ray.trainer_ranks` on Ray."""
+    if cluster == "ray":
+        from luffy.cluster.ray_ranks import ray_ranks
+
+        return ray_ranks(spec)
+    return nullcontext(LocalRanks(spec.open_rank()))

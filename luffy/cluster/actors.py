@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 import ray
 
 if TYPE_CHECKING:
-    from ray.actor import ActorHandle
     from torch import Tensor
 
     from luffy.config.execution import VLLMConfig
     from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-    from luffy.training.trainer import TrainerRank, TrainerSpec
+    from luffy.training.ranks import Rank, RankSpec
 
     Bucket = list[tuple[str, Tensor]]
 
@@ -69,43 +68,20 @@ class RankActor:
             probe.bind(("", 0))
             return ray.util.get_node_ip_address(), probe.getsockname()[1]
 
-    def open(self, spec: TrainerSpec, rank: int, num_ranks: int, meeting_point: tuple[str, int]) -> None:
+    def open(self, spec: RankSpec[object], rank: int, num_ranks: int, meeting_point: tuple[str, int]) -> None:
         """Join the process group and load the model; a collective call."""
         address, port = meeting_point
         # Ray makes a single GPU visible to each process, so the local rank is always 0.
         os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
         from luffy.training.distributed import init_process_group
-        from luffy.training.trainer import TrainerRank
 
         init_process_group()
-        self._rank = TrainerRank(spec)
+        self._rank = spec.open_rank()
 
-    def call(self, method: Callable[[TrainerRank, *_Arguments], _Result], *arguments: *_Arguments) -> _Result:
+    def call(self, method: Callable[[Rank, *_Arguments], _Result], *arguments: *_Arguments) -> _Result:
         """The result of a method of this actor's rank."""
         return method(self._rank, *arguments)
-
-    def send_weights(self, engines: Sequence[ActorHandle], version: int, timeout_s: float) -> list[int]:
-        """Send the current weights to the engines; a collective call. Returns the indices of engines that failed.
-
-        The version sent is at least `version`: a step without any rows to train on never reaches the ranks.
-        Every rank iterates over all parameters even when engines fail; one that stopped early would leave the
-        others waiting in a collective.
-        """
-        from luffy.cluster.weights import WeightSender
-
-        weights = self._rank.policy.weights()
-        if self._rank.policy.engine.global_rank != 0:
-            for _ in weights:
-                pass
-            return []
-        return WeightSender(engines, timeout_s).send(weights, max(version, self._rank.version))
-
-    def free_cache(self) -> None:
-        """Return torch's cached GPU memory to the driver, for the engine that shares the GPU."""
-        import torch
-
-        torch.cuda.empty_cache()
 
 
 class EngineActor:

@@ -1,16 +1,13 @@
 """`cluster: local`: one process, in which trainer and engine share one model and run in turn."""
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar, TypeVarTuple
+from collections.abc import Sequence
 
 from luffy.cluster.servers import Servers
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.policy import Policy
+from luffy.training.ranks import LocalRanks
 from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
-
-_Arguments = TypeVarTuple("_Arguments")
-_Result = TypeVar("_Result")
 
 
 class EmbeddedEngine:
@@ -37,7 +34,7 @@ class LocalCluster:
         self._servers = Servers(spec) if spec.settings.rl.engine == "openai" else None
         self._rank = TrainerRank(spec)
         self._embedded = EmbeddedEngine(self._rank.policy, spec.execution.rollout_batch_size)
-        self.trainer = Trainer(spec.settings, 1, self._call)
+        self.trainer = Trainer(spec.settings, LocalRanks(self._rank))
 
     @property
     def engine(self) -> RolloutEngine:
@@ -60,8 +57,3 @@ class LocalCluster:
     def __exit__(self, *_: object) -> None:
         if self._servers is not None:
             self._servers.close()
-
-    def _call(
-        self, method: Callable[[TrainerRank, *_Arguments], _Result], arguments: Sequence[tuple[*_Arguments]]
-    ) -> list[_Result]:
-        return [method(self._rank, *arguments[0])]

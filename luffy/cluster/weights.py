@@ -4,17 +4,37 @@ Rank 0 puts each bucket once for all engines, and the next one when all have tak
 two buckets besides the model itself.
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from luffy.training.trainer import TrainerRank
+
 logger = logging.getLogger(__name__)
 _BUCKET_BYTES = 256 * 2**20
+
+
+def send_weights(rank: TrainerRank, engines: Sequence[ActorHandle], version: int, timeout_s: float) -> list[int]:
+    """Send the trainer's weights to the engines; a collective call. Returns the indices of engines that failed.
+
+    The version sent is at least `version`: a step without any rows to train on never reaches the ranks. Every rank
+    iterates over all parameters even when engines fail; one that stopped early would leave the others waiting in a
+    collective.
+    """
+    weights = rank.policy.weights()
+    if rank.policy.engine.global_rank != 0:
+        for _ in weights:
+            pass
+        return []
+    return WeightSender(engines, timeout_s).send(weights, max(version, rank.version))
 
 
 class WeightSender:

@@ -6,7 +6,7 @@ A field that is not in a stage's settings cannot change what it computes, so the
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
 
 from luffy.config.data import DataConfig
 from luffy.config.difficulty import DifficultyConfig
@@ -15,7 +15,7 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import DType, ModelConfig
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.strict import StrictModel
+from luffy.config.strict import StrictModel, is_for_identity
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
 StageSettings = StrictModel
@@ -56,7 +56,16 @@ class SFTSettings(StrictModel):
 
     seed: int
     dtype: DType
+    cluster: Literal["local", "ray"]
+    """Where it trains. Not part of the stage's identity: the ranks that share a step change its last bits alone."""
     sft: SFTConfig
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        values = dump(self)
+        if is_for_identity(info.context):
+            del values["cluster"]
+        return values
 
 
 class RLSettings(StrictModel):

@@ -111,7 +111,9 @@ def _difficulty(config: ExperimentConfig) -> DifficultySettings:
 
 def _sft(config: ExperimentConfig) -> SFTSettings:
     assert config.sft is not None
-    return SFTSettings(seed=_seed(config, config.sft), dtype=config.model.dtype, sft=_seedless(config.sft))
+    return SFTSettings(
+        seed=_seed(config, config.sft), dtype=config.model.dtype, cluster=config.cluster, sft=_seedless(config.sft)
+    )
 
 
 def _rl(config: ExperimentConfig) -> RLSettings:
@@ -149,6 +151,12 @@ def _gpus_of_rl(config: ExperimentConfig) -> int:
     if config.cluster == "local":
         return 1
     return cluster_gpus(config) if config.execution.ray.address is None else 0  # a remote cluster assigns its own
+
+
+def _gpus_of_sft(config: ExperimentConfig) -> int:
+    if config.cluster == "local":
+        return 1
+    return config.execution.ray.trainer_ranks if config.execution.ray.address is None else 0
 
 
 def _gpus_of_generation(section: EvaluationConfig | DifficultyConfig | None, config: ExperimentConfig) -> int:
@@ -194,7 +202,7 @@ _KINDS = (
         inputs={"data": "data", "model": "policy"},
         provides=("policy",),
         sections=("sft", "data.train"),
-        gpus=lambda config: 1,
+        gpus=_gpus_of_sft,
         views=("metrics", "training_curves"),
     ),
     StageKind(

@@ -17,7 +17,10 @@ from luffy.rollout.text_endpoint import write_endpoint
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.training.base_model import adapt_model_folder, copy_tokenizer, new_tiny_model
-from luffy.training.supervised import SupervisedPlan
+from luffy.training.checkpoint import CheckpointStore
+from luffy.training.policy import Policy
+from luffy.training.ranks import LocalRanks
+from luffy.training.supervised import SupervisedPlan, SupervisedRank
 
 logger = logging.getLogger(__name__)
 LANGUAGE_MODELLING = TermConfig(
@@ -54,7 +57,10 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
         seed=settings.seed,
     )
     model = new_tiny_model(settings.model.architecture, tokenizer, settings.seed)
-    return run_supervised(settings, context, model, settings.model.dtype, examples, plan, tokenizer)
+    policy = Policy(model, plan.optimizer, context.execution, settings.model.dtype)
+    checkpoints = CheckpointStore(context.out, context.execution.checkpoint.keep)
+    rank = SupervisedRank(policy, plan, checkpoints, tokenizer.pad_token_id)
+    return run_supervised(settings, context, LocalRanks(rank), examples, plan)
 
 
 def _warn_of_other_ends(model: Path, turn_ends: Sequence[int]) -> None:

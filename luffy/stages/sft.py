@@ -4,6 +4,7 @@ Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
 Ask: python -m luffy.stages.sft --explain exp_configs/arithmetic.yaml
 """
 
+from luffy.cluster import open_ranks
 from luffy.config.settings import SFTSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
@@ -12,8 +13,7 @@ from luffy.seeds import derive_seed
 from luffy.stages.explain import explain_if_asked
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
-from luffy.training.policy import load_causal_lm
-from luffy.training.supervised import SupervisedPlan
+from luffy.training.supervised import SupervisedPlan, SupervisedSpec
 from luffy.types import Prompt
 
 
@@ -43,8 +43,10 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
         checkpoint_every=context.execution.checkpoint.sft_every,
         seed=settings.seed,
     )
-    model = load_causal_lm(context.inputs["model"] / "model", settings.dtype)
-    return run_supervised(settings, context, model, settings.dtype, examples, plan, tokenizer)
+    model = context.inputs["model"] / "model"
+    spec = SupervisedSpec(plan, context.execution, settings.dtype, model, context.out, tokenizer.pad_token_id)
+    with open_ranks(settings.cluster, spec) as ranks:
+        return run_supervised(settings, context, ranks, examples, plan)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,19 @@
-"""Supervised training on (prompt, response) pairs, for the stages `base` and `sft`."""
+"""Supervised training on (prompt, response) pairs, for the stages `base` and `sft`.
+
+`SupervisedRank` runs in this process or in a Ray actor; `SupervisedTrainer` drives the ranks, wherever they run. The
+rows of a step and the weight of each token do not depend on the number of ranks.
+"""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
+from luffy.config.execution import ExecutionConfig
+from luffy.config.model import DType
 from luffy.config.objective import TermConfig
 from luffy.config.training import OptimizerConfig
 from luffy.objectives.schedules import schedule_multiplier
@@ -14,8 +22,10 @@ from luffy.seeds import derive_seed
 from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.memory_use import peak_memory
-from luffy.training.policy import Policy
+from luffy.training.policy import Policy, check_fits, load_causal_lm
+from luffy.training.ranks import Ranks, call_everywhere
 from luffy.training.sampler import batch_indices
+from luffy.training.sharding import Shard, shard_rows
 from luffy.types import FinishReason, Outcome, Source, Trajectory
 
 OnStep = Callable[[int, dict[str, float]], None]
@@ -34,6 +44,61 @@ class SupervisedPlan:
     seed: int
 
 
+@dataclass(frozen=True, slots=True)
+class SupervisedSpec:
+    """Everything a rank is built from; it is sent to other processes and machines."""
+
+    plan: SupervisedPlan
+    execution: ExecutionConfig
+    dtype: DType
+    model: Path
+    """Folder of the model to train."""
+    out: Path
+    """The stage's directory, for checkpoints, on a file system shared by all ranks."""
+    pad_id: int
+
+    def open_rank(self) -> "SupervisedRank":
+        """Load the model and prepare it for training; a collective call."""
+        policy = Policy(load_causal_lm(self.model, self.dtype), self.plan.optimizer, self.execution, self.dtype)
+        return SupervisedRank(policy, self.plan, CheckpointStore(self.out, self.execution.checkpoint.keep), self.pad_id)
+
+
+class SupervisedRank:
+    """One rank, in an existing process group (`luffy.training.distributed`)."""
+
+    def __init__(self, policy: Policy, plan: SupervisedPlan, checkpoints: CheckpointStore, pad_id: int) -> None:
+        self._policy = policy
+        self._plan = plan
+        self._checkpoints = checkpoints
+        self._pad_id = pad_id
+
+    def check_fits(self, longest: int) -> None:
+        """Raise DataError when an example of `longest` tokens is longer than the model's context."""
+        check_fits(self._policy.causal_lm, longest, "the longest example")
+
+    def take_step(self, shard: Shard, step: int, width: int) -> dict[str, float]:
+        """Optimizer step `step` (from 1) on this rank's rows; `width` is the longest row of any rank, in tokens."""
+        plan = self._plan
+        # For models with dropout: a different mask on each rank.
+        torch.manual_seed(derive_seed(plan.seed, "train", step, dist.get_rank()))
+        lr = plan.optimizer.lr * schedule_multiplier(plan.optimizer.schedule, step - 1, plan.steps)
+        objective = objective_at(plan.terms, step, plan.steps, width)
+        batch = collate(shard.rows, torch.zeros(len(shard.rows)), self._pad_id)
+        return self._policy.update(batch, objective, lr) | peak_memory()
+
+    def save(self, step: int) -> None:
+        """Write the checkpoint of `step`."""
+        self._checkpoints.save({"policy": self._policy.engine}, step)
+
+    def restore(self, step: int) -> None:
+        """Restore the checkpoint of `step`."""
+        self._checkpoints.load({"policy": self._policy.engine}, step)
+
+    def export(self, folder: Path) -> None:
+        """Write a plain Hugging Face model folder."""
+        self._policy.export(folder)
+
+
 def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Trajectory:
     """A (prompt, response) pair as a trajectory of off-policy tokens."""
     length = len(response_ids)
@@ -49,30 +114,41 @@ def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Tra
     )
 
 
-def train_supervised(
-    policy: Policy,
-    examples: Sequence[Trajectory],
-    plan: SupervisedPlan,
-    checkpoints: CheckpointStore,
-    pad_id: int,
-    start: int,
-    on_step: OnStep,
-) -> None:
-    """Train from step `start` (0, or that of the checkpoint just loaded) to the plan's end."""
-    for step in range(start + 1, plan.steps + 1):
-        began = time.perf_counter()
-        torch.manual_seed(derive_seed(plan.seed, "train", step))  # for models with dropout
+class SupervisedTrainer:
+    """All ranks as one."""
+
+    def __init__(self, plan: SupervisedPlan, ranks: Ranks[SupervisedRank]) -> None:
+        self._plan = plan
+        self._ranks = ranks
+
+    def train(self, examples: Sequence[Trajectory], start: int, on_step: OnStep) -> None:
+        """Train from step `start` (0, or the step of a checkpoint) to the end of the plan.
+
+        Raises DataError when an example is longer than the model's context.
+        """
+        call_everywhere(self._ranks, SupervisedRank.check_fits, max(row.num_tokens for row in examples))
+        if start:
+            call_everywhere(self._ranks, SupervisedRank.restore, start)
+        for step in range(start + 1, self._plan.steps + 1):
+            # Metrics before the checkpoint: a run killed in between repeats the step and loses no metrics.
+            on_step(step, self._take_step(examples, step))
+            if step % self._plan.checkpoint_every == 0 and step < self._plan.steps:
+                call_everywhere(self._ranks, SupervisedRank.save, step)
+
+    def export(self, folder: Path) -> None:
+        """Write a plain Hugging Face model folder (safetensors)."""
+        call_everywhere(self._ranks, SupervisedRank.export, folder)
+
+    def _take_step(self, examples: Sequence[Trajectory], step: int) -> dict[str, float]:
+        began, plan = time.perf_counter(), self._plan
         rows = [examples[i] for i in batch_indices(len(examples), plan.batch_size, step - 1, plan.seed)]
-        batch = collate(rows, torch.zeros(len(rows)), pad_id)
-        lr = plan.optimizer.lr * schedule_multiplier(plan.optimizer.schedule, step - 1, plan.steps)
-        metrics = policy.update(batch, objective_at(plan.terms, step, plan.steps, batch.input_ids_BT.shape[1]), lr)
+        width = max(row.num_tokens for row in rows)
+        shards = shard_rows(rows, self._ranks.num_ranks)
+        metrics = self._ranks.call(SupervisedRank.take_step, [(shard, step, width) for shard in shards])[0]
         seconds = time.perf_counter() - began
-        metrics["batch/num_rows"] = float(len(rows))
-        metrics["batch/response_tokens"] = float(sum(len(row.response_ids) for row in rows))
-        metrics["perf/tokens_per_s"] = float(batch.attention_mask_BT.sum()) / seconds
-        metrics["perf/step_s"] = seconds
-        metrics |= peak_memory()
-        # Metrics before the checkpoint: a run killed in between repeats the step and loses no metrics.
-        on_step(step, metrics)
-        if step % plan.checkpoint_every == 0 and step < plan.steps:
-            checkpoints.save({"policy": policy.engine}, step)
+        return metrics | {
+            "batch/num_rows": float(len(rows)),
+            "batch/response_tokens": float(sum(len(row.response_ids) for row in rows)),
+            "perf/tokens_per_s": sum(row.num_tokens for row in rows) / seconds,
+            "perf/step_s": seconds,
+        }

@@ -3,10 +3,10 @@
 `TrainerRank` runs in this process or in a Ray actor; `Trainer` drives the ranks, wherever they run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from typing import Any
 
 import deepspeed
 import torch
@@ -22,11 +22,9 @@ from luffy.training.critic import Critic
 from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.learner import Learner, Metrics
 from luffy.training.policy import Policy, check_fits, load_causal_lm
+from luffy.training.ranks import Ranks, call_everywhere
 from luffy.training.sharding import Shard, shard_groups, shard_rows
 from luffy.types import Group, Trajectory
-
-_Arguments = TypeVarTuple("_Arguments")
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,10 @@ class TrainerSpec:
     longest: int
     """Largest number of tokens of a prompt with its response."""
     pad_id: int
+
+    def open_rank(self) -> "TrainerRank":
+        """Load the models and prepare them for training; a collective call."""
+        return TrainerRank(self)
 
 
 class TrainerRank:
@@ -92,29 +94,22 @@ class TrainerRank:
         """Write a plain Hugging Face model folder."""
         self.policy.export(folder)
 
+    def free_cache(self) -> None:
+        """Return torch's cached GPU memory to the driver, for an engine that shares the GPU."""
+        torch.cuda.empty_cache()
+
     @property
     def _engines(self) -> dict[str, deepspeed.DeepSpeedEngine]:
         critic = self._learner.critic
         return {"policy": self.policy.engine} | ({} if critic is None else {"critic": critic.engine})
 
 
-class CallRanks(Protocol):
-    """Calls a method of `TrainerRank` on every rank at once, wherever the ranks run."""
-
-    def __call__(
-        self, method: Callable[[TrainerRank, *_Arguments], _Result], arguments: Sequence[tuple[*_Arguments]]
-    ) -> list[_Result]:
-        """The results in order of rank; `arguments` holds those of each rank."""
-        ...
-
-
 class Trainer:
     """All ranks as one: shards the rows over them, and returns the results of rank 0 where all are equal."""
 
-    def __init__(self, settings: RLSettings, num_ranks: int, call: CallRanks) -> None:
+    def __init__(self, settings: RLSettings, ranks: Ranks[TrainerRank]) -> None:
         self._settings = settings
-        self._num_ranks = num_ranks
-        self._call = call
+        self._ranks = ranks
 
     def learn(self, groups: Sequence[Group], step: int) -> Metrics:
         """Take the optimizer steps of RL step `step` (from 1); returns their number and their mean metrics."""
@@ -125,34 +120,32 @@ class Trainer:
             groups,
             settings.objective.advantage,
             settings.rl.updates_per_step,
-            self._num_ranks,
+            self._ranks.num_ranks,
             seed=derive_seed(settings.seed, "updates", step),
         )
-        metrics = self._call(TrainerRank.learn, [(shard, step) for shard in shards])[0]
+        metrics = self._ranks.call(TrainerRank.learn, [(shard, step) for shard in shards])[0]
         return metrics | {"batch/optimizer_steps": float(len(shards[0].updates))}
 
     def sft_step(self, rows: Sequence[Trajectory], step: int) -> Metrics:
         """One SFT step on demonstrations, after RL step `step`."""
-        return self._call(TrainerRank.sft_step, [(shard, step) for shard in shard_rows(rows, self._num_ranks)])[0]
+        shards = shard_rows(rows, self._ranks.num_ranks)
+        return self._ranks.call(TrainerRank.sft_step, [(shard, step) for shard in shards])[0]
 
     def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
         """Mean entropy (nats) of each row's response under the current weights; every rank computes all of them."""
-        return self._everywhere(TrainerRank.entropies, rows)
+        return call_everywhere(self._ranks, TrainerRank.entropies, rows)
 
     def save(self, step: int, state: Mapping[str, object]) -> None:
         """Write the checkpoint of `step`; `state` is plain JSON, which `restore` returns."""
-        self._everywhere(TrainerRank.save, step, state)
+        call_everywhere(self._ranks, TrainerRank.save, step, state)
 
     def restore(self, step: int) -> dict[str, Any]:
         """Restore the checkpoint of `step`; returns the stage's own state."""
-        return self._everywhere(TrainerRank.restore, step)
+        return call_everywhere(self._ranks, TrainerRank.restore, step)
 
     def export(self, folder: Path) -> None:
         """Write a plain Hugging Face model folder (safetensors)."""
-        self._everywhere(TrainerRank.export, folder)
-
-    def _everywhere(self, method: Callable[[TrainerRank, *_Arguments], _Result], *arguments: *_Arguments) -> _Result:
-        return self._call(method, [arguments] * self._num_ranks)[0]
+        call_everywhere(self._ranks, TrainerRank.export, folder)
 
 
 def _learner(spec: TrainerSpec) -> Learner:

@@ -120,7 +120,7 @@ def test_an_error_of_the_ranks_is_raised_as_it_is(pair: Pair) -> None:
     with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         pair.ray.trainer.restore(9)
     with pytest.raises(ClusterError, match=r"trainer rank [01] failed: .*'NoneType'.*rank_[01]\.log"):
-        pair.ray._call(TrainerRank.entropies, [(None,), (None,)])
+        pair.ray.call(TrainerRank.entropies, [(None,), (None,)])
 
 
 ONE = [Place(0, cpus=1, gpus=0)]

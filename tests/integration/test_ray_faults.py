@@ -24,7 +24,7 @@ from ray.exceptions import RayError
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, params, spec_of
 from synthetic.gated_actors import Gate, GatedEngineActor, GatedRankActor
 
-from luffy.cluster import ray_cluster
+from luffy.cluster import ray_cluster, ray_ranks
 from luffy.cluster.ray_cluster import RayCluster
 from luffy.cluster.supervision import Member, MemberDied
 from luffy.errors import ConfigError
@@ -203,7 +203,7 @@ class SharedCluster:
 def shared(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_cluster, "EngineActor", GatedEngineActor)
-        patch.setattr(ray_cluster, "RankActor", GatedRankActor)
+        patch.setattr(ray_ranks, "RankActor", GatedRankActor)
         shared = SharedCluster(address, tmp_path_factory)
         yield shared
         shared.close()

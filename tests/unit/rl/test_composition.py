@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +96,18 @@ def _settings(method: str) -> RLSettings:
 Sent = list[tuple[Callable[..., Any], list[Shard]]]
 
 
-def _record(sent: Sent, method: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+@dataclass(frozen=True)
+class RecordedRanks:
     """Stands for the trainer's ranks: keeps the shards that they are sent."""
-    if method is TrainerRank.entropies:
-        return [[float(len(row.response_ids)) for row in rows] for (rows,) in arguments]
-    sent.append((method, [shard for shard, _ in arguments]))
-    return [{} for _ in arguments]
+
+    sent: Sent
+    num_ranks: int
+
+    def call(self, method: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        if method is TrainerRank.entropies:
+            return [[float(len(row.response_ids)) for row in rows] for (rows,) in arguments]
+        self.sent.append((method, [shard for shard, _ in arguments]))
+        return [{} for _ in arguments]
 
 
 class ScriptedCluster:
@@ -127,7 +133,7 @@ def _learned(settings: RLSettings, groups: Sequence[Group], step: int, num_updat
     """What each rank would learn of a step's groups."""
     rl = settings.rl.model_copy(update={"prompts_per_update": PROMPTS // num_updates})
     sent: Sent = []
-    Trainer(settings.model_copy(update={"rl": rl}), num_ranks, partial(_record, sent)).learn(groups, step)
+    Trainer(settings.model_copy(update={"rl": rl}), RecordedRanks(sent, num_ranks)).learn(groups, step)
     return sent[0][1]
 
 
@@ -184,7 +190,7 @@ def _run(grader: GraderPool, folder: Path, method: str) -> Run:
     settings, sent, journal = _settings(method), Sent(), RolloutJournal(folder)
     params = SamplingParams(1.0, 64, (STOP,))
     collector = GroupCollector(grader, _decode, params, settings.objective.group, settings.seed, STEPS)
-    cluster = ScriptedCluster(Trainer(settings, 2, partial(_record, sent)))
+    cluster = ScriptedCluster(Trainer(settings, RecordedRanks(sent, 2)))
     with StepRunner(settings, cluster, _tasks(), collector, journal) as runner:
         kept = [list(runner.run(step).groups) for step in range(1, STEPS + 1)]
     assert [method for method, _ in sent].count(TrainerRank.learn) == STEPS, "every step learns from some groups"

@@ -21,8 +21,9 @@ from reference.losses import REFERENCES, forward
 from luffy.config.training import ScheduleConfig
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
+from luffy.training.ranks import LocalRanks
 from luffy.training.sampler import batch_indices
-from luffy.training.supervised import SupervisedPlan, train_supervised
+from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedTrainer
 
 SCHEDULE = ScheduleConfig(kind="linear", final_share=0.25)
 PLAN = SupervisedPlan(
@@ -36,13 +37,15 @@ PLAN = SupervisedPlan(
 RATES = tuple(OPTIMIZER.lr * share for share in (1.0, 0.75, 0.5, 0.25))
 
 
+def trainer_of(policy: Policy, store: CheckpointStore) -> SupervisedTrainer:
+    return SupervisedTrainer(PLAN, LocalRanks(SupervisedRank(policy, PLAN, store, pad_id=0)))
+
+
 def test_training_equals_the_reference_step_by_step(tmp_path: Path) -> None:
     model, rows = tiny_model(), trajectories("sft")[0]
     policy = Policy(copy.deepcopy(model), PLAN.optimizer, execution(micro_batch_tokens=40), "float32")
     seen: list[dict[str, float]] = []
-    train_supervised(
-        policy, rows, PLAN, CheckpointStore(tmp_path, 1), pad_id=0, start=0, on_step=lambda _, m: seen.append(m)
-    )
+    trainer_of(policy, CheckpointStore(tmp_path, 1)).train(rows, 0, lambda _, metrics: seen.append(metrics))
     model64 = copy.deepcopy(model).double()
     optimizer = reference_optimizer(model64)
     for step, rate in enumerate(RATES):
@@ -67,5 +70,5 @@ def test_a_step_is_told_before_its_checkpoint_counts(tmp_path: Path) -> None:
 
     policy = Policy(tiny_model(), PLAN.optimizer, execution(), "float32")
     with pytest.raises(KeyboardInterrupt):
-        train_supervised(policy, trajectories("sft")[0], PLAN, store, 0, 0, kill_at_two)
+        trainer_of(policy, store).train(trajectories("sft")[0], 0, kill_at_two)
     assert store.newest() is None

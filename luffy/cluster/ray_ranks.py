@@ -1,0 +1,105 @@
+"""The ranks of a training process group as Ray actors."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVarTuple
+
+import ray
+import torch
+from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup
+
+from luffy.cluster.actors import ProcessSetup, RankActor
+from luffy.cluster.placement import Place, layout, reserve, stand_at
+from luffy.cluster.ray_session import ray_session
+from luffy.cluster.supervision import Member, Supervisor
+from luffy.config.execution import RayConfig
+from luffy.training.ranks import Rank, RankSpec, Result
+
+_LOGS = "logs"
+_Arguments = TypeVarTuple("_Arguments")
+
+
+class RayRanks(Generic[Rank]):
+    """One actor for each of `places`; call `open` before anything else, and wait for what it returns."""
+
+    def __init__(
+        self, spec: RankSpec[Rank], places: Sequence[Place], group: PlacementGroup, supervisor: Supervisor
+    ) -> None:
+        self._spec = spec
+        self._config = spec.execution.ray
+        self._supervisor = supervisor
+        self._submitting = threading.Lock()
+        self.members = [self._start(rank, place, group) for rank, place in enumerate(places)]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.members)
+
+    def open(self) -> list[Any]:
+        """Have every rank join the process group and load its model; returns a reference to each answer."""
+        first = self.members[0]
+        asked = [first.handle.meeting_point.remote()]
+        (meeting_point,) = self._supervisor.answers([first], asked, self._config.start_timeout_s)
+        return [
+            member.handle.open.remote(self._spec, rank, self.num_ranks, meeting_point)
+            for rank, member in enumerate(self.members)
+        ]
+
+    def call(
+        self, method: Callable[[Rank, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
+    ) -> list[Result]:
+        """Call a method of the rank in every actor at once; `arguments` and the results are in order of rank."""
+        return self.ask(RankActor.call, [(method, *of_rank) for of_rank in arguments])
+
+    def ask(
+        self, method: Callable[[RankActor, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
+    ) -> list[Result]:
+        """Call a method of every actor at once."""
+        # The calls contain collectives, so every rank has to receive them in the same order.
+        with self._submitting:
+            asked = [
+                getattr(member.handle, method.__name__).remote(*of_rank)
+                for member, of_rank in zip(self.members, arguments, strict=True)
+            ]
+        return self._supervisor.answers(self.members, asked, self._config.call_timeout_s)
+
+    def _start(self, rank: int, place: Place, group: PlacementGroup) -> Member:
+        setup = ProcessSetup(log_file(self._spec.out, f"rank_{rank}"), self._spec.execution.num_threads)
+        return start_member(f"trainer rank {rank}", RankActor, place, group, setup)
+
+
+@contextmanager
+def ray_ranks(spec: RankSpec[Rank]) -> Iterator[RayRanks[Rank]]:
+    """Ranks without engines, on `execution.ray.trainer_ranks` GPUs (or CPUs); they end with the context."""
+    config, supervisor = spec.execution.ray, Supervisor()
+    with ray_session(config, config.trainer_ranks):
+        places = layout(config, 1, has_gpus(config), num_engines=0)
+        try:
+            ranks = RayRanks(spec, places.ranks, reserve(places, config.start_timeout_s), supervisor)
+            supervisor.answers(ranks.members, ranks.open(), config.start_timeout_s)
+            yield ranks
+        finally:
+            supervisor.close()
+
+
+def has_gpus(config: RayConfig) -> bool:
+    """Whether the cluster has GPUs: a joined one as Ray says, one of this machine as torch says."""
+    return torch.cuda.is_available() if config.address is None else ray.cluster_resources().get("GPU", 0) > 0
+
+
+def log_file(out: Path, process: str) -> Path:
+    """Where a process of the stage in `out` writes."""
+    return out / _LOGS / f"{process}.log"
+
+
+def start_member(
+    name: str, actor: type, place: Place, group: PlacementGroup, setup: ProcessSetup, num_threads: int = 1
+) -> Member:
+    """Start an actor at `place` that answers `num_threads` calls at the same time, and is never restarted by Ray."""
+    options = stand_at(place, group) | {"max_concurrency": num_threads, "max_restarts": 0}
+    handle = ray.remote(actor).options(**options).remote(setup)
+    assert isinstance(handle, ActorHandle)  # Ray's annotation also admits the class, for editors
+    return Member(name, handle, setup.log)

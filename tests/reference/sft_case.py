@@ -1,0 +1,59 @@
+"""SFT of a tiny model on all ranks of a process group, whole or ended after a step and resumed."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from luffy.config.training import ScheduleConfig
+from luffy.training.distributed import init_process_group
+from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedSpec, SupervisedTrainer
+from reference.gradient_case import OPTIMIZER, execution, terms_of, trajectories
+
+SCHEDULE = ScheduleConfig(kind="linear", final_share=0.25)
+PLAN = SupervisedPlan(
+    steps=4,
+    batch_size=5,
+    optimizer=OPTIMIZER.model_copy(update={"schedule": SCHEDULE}),
+    terms=terms_of("sft"),
+    checkpoint_every=2,
+    seed=3,
+)
+ENDS_AFTER = 3
+"""The step after which an interrupted run ends; its newest checkpoint is one step older."""
+
+
+class OwnRank:
+    """All ranks, each of which calls itself, as every process of the group runs the same program."""
+
+    def __init__(self, rank: SupervisedRank) -> None:
+        self._rank = rank
+        self.num_ranks = dist.get_world_size()
+
+    def call(self, method: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return [method(self._rank, *arguments[dist.get_rank()])]
+
+
+class Ended(Exception):
+    """The run was interrupted."""
+
+
+def sft(model: Path, out: Path, *, start: int = 0, ends: bool = False, **settings: object) -> list[dict[str, float]]:
+    """Train from step `start`, to the end or (`ends`) until `ENDS_AFTER`, and export; returns the steps' metrics."""
+    init_process_group()
+    spec = SupervisedSpec(PLAN, execution(**settings), "float32", model, out, pad_id=0)
+    trainer = SupervisedTrainer(PLAN, OwnRank(spec.open_rank()))
+    history: list[dict[str, float]] = []
+
+    def on_step(step: int, metrics: dict[str, float]) -> None:
+        history.append(metrics)
+        if ends and step == ENDS_AFTER:
+            raise Ended
+
+    try:
+        trainer.train(trajectories("sft")[0], start, on_step)
+    except Ended:
+        return history
+    trainer.export(out / "model")
+    return history
