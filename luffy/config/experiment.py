@@ -47,8 +47,10 @@ class ExperimentConfig(StrictModel):
 
     @property
     def num_engines(self) -> int:
-        """Engines that `cluster: ray` starts: none beside servers elsewhere."""
-        return 0 if self.rl is not None and self.rl.engine == "openai" else self.execution.ray.engines
+        """Engines that `cluster: ray` starts: none without RL, or beside servers elsewhere."""
+        if "rl" not in self.stages or (self.rl is not None and self.rl.engine == "openai"):
+            return 0
+        return self.execution.ray.engines
 
     @property
     def measured_difficulty(self) -> DifficultyConfig | None:

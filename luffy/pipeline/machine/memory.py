@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from luffy.config import ExperimentConfig
+from luffy.config.objective import TermConfig
 from luffy.config.objective.losses import EntropyLoss, is_untempered
 from luffy.pipeline.machine.architecture import ModelArchitecture
 
@@ -30,6 +31,8 @@ _PROCESS_GIB = 1.5
 """Allowance, by experience and by no formula: CUDA context, libraries' workspaces and NCCL of a process."""
 _ENGINE_PROCESS_GIB = 2.0
 """The same, and the CUDA graphs of an engine. It stays when the engine sleeps."""
+
+ENGINE_GPU = "engine GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +72,25 @@ class GpuMemory:
 def estimate_memory(
     architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None
 ) -> tuple[GpuMemory, ...]:
-    """Each kind of GPU in an RL stage under `cluster: ray`; `gpu_gib` is the memory of one, None where not known.
+    """Each kind of GPU in the training stages under `cluster: ray`; `gpu_gib` is the memory of one, None: not known.
 
-    Disaggregated: a trainer's GPU in an update, and an engine's. Colocated: a GPU that both share, in a rollout (the
-    trainer keeps weights and optimizer states there) and in an update (the engine sleeps, without weights and cache).
+    SFT: a rank in an update. RL, disaggregated: a trainer's GPU in an update, and an engine's. Colocated: a GPU that
+    both share, in a rollout (the trainer keeps weights and optimizer states there) and in an update (the engine sleeps,
+    without weights and cache).
     """
+    found = []
+    if "sft" in config.stages:
+        found.append(_in_update("GPU in SFT", _TrainerMemory(architecture, config, _sft_workload(config)), gpu_gib))
+    if "rl" in config.stages:
+        found += _in_rl(architecture, config, gpu_gib)
+    return tuple(found)
+
+
+def _in_rl(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> tuple[GpuMemory, ...]:
     ray = config.execution.ray
-    trainer = _TrainerMemory(architecture, config)
+    trainer = _TrainerMemory(architecture, config, _rl_workload(config))
     engine = engine_share(architecture, config, gpu_gib)
-    update = (*trainer.states(), *trainer.transient(), _context("trainer"))
-    of_trainer = GpuMemory("trainer GPU", ray.trainer_ranks, update, gpu_gib)
+    of_trainer = _in_update("trainer GPU", trainer, gpu_gib)
     if not config.num_engines:
         return (of_trainer,)
     if ray.placement == "disaggregated":
@@ -88,7 +100,7 @@ def estimate_memory(
     count = max(ray.trainer_ranks, engine.count)
     return (
         GpuMemory("shared GPU in a rollout", count, rollout, gpu_gib),
-        GpuMemory("shared GPU in an update", count, (*update, asleep), gpu_gib),
+        GpuMemory("shared GPU in an update", count, (*of_trainer.components, asleep), gpu_gib),
     )
 
 
@@ -99,7 +111,7 @@ def engine_share(architecture: ModelArchitecture, config: ExperimentConfig, gpu_
     taken = (_engine_weights(architecture, config), _engine_work(architecture, config), _context("engine"))
     left = None if limit is None else limit - sum(component.gib for component in taken)
     cache = _kv_cache(architecture, config, left)
-    return GpuMemory("engine GPU", ray.engines * vllm.tensor_parallel_size, (*taken, cache), limit)
+    return GpuMemory(ENGINE_GPU, ray.engines * vllm.tensor_parallel_size, (*taken, cache), limit)
 
 
 def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, width: int) -> int:
@@ -158,30 +170,63 @@ def head_bytes(
     return logits, dtype_bytes * (architecture.embedding_parameters + tokens * architecture.hidden_size)
 
 
+@dataclass(frozen=True, slots=True)
+class _Workload:
+    """What a stage asks of its trainer."""
+
+    longest: int
+    """Tokens of the longest row."""
+    entropy_gradient: bool
+    """Whether a term differentiates the entropy."""
+    untempered: bool = False
+    """Whether a term sees the policy at temperature 1 beside that of the rollouts."""
+    has_reference: bool = False
+    has_critic: bool = False
+
+
+def _sft_workload(config: ExperimentConfig) -> _Workload:
+    assert config.sft is not None
+    longest = config.data.max_prompt_tokens + config.data.max_trace_tokens
+    return _Workload(longest, _differentiates_entropy(config.sft.objective.terms))
+
+
+def _rl_workload(config: ExperimentConfig) -> _Workload:
+    rl, objective = config.rl, config.objective
+    assert rl is not None and objective is not None
+    terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
+    return _Workload(
+        longest=config.data.max_prompt_tokens + rl.max_response_tokens,
+        entropy_gradient=_differentiates_entropy(terms),
+        untempered=rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms),
+        has_reference=objective.needs_reference,
+        has_critic=rl.critic is not None,
+    )
+
+
+def _differentiates_entropy(terms: Iterable[TermConfig]) -> bool:
+    return any(isinstance(term.loss, EntropyLoss) for term in terms)
+
+
+def _in_update(name: str, trainer: "_TrainerMemory", gpu_gib: float | None) -> GpuMemory:
+    components = (*trainer.states(), *trainer.transient(), _context("trainer"))
+    return GpuMemory(name, trainer.num_ranks, components, gpu_gib)
+
+
 class _TrainerMemory:
     """One DeepSpeed rank."""
 
-    def __init__(self, architecture: ModelArchitecture, config: ExperimentConfig) -> None:
-        assert config.rl is not None and config.objective is not None
+    def __init__(self, architecture: ModelArchitecture, config: ExperimentConfig, workload: _Workload) -> None:
         self._shape = architecture
         self._execution = config.execution
-        self._ranks = config.execution.ray.trainer_ranks
         self._bytes = _BYTES[config.model.dtype]
-        self._has_reference = config.objective.needs_reference
-        self._has_critic = config.rl.critic is not None
-        self._entropy_gradient = any(isinstance(term.loss, EntropyLoss) for term in config.objective.terms)
-        terms = (
-            *config.objective.terms,
-            *(config.objective.interleaved_sft.terms if config.objective.interleaved_sft else ()),
-        )
-        self._untempered = config.rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms)
-        self._longest = config.data.max_prompt_tokens + config.rl.max_response_tokens
+        self._workload = workload
+        self.num_ranks = config.execution.ray.trainer_ranks
 
     def states(self) -> tuple[Component, ...]:
         """Weights, gradients and optimizer states: what an update holds whatever the batch."""
         return tuple(
             [*self._learning("", self._shape.num_parameters), *self._reference()]
-            + (self._learning("critic ", self._critic_parameters) if self._has_critic else [])
+            + (self._learning("critic ", self._critic_parameters) if self._workload.has_critic else [])
         )
 
     def states_in_rollouts(self) -> tuple[Component, ...]:
@@ -220,7 +265,7 @@ class _TrainerMemory:
         if self._execution.zero_stage < 3:
             return float(parameters * self._bytes), ", whole on each rank"
         live = min(parameters, _LIVE_PARAMETERS)
-        return (parameters / self._ranks + live) * self._bytes, f" / {self._ranks} ranks, and {live:,} gathered"
+        return (parameters / self.num_ranks + live) * self._bytes, f" / {self.num_ranks} ranks, and {live:,} gathered"
 
     def _gradient_bytes(self) -> tuple[float, str]:
         """For each parameter: sums in float32, sharded from ZeRO 2 on; with ZeRO 1, those of the pass, too."""
@@ -228,7 +273,7 @@ class _TrainerMemory:
         if stage >= 2:
             if self._execution.offload_optimizer:
                 return 0.0, "in CPU memory"
-            return _FLOAT32 / self._ranks, f"float32: 4 bytes a parameter / {self._ranks} ranks"
+            return _FLOAT32 / self.num_ranks, f"float32: 4 bytes a parameter / {self.num_ranks} ranks"
         if not self._sums_whole_gradients:
             return float(_FLOAT32), "float32: 4 bytes a parameter, whole on each rank"
         return float(_FLOAT32 + self._bytes), "4 bytes a parameter summed and 2 of the pass, whole on each rank"
@@ -239,11 +284,11 @@ class _TrainerMemory:
             return 0.0, "in CPU memory"
         if self._execution.zero_stage == 0:
             return 2.0 * _FLOAT32, "two moments: 8 bytes a parameter"
-        words = f"master weights and two moments: 12 bytes a parameter / {self._ranks} ranks"
-        return 3.0 * _FLOAT32 / self._ranks, words
+        words = f"master weights and two moments: 12 bytes a parameter / {self.num_ranks} ranks"
+        return 3.0 * _FLOAT32 / self.num_ranks, words
 
     def _reference(self) -> list[Component]:
-        if not self._has_reference:
+        if not self._workload.has_reference:
             return []
         parameters = self._shape.num_parameters
         words = f"{parameters:,} parameters x {self._bytes} bytes, whole on each rank"
@@ -256,8 +301,8 @@ class _TrainerMemory:
             self._bytes,
             self._tokens,
             chunk,
-            entropy_gradient=self._entropy_gradient,
-            untempered=self._untempered,
+            entropy_gradient=self._workload.entropy_gradient,
+            untempered=self._workload.untempered,
         )
         per_logit = logits // (chunk * self._shape.vocabulary_size)
         words = f"{chunk:,} tokens x {self._shape.vocabulary_size:,} logits x {per_logit} bytes"
@@ -279,7 +324,7 @@ class _TrainerMemory:
         if self._execution.offload_optimizer:
             return ()
         stage = self._execution.zero_stage
-        size = self._shape.num_parameters / (1 if stage == 0 else self._ranks)
+        size = self._shape.num_parameters / (1 if stage == 0 else self.num_ranks)
         size = min(size, 1e9) if stage == 3 else size
         return (Component("optimizer step", _FLOAT32 * size / _GIB, "one float32 temporary of Adam's shard"),)
 
@@ -290,7 +335,7 @@ class _TrainerMemory:
         return (Component("activations", self._tokens * kept / _GIB, words),)
 
     def _bucket(self) -> tuple[Component, ...]:
-        if self._ranks == 1 and self._execution.zero_stage == 0:
+        if self.num_ranks == 1 and self._execution.zero_stage == 0:
             return ()
         elements = min(_REDUCE_BUCKET, self._shape.num_parameters)
         words = f"DeepSpeed's reduce bucket: {elements:,} elements x {self._bytes} bytes"
@@ -307,12 +352,12 @@ class _TrainerMemory:
     @property
     def _tokens(self) -> int:
         """Tokens of the largest micro-batch: a row longer than the budget makes its own."""
-        return max(self._execution.micro_batch_tokens, self._longest)
+        return max(self._execution.micro_batch_tokens, self._workload.longest)
 
     @property
     def _width(self) -> int:
         """Tokens of a row, whose square the mask takes: a packed micro-batch is one row."""
-        return self._tokens if self._execution.packing else self._longest
+        return self._tokens if self._execution.packing else self._workload.longest
 
 
 def _engine_weights(architecture: ModelArchitecture, config: ExperimentConfig) -> Component:

@@ -7,7 +7,7 @@ from luffy.config.stage_kinds import cluster_gpus
 from luffy.errors import ConfigError
 from luffy.pipeline.machine.architecture import ModelArchitecture, architecture_of
 from luffy.pipeline.machine.gpus import detected_gpus
-from luffy.pipeline.machine.memory import GpuMemory, engine_share, estimate_memory
+from luffy.pipeline.machine.memory import ENGINE_GPU, GpuMemory, engine_share, estimate_memory
 
 _ROUNDING = 1.03
 """A card sold as 80 GB reports 79.2 to 79.6 GiB: that much more may be written down than is there."""
@@ -33,11 +33,11 @@ def check_resources(config: ExperimentConfig) -> None:
 
 
 def find_resources(config: ExperimentConfig) -> Resources:
-    """Nothing but empty findings for `cluster: local`, or a chain without RL.
+    """Nothing but empty findings for `cluster: local`, or a chain without SFT and RL.
 
     Raises DataError where `model.path` is a local one and no model folder.
     """
-    if config.cluster == "local" or "rl" not in config.stages:
+    if config.cluster == "local" or not {"sft", "rl"} & {*config.stages}:
         return Resources((), (), ())
     architecture = architecture_of(config.model)
     here = detected_gpus_gib() if config.execution.ray.address is None else None
@@ -99,11 +99,9 @@ def _too_full(
 ) -> list[str]:
     if gpu_gib is None:
         return []
-    engine = engine_share(architecture, config, gpu_gib)
-    complaints = [] if engine.fits or not config.num_engines else [_engine_complaint(config, engine)]
-    for gpu in gpus:
-        if not gpu.fits and gpu.name != engine.name:
-            complaints.append(_complaint(config, gpu))
+    complaints = [_complaint(config, gpu) for gpu in gpus if not gpu.fits and gpu.name != ENGINE_GPU]
+    if config.num_engines and not (engine := engine_share(architecture, config, gpu_gib)).fits:
+        return [_engine_complaint(config, engine), *complaints]
     return complaints
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
+from luffy.config.comparison import load_comparison
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.machine import gpus
 from luffy.pipeline.machine.resources import check_resources, detected_gpus_gib, find_resources
@@ -82,6 +83,28 @@ def test_the_real_size_configurations_fit_their_machines(driver):
     overlapping = ["execution.ray.placement=disaggregated", "rl.max_staleness=1", "execution.ray.engines=8"]
     overlapping += ["execution.ray.trainer_ranks=8", "execution.vllm.gpu_memory_utilization=0.9"]
     check_resources(load_experiment(CONFIGS / "luffy_qwen2.5_math_7b_2nodes.yaml", overlapping))
+
+
+def test_sft_on_all_ranks_fits_where_a_single_rank_would_not(driver):
+    driver(cards(*[81559] * 8))
+    before_rl = ["chain=sft_then_luffy", "sft={epochs: 3, batch_size: 64, optimizer: {lr: 5e-5}}"]
+    config = load_experiment(SEVEN_B, before_rl)
+    check_resources(config)
+    (sft,) = (gpu for gpu in find_resources(config).gpus if gpu.name == "GPU in SFT")
+    assert (sft.count, sft.fits) == (8, True)
+    alone = ["chain=sft", "method=sft", *before_rl[1:], "execution.ray={trainer_ranks: 1, engines: 1}"]
+    (refusal,) = refusals(*alone)
+    assert refusal.startswith("execution: a GPU in SFT would hold about ")
+    assert "raise execution.ray.trainer_ranks" in refusal
+
+
+def test_every_arm_of_the_papers_comparison_fits_a_node_of_eight(driver):
+    driver(cards(*[81559] * 8))
+    comparison = load_comparison(CONFIGS / "compare_qwen2.5_math_7b.yaml")
+    found = {name: find_resources(comparison.runs_of(name)[0].config) for name in comparison.config.arms}
+    assert {name: resources.complaints for name, resources in found.items()} == dict.fromkeys(found, ())
+    in_sft = {name for name, resources in found.items() if any(gpu.name == "GPU in SFT" for gpu in resources.gpus)}
+    assert in_sft == {"sft", "sft_then_rl", "sft_then_luffy"}
 
 
 def test_more_gpus_than_the_machine_has_are_refused(driver):
