@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -101,12 +102,11 @@ class GraderPool:
         """
         timeouts_file = judge_cache.with_name(TIMEOUTS_FILE)
         pool = cls(num_workers, config.timeout_s, config, judge_cache, others, timeouts_file=timeouts_file)
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(pool.close)
             if check_functions:
                 pool.check_functions()
-        except BaseException:
-            pool.close()
-            raise
+            on_failure.pop_all()
         return pool
 
     def check_functions(self) -> None:
@@ -189,12 +189,11 @@ class GraderPool:
     def _submit(self, jobs: list[Job]) -> None:
         if not jobs:
             return
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self._refuse, jobs, "the grader pool could not start")
             self._start_threads()
             accepted = self._schedule.submit(jobs)
-        except BaseException:
-            self._refuse(jobs, "the grader pool could not start")
-            raise
+            on_failure.pop_all()
         if not accepted:
             self._refuse(jobs, _CLOSED)
 
