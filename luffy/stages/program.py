@@ -267,7 +267,7 @@ def _report(error: Exception) -> int:
             sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     logger.error("the stage failed", exc_info=error)
-    return getattr(error, "exit_code", EXIT_FAILURE)
+    return error.exit_code if isinstance(error, LuffyError) else EXIT_FAILURE
 
 
 def _now() -> str:
