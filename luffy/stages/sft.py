@@ -1,7 +1,6 @@
 """Supervised fine-tuning on off-policy traces.
 
 Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
-Ask: python -m luffy.stages.sft --explain exp_configs/arithmetic.yaml
 """
 
 from luffy.config.settings import SFTSettings
@@ -9,7 +8,6 @@ from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
 from luffy.seeds import derive_seed
-from luffy.stages.explain import explain_if_asked
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.training.policy import load_causal_lm
@@ -48,5 +46,4 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
 
 
 if __name__ == "__main__":
-    explain_if_asked("sft")
     main("sft", run)
