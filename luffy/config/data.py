@@ -153,7 +153,7 @@ class FieldsConfig(StrictModel):
 
 
 class FileSource(StrictModel):
-    """Local parquet, JSONL or CSV (`luffy.data.sources.files`)."""
+    """Local parquet, JSONL or CSV (`luffy.data.sources.local_files`)."""
 
     kind: Literal["file"]
     path: str

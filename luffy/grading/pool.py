@@ -22,13 +22,13 @@ from types import TracebackType
 
 from luffy.config.grading import GraderKind, GradingConfig
 from luffy.errors import ConfigError, DataError, LuffyError
+from luffy.grading.job_queue import Job, JobQueue
 from luffy.grading.judge import Judges
 from luffy.grading.kinds import conclude, functions_of, steps
 from luffy.grading.memo import MEMO_SIZE, VerdictMemo, timed_out
+from luffy.grading.messages import LOAD, Reply
 from luffy.grading.process import WorkerProcess
-from luffy.grading.protocol import LOAD, Reply
 from luffy.grading.request import Grade, GradeRequest, Judging, Verification
-from luffy.grading.schedule import Job, Schedule
 from luffy.grading.workers import Workers
 from luffy.types import Outcome
 
@@ -78,7 +78,7 @@ class GraderPool:
         self._config = config or GradingConfig()
         self._functions = tuple(dict.fromkeys(_functions((self._config.kind, *self._config.named.values(), *others))))
         self._memo = VerdictMemo(timeout_s, memo_size, timeouts_file)
-        self._schedule = Schedule()
+        self._queue = JobQueue()
         self._workers = Workers(num_workers, self._functions)
         self._most_aside = _PAUSED_PER_WORKER * num_workers
         self._threads: list[threading.Thread] = []
@@ -146,7 +146,7 @@ class GraderPool:
         if already:
             return
         self._judges.close()
-        left = self._schedule.close()
+        left = self._queue.close()
         self._workers.interrupt()
         for thread in threads:
             thread.join()
@@ -192,7 +192,7 @@ class GraderPool:
         with ExitStack() as on_failure:
             on_failure.callback(self._refuse, jobs, "the grader pool could not start")
             self._start_threads()
-            accepted = self._schedule.submit(jobs)
+            accepted = self._queue.submit(jobs)
             on_failure.pop_all()
         if not accepted:
             self._refuse(jobs, _CLOSED)
@@ -210,7 +210,7 @@ class GraderPool:
 
     def _serve(self) -> None:
         """Run jobs in workers; each grader thread does so as long as the pool is open."""
-        while (job := self._schedule.take()) is not None:
+        while (job := self._queue.take()) is not None:
             try:
                 found: Grade | BaseException | None = self._run(job)
             except BaseException as error:  # noqa: BLE001 - the caller receives it from the future
@@ -259,7 +259,7 @@ class GraderPool:
                 self._workers.discard(worker)
                 return Reply(Outcome.TIMED_OUT, timed_out(self._timeout_s).reason)
             ran_long = worker.cpu_seconds() - cpu_before >= SLICE_S
-            if ran_long and _can_wait(job.work) and self._schedule.put_aside(job, worker, self._most_aside):
+            if ran_long and _can_wait(job.work) and self._queue.put_aside(job, worker, self._most_aside):
                 return None
 
     def _graded(self, job: Job, reply: Reply) -> Grade:

@@ -12,9 +12,9 @@ from itertools import product
 from typing import TypeVar
 
 from luffy.grading.expression import DEGREE, Apply, Expression, Number, Variable, read_or_none, substituted, variables
+from luffy.grading.math_strict import bases, brackets
 from luffy.grading.numeric import close, constant_value, same
 from luffy.grading.statement import top_level
-from luffy.grading.strict import bases, brackets
 from luffy.grading.strict_text import compact, number
 from luffy.grading.units import QUALIFIERS, split_noun, units_differ, words
 

@@ -21,7 +21,7 @@ from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.rl.collector import GroupCollector
 from luffy.rl.logp_gap import check_logp_gap
 from luffy.rl.rollout_samples import sample_rollouts
-from luffy.rl.step import StepRunner
+from luffy.rl.step_runner import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import SamplingParams
 from luffy.stages.continuation import adopt_shorter_run

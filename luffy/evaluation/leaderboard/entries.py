@@ -12,7 +12,7 @@ from pathlib import Path
 
 from luffy.config import StageName
 from luffy.errors import LuffyError
-from luffy.evaluation.leaderboard.naming import RowName, Use, flatten, name_row, read_uses, tell_apart
+from luffy.evaluation.leaderboard.row_names import RowName, Use, flatten, name_row, read_uses, tell_apart
 from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, read_results
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, Manifest, read_manifest

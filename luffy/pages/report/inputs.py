@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.config import ExperimentConfig
-from luffy.data.difficulty import DifficultyCard, read_card
+from luffy.data.pass_rates import DifficultyCard, read_card
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.evaluation.results import Cell

@@ -13,7 +13,7 @@ from luffy.config import ExperimentConfig
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import ReportSettings
-from luffy.data.difficulty import PassRate, card_json, difficulty_card, fit_of
+from luffy.data.pass_rates import PassRate, card_json, difficulty_card, fit_of
 from luffy.errors import LuffyError
 from luffy.pages.report.inputs import read_chain
 from luffy.pages.report.report_tables import difference_table
