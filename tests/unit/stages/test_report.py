@@ -213,7 +213,8 @@ def test_which_prompts_rl_was_given_is_shown_where_the_chain_has_chosen_them(cha
     manifest = finished_manifest(inputs["base"])
     renamed = {"node": "difficulty", "stage": "difficulty", "outputs": ()}
     write_manifest(measured, manifest.model_copy(update=renamed))
-    html, markdown = report((config, {**inputs, "difficulty": measured}), tmp_path / "out")
+    choosing = ExperimentConfig.model_validate({**config.model_dump(), "difficulty": {"num_samples": 4}})
+    html, markdown = report((choosing, {**inputs, "difficulty": measured}), tmp_path / "out")
     assert "| base | 4 a prompt | 0 to 0.9 | 4 of 5 | 0 of 5 | 1 of 5 | 50.0 | 50.0 |" in markdown
     assert "| correct of 4 | 0 | 1 | 2 | 3 | 4 |" in markdown
     assert "| prompts | 1 | 1 | 1 | 1 | 1 |" in markdown
