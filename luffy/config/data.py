@@ -7,7 +7,6 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from luffy.config.strict import StrictModel
 
 Operation = Literal["add", "subtract", "reverse"]
-ResponseStyle = Literal["stepwise", "direct"]
 
 
 class ArithmeticSource(StrictModel):

@@ -218,16 +218,6 @@ def tally_cells(records: Iterable[SampleRecord]) -> dict[tuple[str, str], Tally]
     return tallies
 
 
-def result_row(
-    records: Iterable[SampleRecord], confidence: float, protocol: SamplingProtocol | None = None
-) -> ResultRow:
-    """The row of one suite and decoding; LuffyError as `Tally.row`, and for records of several or of none."""
-    tallies = tally_cells(records)
-    if len(tallies) != 1:
-        raise LuffyError(f"records of one suite and decoding make a row, these are of {len(tallies)}")
-    return next(iter(tallies.values())).row(confidence, protocol)
-
-
 def count_correct(records: Iterable[SampleRecord]) -> dict[tuple[str, str], dict[str, int]]:
     """Correct responses by suite and decoding and then by problem, in the order in which they appear."""
     counts: dict[tuple[str, str], dict[str, int]] = {}

@@ -9,7 +9,6 @@ else may have killed the first; it is `crashed` when that dies too. Judges are c
 process, which only waits for sockets.
 """
 
-import asyncio
 import logging
 import threading
 import time
@@ -133,10 +132,6 @@ class GraderPool:
     def grade_one(self, response: str, gold: str, *, kind: GraderKind | None = None) -> Grade:
         """Return the grade of one response; `kind` None: the default."""
         return self.grade([GradeRequest(response, gold, kind=kind)])[0]
-
-    async def grade_async(self, requests: Sequence[GradeRequest]) -> list[Grade]:
-        """Same as `grade`, for an event loop: other coroutines run meanwhile."""
-        return await asyncio.to_thread(self.grade, requests)
 
     def close(self) -> None:
         """End all workers; a `grade` in flight on another thread raises LuffyError. May be called again."""

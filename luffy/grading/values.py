@@ -23,7 +23,6 @@ _MATRIX = re.compile(
     r"\\begin\s*\{(?P<kind>[bpBvV]?(?:small)?matrix|array)\}(?:\{[lcr|]*\})?(?P<rows>.*)\\end\s*\{(?P=kind)\}",
     re.DOTALL,
 )
-_NEGATED = ("-(", "-\\begin", "-\\langle")
 _SIGN = re.compile(r"\\(?:pm|mp)(?![a-z])")
 _MINUTES = re.compile(
     r"(?P<sign>-?)\s*(?P<degrees>[0-9]+)\s*\^\s*\{?\\circ\}?\s*(?P<minutes>[0-9]+(?:\.[0-9]+)?)\s*(?:'|\^\s*\{?\s*\\prime\s*\}?)"

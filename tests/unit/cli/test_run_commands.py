@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 from patience import PATIENCE_S
 from synthetic.finished_stages import begin, finish, run_of
+from synthetic.result_rows import result_row
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -24,7 +25,7 @@ from luffy.cli.settings_view import changed_settings, settings_of
 from luffy.config import load_experiment
 from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError
-from luffy.evaluation.results import EvaluationResults, result_row, write_results
+from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.chain.job import write_job

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from synthetic.result_rows import result_row
 
 import luffy
 from luffy.confidential import is_confidential, may_show_prompt
@@ -14,7 +15,7 @@ from luffy.data.confidential_prompts import confidential_uids
 from luffy.data.parquet import write_prompts
 from luffy.evaluation.changes import find_changes
 from luffy.evaluation.finished import read_evaluation
-from luffy.evaluation.results import EvaluationResults, result_row, write_results
+from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pages.evaluation_page import render_page
