@@ -1,7 +1,7 @@
 """What a workspace holds, as rows of text."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from luffy.cli.console import duration, size_words
@@ -67,13 +67,9 @@ def _users(records: Sequence[RunRecord]) -> dict[str, list[str]]:
     """Key to the names of the runs that used it."""
     users: dict[str, list[str]] = {}
     for record in sorted(records, key=lambda record: record.name):
-        for key in _distinct(entry.key for entry in record.stages.values()):
+        for key in dict.fromkeys(entry.key for entry in record.stages.values()):
             users.setdefault(key, []).append(record.name)
     return users
-
-
-def _distinct(keys: Iterable[str]) -> Iterable[str]:
-    return dict.fromkeys(keys)
 
 
 def _newest(directory: Path) -> Path:

@@ -42,7 +42,7 @@ class ComparisonSection:
 
 def render_comparison(findings: Findings) -> str:
     """The page, which needs no other file; the same findings give the same bytes."""
-    colors = _colors(findings)
+    colors = {arm.name: color for arm, color in zip(findings.arms, cycle(_COLORS), strict=False)}
     return render(
         "comparison.html.jinja",
         findings=findings,
@@ -99,10 +99,6 @@ def as_text(table: Table) -> tuple[list[str], list[list[str]]]:
     """Header and rows without markup, for a terminal."""
     rows = [[cell.plain for cell in row] for row in table.rows]
     return list(table.header), rows
-
-
-def _colors(findings: Findings) -> dict[str, str]:
-    return {arm.name: color for arm, color in zip(findings.arms, cycle(_COLORS), strict=False)}
 
 
 def _section(findings: Findings, decoding: str, colors: Mapping[str, str]) -> ComparisonSection:

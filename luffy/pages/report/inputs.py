@@ -24,7 +24,7 @@ class FinishedChain:
     config: ExperimentConfig
     manifests: Mapping[str, Manifest]
     """By node, in the order of the chain."""
-    metrics: Mapping[str, list[MetricRow]]
+    metrics: dict[str, list[MetricRow]]
     """Training curves by node, those that exist."""
     samples: tuple[tuple[int, SampleRollout], ...]
     """Rollouts of RL with their steps."""
@@ -68,7 +68,7 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
     manifests = [finished_manifest(directory) for directory in stages.values()]
     curves = {name: read_metrics(stages[name] / METRICS_FILE) for name in nodes_showing("training_curves", stages)}
     sampled = nodes_showing("rollout_samples", stages)
-    data_cards = [_read_data_card(stages[name]) for name in nodes_showing("data_card", stages)]
+    data_cards = [json.loads((stages[name] / "card.json").read_bytes()) for name in nodes_showing("data_card", stages)]
     difficulty_cards = [read_card(stages[name] / "card.json") for name in nodes_showing("difficulty_card", stages)]
     return FinishedChain(
         config=config,
@@ -97,7 +97,3 @@ def _paired(first: CheckpointScores, second: CheckpointScores, cell: Cell) -> Pa
     assert row is not None
     k = row.num_samples
     return PairedAccuracies([before[uid] / k for uid in before], [after[uid] / k for uid in before], k)
-
-
-def _read_data_card(directory: Path) -> Mapping[str, object]:
-    return json.loads((directory / "card.json").read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from luffy.config.settings import ReportSettings
 from luffy.data.pass_rates import PassRate, card_json, difficulty_card, fit_of
 from luffy.errors import LuffyError
 from luffy.pages.report.inputs import read_chain
+from luffy.pages.report.report_page import build_page, render_html
 from luffy.pages.report.report_tables import difference_table
 from luffy.pipeline.chain.manifest import finished_manifest, write_manifest
 from luffy.pipeline.machine.events import EventWriter
@@ -127,6 +129,17 @@ def test_the_page_has_what_summaries_have_for_the_checkpoints_side_by_side(
         assert html.count(text) == count
     assert "a &lt; b &amp; *c*" in html
     assert "a < b" not in html
+
+
+def test_checkpoints_of_other_stages_are_shown_in_colors_of_their_own(chain: Chain) -> None:
+    finished = read_chain(*chain)
+    base, sft, rl = finished.evaluations
+    other = replace(sft, results=sft.results.model_copy(update={"checkpoint": "merge"}))
+    metrics = {name if name != "sft" else "merge": rows for name, rows in finished.metrics.items()}
+    page = build_page(replace(finished, evaluations=(base, other, rl), metrics=metrics))
+    assert page.checkpoint_legend == [("c6", "base"), ("c3", "merge"), ("c1", "RL")]
+    assert [section.title for section in page.training] == ["Reinforcement learning", "merge", "Base policy"]
+    assert "merge" in render_html(page)
 
 
 def test_the_summary_says_the_headline_numbers_in_words(written: tuple[str, str], chain: Chain) -> None:
