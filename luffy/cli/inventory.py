@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from luffy.cli.console import duration, size_words
-from luffy.config import STAGE_ORDER
+from luffy.config import STAGE_KINDS
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.workspace import RUN_FILE, Workspace
@@ -24,7 +24,7 @@ def take_stock(workspace: Workspace) -> tuple[Rows, Rows]:
     The size of a run is that of its directory and of its stages, which other runs may share.
     """
     records = list_records(workspace)
-    directories = [(stage, directory) for stage in (*STAGE_ORDER, "sweep") for directory in workspace.siblings(stage)]
+    directories = [(stage, directory) for stage in STAGE_KINDS for directory in workspace.siblings(stage)]
     sizes = {directory.name: measure(directory).num_bytes for _, directory in directories}
     users = _users(records)
     stages = [
