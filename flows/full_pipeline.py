@@ -20,8 +20,8 @@ if __name__ == "__main__":
 from prefect import flow
 from prefect.runtime import flow_run
 
+from luffy.cli.accuracies import by_suite, read_accuracies
 from luffy.cli.console import show_report_path, terminal, text_table
-from luffy.cli.results import by_suite, read_accuracies
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.pipeline.machine.resources import check_resources
 from luffy.pipeline.workspace import find_workspace

@@ -1,6 +1,5 @@
 """Atomic file writes: a reader sees a file whole or not at all, even after a kill or a power cut."""
 
-import contextlib
 import os
 import shutil
 import tempfile
@@ -21,10 +20,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
-    except BaseException:  # an interrupt, too, must leave no temporary file
-        with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
+    finally:
+        Path(temporary).unlink(missing_ok=True)  # it is still there only after an error
     sync_directory(path.parent)
 
 

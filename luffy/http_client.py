@@ -215,9 +215,8 @@ class LoopThread:
                 if not self._thread.is_alive():
                     raise ClusterError("the connection to the servers was closed")
             return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        finally:
+            future.cancel()  # without effect once it is done
 
     def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> "concurrent.futures.Future[_Result]":
         """Start a coroutine; the future is cancelled by `close`."""

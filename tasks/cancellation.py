@@ -4,7 +4,6 @@ Cancelling does what Ctrl-C does: this process gets the same signal.
 """
 
 import contextvars
-import logging
 import os
 import signal
 import threading
@@ -15,7 +14,8 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.states import Cancelled
 
-logger = logging.getLogger(__name__)
+from luffy.tasks.prefect_faults import tolerating_prefect
+
 _POLL_S = 3.0
 _REQUEST_TIMEOUT_S = 10.0
 _SETTLE_S = 30.0
@@ -51,16 +51,13 @@ def _settle(client: SyncPrefectClient, flow_run: UUID) -> None:
     threading.main_thread().join(_SETTLE_S)
     if _state(client, flow_run) == "CANCELLED":
         return
-    try:
+    with tolerating_prefect("the run could not be called cancelled; is its server gone?"):
         client.set_flow_run_state(flow_run, Cancelled(message="cancelled; the same run again resumes"), force=True)
-    except Exception:
-        logger.debug("the run could not be called cancelled; is its server gone?", exc_info=True)
 
 
 def _state(client: SyncPrefectClient, flow_run: UUID) -> str:
     """The type of the run's state; nothing when the server does not say."""
-    try:
+    with tolerating_prefect("the state of the run could not be read"):
         state = client.read_flow_run(flow_run).state
-    except Exception:  # noqa: BLE001 - Prefect is a view: whatever is wrong with it must not end a training
-        return ""
-    return state.type.value if state is not None else ""
+        return state.type.value if state is not None else ""
+    return ""

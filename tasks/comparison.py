@@ -35,6 +35,7 @@ from luffy.pages.method_comparison_page import (
 )
 from luffy.pages.plotter import Plot, colored, picture_url
 from luffy.pages.tables import Table
+from luffy.pipeline.chain.walk import stopping_on_failure
 from luffy.pipeline.experiment import StageObserver, Unwatched, open_experiment, start_run
 from luffy.pipeline.workspace import Workspace, link
 from luffy.tasks.artifacts import Artifact
@@ -112,15 +113,11 @@ def run_arms(running: RunningComparison, shared: Mapping[str, FinishedStage]) ->
     An interrupt, and whatever is no LuffyError, ends all of them.
     """
     runs = running.comparison.runs
-    with ThreadPoolExecutor(running.comparison.config.workers, thread_name_prefix="arm") as pool:
+    workers = running.comparison.config.workers
+    with ThreadPoolExecutor(workers, thread_name_prefix="arm") as pool, stopping_on_failure(pool, running.stopped.set):
         futures = [pool.submit(contextvars.copy_context().run, learn, running, run, shared) for run in runs]
-        try:
-            for run, future in zip(runs, futures, strict=True):
-                running.outcomes[run.arm, run.seed] = _outcome(future)
-        except BaseException:  # Ctrl-C, cancellation: no stage may outlive it
-            running.stopped.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        for run, future in zip(runs, futures, strict=True):
+            running.outcomes[run.arm, run.seed] = _outcome(future)
 
 
 @task(name="learn", task_run_name="{run.title}", retries=0, cache_policy=NO_CACHE, persist_result=False)

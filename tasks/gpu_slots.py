@@ -7,18 +7,19 @@ away. The lease of a run that was killed ends by itself, and its slots are free 
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound
 
 from luffy.errors import ConfigError
 from luffy.pipeline.machine.gpus import QUEUE, Stopped, Waiting, pause
+from luffy.tasks.prefect_faults import tolerating_prefect
 
-logger = logging.getLogger(__name__)
 _LEASE_S = 60.0
 """The shortest that Prefect knows. Renewed while the stage runs; after a kill the slots are taken for so long."""
 _REQUEST_TIMEOUT_S = 10.0
@@ -28,29 +29,7 @@ _REQUEST_TIMEOUT_S = 10.0
 def gpu_slots(wanted: int, waiting: Waiting, stopped: Stopped) -> Iterator[None]:
     """Hold `wanted` slots of the limit; raises ConfigError where it will never have so many."""
     announced = False
-    while True:
-        limit = _limit()
-        if limit is None:
-            yield
-            return
-        if wanted > limit.limit:
-            raise ConfigError(
-                f"the stage takes {wanted} GPUs, and Prefect's limit {QUEUE!r} has {limit.limit} slots; lower what it "
-                "asks for (execution.vllm.tensor_parallel_size, execution.ray, execution.gpus) or raise the limit"
-            )
-        # Looked at first, since Prefect writes an error into the log for each slot that it refuses.
-        if limit.active_slots + wanted <= limit.limit:
-            held = concurrency(
-                QUEUE, occupy=wanted, max_retries=0, lease_duration=_LEASE_S, raise_on_lease_renewal_failure=False
-            )
-            try:
-                held.__enter__()
-                break
-            except Exception as error:  # noqa: BLE001 - as said above: no fault of Prefect's may keep a stage waiting
-                if not _is_taken(error):
-                    logger.warning("the stage goes on without a slot of the limit %r: %s", QUEUE, error)
-                    yield
-                    return
+    while (slots := _take(wanted)) is None:
         if not announced:
             waiting(f"a slot of Prefect's limit {QUEUE!r}" if wanted == 1 else f"{wanted} slots of Prefect's {QUEUE!r}")
             announced = True
@@ -58,25 +37,54 @@ def gpu_slots(wanted: int, waiting: Waiting, stopped: Stopped) -> Iterator[None]
     try:
         yield
     finally:
+        # A server that is gone forgets the lease by itself.
+        with tolerating_prefect(f"the slots of the limit {QUEUE!r} could not be given back"):
+            slots.close()
+
+
+def _take(wanted: int) -> ExitStack | None:
+    """Take the slots, which the result gives back when closed; None when too few are free.
+
+    Where Prefect has no limit, or is at fault, the result holds none.
+    """
+    slots, limit = ExitStack(), _limit()
+    if limit is None:
+        return slots
+    if wanted > limit.limit:
+        raise ConfigError(
+            f"the stage takes {wanted} GPUs, and Prefect's limit {QUEUE!r} has {limit.limit} slots; lower what it "
+            "asks for (execution.vllm.tensor_parallel_size, execution.ray, execution.gpus) or raise the limit"
+        )
+    # Looked at first, since Prefect writes an error into the log for each slot that it refuses.
+    if limit.active_slots + wanted > limit.limit:
+        return None
+    with tolerating_prefect(f"the stage goes on without a slot of the limit {QUEUE!r}", logging.WARNING):
         try:
-            held.__exit__(None, None, None)
-        except Exception:  # the server is gone, and forgets the lease by itself: no reason to lose a finished stage
-            logger.debug("the slot of the limit %r could not be given back", QUEUE, exc_info=True)
+            slots.enter_context(
+                concurrency(
+                    QUEUE, occupy=wanted, max_retries=0, lease_duration=_LEASE_S, raise_on_lease_renewal_failure=False
+                )
+            )
+        except ConcurrencySlotAcquisitionError as error:
+            if _is_taken(error):
+                return None
+            raise
+    return slots
 
 
 def _limit() -> GlobalConcurrencyLimitResponse | None:
     """None without a limit, or without a server that says so."""
-    try:
-        with get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S}) as client:
-            found = client.read_global_concurrency_limit_by_name(QUEUE)
-    except ObjectNotFound:
-        return None
-    except Exception as error:  # noqa: BLE001 - as above
-        logger.warning("the limit %r could not be read, and the stage goes on without it: %s", QUEUE, error)
-        return None
-    return found if found.active else None
+    unread = f"the limit {QUEUE!r} could not be read, and the stage goes on without it"
+    with (
+        tolerating_prefect(unread, logging.WARNING),
+        suppress(ObjectNotFound),
+        get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S}) as client,
+    ):
+        found = client.read_global_concurrency_limit_by_name(QUEUE)
+        return found if found.active else None
+    return None
 
 
-def _is_taken(error: Exception) -> bool:
+def _is_taken(error: ConcurrencySlotAcquisitionError) -> bool:
     cause = error.__cause__
     return isinstance(cause, httpx.HTTPStatusError) and cause.response.status_code == httpx.codes.LOCKED

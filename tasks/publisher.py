@@ -6,7 +6,6 @@ expensive to make is made less often, so that all of them together stay under a 
 """
 
 import contextvars
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +15,8 @@ from typing import Protocol
 from uuid import UUID
 
 from luffy.tasks.artifacts import Artifact
+from luffy.tasks.prefect_faults import tolerating_prefect
 
-logger = logging.getLogger(__name__)
 _MAX_SHARE = 0.02
 """Share of one core that publishing may use."""
 _PAUSE_AFTER_FAILURE_S = 30.0
@@ -99,12 +98,11 @@ class Publisher:
         while (found := self._next()) is not None:
             slot, place, make = found
             began = time.thread_time()
-            try:
+            with tolerating_prefect(f"the artifact {slot.key} could not be written") as faults:
                 self._write(slot, place, make)
-            except Exception:
+            if faults:
                 self.cost.failed += 1
                 self._resting_until = self._clock() + _PAUSE_AFTER_FAILURE_S
-                logger.debug("the artifact %s could not be written", slot.key, exc_info=True)
                 self._keep_for_later(place, make)
             spent, now = time.thread_time() - began, self._clock()
             self.cost.cpu_s += spent

@@ -33,7 +33,6 @@ _BAR_CELLS = 16
 _FILE_WIDTH = 240
 PLAIN_INTERVAL_S = 10.0
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
-_ACTIVE = ("starting", "waiting", "running")
 
 
 def terminal(*, errors: bool = False) -> Console:

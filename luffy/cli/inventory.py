@@ -1,11 +1,11 @@
 """What a workspace holds, as rows of text."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from luffy.cli.console import duration, size_words
-from luffy.config import STAGE_ORDER
+from luffy.config import STAGE_KINDS
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.workspace import RUN_FILE, Workspace
@@ -24,7 +24,7 @@ def take_stock(workspace: Workspace) -> tuple[Rows, Rows]:
     The size of a run is that of its directory and of its stages, which other runs may share.
     """
     records = list_records(workspace)
-    directories = [(stage, directory) for stage in (*STAGE_ORDER, "sweep") for directory in workspace.siblings(stage)]
+    directories = [(stage, directory) for stage in STAGE_KINDS for directory in workspace.siblings(stage)]
     sizes = {directory.name: measure(directory).num_bytes for _, directory in directories}
     users = _users(records)
     stages = [
@@ -67,13 +67,9 @@ def _users(records: Sequence[RunRecord]) -> dict[str, list[str]]:
     """Key to the names of the runs that used it."""
     users: dict[str, list[str]] = {}
     for record in sorted(records, key=lambda record: record.name):
-        for key in _distinct(entry.key for entry in record.stages.values()):
+        for key in dict.fromkeys(entry.key for entry in record.stages.values()):
             users.setdefault(key, []).append(record.name)
     return users
-
-
-def _distinct(keys: Iterable[str]) -> Iterable[str]:
-    return dict.fromkeys(keys)
 
 
 def _newest(directory: Path) -> Path:

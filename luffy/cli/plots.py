@@ -8,6 +8,7 @@ from luffy.files import write_atomic
 from luffy.pages.headline import CURVE_METRICS
 from luffy.pages.panels import Panel, panel_plots, rl_panels, supervised_panels
 from luffy.pages.plotter import picture_svg
+from luffy.pipeline.chain.graph import nodes_showing
 from luffy.pipeline.workspace.records import RunRecord
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 
@@ -15,7 +16,6 @@ _WIDTH, _HEIGHT = 60, 6
 _DOT_ROWS, _DOT_COLUMNS = 4, 2
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BLANK = 0x2800
-_TRAINING = ("base", "sft", "rl")
 
 
 def terminal_plots(record: RunRecord) -> list[str]:
@@ -63,7 +63,7 @@ def _place(value: float, low: float, high: float, count: int) -> int:
 
 
 def _curves(record: RunRecord) -> dict[str, list[MetricRow]]:
-    found = {node: record.stages[node].directory for node in _TRAINING if node in record.stages}
+    found = {node: record.stages[node].directory for node in nodes_showing("training_curves", record.stages)}
     return {node: rows for node, directory in found.items() if (rows := read_metrics(directory / METRICS_FILE))}
 
 

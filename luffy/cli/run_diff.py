@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from luffy.cli.results import RESULTS_FILE
+from luffy.cli.accuracies import RESULTS_FILE
 from luffy.cli.run_view import Rows, final_metrics, number
 from luffy.pages.headline import HEADLINE_METRICS
 from luffy.pipeline.chain.differences import differences

@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from luffy.cli.accuracies import RESULTS_FILE, Accuracy, read_accuracies
 from luffy.cli.console import duration
 from luffy.cli.inventory import stage_state
-from luffy.cli.results import RESULTS_FILE, Accuracy, read_accuracies
 from luffy.pages.headline import HEADLINE_METRICS
 from luffy.pipeline.chain.identity import IdentityRecord, Json, read_identity
 from luffy.pipeline.chain.manifest import Manifest, read_manifest

@@ -6,14 +6,13 @@ from itertools import islice
 from pathlib import Path
 
 from luffy.errors import ConfigError, DataError
+from luffy.pipeline.chain.graph import nodes_providing, nodes_showing
 from luffy.pipeline.chain.job import JOB_FILE, read_job
 from luffy.pipeline.workspace.records import RunRecord
 
 SAMPLES_FILE = "samples.jsonl"
 _JOURNAL = "journal"
 _COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome"]
-_TRAINING = ("rl", "sft", "base")
-_SECTIONS = ("rl", "sweep", "evaluate_rl", "evaluate_sft", "evaluate_base")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,8 @@ def samples_of(record: RunRecord, stage: str | None, wanted: RewardRange, count:
 
     `stage` is a node of the run; None: RL, else the last evaluation. Raises DataError without samples.
     """
-    node = stage or next((name for name in _SECTIONS if name in record.stages), None)
+    with_samples = nodes_providing("evaluation", record.stages) + nodes_showing("rollout_samples", record.stages)
+    node = stage or next(reversed(with_samples), None)
     if node is None or node not in record.stages:
         asked = f"--stage {stage}: no such stage" if stage else "no stage with samples"
         raise DataError(f"{record.name}: {asked}; there are {', '.join(record.stages) or 'none'}")
@@ -65,9 +65,9 @@ def samples_of(record: RunRecord, stage: str | None, wanted: RewardRange, count:
 
 
 def _read(directory: Path, node: str) -> Iterator[ShownSample]:
-    if node == "rl" and (directory / _JOURNAL).is_dir():
+    if (directory / _JOURNAL).is_dir():
         return _journalled(directory)
-    if node in _TRAINING:
+    if nodes_showing("training_curves", [node]):
         return _logged(directory / SAMPLES_FILE)
     return _responses(directory)
 

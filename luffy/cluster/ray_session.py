@@ -4,12 +4,12 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import ray
 
 from luffy.config.execution import RayConfig
-from luffy.errors import ClusterError, ConfigError
+from luffy.errors import ClusterError, ConfigError, LuffyError
 
 _CONNECT_S = 5.0
 _OF_THIS_MACHINE = "auto"
@@ -47,7 +47,7 @@ def ray_session(config: RayConfig, num_actors: int) -> Iterator[None]:
 
 
 def _start(config: RayConfig, num_actors: int) -> None:
-    try:
+    with _failing_with(lambda text: ClusterError(f"Ray did not start on this machine: {text}")):
         ray.init(
             address="local",
             # One CPU per actor for Ray's bookkeeping, even on a machine with fewer cores.
@@ -56,21 +56,28 @@ def _start(config: RayConfig, num_actors: int) -> None:
             dashboard_host="127.0.0.1",
             log_to_driver=False,
         )
-    except Exception as error:
-        raise ClusterError(f"Ray did not start on this machine: {error}") from error
 
 
 def _join(address: str) -> None:
     if address != _OF_THIS_MACHINE:
         _check_answers(address)
-    try:
+    with _failing_with(
+        lambda text: ConfigError(
+            f"execution.ray.address: cannot join the Ray cluster at {address} ({text.splitlines()[0]}); it has to run "
+            "the same Ray version, and if its head requires a token (~/.ray/auth_token exists), set "
+            "RAY_AUTH_MODE=token here too"
+        )
+    ):
         ray.init(address=address, log_to_driver=False)
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(
-            f"execution.ray.address: cannot join the Ray cluster at {address} ({lines[0]}); it has to run the same Ray "
-            "version, and if its head requires a token (~/.ray/auth_token exists), set RAY_AUTH_MODE=token here too"
-        ) from error
+
+
+@contextlib.contextmanager
+def _failing_with(explain: Callable[[str], LuffyError]) -> Iterator[None]:
+    """Raise what `explain` makes of an error's text."""
+    try:
+        yield
+    except Exception as error:  # Ray raises plain Exception when one of its own processes does not come up
+        raise explain(str(error).strip() or type(error).__name__) from error
 
 
 def _check_answers(address: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class WeightSender:
             if not done:
                 raise TimeoutError("timed out")
             ray.get(done[0])
-        except Exception as error:  # noqa: BLE001 - whatever the reason, this engine's weights are incomplete
+        except (RayError, TimeoutError) as error:
             logger.warning("engine %d did not take its weights: %s", place, error)
             self._failed.append(place)
             del self._engines[place]

@@ -7,7 +7,6 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from luffy.config.strict import StrictModel
 
 Operation = Literal["add", "subtract", "reverse"]
-ResponseStyle = Literal["stepwise", "direct"]
 
 
 class ArithmeticSource(StrictModel):
@@ -153,7 +152,7 @@ class FieldsConfig(StrictModel):
 
 
 class FileSource(StrictModel):
-    """Local parquet, JSONL or CSV (`luffy.data.sources.files`)."""
+    """Local parquet, JSONL or CSV (`luffy.data.sources.local_files`)."""
 
     kind: Literal["file"]
     path: str

@@ -73,7 +73,7 @@ def _field(path: str, info: FieldInfo) -> ConfigField:
     return ConfigField(
         path=path,
         type=_type_words(info.annotation),
-        default=None if default is PydanticUndefined else _default_words(default),
+        default=None if default is PydanticUndefined else json.dumps(default, default=_plain),
         description=" ".join((info.description or "").split()),
         is_section=bool(_below(info.annotation)),
     )
@@ -147,10 +147,6 @@ def _type_words(annotation: Any) -> str:
                 {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(branch, "value")
             )
     return " | ".join(dict.fromkeys(words))
-
-
-def _default_words(default: object) -> str:
-    return json.dumps(default, default=_plain)
 
 
 def _plain(value: object) -> object:

@@ -60,10 +60,11 @@ def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
     try:
         node = yaml.compose(text, Loader=_Loader)
         value = parse_scalar(text)
+    except yaml.MarkedYAMLError as error:
+        where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else str(path)
+        raise ConfigError(f"{where}: not valid YAML ({error.problem or error})") from None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error})") from None
+        raise ConfigError(f"{path}: not valid YAML ({error})") from None
     if not isinstance(value, dict) or not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{path}: must hold a mapping of keys to values, found {type(value).__name__}")
     origins: dict[KeyPath, str] = {}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from luffy.data.choices import without_options
-from luffy.data.identity import problem_key, problem_text, text_key
+from luffy.data.prompt_identity import problem_key, problem_text, text_key
 from luffy.data.words import Hashes, run_hashes, word_hashes, words
 from luffy.types import Prompt
 

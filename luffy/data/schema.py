@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from luffy.data.identity import prompt_uid
+from luffy.data.prompt_identity import prompt_uid
 from luffy.errors import LuffyError
 from luffy.types import Message, Prompt, Trace
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from luffy.config.data import DataConfig
-from luffy.data.filters import Rejection, Rules
 from luffy.data.near_duplicates import near_duplicate_clusters
+from luffy.data.row_filters import Rejection, Rules
 from luffy.data.shards import finished_shards
 from luffy.errors import DataError
 from luffy.seeds import derive_seed

@@ -35,10 +35,10 @@ from transformers import PreTrainedTokenizerBase
 from luffy.confidential import may_show_prompt
 from luffy.config.grading import GradingConfig
 from luffy.data.contamination import BenchmarkIndex
-from luffy.data.filters import FilteredRow, RowFilter, Rules, with_system_prompt
-from luffy.data.identity import problem_key, problem_text
 from luffy.data.near_duplicates import NUM_HASHES, signature
 from luffy.data.parquet import chunked, text_size, write_prompts
+from luffy.data.prompt_identity import problem_key, problem_text
+from luffy.data.row_filters import FilteredRow, RowFilter, Rules, with_system_prompt
 from luffy.data.sources import QuarantinedRow, Row, TraceSource
 from luffy.errors import DataError, LuffyError
 from luffy.files import replacing, write_atomic

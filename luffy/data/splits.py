@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from luffy.data.identity import problem_key
 from luffy.data.merging import MERGED
 from luffy.data.parquet import iterate_prompts, write_prompts
+from luffy.data.prompt_identity import problem_key
 from luffy.data.schema import SCHEMA
 from luffy.data.shards import digest, finished_shards
 from luffy.files import replacing

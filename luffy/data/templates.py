@@ -1,11 +1,11 @@
 """Between text and token ids: the one place that knows chat templates, the stop token and the opening `<think>`.
 
     tokenizer = load_tokenizer(folder)
-    prompt_ids = render_prompt(tokenizer, prompt.messages)
-    response_ids = encode_trace(tokenizer, trace.text, prompt_ids)     # ends with the stop token
+    (prompt_ids,) = render_prompts(tokenizer, [prompt.messages])
+    (response_ids,) = encode_traces(tokenizer, [trace.text])     # ends with the stop token
     text = decode(tokenizer, response_ids)
 
-The plural forms do the same for many rows at once, several times faster.
+Many rows at once are several times faster than one by one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,6 @@ PLAIN_TEMPLATE = (
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _THINK_OPENERS = ("<think>\n", "<think>")
-_TAIL_TOKENS = 8
 _TEXTS_AT_ONCE = 8192
 _PROBE = (Message("user", "1"),)
 
@@ -40,13 +39,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
-def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
-    """Return the ids of the conversation under the chat template, up to where the assistant begins to write."""
-    return render_prompts(tokenizer, [messages])[0]
-
-
 def render_prompts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
-    """Return `render_prompt` of each conversation."""
+    """Return the ids of each conversation under the chat template, up to where the assistant begins to write."""
     return _encode(tokenizer, _prompt_texts(tokenizer, conversations))
 
 
@@ -57,20 +51,11 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> 
     return [[*opening, *ids] for ids in _encode(tokenizer, texts)]
 
 
-def encode_trace(tokenizer: PreTrainedTokenizerBase, text: str, prompt_ids: Sequence[int] | None = None) -> list[int]:
-    """Return the ids of a trace, followed by the stop token that rollouts end with.
-
-    Where the prompt already ends with `<think>`, that of the trace is dropped. Without `prompt_ids` the chat template
-    decides.
-    """
-    opener = (
-        prompt_opener(tokenizer) if prompt_ids is None else opener_of(_decode(tokenizer, prompt_ids[-_TAIL_TOKENS:]))
-    )
-    return [*_encode(tokenizer, [_after_opener(opener, text)])[0], stop_token_ids(tokenizer)[0]]
-
-
 def encode_traces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Return `encode_trace` of each text; the chat template decides about the opening `<think>`."""
+    """Return the ids of each trace, followed by the stop token that rollouts end with.
+
+    Where the chat template's prompt already ends with `<think>`, that of the trace is dropped.
+    """
     opener, stop = prompt_opener(tokenizer), stop_token_ids(tokenizer)[0]
     return [[*ids, stop] for ids in _encode(tokenizer, [_after_opener(opener, text) for text in texts])]
 

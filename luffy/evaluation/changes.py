@@ -27,7 +27,7 @@ class ProblemAnswers:
 
 
 @dataclass(slots=True)
-class _ProblemTally:
+class _ProblemCounts:
     """Counts of one evaluation's responses to a problem."""
 
     subject: str | None
@@ -119,8 +119,8 @@ def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Chang
 def _changes(
     cell: Cell,
     uids: Sequence[str],
-    before: Mapping[str, _ProblemTally],
-    after: Mapping[str, _ProblemTally],
+    before: Mapping[str, _ProblemCounts],
+    after: Mapping[str, _ProblemCounts],
     comparison: BenchmarkComparison,
 ) -> CellChanges:
     problems = [_problem(uid, before[uid], after[uid]) for uid in uids]
@@ -136,7 +136,7 @@ def _changes(
     )
 
 
-def _problem(uid: str, before: _ProblemTally, after: _ProblemTally) -> ChangedProblem:
+def _problem(uid: str, before: _ProblemCounts, after: _ProblemCounts) -> ChangedProblem:
     # Their records say it, whichever of the two evaluations is the older.
     confidential = before.confidential or after.confidential
     return ChangedProblem(uid, before.subject, confidential, before.ground_truth, before.result, after.result)
@@ -147,13 +147,13 @@ def _order(problem: ChangedProblem) -> tuple[bool, float]:
     return change < 0, -abs(change)
 
 
-def _tally_problems(records: Iterable[SampleRecord]) -> dict[Cell, dict[str, _ProblemTally]]:
+def _tally_problems(records: Iterable[SampleRecord]) -> dict[Cell, dict[str, _ProblemCounts]]:
     """Counts for each problem, by suite and decoding; the records are read once and not kept."""
-    found: dict[Cell, dict[str, _ProblemTally]] = {}
+    found: dict[Cell, dict[str, _ProblemCounts]] = {}
     for record in records:
         problems = found.setdefault((record.suite, record.decoding), {})
         if record.uid not in problems:
-            problems[record.uid] = _ProblemTally(record.subject, record.ground_truth)
+            problems[record.uid] = _ProblemCounts(record.subject, record.ground_truth)
         problems[record.uid].add(record)
     return found
 

@@ -89,8 +89,7 @@ class Evaluator:
                 if waiting is not None:
                     yield waiting.result()
                 waiting = grading.submit(self._graded, batch, responses, request)
-        except Exception:
-            # The batch that was generated before the engine failed is not lost with it.
+        except Exception:  # an engine may raise anything; the batch that it generated before is not lost
             if waiting is not None:
                 yield waiting.result()
             raise

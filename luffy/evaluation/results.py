@@ -14,7 +14,7 @@ from luffy.config.strict import StrictModel
 from luffy.errors import LuffyError
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
-from luffy.statistics.accuracy import Estimate, accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
+from luffy.statistics.accuracy import accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
 from luffy.types import FinishReason, Outcome
 
 RESULTS_FILE = "results.json"
@@ -218,16 +218,6 @@ def tally_cells(records: Iterable[SampleRecord]) -> dict[tuple[str, str], Tally]
     return tallies
 
 
-def result_row(
-    records: Iterable[SampleRecord], confidence: float, protocol: SamplingProtocol | None = None
-) -> ResultRow:
-    """The row of one suite and decoding; LuffyError as `Tally.row`, and for records of several or of none."""
-    tallies = tally_cells(records)
-    if len(tallies) != 1:
-        raise LuffyError(f"records of one suite and decoding make a row, these are of {len(tallies)}")
-    return next(iter(tallies.values())).row(confidence, protocol)
-
-
 def count_correct(records: Iterable[SampleRecord]) -> dict[tuple[str, str], dict[str, int]]:
     """Correct responses by suite and decoding and then by problem, in the order in which they appear."""
     counts: dict[tuple[str, str], dict[str, int]] = {}
@@ -287,11 +277,10 @@ def _breakdown(
     if len(named) < len(labels):
         return {}
     estimates = by_label(named, correct, num_samples, confidence)
-    return {label: _of_label(estimate) for label, estimate in estimates.items()}
-
-
-def _of_label(estimate: Estimate) -> Breakdown:
-    return Breakdown(num_problems=estimate.num_problems, accuracy=estimate.value, interval=estimate.interval)
+    return {
+        label: Breakdown(num_problems=of.num_problems, accuracy=of.value, interval=of.interval)
+        for label, of in estimates.items()
+    }
 
 
 def _powers_of_two(num_samples: int) -> list[int]:

@@ -11,11 +11,11 @@ from luffy.grading.expression import read_or_none
 from luffy.grading.extract import last_box
 from luffy.grading.families import is_congruence, same_families, same_residues
 from luffy.grading.lists import contradict, same_statements
+from luffy.grading.math_strict import bases
 from luffy.grading.numeric import same
 from luffy.grading.phrases import halves_of_day_differ, same_cases, same_phrases
 from luffy.grading.regions import same_regions
 from luffy.grading.statement import statement
-from luffy.grading.strict import bases
 from luffy.grading.strict_text import strict_text
 from luffy.grading.units import QUALIFIERS, words
 

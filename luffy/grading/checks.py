@@ -7,8 +7,8 @@ from sympy.core.facts import InconsistentAssumptions
 from sympy.core.random import seed
 
 from luffy.grading.alike import conflicting
-from luffy.grading.custom import Verdict, call
-from luffy.grading.strict import strictly_equal
+from luffy.grading.custom_functions import Verdict, call
+from luffy.grading.math_strict import strictly_equal
 from luffy.grading.verify import verify_answer
 from luffy.types import Outcome
 

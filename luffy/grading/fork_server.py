@@ -15,7 +15,7 @@ from pathlib import Path
 
 import luffy
 from luffy.errors import LuffyError
-from luffy.grading.protocol import READY
+from luffy.grading.messages import READY
 
 STARTUP_TIMEOUT_S = 120.0
 """Loading takes about 1 s; a cold disk under load has been seen to need 20 s."""

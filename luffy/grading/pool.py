@@ -9,25 +9,25 @@ else may have killed the first; it is `crashed` when that dies too. Judges are c
 process, which only waits for sockets.
 """
 
-import asyncio
 import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from luffy.config.grading import GraderKind, GradingConfig
 from luffy.errors import ConfigError, DataError, LuffyError
+from luffy.grading.job_queue import Job, JobQueue
 from luffy.grading.judge import Judges
 from luffy.grading.kinds import conclude, functions_of, steps
 from luffy.grading.memo import MEMO_SIZE, VerdictMemo, timed_out
+from luffy.grading.messages import LOAD, Reply
 from luffy.grading.process import WorkerProcess
-from luffy.grading.protocol import LOAD, Reply
 from luffy.grading.request import Grade, GradeRequest, Judging, Verification
-from luffy.grading.schedule import Job, Schedule
 from luffy.grading.workers import Workers
 from luffy.types import Outcome
 
@@ -77,7 +77,7 @@ class GraderPool:
         self._config = config or GradingConfig()
         self._functions = tuple(dict.fromkeys(_functions((self._config.kind, *self._config.named.values(), *others))))
         self._memo = VerdictMemo(timeout_s, memo_size, timeouts_file)
-        self._schedule = Schedule()
+        self._queue = JobQueue()
         self._workers = Workers(num_workers, self._functions)
         self._most_aside = _PAUSED_PER_WORKER * num_workers
         self._threads: list[threading.Thread] = []
@@ -101,12 +101,11 @@ class GraderPool:
         """
         timeouts_file = judge_cache.with_name(TIMEOUTS_FILE)
         pool = cls(num_workers, config.timeout_s, config, judge_cache, others, timeouts_file=timeouts_file)
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(pool.close)
             if check_functions:
                 pool.check_functions()
-        except BaseException:
-            pool.close()
-            raise
+            on_failure.pop_all()
         return pool
 
     def check_functions(self) -> None:
@@ -134,10 +133,6 @@ class GraderPool:
         """Return the grade of one response; `kind` None: the default."""
         return self.grade([GradeRequest(response, gold, kind=kind)])[0]
 
-    async def grade_async(self, requests: Sequence[GradeRequest]) -> list[Grade]:
-        """Same as `grade`, for an event loop: other coroutines run meanwhile."""
-        return await asyncio.to_thread(self.grade, requests)
-
     def close(self) -> None:
         """End all workers; a `grade` in flight on another thread raises LuffyError. May be called again."""
         with self._lock:
@@ -146,7 +141,7 @@ class GraderPool:
         if already:
             return
         self._judges.close()
-        left = self._schedule.close()
+        left = self._queue.close()
         self._workers.interrupt()
         for thread in threads:
             thread.join()
@@ -189,12 +184,11 @@ class GraderPool:
     def _submit(self, jobs: list[Job]) -> None:
         if not jobs:
             return
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self._refuse, jobs, "the grader pool could not start")
             self._start_threads()
-            accepted = self._schedule.submit(jobs)
-        except BaseException:
-            self._refuse(jobs, "the grader pool could not start")
-            raise
+            accepted = self._queue.submit(jobs)
+            on_failure.pop_all()
         if not accepted:
             self._refuse(jobs, _CLOSED)
 
@@ -211,7 +205,7 @@ class GraderPool:
 
     def _serve(self) -> None:
         """Run jobs in workers; each grader thread does so as long as the pool is open."""
-        while (job := self._schedule.take()) is not None:
+        while (job := self._queue.take()) is not None:
             try:
                 found: Grade | BaseException | None = self._run(job)
             except BaseException as error:  # noqa: BLE001 - the caller receives it from the future
@@ -260,7 +254,7 @@ class GraderPool:
                 self._workers.discard(worker)
                 return Reply(Outcome.TIMED_OUT, timed_out(self._timeout_s).reason)
             ran_long = worker.cpu_seconds() - cpu_before >= SLICE_S
-            if ran_long and _can_wait(job.work) and self._schedule.put_aside(job, worker, self._most_aside):
+            if ran_long and _can_wait(job.work) and self._queue.put_aside(job, worker, self._most_aside):
                 return None
 
     def _graded(self, job: Job, reply: Reply) -> Grade:

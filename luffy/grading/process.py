@@ -12,7 +12,7 @@ import psutil
 
 from luffy.errors import LuffyError
 from luffy.grading.fork_server import STARTUP_TIMEOUT_S, ForkServer
-from luffy.grading.protocol import Reply, receive_ready, receive_reply, send_work
+from luffy.grading.messages import Reply, receive_ready, receive_reply, send_work
 from luffy.grading.request import Verification
 from luffy.processes import signal_group
 from luffy.types import Outcome

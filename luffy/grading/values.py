@@ -12,9 +12,9 @@ from itertools import product
 from typing import SupportsFloat, TypeVar
 
 from luffy.grading.expression import DEGREE, Apply, Expression, Number, Variable, read_or_none, substituted, variables
+from luffy.grading.math_strict import bases, brackets
 from luffy.grading.numeric import close, constant_value, same
 from luffy.grading.statement import top_level
-from luffy.grading.strict import bases, brackets
 from luffy.grading.strict_text import compact, number
 from luffy.grading.units import QUALIFIERS, split_noun, units_differ, words
 
@@ -23,7 +23,6 @@ _MATRIX = re.compile(
     r"\\begin\s*\{(?P<kind>[bpBvV]?(?:small)?matrix|array)\}(?:\{[lcr|]*\})?(?P<rows>.*)\\end\s*\{(?P=kind)\}",
     re.DOTALL,
 )
-_NEGATED = ("-(", "-\\begin", "-\\langle")
 _SIGN = re.compile(r"\\(?:pm|mp)(?![a-z])")
 _MINUTES = re.compile(
     r"(?P<sign>-?)\s*(?P<degrees>[0-9]+)\s*\^\s*\{?\\circ\}?\s*(?P<minutes>[0-9]+(?:\.[0-9]+)?)\s*(?:'|\^\s*\{?\s*\\prime\s*\}?)"

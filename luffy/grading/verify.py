@@ -16,9 +16,9 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from sympy import Basic, Expr, MatrixBase, N, Rational
 
 from luffy.grading.alike import alike, conflicting
+from luffy.grading.math_strict import bases, brackets, elements
 from luffy.grading.readable import readable
 from luffy.grading.shortcuts import normalise
-from luffy.grading.strict import bases, brackets, elements
 from luffy.grading.strict_text import compact, number, strict_text, without_unit
 from luffy.grading.units import UNITS
 from luffy.types import Outcome

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
-from luffy.grading.protocol import LOAD, READY, Reply, receive_work, send_ready, send_reply
+from luffy.grading.messages import LOAD, READY, Reply, receive_work, send_ready, send_reply
 from luffy.grading.request import Verification
 from luffy.processes import die_with
 from luffy.types import Outcome
@@ -70,11 +70,11 @@ def _fork_workers(control: socket.socket) -> int | None:
 
 def _work(connection: Connection, functions: Sequence[str]) -> None:
     # In each worker rather than once in the server: a user's module may start threads, which do not survive a fork.
-    from luffy.grading import custom
+    from luffy.grading import custom_functions
 
     for function in functions:
-        with contextlib.suppress(custom.UnusableFunction):  # reported when it is needed
-            custom.preload(function)
+        with contextlib.suppress(custom_functions.UnusableFunction):  # reported when it is needed
+            custom_functions.preload(function)
     send_ready(connection)
     while True:
         try:
@@ -85,14 +85,14 @@ def _work(connection: Connection, functions: Sequence[str]) -> None:
 
 
 def _reply(work: Verification) -> Reply:
-    from luffy.grading import checks, custom
+    from luffy.grading import checks, custom_functions
 
     try:
         if work.check == LOAD:
-            custom.preload(work.answer)
+            custom_functions.preload(work.answer)
             return Reply(Outcome.CORRECT, "loaded")
         return Reply(*checks.run_check(work.check, work.answer, work.gold, work.context))
-    except custom.UnusableFunction as error:
+    except custom_functions.UnusableFunction as error:
         return Reply(Outcome.CRASHED, str(error), misconfigured=True)
     except Exception as error:  # noqa: BLE001 - the libraries raise anything; it has to be named
         return Reply(Outcome.CRASHED, f"the check raised {type(error).__name__}: {str(error)[:200]}")

@@ -1,7 +1,7 @@
 """The page of a comparison as one HTML file, in the report's style, and its tables as text."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import cycle
 
 from luffy.evaluation.method_comparison.arms import Arm, Costs, CurvePoint
@@ -42,7 +42,7 @@ class ComparisonSection:
 
 def render_comparison(findings: Findings) -> str:
     """The page, which needs no other file; the same findings give the same bytes."""
-    colors = _colors(findings)
+    colors = {arm.name: color for arm, color in zip(findings.arms, cycle(_COLORS), strict=False)}
     return render(
         "comparison.html.jinja",
         findings=findings,
@@ -85,14 +85,12 @@ def cost_table(findings: Findings) -> Table:
         "seconds": ("training time", wording.duration),
         "peak_memory_gib": ("peak memory, GiB", lambda value: f"{value:.2f}"),
     }
-    known = [
-        field.name
-        for field in fields(Costs)
-        if any(arm.costs is not None and getattr(arm.costs, field.name) is not None for arm in findings.arms)
-    ]
+    costs: dict[str, dict[str, float | None]] = {
+        arm.name: asdict(arm.costs) if arm.costs is not None else {} for arm in findings.arms
+    }
+    known = [field.name for field in fields(Costs) if any(of.get(field.name) is not None for of in costs.values())]
     rows = tuple(
-        (TableCell(arm.name), *(_cost_cell(arm.costs, name, formats[name][1]) for name in known))
-        for arm in findings.arms
+        (TableCell(arm), *(_cost_cell(of.get(name), formats[name][1]) for name in known)) for arm, of in costs.items()
     )
     return Table(("arm", *(formats[name][0] for name in known)), rows)
 
@@ -101,10 +99,6 @@ def as_text(table: Table) -> tuple[list[str], list[list[str]]]:
     """Header and rows without markup, for a terminal."""
     rows = [[cell.plain for cell in row] for row in table.rows]
     return list(table.header), rows
-
-
-def _colors(findings: Findings) -> dict[str, str]:
-    return {arm.name: color for arm, color in zip(findings.arms, cycle(_COLORS), strict=False)}
 
 
 def _section(findings: Findings, decoding: str, colors: Mapping[str, str]) -> ComparisonSection:
@@ -186,8 +180,7 @@ def _test_cell(test: SignificanceTest | None) -> TableCell:
     return TableCell(wording.signed(estimate.value), (bounds, p), tone)
 
 
-def _cost_cell(costs: Costs | None, name: str, words: Callable[[float], str]) -> TableCell:
-    value = getattr(costs, name) if costs is not None else None
+def _cost_cell(value: float | None, words: Callable[[float], str]) -> TableCell:
     return TableCell(_NONE if value is None else words(value))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from luffy.pages.wording import NBSP
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 Tone = Literal["", "better", "worse"]
 
@@ -34,13 +34,6 @@ class Table:
     rows: tuple[tuple[TableCell, ...], ...]
     note: str = ""
     """What a reader must know before."""
-
-    def to_frame(self) -> "pd.DataFrame":
-        """The table as text, with the first column as index."""
-        import pandas as pd  # loads for half a second
-
-        frame = pd.DataFrame([[cell.plain for cell in row] for row in self.rows], columns=list(self.header))
-        return frame.set_index(self.header[0])
 
 
 def text_table(header: tuple[str, ...], rows: Iterable[Sequence[str]], note: str = "") -> Table:

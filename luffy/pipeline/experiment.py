@@ -249,7 +249,7 @@ def start_run(experiment: Experiment, stopped: Callable[[], bool] = lambda: Fals
         run.close("running")
     try:
         yield run
-    except BaseException as error:
+    except BaseException as error:  # the record says how a run ended, by Ctrl-C too
         ended = isinstance(error, StageFailed) and error.exit_code == EXIT_INTERRUPTED
         with contextlib.suppress(OSError):  # a full disk: what led here says so, and the record that the run is dead
             run.close("interrupted" if ended or not isinstance(error, Exception) else "failed")
@@ -264,7 +264,7 @@ def _reporting_to(observer: StageObserver, plan: StagePlan) -> Iterator[None]:
     try:
         with usable(plan.directory):
             yield
-    except BaseException as error:
+    except BaseException as error:  # a display that shows a stage as running must learn of a Ctrl-C too
         observer.failed(plan, error)
         raise
 

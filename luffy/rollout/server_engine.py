@@ -17,7 +17,7 @@ import itertools
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,11 +85,10 @@ class ServerEngine:
     ) -> "ServerEngine":
         """Like `connect`, then load a model folder that the servers see under the same path."""
         engine = cls.connect(config, dtype, max_model_len=max_model_len, weight_version=weight_version)
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(engine.close)
             engine.load_weights_from(folder, weight_version)
-        except BaseException:
-            engine.close()
-            raise
+            on_failure.pop_all()
         return engine
 
     @property
@@ -151,7 +150,7 @@ class ServerEngine:
                     i: group.create_task(self._complete(self._servers[places[i]], requests[i], params, call))
                     for i in order
                 }
-        except BaseExceptionGroup as failures:
+        except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [tasks[i].result() for i in range(len(requests))]
 

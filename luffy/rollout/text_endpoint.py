@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,10 @@ class TextEndpoint:
         Raises ConfigError for a server that cannot be reached, refuses the API key or lacks a path.
         """
         endpoint = cls(model, config, answers)
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(endpoint.close)
             endpoint._loop.run(endpoint._check(paths))
-        except BaseException:
-            endpoint.close()
-            raise
+            on_failure.pop_all()
         return endpoint
 
     def generate(self, requests: Sequence[TextRequest], params: SamplingParams) -> list[TextCompletion]:

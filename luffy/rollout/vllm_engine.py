@@ -9,7 +9,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -185,9 +185,8 @@ class VLLMEngine:
                 with self._lock.held():
                     if not call.is_done:
                         self._step()
-        except BaseException:
-            call.abandoned = True
-            raise
+        finally:
+            call.abandoned = not call.is_done
         return [call.completions[i] for i in range(len(requests))]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -299,12 +298,11 @@ class VLLMEngine:
     def _transfer(self, method: str, **arguments: object) -> None:
         """Run one call of an update by transfer; a failure ends the update and makes the engine unusable."""
         assert self._transferring, "start_weight_update comes first"
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self._end_transfer)
             with self._breaks_on_failure(f"a weight transfer ({method})"):
                 self._rpc(method, **arguments)
-        except BaseException:
-            self._end_transfer()
-            raise
+            on_failure.pop_all()
 
     def _end_transfer(self) -> None:
         self._transferring = False
@@ -317,7 +315,7 @@ class VLLMEngine:
             raise LuffyError(f"the vLLM engine cannot be used: {self._broken}")
         try:
             yield
-        except BaseException as error:
+        except BaseException as error:  # also an interrupt, which may come in the middle of a step
             self._broken = f"{what} failed ({type(error).__name__}: {_first_line(error)}); start another engine"
             raise
 

@@ -21,7 +21,6 @@ from luffy.evaluation.evaluator import Progress, grade_sampled
 from luffy.evaluation.requests import EvaluationRequest, Render, Suite
 from luffy.evaluation.results import Cell
 from luffy.evaluation.sample_files import read_samples_of, write_sample_records
-from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
 from luffy.grading import GraderPool
 from luffy.pipeline.chain.fingerprint import module_fingerprint
@@ -103,17 +102,13 @@ def adopt(
     Damaged samples leave the remaining parts unwritten; their responses are then generated.
     """
     try:
-        for cell, records in groupby(read_samples_of(folder), key=_cell_of):
+        for cell, records in groupby(read_samples_of(folder), key=lambda record: (record.suite, record.decoding)):
             if cell in parts:
                 graded = grade_sampled(requests.request(cell), records, grader, progress)
                 write_sample_records(parts[cell], graded)
                 yield cell
     except DataError as error:
         logger.warning("responses are not adopted from %s: %s", folder, error)
-
-
-def _cell_of(record: SampleRecord) -> Cell:
-    return record.suite, record.decoding
 
 
 def _read_digests(folder: Path) -> dict[Cell, str]:

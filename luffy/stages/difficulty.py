@@ -25,7 +25,8 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.config.settings import DifficultySettings
-from luffy.data.difficulty import (
+from luffy.data.parquet import iterate_prompts, write_prompts
+from luffy.data.pass_rates import (
     DifficultyCard,
     Fit,
     PassRate,
@@ -35,7 +36,6 @@ from luffy.data.difficulty import (
     fit_of,
     write_pass_rates,
 )
-from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.errors import DataError
 from luffy.evaluation.evaluator import Evaluator

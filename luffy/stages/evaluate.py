@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -169,19 +169,12 @@ def _open_endpoint(
 ) -> Iterator[tuple[Evaluator, TextEndpoint]]:
     """An evaluator of a model behind an endpoint; saved responses are deleted once all of them are graded."""
     templates = [settings.evaluation.template_of(suite.name) for suite, _ in cells]
-    answers = TextAnswers(context.out / _ANSWERS)
-    try:
+    with closing(TextAnswers(context.out / _ANSWERS)) as answers:
         generator = open_endpoint(model, templates, context.execution, answers)
-        try:
-            with open_grader(settings, context) as grader:
-                client = TextModelClient(generator.endpoint)
-                evaluator = Evaluator(client, grader, settings.evaluation, settings.seed, generator.batch_size)
-                yield evaluator, generator.endpoint
-        finally:
-            generator.endpoint.close()
-    except BaseException:
-        answers.close()
-        raise
+        with closing(generator.endpoint), open_grader(settings, context) as grader:
+            client = TextModelClient(generator.endpoint)
+            evaluator = Evaluator(client, grader, settings.evaluation, settings.seed, generator.batch_size)
+            yield evaluator, generator.endpoint
     answers.remove()
 
 

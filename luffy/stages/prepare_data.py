@@ -29,10 +29,10 @@ from luffy.config.settings import PrepareDataSettings
 from luffy.config.shipped import benchmark_names
 from luffy.data.card import DataCard, SourceCard, card_json, card_markdown, source_card
 from luffy.data.contamination import BenchmarkIndex
-from luffy.data.filters import Rules
 from luffy.data.golds import FAILS, TEXT_ALONE, GoldCheck, check_golds
 from luffy.data.merging import write_merged
 from luffy.data.parquet import iterate_prompts
+from luffy.data.row_filters import Rules
 from luffy.data.selection import (
     Mask,
     PassedRows,
@@ -46,7 +46,7 @@ from luffy.data.selection import (
 )
 from luffy.data.shards import FilterJob, ShardStatistics, finished_shards, judge_source, read_statistics
 from luffy.data.sources import Row, TraceSource, open_source
-from luffy.data.sources.files import sha256_of
+from luffy.data.sources.local_files import sha256_of
 from luffy.data.splits import write_complement, write_correct, write_luffy, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer, texts_of
 from luffy.errors import DataError

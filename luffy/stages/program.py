@@ -86,10 +86,7 @@ def run_program(
     stage: StageName, run: Callable[[Settings, StageContext], StageResult], arguments: Sequence[str]
 ) -> int:
     """Run the stage with these arguments; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m luffy.stages.{stage}",
-        description=f"The stage {stage}. (rl and sft: --explain CONFIG prints the objective without running anything.)",
-    )
+    parser = argparse.ArgumentParser(prog=f"python -m luffy.stages.{stage}", description=f"The stage {stage}.")
     parser.add_argument("--config", type=Path, required=True, help="the stage's config.yaml")
     parser.add_argument("--out", type=Path, required=True, help="the stage's directory")
     options = parser.parse_args(arguments)
@@ -267,7 +264,7 @@ def _report(error: Exception) -> int:
             sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     logger.error("the stage failed", exc_info=error)
-    return getattr(error, "exit_code", EXIT_FAILURE)
+    return error.exit_code if isinstance(error, LuffyError) else EXIT_FAILURE
 
 
 def _now() -> str:

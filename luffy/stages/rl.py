@@ -1,7 +1,6 @@
 """Mixed-policy reinforcement learning: rollouts and demonstrations in one group, one objective over both.
 
 Run: python -m luffy.stages.rl --config DIR/config.yaml --out DIR
-Ask: python -m luffy.stages.rl --explain exp_configs/arithmetic.yaml
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +21,10 @@ from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.rl.collector import GroupCollector
 from luffy.rl.logp_gap import check_logp_gap
 from luffy.rl.rollout_samples import sample_rollouts
-from luffy.rl.step import StepRunner
+from luffy.rl.step_runner import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import SamplingParams
 from luffy.stages.continuation import adopt_shorter_run
-from luffy.stages.explain import explain_if_asked
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
@@ -180,5 +178,4 @@ def _announce(context: StageContext, step: int, total: int, metrics: dict[str, f
 
 
 if __name__ == "__main__":
-    explain_if_asked("rl")
     main("rl", run)

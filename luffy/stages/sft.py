@@ -1,7 +1,6 @@
 """Supervised fine-tuning on off-policy traces.
 
 Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
-Ask: python -m luffy.stages.sft --explain exp_configs/arithmetic.yaml
 """
 
 from luffy.cluster import open_ranks
@@ -10,7 +9,6 @@ from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
 from luffy.seeds import derive_seed
-from luffy.stages.explain import explain_if_asked
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.training.supervised import SupervisedPlan, SupervisedSpec
@@ -50,5 +48,4 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
 
 
 if __name__ == "__main__":
-    explain_if_asked("sft")
     main("sft", run)

@@ -19,7 +19,6 @@ from luffy.statistics.intervals import (
     FEW_PROBLEMS,
     Interval,
     clustered_wilson,
-    design_effect,
     normal_quantile,
     verdict_interval,
 )
@@ -91,13 +90,6 @@ def by_label(labels: Sequence[str], correct: Sequence[int], num_samples: int, co
     for label, count in zip(labels, correct, strict=True):
         groups[label].append(count)
     return {label: accuracy(counts, num_samples, confidence) for label, counts in groups.items()}
-
-
-def effective_samples(correct: Sequence[int], num_samples: int) -> float:
-    """How many independent responses they are worth (n * k / `design_effect`): n at least, n * k at most."""
-    _check_counts(correct, num_samples)
-    share_RP = np.asarray([correct], dtype=np.float64) / num_samples
-    return len(correct) * num_samples / float(design_effect(share_RP, num_samples)[0])
 
 
 def paired_difference(

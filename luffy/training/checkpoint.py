@@ -146,7 +146,7 @@ def _on_all_ranks(work: Callable[[], _T]) -> _T:
     """
     try:
         done = work()
-    except Exception as error:
+    except Exception as error:  # whatever it is, the other ranks wait for it
         _gather(f"{type(error).__name__}: {error}")
         raise
     faults: list[str | None] = _gather(None)

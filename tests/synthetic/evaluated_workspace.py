@@ -6,11 +6,12 @@ from pathlib import Path
 
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig
-from luffy.evaluation.results import EvaluationResults, result_row, write_results
+from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord, record_line
 from luffy.pipeline.chain.manifest import Manifest, collect_outputs, write_manifest
 from luffy.pipeline.workspace import Workspace
+from synthetic.result_rows import result_row
 
 Verdict = Callable[[int, int], bool]
 """Whether the response to a problem with that number, of that number, is correct."""

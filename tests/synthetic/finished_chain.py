@@ -8,12 +8,13 @@ from pathlib import Path
 
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.execution import ExecutionConfig
-from luffy.evaluation.results import EvaluationResults, result_row, write_results
+from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.chain.manifest import Manifest, collect_outputs, write_manifest
 from luffy.tracking.metrics import MetricsWriter
 from luffy.tracking.samples import SampleRollout, SamplesWriter
+from synthetic.result_rows import result_row
 
 SKILL = {
     "base": {"in_distribution": 0.12, "longer": 0.04, "other_mix": 0.10, "retention": 0.985},

@@ -1,6 +1,7 @@
-"""The floors of the house: imports go downwards, and nobody reaches into a neighbour's private names."""
+"""Imports go downwards, nobody reaches into a neighbour's private names, and every name is given once."""
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ MODULES = sorted(path for path in (ROOT / "luffy").rglob("*.py") if not PREFECT_
 FLOW_MODULES = sorted(path for folder in PREFECT_SIDE for path in (ROOT / folder).glob("*.py"))
 STARTERS = {"luffy/cli/start.py", "luffy/cli/commands/compare.py", "luffy/cli/commands/serve.py"}
 """Modules of the package that may import flows."""
+NAMED_BY_RULE = {
+    "luffy/cli/commands": "a command's module has the command's name",
+    "luffy/stages": "a stage's program has the name of its kind",
+    "flows": "a flow has the name of the command or the stage that it serves",
+}
+MIRRORED_BY_CONFIG = {"comparison", "difficulty", "experiment", "losses", "objective", "shaping"}
+"""Subjects whose settings, in `luffy/config`, have the name of the module that carries them out."""
 
 
 def imported(path):
@@ -76,3 +84,31 @@ def test_only_the_console_knows_rich():
         path.relative_to(ROOT).as_posix() for path in MODULES for name in imported(path) if name.startswith("rich")
     }
     assert users == {"luffy/cli/console.py"}
+
+
+def shared_names(places):
+    return {name: where for name, where in places.items() if len(where) > 1}
+
+
+def test_no_two_classes_have_one_name():
+    places = defaultdict(list)
+    for path in (*MODULES, *FLOW_MODULES):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path.relative_to(ROOT).as_posix())
+    assert shared_names(places) == {}
+
+
+def test_no_two_modules_have_one_name():
+    places = defaultdict(list)
+    for path in (path.relative_to(ROOT) for path in (*MODULES, *FLOW_MODULES)):
+        mirrors = path.stem in MIRRORED_BY_CONFIG and path.is_relative_to("luffy/config")
+        if not mirrors and path.name != "__init__.py" and path.parent.as_posix() not in NAMED_BY_RULE:
+            places[path.stem].append(path.as_posix())
+    assert shared_names(places) == {}
+
+
+def test_config_mirrors_modules_that_exist():
+    """A name that is shared no longer leaves the allowance."""
+    elsewhere = {path.stem for path in (*MODULES, *FLOW_MODULES) if "config" not in path.relative_to(ROOT).parts}
+    assert elsewhere >= MIRRORED_BY_CONFIG

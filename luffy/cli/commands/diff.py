@@ -6,9 +6,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from luffy.cli import run_diff
+from luffy.cli.accuracies import RESULTS_FILE, by_suite
 from luffy.cli.console import say, shown_of, terminal, text_table, wide_terminal
 from luffy.cli.options import Debug, WorkspaceFolder
-from luffy.cli.results import RESULTS_FILE, by_suite
 from luffy.cli.run_view import accuracies
 from luffy.cli.settings_view import changed_settings
 from luffy.errors import EXIT_OK, DataError

@@ -5,9 +5,9 @@ from typing import Annotated
 from typer import Option
 
 from luffy.cli.console import say
+from luffy.cli.objective_view import explain_experiment
 from luffy.cli.options import Config, Debug, Overrides
 from luffy.errors import EXIT_OK
-from luffy.stages.explain import explain_experiment
 
 
 def explain(

@@ -15,7 +15,7 @@ def leaderboard(
     debug: Debug = False,
 ) -> int:
     """Rank every evaluated model by suite, with intervals; also as a page."""
-    from luffy.cli.leaderboard import show_leaderboard, write_leaderboard  # plots: only when they are needed
+    from luffy.cli.leaderboard_view import show_leaderboard, write_leaderboard  # plots: only when they are needed
 
     where = find_workspace(folder or workspace)
     show_leaderboard(write_leaderboard(where), where.root)

@@ -6,10 +6,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 from luffy.cli import run_view
+from luffy.cli.accuracies import by_suite
 from luffy.cli.console import say, text_table, wide_terminal
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.cli.plots import terminal_plots, write_pictures
-from luffy.cli.results import by_suite
 from luffy.cli.sample_view import RewardRange, read_range, samples_of
 from luffy.cli.settings_view import settings_of
 from luffy.errors import EXIT_OK, ConfigError

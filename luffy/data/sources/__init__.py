@@ -11,10 +11,10 @@ from typing import Any
 from luffy.config.data import SourceConfig
 from luffy.data.sources.arithmetic import ArithmeticPrompts
 from luffy.data.sources.custom import custom_source
-from luffy.data.sources.files import FilePrompts
 from luffy.data.sources.hub import HubPrompts
-from luffy.data.sources.protocol import LoadedSource, QuarantinedRow, Row, TraceSource
+from luffy.data.sources.local_files import FilePrompts
 from luffy.data.sources.reasoning_gym import ReasoningGymPrompts
+from luffy.data.sources.trace_source import LoadedSource, QuarantinedRow, Row, TraceSource
 from luffy.types import Prompt
 
 # Each function takes the configuration class of its own kind, which a plain dictionary cannot say.

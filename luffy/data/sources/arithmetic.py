@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from luffy.config.data import ArithmeticSource
-from luffy.data.identity import prompt_uid
+from luffy.data.prompt_identity import prompt_uid
 from luffy.errors import DataError
 from luffy.types import Message, Prompt, Trace
 

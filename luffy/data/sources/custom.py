@@ -1,7 +1,7 @@
 """A source of the user's own, by import path.
 
 # my_sources.py
-class Riddles:                                # a luffy.data.sources.protocol.TraceSource
+class Riddles:                                # a luffy.data.sources.trace_source.TraceSource
     kind, is_light = "riddles", False
     def inputs(self): return {"riddles": "sha256..."}
     def rows(self): yield Prompt(...)
@@ -14,7 +14,7 @@ data: {train: {kind: custom, factory: my_sources:riddles}}
 import importlib
 
 from luffy.config.data import CustomSource
-from luffy.data.sources.protocol import TraceSource
+from luffy.data.sources.trace_source import TraceSource
 from luffy.errors import DataError
 
 _NEEDED = ("kind", "is_light", "inputs", "rows")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from luffy.config.data import HubSource
-from luffy.data.sources.files import NumberedRow, columns_to_read, prompts_of, sha256_of
-from luffy.data.sources.protocol import Row
+from luffy.data.sources.local_files import NumberedRow, columns_to_read, prompts_of, sha256_of
+from luffy.data.sources.trace_source import Row
 from luffy.errors import DataError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from luffy.config.data import ReasoningGymSource
-from luffy.data.identity import prompt_uid
-from luffy.data.sources.protocol import QuarantinedRow, Row
+from luffy.data.prompt_identity import prompt_uid
+from luffy.data.sources.trace_source import QuarantinedRow, Row
 from luffy.errors import DataError
 from luffy.seeds import derive_seed
 from luffy.types import Message, Prompt

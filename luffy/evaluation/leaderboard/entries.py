@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from luffy.config import StageName
+from luffy.config import STAGE_KINDS
 from luffy.errors import LuffyError
-from luffy.evaluation.leaderboard.naming import RowName, Use, flatten, name_row, read_uses, tell_apart
+from luffy.evaluation.leaderboard.row_names import RowName, Use, flatten, name_row, read_uses, tell_apart
 from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, read_results
 from luffy.evaluation.sample_files import read_samples_of
+from luffy.pipeline.chain.graph import nodes_providing
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, Manifest, read_manifest
 from luffy.pipeline.workspace import Workspace
 
-_STAGES: tuple[StageName, ...] = ("evaluate", "sweep")
 _OF_SUITES = ("suites", "graders")
 """What of `evaluation` holds for single suites; it tells columns apart."""
 _APART = (*_OF_SUITES, "decodings", "confidence", "engine")
@@ -117,7 +117,8 @@ def read_entries(workspace: Workspace) -> tuple[list[Entry], list[LeftOut]]:
     The newest evaluations come first.
     """
     left_out: list[LeftOut] = []
-    directories = [directory for stage in _STAGES for directory in workspace.siblings(stage)]
+    stages = nodes_providing("evaluation", STAGE_KINDS)
+    directories = [directory for stage in stages for directory in workspace.siblings(stage)]
     found = [item for directory in directories for item in _read_stage(workspace, directory, left_out)]
     found.sort(key=lambda item: item.cell.ended, reverse=True)  # stable: the order of suites within one stays
     return _entries(found, read_uses(workspace)), left_out

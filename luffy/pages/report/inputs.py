@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.config import ExperimentConfig
-from luffy.data.difficulty import DifficultyCard, read_card
+from luffy.data.pass_rates import DifficultyCard, read_card
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.evaluation.results import Cell
+from luffy.pipeline.chain.graph import build_graph, nodes_providing, nodes_showing
 from luffy.pipeline.chain.manifest import Manifest, finished_manifest
 from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout, read_samples
-
-CHECKPOINTS = ("base", "sft", "rl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +24,8 @@ class FinishedChain:
     config: ExperimentConfig
     manifests: Mapping[str, Manifest]
     """By node, in the order of the chain."""
-    metrics: Mapping[str, list[MetricRow]]
-    """Training curves by node (`base`, `sft`, `rl`), those that exist."""
+    metrics: dict[str, list[MetricRow]]
+    """Training curves by node, those that exist."""
     samples: tuple[tuple[int, SampleRollout], ...]
     """Rollouts of RL with their steps."""
     evaluations: tuple[CheckpointScores, ...]
@@ -58,26 +57,36 @@ class FinishedChain:
 
 
 def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> FinishedChain:
-    """Read the stages that `inputs` name (`data`, `base`, `difficulty`, `sft`, `rl`, `evaluate_<checkpoint>`).
+    """Read the stages in `inputs`, which are named as the report's node in the chain's graph names them.
 
     Raises LuffyError when a stage is not finished or there is no evaluation.
     """
-    evaluations = [f"evaluate_{name}" for name in CHECKPOINTS if f"evaluate_{name}" in inputs]
+    stages = _in_order(config, inputs)
+    evaluations = nodes_providing("evaluation", stages)
     if not evaluations:
         raise LuffyError("the report needs at least one evaluated checkpoint")
-    trained = [name for name in CHECKPOINTS if name in inputs]
-    made = [name for name in ("data", "base", "difficulty", "sft", "rl") if name in inputs]
-    manifests = [finished_manifest(inputs[name]) for name in (*made, *evaluations)]
-    curves = {name: read_metrics(inputs[name] / METRICS_FILE) for name in trained}
+    manifests = [finished_manifest(directory) for directory in stages.values()]
+    curves = {name: read_metrics(stages[name] / METRICS_FILE) for name in nodes_showing("training_curves", stages)}
+    sampled = nodes_showing("rollout_samples", stages)
+    data_cards = [json.loads((stages[name] / "card.json").read_bytes()) for name in nodes_showing("data_card", stages)]
+    difficulty_cards = [read_card(stages[name] / "card.json") for name in nodes_showing("difficulty_card", stages)]
     return FinishedChain(
         config=config,
         manifests={manifest.node: manifest for manifest in manifests},
         metrics={name: rows for name, rows in curves.items() if rows},
-        samples=tuple(read_samples(inputs["rl"] / SAMPLES_FILE)) if "rl" in inputs else (),
-        evaluations=tuple(read_scores(inputs[name]) for name in evaluations),
-        data_card=_read_data_card(inputs["data"]) if "data" in inputs else {},
-        difficulty=read_card(inputs["difficulty"] / "card.json") if "difficulty" in inputs else None,
+        samples=tuple(sample for name in sampled for sample in read_samples(stages[name] / SAMPLES_FILE)),
+        evaluations=tuple(read_scores(stages[name]) for name in evaluations),
+        data_card=data_cards[0] if data_cards else {},
+        difficulty=difficulty_cards[0] if difficulty_cards else None,
     )
+
+
+def _in_order(config: ExperimentConfig, inputs: Mapping[str, Path]) -> dict[str, Path]:
+    """Directories by node, in the order of the chain."""
+    nodes = build_graph(config)
+    report = next(node for node in nodes if node.kind.reads_all)
+    entries = {name: entry for entry, name in report.inputs.items()}
+    return {node.name: inputs[entries[node.name]] for node in nodes if entries.get(node.name) in inputs}
 
 
 def _paired(first: CheckpointScores, second: CheckpointScores, cell: Cell) -> PairedAccuracies:
@@ -88,7 +97,3 @@ def _paired(first: CheckpointScores, second: CheckpointScores, cell: Cell) -> Pa
     assert row is not None
     k = row.num_samples
     return PairedAccuracies([before[uid] / k for uid in before], [after[uid] / k for uid in before], k)
-
-
-def _read_data_card(directory: Path) -> Mapping[str, object]:
-    return json.loads((directory / "card.json").read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ Whatever comes from a model or a file is escaped; the same inputs give the same 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import cycle, groupby
 
 from luffy.config.yaml_source import dump_yaml
 from luffy.evaluation.results import checkpoint_name
@@ -40,6 +40,8 @@ from luffy.tracking.samples import SampleRollout
 from luffy.types import Outcome
 
 _CHECKPOINT_COLORS = {"base": "c6", "sft": "c2", "rl": "c1"}
+_OTHER_COLORS = ("c3", "c4", "c5", "c7")
+"""For checkpoints of other stages, in the order of the chain."""
 _MEASURES = (
     ("Several responses to a problem: at least one of k correct (pass@k), the most frequent answer (maj@k)", votes),
     ("Responses: shares in percent, and how long they are", health),
@@ -124,9 +126,7 @@ def build_page(chain: FinishedChain) -> ReportPage:
         confidence=f"{100 * chain.evaluations[0].results.confidence:g}",
         headlines=headlines(chain),
         headline_note=f"{chain.suites[0]}, {chain.decodings[0]} decoding",
-        checkpoint_legend=[
-            (_CHECKPOINT_COLORS[e.checkpoint], checkpoint_name(e.checkpoint)) for e in chain.evaluations
-        ],
+        checkpoint_legend=[(color, checkpoint_name(name)) for name, color in _colors(chain).items()],
         outcome_legend=[(OUTCOME_COLORS[name], name.replace("_", " ")) for name in _seen_outcomes(chain)],
         decodings=[_decoding(chain, name) for name in chain.decodings],
         details=detail_table(chain),
@@ -185,13 +185,20 @@ def _decoding(chain: FinishedChain, name: str) -> DecodingResults:
 
 
 def _scored(chain: FinishedChain, suite: str, decoding: str) -> list[Scored]:
+    colors = _colors(chain)
     found = ((e.checkpoint, e.row((suite, decoding))) for e in chain.evaluations)
-    return [Scored(checkpoint_name(name), _CHECKPOINT_COLORS[name], row) for name, row in found if row is not None]
+    return [Scored(checkpoint_name(name), colors[name], row) for name, row in found if row is not None]
 
 
 def _dots(chain: FinishedChain, suite: str, decoding: str) -> list[Dot]:
-    found = ((e.checkpoint, e.row((suite, decoding))) for e in chain.evaluations)
-    return [Dot(_CHECKPOINT_COLORS[name], row.accuracy, *row.interval) for name, row in found if row is not None]
+    return [Dot(scored.color, scored.row.accuracy, *scored.row.interval) for scored in _scored(chain, suite, decoding)]
+
+
+def _colors(chain: FinishedChain) -> dict[str, str]:
+    """Color of each evaluated checkpoint, in the order of the chain."""
+    others = cycle(_OTHER_COLORS)
+    names = (evaluation.checkpoint for evaluation in chain.evaluations)
+    return {name: _CHECKPOINT_COLORS.get(name) or next(others) for name in names}
 
 
 def _bars(chain: FinishedChain, suite: str, decoding: str) -> list[tuple[str, list[Share]]]:
@@ -212,10 +219,8 @@ def _seen_outcomes(chain: FinishedChain) -> list[Outcome]:
 
 def _training(chain: FinishedChain) -> list[TrainingSection]:
     sections = []
-    for node, title in _STAGE_TITLES.items():
-        rows = chain.metrics.get(node, [])
-        if not rows:
-            continue
+    for node, rows in reversed(chain.metrics.items()):
+        title = _STAGE_TITLES.get(node, node)
         terms = chain.config.objective.terms if chain.config.objective else ()
         figures = draw_panels(node, rl_panels(terms) if node == "rl" else supervised_panels(), rows)
         outcomes = draw_outcomes(rows) if node == "rl" else None

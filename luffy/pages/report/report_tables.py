@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from luffy.data.difficulty import DifficultyCard, Fit
+from luffy.data.pass_rates import DifficultyCard, Fit
 from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.results import ResultRow, checkpoint_name
 from luffy.pages import wording

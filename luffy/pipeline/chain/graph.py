@@ -1,15 +1,15 @@
 """An experiment's chain as data: one node for each stage that it makes, with what the stage reads.
 
 This is the one place that knows which stages there are and what follows what. Flows walk these nodes; plans,
-comparisons, the report and garbage collection read them.
+comparisons, the report and garbage collection read them. What only has the record of a run asks by a node's name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
 from luffy.config.settings import StageSettings, SweepSettings
-from luffy.config.stage_kinds import Role, StageKind, evaluate_settings
+from luffy.config.stage_kinds import Role, StageKind, ViewName, evaluate_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,22 @@ def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> 
         sweep = SweepSettings(protocol=evaluate_settings(config), steps=sweep_steps)
         nodes += _nodes("sweep", STAGE_KINDS["sweep"], sweep, nodes)
     return tuple(nodes)
+
+
+def kind_of(name: str) -> StageKind | None:
+    """The kind of the node called `name`; None for a name that no chain of this version has."""
+    stages = [stage for stage in STAGE_KINDS if name == stage or name.startswith(f"{stage}_")]
+    return STAGE_KINDS[max(stages, key=len)] if stages else None
+
+
+def nodes_showing(view: ViewName, names: Iterable[str]) -> list[str]:
+    """Those of the nodes called `names` whose kind has `view`."""
+    return [name for name in names if (kind := kind_of(name)) is not None and view in kind.views]
+
+
+def nodes_providing(role: Role, names: Iterable[str]) -> list[str]:
+    """Those of the nodes called `names` whose kind makes `role`."""
+    return [name for name in names if (kind := kind_of(name)) is not None and role in kind.provides]
 
 
 def _numbered(stages: Sequence[str]) -> list[tuple[str, str]]:

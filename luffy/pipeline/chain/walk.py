@@ -2,8 +2,9 @@
 
 import contextvars
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -67,13 +68,18 @@ def walk(nodes: Sequence[StageNode], make: Make[Result], room: Room, stop: Calla
         for node in nodes:
             done[node.name] = make(node, _inputs(node, done))
         return done
-    with ThreadPoolExecutor(len(nodes), thread_name_prefix="stage") as pool:
-        try:
-            return _side_by_side(nodes, make, room, pool)
-        except BaseException:
-            stop()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    with ThreadPoolExecutor(len(nodes), thread_name_prefix="stage") as pool, stopping_on_failure(pool, stop):
+        return _side_by_side(nodes, make, room, pool)
+
+
+@contextmanager
+def stopping_on_failure(pool: ThreadPoolExecutor, stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop`, drop what waits in `pool` and wait for the rest when the block raises anything, a Ctrl-C too."""
+    with ExitStack() as on_failure:
+        on_failure.callback(pool.shutdown, wait=True, cancel_futures=True)
+        on_failure.callback(stop)
+        yield
+        on_failure.pop_all()
 
 
 def _side_by_side(

@@ -15,6 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -137,13 +138,12 @@ def _start_cold(command: Sequence[str], out: IO[bytes], environment: dict[str, s
 
 
 def _end(child: _Child, grace_s: float) -> None:
-    try:
-        end_processes(child.mark, grace_s, child.spared)
-    except BaseException:  # a second Ctrl-C, or SIGTERM under Prefect: no more patience
-        end_processes(child.mark, 0.0, child.spared)
-        raise
-    finally:
-        child.process.wait()
+    with ExitStack() as stack:
+        stack.callback(child.process.wait)
+        with ExitStack() as impatient:  # after a second Ctrl-C, or SIGTERM under Prefect
+            impatient.callback(end_processes, child.mark, 0.0, child.spared)
+            end_processes(child.mark, grace_s, child.spared)
+            impatient.pop_all()
 
 
 def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> StageFailed:

@@ -15,7 +15,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -104,17 +104,17 @@ class WarmServer:
             environment={**environment, MARK_VARIABLE: self.mark},
             log=str(log.resolve()),
         )
-        try:
-            self._wait_until_ready()
-            self._connection.send_bytes(json.dumps(order).encode())
-            self._stage = WarmStage(int(self._answer(_FORK_TIMEOUT_S)), self._connection, log)
-        except (OSError, EOFError) as error:
-            logger.info("stages start without a warm server from now on: %s", error or type(error).__name__)
-            self.stop()
-            return None
-        except BaseException:  # Ctrl-C: the answer that is still to come would be taken for that to the next order
-            self.stop()
-            raise
+        with ExitStack() as on_failure:
+            # Also on Ctrl-C: the answer that is still to come would be taken for that to the next order.
+            on_failure.callback(self.stop)
+            try:
+                self._wait_until_ready()
+                self._connection.send_bytes(json.dumps(order).encode())
+                self._stage = WarmStage(int(self._answer(_FORK_TIMEOUT_S)), self._connection, log)
+            except (OSError, EOFError) as error:
+                logger.info("stages start without a warm server from now on: %s", error or type(error).__name__)
+                return None
+            on_failure.pop_all()
         return self._stage
 
     def stop(self) -> None:

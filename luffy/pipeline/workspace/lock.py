@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -32,13 +32,12 @@ class StageLock:
     def __enter__(self) -> "StageLock":
         # Close-on-exec: a child that outlives the stage must not keep the lock.
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, descriptor)
             self._wait(descriptor)
             if not _is_still(self._path, descriptor):
                 raise LuffyError(f"{self._path.parent}: was deleted while its lock was waited for; start again")
-        except BaseException:  # an interrupt while waiting must not leave the file open
-            os.close(descriptor)
-            raise
+            on_failure.pop_all()
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, _own_name().encode(), 0)
         self._descriptor = descriptor

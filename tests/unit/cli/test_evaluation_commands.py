@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from synthetic.result_rows import result_row
 
 from luffy.cli import main as command
 from luffy.config.evaluation import EvaluationConfig
@@ -11,7 +12,7 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig, MathGrader
 from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.data.parquet import write_prompts
-from luffy.evaluation.results import EvaluationResults, read_results, result_row, write_results
+from luffy.evaluation.results import EvaluationResults, read_results, write_results
 from luffy.evaluation.sample_files import read_sample_records, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.chain.job import StageJob, write_job

@@ -12,24 +12,27 @@ from itertools import pairwise
 import pytest
 from patience import PATIENCE_S
 from synthetic.finished_stages import begin, finish, run_of
+from synthetic.result_rows import result_row
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from luffy.cli import sample_view
 from luffy.cli.main import main
 from luffy.cli.plots import plot
-from luffy.cli.sample_view import read_range
+from luffy.cli.sample_view import RewardRange, ShownSample, read_range, samples_of
 from luffy.cli.settings_view import changed_settings, settings_of
 from luffy.config import load_experiment
 from luffy.data.parquet import write_prompts
 from luffy.errors import ConfigError
-from luffy.evaluation.results import EvaluationResults, result_row, write_results
+from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.chain.job import write_job
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
 from luffy.pipeline.machine.events import EventWriter
 from luffy.pipeline.workspace import Workspace
+from luffy.pipeline.workspace.records import RunRecord, StageEntry
 from luffy.tracking.journal import RolloutJournal
 from luffy.types import FinishReason, Group, Message, Outcome, Prompt, Source, Trajectory
 
@@ -358,3 +361,18 @@ def test_no_command_on_runs_loads_torch_or_prefect(workspace):
     )
     code += "sys.exit(any(name in sys.modules for name in ('torch', 'prefect')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shown"),
+    [
+        (["prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_rl", "report"], "rl"),
+        (["base", "sft", "evaluate_base", "evaluate_sft"], "evaluate_sft"),
+        (["base", "evaluate_base", "sweep"], "sweep"),
+    ],
+)
+def test_samples_are_those_of_rl_or_of_the_last_evaluation(monkeypatch, tmp_path, nodes, shown):
+    monkeypatch.setattr(sample_view, "_read", lambda directory, node: iter([ShownSample(node, "", "", 1.0)]))
+    stages = {node: StageEntry("key", tmp_path / node, "", "") for node in nodes}
+    (sample,) = samples_of(RunRecord(tmp_path, "finished", stages=stages), None, RewardRange(), 1)
+    assert sample.heading == shown

@@ -12,10 +12,10 @@ from luffy.config.shipped import DATA, template_file
 from luffy.data.templates import (
     PLAIN_TEMPLATE,
     decode,
-    encode_trace,
+    encode_traces,
     is_complete,
     prompt_opener,
-    render_prompt,
+    render_prompts,
     trace_lengths,
     with_opened_thinking,
 )
@@ -52,7 +52,7 @@ def test_the_generation_prompt_ends_as_it_should(templated: tuple[str, PreTraine
     name, tokenizer = templated
     assert prompt_opener(tokenizer) == OPENERS[name]
     for messages in CONVERSATIONS:
-        text = decode(tokenizer, render_prompt(tokenizer, messages))
+        text = decode(tokenizer, render_prompts(tokenizer, [messages])[0])
         assert text.endswith(OPENERS[name]) and text.count(messages[-1].content) == 1
 
 
@@ -62,8 +62,8 @@ def test_think_is_opened_once_and_the_response_alone_is_learned(
     templated: tuple[str, PreTrainedTokenizerBase], messages: list[Message], trace: str
 ) -> None:
     _, tokenizer = templated
-    prompt_ids = render_prompt(tokenizer, messages)
-    response_ids = encode_trace(tokenizer, with_opened_thinking(trace), prompt_ids)
+    prompt_ids = render_prompts(tokenizer, [messages])[0]
+    response_ids = encode_traces(tokenizer, [with_opened_thinking(trace)])[0]
     rows = [demonstration(prompt_ids, response_ids), demonstration([*prompt_ids, 5, 6], response_ids[2:])]
     batch = collate(rows, torch.zeros(2), tokenizer.pad_token_id)
     for row, input_ids, mask in zip(rows, batch.input_ids_BT, batch.response_mask_BT, strict=True):

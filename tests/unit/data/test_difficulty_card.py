@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from luffy.config.difficulty import DifficultyConfig
-from luffy.data.difficulty import (
+from luffy.data.pass_rates import (
     Fit,
     PassRate,
     card_json,

@@ -13,7 +13,7 @@ from luffy.errors import EXIT_USER_ERROR, DataError
 
 FIELDS = {"data_source": "qa", "problem": "q", "answer": {"column": "a"}, "traces": ({"column": "t"},)}
 MODULE = """
-from luffy.data.identity import prompt_uid
+from luffy.data.prompt_identity import prompt_uid
 from luffy.types import Message, Prompt
 
 class Riddles:

@@ -9,9 +9,9 @@ import pytest
 
 from luffy.config.data import FieldsConfig, FileSource
 from luffy.data.contamination import BenchmarkIndex, Hit
-from luffy.data.identity import problem_text
 from luffy.data.language import language_of
 from luffy.data.near_duplicates import NUM_HASHES, near_duplicate_clusters, signature, similarity
+from luffy.data.prompt_identity import problem_text
 from luffy.data.sources import load_source
 from luffy.data.words import words
 from luffy.types import Message, Prompt

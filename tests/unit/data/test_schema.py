@@ -2,7 +2,7 @@
 
 import pytest
 
-from luffy.data.identity import prompt_uid
+from luffy.data.prompt_identity import prompt_uid
 from luffy.data.schema import RowError, prompt_from_row, record_batch
 from luffy.types import Message
 

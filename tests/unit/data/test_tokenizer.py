@@ -10,11 +10,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2Config
 
 from luffy.data.templates import (
     decode,
-    encode_trace,
     encode_traces,
     load_tokenizer,
     prompt_lengths,
-    render_prompt,
     render_prompts,
     stop_token_ids,
     trace_lengths,
@@ -39,14 +37,14 @@ def thinking(tmp_path: Path) -> PreTrainedTokenizerBase:
 
 @given(st.lists(st.one_of(st.sampled_from(WHOLE_TOKENS), st.text(ALPHABET, max_size=8))).map("".join))
 def test_encoding_loses_nothing(text: str) -> None:
-    ids = encode_trace(TOKENIZER, text)
+    ids = encode_traces(TOKENIZER, [text])[0]
     assert ids[-1] == TOKENIZER.eos_token_id
     assert decode(TOKENIZER, ids) == text
     assert decode(TOKENIZER, ids[:-1]) == text
 
 
 def test_tags_and_the_box_are_single_tokens_and_digits_are_single() -> None:
-    ids = encode_trace(TOKENIZER, TRACE)
+    ids = encode_traces(TOKENIZER, [TRACE])[0]
     tokens = [TOKENIZER.decode([i]) for i in ids]
     assert tokens[:7] == ["<think>", "\n", "4", "7", "+", "8", "="]
     assert tokens[-5:] == ["\\boxed{", "5", "5", "}", TOKENIZER.eos_token]
@@ -68,7 +66,7 @@ def test_frequent_words_become_tokens_and_digits_never_merge() -> None:
 @given(st.text(max_size=12))
 def test_text_the_data_never_held_still_decodes_to_itself(text: str) -> None:
     composed = unicodedata.normalize("NFC", text)
-    assert decode(TOKENIZER, encode_trace(TOKENIZER, composed)) == composed
+    assert decode(TOKENIZER, encode_traces(TOKENIZER, [composed])[0]) == composed
 
 
 def test_the_tokenizer_is_the_same_beside_a_qwen2_model(tmp_path: Path) -> None:
@@ -87,8 +85,8 @@ def test_a_saved_tokenizer_loads_as_it_was(tmp_path: Path) -> None:
     save_tokenizer(TOKENIZER, tmp_path)
     loaded = load_tokenizer(tmp_path)
     messages = [Message("user", "1 +1 =")]
-    assert render_prompt(loaded, messages) == render_prompt(TOKENIZER, messages)
-    assert decode(loaded, encode_trace(loaded, TRACE)) == TRACE
+    assert render_prompts(loaded, [messages])[0] == render_prompts(TOKENIZER, [messages])[0]
+    assert decode(loaded, encode_traces(loaded, [TRACE])[0]) == TRACE
     assert stop_token_ids(loaded) == stop_token_ids(TOKENIZER)
 
 
@@ -99,31 +97,29 @@ def test_the_plain_prompt_is_what_its_template_renders(turns: list[str]) -> None
         [{"role": "user", "content": turn} for turn in turns], add_generation_prompt=True, tokenize=False
     )
     assert rendered == "<|bos|>" + "\n".join(turns) + "\n"
-    assert decode(TOKENIZER, render_prompt(TOKENIZER, messages)) == rendered
+    assert decode(TOKENIZER, render_prompts(TOKENIZER, [messages])[0]) == rendered
 
 
 def test_batches_equal_single_rows() -> None:
     conversations = [[Message("user", text)] for text in ("1", "22 +3 =", "é")]
     texts = [TRACE, "", "\\boxed{1}"]
-    assert render_prompts(TOKENIZER, conversations) == [render_prompt(TOKENIZER, turns) for turns in conversations]
-    assert encode_traces(TOKENIZER, texts) == [encode_trace(TOKENIZER, text) for text in texts]
-    assert prompt_lengths(TOKENIZER, conversations) == [len(render_prompt(TOKENIZER, c)) for c in conversations]
-    assert trace_lengths(TOKENIZER, texts) == [len(encode_trace(TOKENIZER, text)) for text in texts]
+    prompts, traces = render_prompts(TOKENIZER, conversations), encode_traces(TOKENIZER, texts)
+    assert prompts == [render_prompts(TOKENIZER, [turns])[0] for turns in conversations]
+    assert traces == [encode_traces(TOKENIZER, [text])[0] for text in texts]
+    assert prompt_lengths(TOKENIZER, conversations) == [len(ids) for ids in prompts]
+    assert trace_lengths(TOKENIZER, texts) == [len(ids) for ids in traces]
     assert render_prompts(TOKENIZER, []) == []
 
 
 def test_a_trace_continues_behind_a_think_that_the_prompt_opened(thinking: PreTrainedTokenizerBase) -> None:
-    prompt_ids = render_prompt(thinking, [Message("user", "1")])
+    (prompt_ids,) = render_prompts(thinking, [[Message("user", "1")]])
     assert decode(thinking, prompt_ids) == "[user]1<think>\n"
-    for ids in (encode_trace(thinking, TRACE, prompt_ids), encode_trace(thinking, TRACE)):
-        assert decode(thinking, ids) == TRACE.removeprefix("<think>\n")
-    assert encode_traces(thinking, [TRACE]) == [encode_trace(thinking, TRACE)]
-    assert decode(thinking, encode_trace(thinking, "55</think>")) == "55</think>"
+    traces = encode_traces(thinking, [TRACE, "55</think>"])
+    assert [decode(thinking, ids) for ids in traces] == [TRACE.removeprefix("<think>\n"), "55</think>"]
 
 
 def test_a_plain_prompt_leaves_the_trace_whole() -> None:
-    prompt_ids = render_prompt(TOKENIZER, [Message("user", "1")])
-    assert decode(TOKENIZER, encode_trace(TOKENIZER, TRACE, prompt_ids)) == TRACE
+    assert decode(TOKENIZER, encode_traces(TOKENIZER, [TRACE])[0]) == TRACE
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
 from luffy.config.grading import FormatGrader, JudgeGrader, MathGrader
-from luffy.data.templates import render_prompt
+from luffy.data.templates import render_prompts
 from luffy.errors import ClusterError, DataError
 from luffy.evaluation.evaluator import Evaluator
 from luffy.evaluation.model_clients import TokenModelClient
@@ -30,7 +30,7 @@ CONFIG = EvaluationConfig(
     max_response_tokens=32,
 )
 
-LONGEST = len(render_prompt(TOKENIZER, problems(11)[10].messages))
+LONGEST = len(render_prompts(TOKENIZER, [problems(11)[10].messages])[0])
 """Tokens of the one prompt with a number of two digits."""
 
 

@@ -4,13 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from synthetic.evaluated_workspace import first, write_evaluation
 
 import luffy
 from luffy.errors import DataError
-from luffy.pages.tables import Table, TableCell
 from luffy.pipeline.workspace import Workspace
 
 
@@ -57,13 +55,6 @@ def test_every_column_is_documented(workspace: Path) -> None:
 def test_a_workspace_without_evaluations_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no finished evaluation"):
         luffy.load_results(tmp_path)
-
-
-def test_a_table_of_a_page_is_a_frame() -> None:
-    table = Table(("suite", "base"), ((TableCell("sums"), TableCell("40.0", ("[30.9, 49.8]",))),))
-    pd.testing.assert_frame_equal(
-        table.to_frame(), pd.DataFrame({"base": ["40.0 [30.9, 49.8]"]}, index=pd.Index(["sums"], name="suite"))
-    )
 
 
 def test_importing_luffy_loads_no_library() -> None:

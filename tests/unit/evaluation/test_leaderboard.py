@@ -66,6 +66,18 @@ def test_rows_of_one_name_say_what_differs(workspace: Workspace) -> None:
     }
 
 
+def test_what_a_checkpoint_does_not_depend_on_tells_no_rows_apart(workspace: Workspace) -> None:
+    """Difficulty chooses the prompts of RL alone; of the settings of RL, SFT knows nothing."""
+    for key, rate in {"x": "0.5", "y": "0.75"}.items():
+        changes = [f"difficulty.max_pass_rate={rate}", "difficulty.policy=sft"]
+        for checkpoint in ("sft", "rl"):
+            write_evaluation(workspace, checkpoint + key, {GREEDY: first(50)}, checkpoint=checkpoint, model=key)
+        write_run(workspace, f"smoke-{key}", {"evaluate_sft": f"sft{key}", "evaluate_rl": f"rl{key}"}, *changes)
+    found = set(names(board_of(workspace)))
+    assert {f"smoke · luffy · RL step 6 · difficulty.max_pass_rate={rate}" for rate in ("0.5", "0.75")} <= found
+    assert not any("difficulty" in name for name in found if "SFT" in name)
+
+
 def test_rows_whose_runs_are_gone_are_told_apart_by_their_weights(workspace: Workspace) -> None:
     for key in ("aaaaaaaaaa", "bbbbbbbbbb"):
         write_evaluation(workspace, key, {GREEDY: first(50)})

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 from synthetic.finished_chain import HOSTILE
+from synthetic.result_rows import result_row
 
 from luffy.config.comparison import BudgetConfig
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed, _costs, _curve
 from luffy.evaluation.method_comparison.findings import as_json, find
-from luffy.evaluation.results import EvaluationResults, result_row
+from luffy.evaluation.results import EvaluationResults
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pages.method_comparison_page import (
     accuracy_table,

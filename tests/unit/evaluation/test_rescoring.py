@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
+from synthetic.result_rows import result_row
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
 from luffy.config.grading import ChoiceGrader, GraderKind, MathGrader, StrictMathGrader
@@ -16,7 +17,7 @@ from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
 from luffy.evaluation.model_clients import TokenModelClient
 from luffy.evaluation.requests import Suite
 from luffy.evaluation.rescoring import read_problems, regrade, write_regraded
-from luffy.evaluation.results import EvaluationResults, result_row, write_results
+from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.grading import GraderPool

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from synthetic.result_rows import result_row
 
 from luffy.errors import LuffyError
-from luffy.evaluation.results import EvaluationResults, read_results, result_row, write_results
+from luffy.evaluation.results import EvaluationResults, read_results, write_results
 from luffy.evaluation.sample_records import SampleRecord, parse_record, record_line
 from luffy.statistics.accuracy import accuracy
 

@@ -1,6 +1,5 @@
 """Kinds of graders: what each says, how they combine, and which of them grades what."""
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -20,7 +19,7 @@ from luffy.config.grading import (
     WeightedPart,
 )
 from luffy.errors import DataError
-from luffy.grading import Grade, Grader, GradeRequest, GraderPool, Problem
+from luffy.grading import Grader, GradeRequest, GraderPool, Problem
 from luffy.types import Outcome
 
 MATH, STRICT = MathGrader(), StrictMathGrader()
@@ -136,19 +135,6 @@ def test_a_problem_names_its_grader(pool: GraderPool) -> None:
 def test_a_grader_that_nobody_has_is_named(pool: GraderPool) -> None:
     with pytest.raises(DataError, match="no grader is called 'prose'"):
         pool.grade([GradeRequest("5", "5", Problem(grader="prose"))])
-
-
-def test_an_event_loop_goes_on_while_answers_are_graded(pool: GraderPool) -> None:
-    async def both() -> tuple[list[Grade], int]:
-        grading, ticks = asyncio.create_task(pool.grade_async([GradeRequest(r"\boxed{x+7}", "7+x")])), 0
-        while not grading.done():
-            await asyncio.sleep(0)
-            ticks += 1
-        return grading.result(), ticks
-
-    grades, ticks = asyncio.run(both())
-    assert grades[0].outcome is Outcome.CORRECT
-    assert ticks > 1
 
 
 def test_the_pool_is_a_grader(pool: GraderPool) -> None:

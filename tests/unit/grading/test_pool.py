@@ -145,7 +145,7 @@ def test_a_timeout_is_remembered_and_a_crash_is_not() -> None:
     with GraderPool(num_workers=1, timeout_s=0.5) as pool:
         assert grade_one(pool, HANGS, "3").outcome is Outcome.TIMED_OUT
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pool, "_schedule", None)  # nothing can reach a worker
+            patch.setattr(pool, "_queue", None)  # nothing can reach a worker
             assert grade_one(pool, HANGS, "3").outcome is Outcome.TIMED_OUT
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from synthetic.result_rows import result_row
 
 import luffy
 from luffy.confidential import is_confidential, may_show_prompt
@@ -14,7 +15,7 @@ from luffy.data.confidential_prompts import confidential_uids
 from luffy.data.parquet import write_prompts
 from luffy.evaluation.changes import find_changes
 from luffy.evaluation.finished import read_evaluation
-from luffy.evaluation.results import EvaluationResults, result_row, write_results
+from luffy.evaluation.results import EvaluationResults, write_results
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pages.evaluation_page import render_page
@@ -110,7 +111,7 @@ def reads(tree: ast.AST) -> bool:
 def test_only_the_rule_itself_reads_marks() -> None:
     """A new page or export has no rule of its own: it asks `may_be_shown`, `may_show_prompt` or `is_confidential`."""
     known = {
-        "luffy/data/sources/files.py",  # marks the rows of a source that is configured so, and hides its messages
+        "luffy/data/sources/local_files.py",  # marks the rows of a source that is configured so, and hides its messages
         "luffy/evaluation/sample_records.py",  # `may_be_shown`
         "luffy/evaluation/changes.py",  # carries `may_be_shown` of the records on to problems
         "luffy/cli/evaluations.py",  # shows those problems

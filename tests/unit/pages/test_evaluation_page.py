@@ -3,7 +3,9 @@
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from luffy.evaluation.results import EvaluationResults, ResultRow, result_row
+from synthetic.result_rows import result_row
+
+from luffy.evaluation.results import EvaluationResults, ResultRow
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pages.evaluation_page import render_page
 

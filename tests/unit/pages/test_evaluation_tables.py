@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from luffy.evaluation.results import EvaluationResults, ResultRow, SamplingProtocol, result_row
+from synthetic.result_rows import result_row
+
+from luffy.evaluation.results import EvaluationResults, ResultRow, SamplingProtocol
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.pages.evaluation_tables import render_summary
 

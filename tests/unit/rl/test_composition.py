@@ -22,7 +22,7 @@ from luffy.config.settings import RLSettings
 from luffy.grading import GraderPool
 from luffy.pipeline.chain.graph import build_graph
 from luffy.rl.collector import GroupCollector
-from luffy.rl.step import StepRunner
+from luffy.rl.step_runner import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal

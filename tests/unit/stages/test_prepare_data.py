@@ -10,7 +10,7 @@ from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.data.parquet import read_prompts
-from luffy.data.templates import encode_trace, load_tokenizer, render_prompt
+from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
 from luffy.data.tokenizer import build_tokenizer, save_tokenizer
 from luffy.errors import DataError
 from luffy.pipeline.machine.events import EventWriter
@@ -63,11 +63,11 @@ def test_prepared_rows_are_verified_and_within_the_limits(tmp_path: Path) -> Non
     prepare(tmp_path)
     tokenizer = load_tokenizer(tmp_path / "tokenizer")
     for prompt in read_prompts(tmp_path / "train.parquet"):
-        prompt_ids = render_prompt(tokenizer, prompt.messages)
+        prompt_ids = render_prompts(tokenizer, [prompt.messages])[0]
         (trace,) = prompt.traces
         assert trace.verified
         assert len(prompt_ids) <= 48
-        assert len(encode_trace(tokenizer, trace.text, prompt_ids)) <= 64
+        assert len(encode_traces(tokenizer, [trace.text])[0]) <= 64
         assert tokenizer.unk_token_id not in prompt_ids
 
 

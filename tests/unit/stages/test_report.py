@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from luffy.config import ExperimentConfig
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import ReportSettings
-from luffy.data.difficulty import PassRate, card_json, difficulty_card, fit_of
+from luffy.data.pass_rates import PassRate, card_json, difficulty_card, fit_of
 from luffy.errors import LuffyError
 from luffy.pages.report.inputs import read_chain
+from luffy.pages.report.report_page import build_page, render_html
 from luffy.pages.report.report_tables import difference_table
 from luffy.pipeline.chain.manifest import finished_manifest, write_manifest
 from luffy.pipeline.machine.events import EventWriter
@@ -129,6 +131,17 @@ def test_the_page_has_what_summaries_have_for_the_checkpoints_side_by_side(
     assert "a < b" not in html
 
 
+def test_checkpoints_of_other_stages_are_shown_in_colors_of_their_own(chain: Chain) -> None:
+    finished = read_chain(*chain)
+    base, sft, rl = finished.evaluations
+    other = replace(sft, results=sft.results.model_copy(update={"checkpoint": "merge"}))
+    metrics = {name if name != "sft" else "merge": rows for name, rows in finished.metrics.items()}
+    page = build_page(replace(finished, evaluations=(base, other, rl), metrics=metrics))
+    assert page.checkpoint_legend == [("c6", "base"), ("c3", "merge"), ("c1", "RL")]
+    assert [section.title for section in page.training] == ["Reinforcement learning", "merge", "Base policy"]
+    assert "merge" in render_html(page)
+
+
 def test_the_summary_says_the_headline_numbers_in_words(written: tuple[str, str], chain: Chain) -> None:
     for text in written:
         assert "Accuracy on in_distribution (30 problems, greedy decoding, 95\u00a0% intervals): base " in text
@@ -213,7 +226,8 @@ def test_which_prompts_rl_was_given_is_shown_where_the_chain_has_chosen_them(cha
     manifest = finished_manifest(inputs["base"])
     renamed = {"node": "difficulty", "stage": "difficulty", "outputs": ()}
     write_manifest(measured, manifest.model_copy(update=renamed))
-    html, markdown = report((config, {**inputs, "difficulty": measured}), tmp_path / "out")
+    choosing = ExperimentConfig.model_validate({**config.model_dump(), "difficulty": {"num_samples": 4}})
+    html, markdown = report((choosing, {**inputs, "difficulty": measured}), tmp_path / "out")
     assert "| base | 4 a prompt | 0 to 0.9 | 4 of 5 | 0 of 5 | 1 of 5 | 50.0 | 50.0 |" in markdown
     assert "| correct of 4 | 0 | 1 | 2 | 3 | 4 |" in markdown
     assert "| prompts | 1 | 1 | 1 | 1 | 1 |" in markdown

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from luffy.statistics.accuracy import (
     accuracy,
     by_label,
-    effective_samples,
     guess_adjusted,
     majority_at_k,
     paired_difference,
     pass_at_k,
 )
+from luffy.statistics.intervals import design_effect
 
 counts = st.integers(1, 8).flatmap(
     lambda k: st.tuples(st.just(k), st.lists(st.integers(0, k), min_size=1, max_size=40))
@@ -52,7 +52,8 @@ def test_an_interval_holds_its_accuracy_stays_in_range_and_never_collapses(
 @given(counts)
 def test_responses_are_worth_at_least_one_trial_a_problem_and_at_most_all_of_them(case: tuple[int, list[int]]) -> None:
     k, correct = case
-    assert len(correct) - 1e-9 <= effective_samples(correct, k) <= len(correct) * k + 1e-9
+    (effect,) = design_effect(np.asarray([correct]) / k, k)
+    assert 1 - 1e-9 <= effect <= k + 1e-9
 
 
 def test_samples_that_always_agree_add_nothing() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from luffy.config import STAGE_KINDS, load_experiment
-from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.chain.graph import build_graph, kind_of, nodes_providing, nodes_showing
 
 CHAINS = {
     "sft_then_luffy": ["prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", "evaluate_rl", "report"],
@@ -65,3 +65,20 @@ def test_a_stage_that_comes_again_is_a_round_of_its_own(smoke_path):
     assert nodes["sft_2"].inputs == {"data": "prepare_data", "model": "rl_1"}
     assert list(nodes)[6:] == [f"evaluate_{name}" for name in ("base", "sft_1", "rl_1", "sft_2", "rl_2")]
     assert nodes["evaluate_sft_2"].inputs["model"] == "sft_2"
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_the_name_of_a_node_tells_its_kind(smoke_path, chain):
+    for node in (*graph(smoke_path, chain), *build_graph(load_experiment(smoke_path), sweep_steps=(2,))):
+        assert kind_of(node.name) is node.kind
+
+
+def test_rounds_have_their_kind_and_foreign_names_none():
+    names = ["sft_1", "rl_2", "evaluate_sft_1", "reinforce"]
+    assert [kind.name if (kind := kind_of(name)) else None for name in names] == ["sft", "rl", "evaluate", None]
+
+
+def test_nodes_are_found_by_what_they_show_and_make():
+    names = ["prepare_data", "base", "rl", "evaluate_base", "evaluate_rl", "unknown"]
+    assert nodes_showing("training_curves", names) == ["base", "rl"]
+    assert nodes_providing("evaluation", names) == ["evaluate_base", "evaluate_rl"]

@@ -52,9 +52,9 @@ def test_the_results_of_another_experiment_explain_nothing(opened, finish_all):
 
 
 def test_changed_code_is_named(opened, finish_all):
-    finish_all(opened(code={"luffy.data.filters": "1", "luffy.types": "1"}))
-    found = reasons(opened(code={"luffy.data.filters": "2", "luffy.types": "1"}))
-    assert found["prepare_data"].startswith("code changed (luffy.data.filters) (against ")
+    finish_all(opened(code={"luffy.data.row_filters": "1", "luffy.types": "1"}))
+    found = reasons(opened(code={"luffy.data.row_filters": "2", "luffy.types": "1"}))
+    assert found["prepare_data"].startswith("code changed (luffy.data.row_filters) (against ")
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from patience import PATIENCE_S
 
 from luffy.data.contamination import BenchmarkIndex
-from luffy.data.filters import FilteredRow, Rejection, RowFilter, Rules, with_system_prompt
-from luffy.data.identity import prompt_uid
+from luffy.data.prompt_identity import prompt_uid
+from luffy.data.row_filters import FilteredRow, Rejection, RowFilter, Rules, with_system_prompt
 from luffy.data.tokenizer import build_tokenizer, texts_of
 from luffy.data.verify_traces import grade_traces
 from luffy.grading import GraderPool

@@ -18,7 +18,7 @@ from luffy.config.recipes import resolve_recipes
 from luffy.config.shipped import recipe_names
 from luffy.data.schema import RowError
 from luffy.data.sources import LoadedSource, load_source
-from luffy.data.sources.fields import prompt_from_fields
+from luffy.data.sources.column_mapping import prompt_from_fields
 from luffy.data.verify_traces import grade_traces
 from luffy.errors import ConfigError, DataError
 from luffy.grading import GraderPool

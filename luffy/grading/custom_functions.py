@@ -60,7 +60,7 @@ def _function(path: str) -> tuple[Function, str]:
         function = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise UnusableFunction(f"{path} cannot be imported: {error}") from None
-    except Exception as error:
+    except Exception as error:  # a user's module may raise anything
         raise UnusableFunction(f"{module_name} fails on import: {type(error).__name__}: {error}") from error
     return function, _style(path, function)
 

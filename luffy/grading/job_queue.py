@@ -29,7 +29,7 @@ class Job:
     """Workers that died of it."""
 
 
-class Schedule:
+class JobQueue:
     """Jobs by the time of their submission, those put aside as though submitted `OVERTAKING_S` later."""
 
     def __init__(self) -> None:

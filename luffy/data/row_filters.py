@@ -9,8 +9,8 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from luffy.data.contamination import BenchmarkIndex, Hit
-from luffy.data.identity import problem_text
 from luffy.data.language import is_foreign
+from luffy.data.prompt_identity import problem_text
 from luffy.data.templates import is_complete, prompt_lengths, prompt_opener, trace_lengths, with_opened_thinking
 from luffy.data.verify_traces import grade_traces, with_verdict
 from luffy.grading import GraderPool

@@ -4,7 +4,7 @@ r"""Conversion of a dataset's own columns to a `Prompt`.
 
 The shapes met so far: GSM8K (`answer` is a solution that ends in `#### 72`), MATH (`solution` holds the answer in its
 last `\boxed{}`), OpenR1 (`generations`, a list, beside a list of flags), OlympiadBench (`final_answer`, a list);
-those of multiple-choice questions: `luffy.data.sources.options`.
+those of multiple-choice questions: `luffy.data.sources.multiple_choice`.
 """
 
 import re
@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 
 from luffy.config.data import AnswerField, ChoicesField, FieldsConfig, TraceField
 from luffy.data.choices import NUM_OPTIONS, OPTIONS, with_options
-from luffy.data.identity import problem_text, prompt_uid
+from luffy.data.prompt_identity import problem_text, prompt_uid
 from luffy.data.schema import RowError, check_json, checked_logprobs, checked_messages, checked_text
 from luffy.data.sources.columns import as_list, as_text, value_at
-from luffy.data.sources.options import apart_options, listed_options, option_columns
+from luffy.data.sources.multiple_choice import apart_options, listed_options, option_columns
 from luffy.grading.extract import THINK_OPEN, last_box
 from luffy.types import Message, Prompt, Trace
 

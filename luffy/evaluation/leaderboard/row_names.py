@@ -1,22 +1,19 @@
 """What the rows of the leaderboard are called: by the runs that made them, and by what tells them apart."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from luffy.config import STAGE_KINDS, ExperimentConfig
+from luffy.config.stage_kinds import STAGE_ORDER, StageKind
 from luffy.evaluation.results import checkpoint_name
+from luffy.pipeline.chain.graph import kind_of, nodes_providing
 from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
 
 _NODE_PREFIX = "evaluate_"
 _SWEEP = "sweep"
 _EXPORT_FOLDER = "model"
-_SECTIONS = {
-    "base": ("seed", "data", "model", "base", "grading"),
-    "sft": ("seed", "data", "model", "base", "grading", "sft"),
-    "rl": ("seed", "cluster", "data", "model", "base", "grading", "sft", "rl", "objective"),
-}
-"""The parts of an experiment that a checkpoint depends on."""
 _ELSEWHERE = ("data.suites", "data.decontamination", "rl.steps")
 """Named by the table's columns, or by the row itself."""
 _SHOWN = 3
@@ -66,9 +63,9 @@ def read_uses(workspace: Workspace) -> dict[str, list[Use]]:
         config, stages = record.get("config"), record.get("stages")
         if not isinstance(config, dict) or not isinstance(stages, dict):
             continue
-        for node, stage in stages.items():
-            if node.startswith(_NODE_PREFIX) or node == _SWEEP:
-                uses.setdefault(stage["key"], []).append(Use(run, str(record.get("experiment", run)), node, config))
+        for node in nodes_providing("evaluation", stages):
+            use = Use(run, str(record.get("experiment", run)), node, config)
+            uses.setdefault(stages[node]["key"], []).append(use)
     return uses
 
 
@@ -122,8 +119,8 @@ def _read(file: Path) -> dict[str, object] | None:
 
 def _method(use: Use) -> str:
     stages = use.config.get("stages")
-    last = "rl" if isinstance(stages, list) and "rl" in stages else "sft"
-    if use.checkpoint == "base" or use.checkpoint != last:
+    _, *trained = nodes_providing("policy", stages if isinstance(stages, list) else ()) or [""]
+    if trained[-1:] != [use.checkpoint]:
         return ""
     return str(use.config.get("method") or ("own objective" if use.config.get("objective") else ""))
 
@@ -154,12 +151,27 @@ def _relevant(uses: Sequence[Use]) -> dict[str, str]:
     if not uses:
         return {}
     use = uses[-1]
-    leaves = flatten({name: use.config.get(name) for name in _SECTIONS.get(use.checkpoint, ())})
+    leaves = flatten({name: use.config.get(name) for name in _sections(use.checkpoint)})
     return {
         name: value
         for name, value in leaves.items()
         if not any(name == other or name.startswith(f"{other}.") for other in _ELSEWHERE)
     }
+
+
+def _sections(checkpoint: str) -> list[str]:
+    """The sections of an experiment that a checkpoint depends on: what its stage and those before it are given."""
+    kind = kind_of(checkpoint)
+    given = {field for maker in _makers(kind) for field in maker.settings.model_fields} if kind is not None else set()
+    return [section for section in ExperimentConfig.model_fields if section in given]
+
+
+def _makers(kind: StageKind) -> Iterator[StageKind]:
+    """The kind itself, and all whose results it depends on; some of them several times."""
+    yield kind
+    for earlier in (STAGE_KINDS[stage] for stage in STAGE_ORDER[: STAGE_ORDER.index(kind.name)]):
+        if {*earlier.provides} & {*kind.inputs.values()}:
+            yield from _makers(earlier)
 
 
 def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:

@@ -156,8 +156,6 @@ def _same(left: Basic, right: Basic) -> bool:
         return _same_matrices(left, right)
     if isinstance(left, Relational) or isinstance(right, Relational):
         return _same_relations(left, right)
-    if not hasattr(left, "is_number") or not hasattr(right, "is_number"):
-        return False
     if left.free_symbols != right.free_symbols:
         return False
     try:

@@ -1,0 +1,85 @@
+"""The order of verifications, without processes."""
+
+from concurrent.futures import Future
+from typing import cast
+
+import pytest
+
+from luffy.grading.job_queue import OVERTAKING_S, Job, JobQueue
+from luffy.grading.process import WorkerProcess
+from luffy.grading.request import Verification
+
+
+class Paused:
+    """A worker that only counts how often it was paused."""
+
+    def __init__(self) -> None:
+        self.num_pauses = 0
+
+    def pause(self) -> None:
+        self.num_pauses += 1
+
+
+def job(name: str, submitted: float = 0.0) -> Job:
+    return Job(Verification("math", name, ""), Future(), submitted)
+
+
+def names(queue: JobQueue, count: int) -> list[str]:
+    taken = [queue.take() for _ in range(count)]
+    return [job.work.answer for job in taken if job is not None]
+
+
+@pytest.fixture
+def queue() -> JobQueue:
+    return JobQueue()
+
+
+def aside(queue: JobQueue, job: Job, most: int = 8) -> bool:
+    return queue.put_aside(job, cast("WorkerProcess", Paused()), most)
+
+
+def test_jobs_are_taken_in_the_order_of_their_submission(queue: JobQueue) -> None:
+    queue.submit([job("a"), job("b")])
+    queue.submit([job("c")])
+    assert names(queue, 3) == ["a", "b", "c"]
+
+
+def test_a_job_put_aside_comes_after_the_others(queue: JobQueue) -> None:
+    queue.submit([job("b"), job("c", OVERTAKING_S - 1)])
+    assert aside(queue, job("a"))
+    assert names(queue, 3) == ["b", "c", "a"]
+
+
+def test_work_that_comes_much_later_does_not_overtake(queue: JobQueue) -> None:
+    queue.submit([job("b"), job("late", OVERTAKING_S + 1)])
+    assert aside(queue, job("a"))
+    assert names(queue, 3) == ["b", "a", "late"]
+
+
+def test_a_job_that_nobody_waits_behind_goes_on(queue: JobQueue) -> None:
+    assert not aside(queue, job("a"))
+    queue.submit([job("late", OVERTAKING_S + 1)])
+    assert not aside(queue, job("a"))
+
+
+def test_jobs_that_were_put_aside_do_not_overtake_each_other_again(queue: JobQueue) -> None:
+    queue.submit([job("short")])
+    first, second = job("first", 1.0), job("second", 2.0)
+    assert aside(queue, first)
+    assert aside(queue, second)
+    assert names(queue, 2) == ["short", "first"]
+    assert not aside(queue, first)
+
+
+def test_no_more_than_a_number_are_put_aside_at_a_time(queue: JobQueue) -> None:
+    queue.submit([job("short")])
+    assert aside(queue, job("a"), most=1)
+    assert not aside(queue, job("b"), most=1)
+
+
+def test_closing_returns_what_nobody_will_take_up(queue: JobQueue) -> None:
+    waiting = job("a")
+    queue.submit([waiting])
+    assert queue.close() == [waiting]
+    assert queue.take() is None
+    assert not queue.submit([job("b")])
