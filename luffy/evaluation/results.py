@@ -15,6 +15,7 @@ from luffy.errors import LuffyError
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
 from luffy.statistics.accuracy import Estimate, accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
+from luffy.tracking.unanswered import UNREAD, advice_on_responses
 from luffy.types import FinishReason, Outcome
 
 RESULTS_FILE = "results.json"
@@ -107,6 +108,12 @@ class ResultRow(StrictModel):
     """Empty where not every problem names one."""
     by_level: dict[str, Breakdown] = Field(default_factory=dict)
     protocol: SamplingProtocol | None = None
+
+    @property
+    def advice(self) -> str | None:
+        """What to look at when most responses have no answer that the grader can read."""
+        unread = sum(self.outcomes.get(outcome, 0) for outcome in UNREAD) / sum(self.outcomes.values())
+        return advice_on_responses(self.suite, unread, self.truncated_share, "evaluation.max_response_tokens")
 
 
 class EvaluationResults(StrictModel):

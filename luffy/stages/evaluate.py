@@ -76,6 +76,9 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
             fill_parts(evaluator, waiting, context.out, progress)
     write_digests(context.out, requests.digests)
     rows = write_cells(cells, settings, context.out, context.node.removeprefix(_NODE_PREFIX))
+    for row in rows:
+        if row.advice is not None:
+            context.events.message(f"{row.decoding}, {row.advice}")
     return StageResult(OUTPUTS, _headline(rows), total - progress.graded)
 
 

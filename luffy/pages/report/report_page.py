@@ -12,7 +12,7 @@ from luffy.evaluation.results import checkpoint_name
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pages import wording
 from luffy.pages.breakdown import BreakdownSection, Scored, breakdown_sections
-from luffy.pages.evaluation_tables import agreements, choices, health, votes
+from luffy.pages.evaluation_tables import advice, agreements, choices, health, votes
 from luffy.pages.panels import (
     OUTCOME_COLORS,
     Figure,
@@ -62,6 +62,8 @@ class DecodingResults:
     outcomes: str
     measures: list[tuple[str, Table]]
     """Beside accuracy, each table with what it is about."""
+    advice: list[str]
+    """On checkpoints and suites without readable answers."""
     breakdowns: list[BreakdownSection]
     """By subject and level, where the data names them."""
 
@@ -176,12 +178,21 @@ def _decoding(chain: FinishedChain, name: str) -> DecodingResults:
         measures=[
             (title, table) for title, measure in _MEASURES if (table := measure_table(chain, name, measure)).rows
         ],
+        advice=_advice(chain, name),
         breakdowns=[
             section
             for suite in chain.suites
             for section in breakdown_sections(f"breakdown-{name}", _scored(chain, suite, name))
         ],
     )
+
+
+def _advice(chain: FinishedChain, decoding: str) -> list[str]:
+    return [
+        f"{checkpoint_name(evaluation.checkpoint)}, {text}"
+        for evaluation in chain.evaluations
+        for text in advice([row for row in evaluation.results.rows if row.decoding == decoding])
+    ]
 
 
 def _scored(chain: FinishedChain, suite: str, decoding: str) -> list[Scored]:
