@@ -6,7 +6,8 @@ from statistics import fmean
 from luffy.types import Outcome
 
 UNREAD = (Outcome.NO_ANSWER, Outcome.UNPARSABLE)
-_MOST = 0.5
+MOST = 0.5
+"""Share of the responses above which there is advice."""
 
 
 def advice_on_responses(what: str, unread: float, truncated: float, limit: str) -> str | None:
@@ -14,10 +15,10 @@ def advice_on_responses(what: str, unread: float, truncated: float, limit: str) 
 
     `unread` and `truncated` are shares of the responses, and `limit` is the setting that cut them off.
     """
-    if unread <= _MOST:
+    if unread <= MOST:
         return None
     found = f"{what}: {100 * unread:.0f} % of the responses have no answer that the grader can read"
-    if truncated > _MOST:
+    if truncated > MOST:
         return f"{found}, and {100 * truncated:.0f} % were cut off; does the prompt ask for a box? Is {limit} too low?"
     return f"{found}; does the prompt ask for the form that it reads (for mathematics a box)?"
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from luffy.config.yaml_source import dump_yaml
-from luffy.evaluation.results import checkpoint_name
+from luffy.evaluation.results import advice_on, checkpoint_name
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pages import wording
 from luffy.pages.breakdown import BreakdownSection, Scored, breakdown_sections
-from luffy.pages.evaluation_tables import advice, agreements, choices, health, votes
+from luffy.pages.evaluation_tables import agreements, choices, health, votes
 from luffy.pages.panels import (
     OUTCOME_COLORS,
     Figure,
@@ -63,7 +63,7 @@ class DecodingResults:
     measures: list[tuple[str, Table]]
     """Beside accuracy, each table with what it is about."""
     advice: list[str]
-    """On checkpoints and suites without readable answers."""
+    """A line for each checkpoint without readable answers on some suite."""
     breakdowns: list[BreakdownSection]
     """By subject and level, where the data names them."""
 
@@ -188,11 +188,13 @@ def _decoding(chain: FinishedChain, name: str) -> DecodingResults:
 
 
 def _advice(chain: FinishedChain, decoding: str) -> list[str]:
-    return [
-        f"{checkpoint_name(evaluation.checkpoint)}, {text}"
+    found = {
+        checkpoint_name(evaluation.checkpoint): advice_on(
+            [row for row in evaluation.results.rows if row.decoding == decoding]
+        )
         for evaluation in chain.evaluations
-        for text in advice([row for row in evaluation.results.rows if row.decoding == decoding])
-    ]
+    }
+    return [f"{name}, {text}" for name, text in found.items() if text]
 
 
 def _scored(chain: FinishedChain, suite: str, decoding: str) -> list[Scored]:
