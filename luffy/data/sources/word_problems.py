@@ -98,7 +98,7 @@ def _multiple(dice: _Dice, count: int) -> Event:
     return Event(text, f"{count} * {factor} = {count * factor}", count * factor)
 
 
-def _possible(count: int) -> list[Callable[[_Dice, int], Event]]:
+def _possible(count: int) -> Sequence[Callable[[_Dice, int], Event]]:
     """The kinds of events that may follow; none of them leaves less than 1 or more than 301 items."""
     downwards = [*([_loss] if count > 2 else []), *([_half] if count % 2 == 0 else [])]
     if count > _MANY:
