@@ -1,10 +1,19 @@
-"""`cluster: local`: one process, in which trainer and engine share one model and run in turn."""
+"""`cluster: local`: one process, in which trainer and engine run in turn.
+
+The embedded engine generates with the very model in training. A vLLM engine (`rl.engine: vllm`) has a copy of its
+weights, which every `publish` replaces.
+"""
 
 from collections.abc import Sequence
 
+import torch
+
 from luffy.cluster.servers import Servers
+from luffy.errors import ConfigError
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.rollout.vllm_engine import VLLMEngine
+from luffy.rollout.vllm_limits import check_installed
 from luffy.training.policy import Policy
 from luffy.training.ranks import LocalRanks
 from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
@@ -28,23 +37,35 @@ class EmbeddedEngine:
 
 
 class LocalCluster:
-    """One trainer rank in this process, and the embedded engine or servers elsewhere."""
+    """One trainer rank in this process, with the engine that `rl.engine` names.
+
+    A resumed run generates the steps that are not in the journal again, from the same requests and weights. The
+    embedded engine then samples the same tokens. So does vLLM on the same machine with the same number of threads and
+    the same `execution.vllm`: it schedules a call's requests in the same way and reuses nothing of earlier calls.
+    """
 
     def __init__(self, spec: TrainerSpec) -> None:
         self._servers = Servers(spec) if spec.settings.rl.engine == "openai" else None
+        if spec.settings.rl.engine == "vllm":
+            _check_vllm_fits()
         self._rank = TrainerRank(spec)
         self._embedded = EmbeddedEngine(self._rank.policy, spec.execution.rollout_batch_size)
+        self._vllm = _start_vllm(spec) if spec.settings.rl.engine == "vllm" else None
         self.trainer = Trainer(spec.settings, LocalRanks(self._rank))
 
     @property
     def engine(self) -> RolloutEngine:
         """Generates with the weights published last."""
-        return self._embedded if self._servers is None else self._servers.engine
+        if self._servers is not None:
+            return self._servers.engine
+        return self._embedded if self._vllm is None else self._vllm
 
     def publish(self, version: int) -> None:
-        """Send the weights to the servers, if any; the embedded engine shares them and only gets the version."""
+        """Send the weights to vLLM or to the servers; the embedded engine shares them and only gets the version."""
         if self._servers is not None and version != self._servers.engine.weight_version:
             self._servers.update(self.trainer, version)
+        if self._vllm is not None and version != self._vllm.weight_version:
+            self._vllm.load_weights(self._rank.policy.weights(), version)
         self._embedded.weight_version = version
 
     def metrics(self) -> dict[str, float]:
@@ -55,5 +76,20 @@ class LocalCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._servers is not None:
-            self._servers.close()
+        for started in (self._servers, self._vllm):
+            if started is not None:
+                started.close()
+
+
+def _check_vllm_fits() -> None:
+    """Raise ConfigError where there is no vLLM, or a GPU that one process would have to share between two users."""
+    check_installed()
+    if torch.cuda.is_available():
+        raise ConfigError(
+            "rl.engine: vllm shares the trainer's process, which works without a GPU only; on a GPU remove it and set "
+            "cluster: ray with execution.ray.placement: colocated, where an engine sleeps while the trainer learns"
+        )
+
+
+def _start_vllm(spec: TrainerSpec) -> VLLMEngine:
+    return VLLMEngine.from_folder(spec.model, spec.execution.vllm, spec.settings.dtype, max_model_len=spec.longest)

@@ -34,6 +34,15 @@ class ArithmeticSource(StrictModel):
         return self
 
 
+class WordProblemSource(StrictModel):
+    """Generated word problems of several calculations, with traces (`luffy.data.sources.word_problems`)."""
+
+    kind: Literal["word_problems"]
+    num_prompts: PositiveInt
+    num_events: tuple[PositiveInt, ...] = Field(min_length=1)
+    """Changes that a problem tells of, with equal shares; each takes one or two calculations."""
+
+
 Scalar = str | int | float | bool
 
 
@@ -229,7 +238,8 @@ class CustomSource(StrictModel):
 
 
 SourceConfig = Annotated[
-    ArithmeticSource | FileSource | HubSource | ReasoningGymSource | CustomSource, Field(discriminator="kind")
+    ArithmeticSource | WordProblemSource | FileSource | HubSource | ReasoningGymSource | CustomSource,
+    Field(discriminator="kind"),
 ]
 PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
 SuiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]

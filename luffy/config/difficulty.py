@@ -34,12 +34,12 @@ class DifficultyConfig(StrictModel):
 
     def spelled_out(self, rl: RLConfig, cluster: Literal["local", "ray"]) -> "DifficultyConfig":
         """The same with nothing left to other sections."""
-        default_engine = "openai" if rl.engine == "openai" else "vllm" if cluster == "ray" else "transformers"
+        of_cluster = "vllm" if cluster == "ray" else "transformers"
         return self.model_copy(
             update={
                 "temperature": self.temperature or rl.temperature,
                 "max_response_tokens": self.max_response_tokens or rl.max_response_tokens,
-                "engine": self.engine or default_engine,
+                "engine": self.engine or (of_cluster if rl.engine == "cluster" else rl.engine),
             }
         )
 

@@ -41,8 +41,9 @@ class VLLMConfig(StrictModel):
     """GPUs that one engine is cut over; it must divide the model's attention heads."""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
     """Share of each GPU's memory for weights and KV cache."""
-    cpu_kv_cache_gb: PositiveFloat = 1.0
-    """Memory of the KV cache where there is no GPU."""
+    cpu_kv_cache_gb: PositiveFloat | None = None
+    """Memory of the KV cache in GiB where there is no GPU; None: enough for `max_num_seqs` sequences of full length, up
+    to 4 GiB. Sequences that find no room wait."""
     max_num_seqs: PositiveInt = 256
     """Sequences decoded at the same time."""
     max_num_batched_tokens: PositiveInt | None = None

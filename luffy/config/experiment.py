@@ -31,8 +31,8 @@ class ExperimentConfig(StrictModel):
     stages: tuple[StageName, ...]
     """The stages of the chain, in order. The section `difficulty` adds the stage of that name, and says where."""
     cluster: Literal["local", "ray"] = "local"
-    """Where RL runs: `local` in one process with the embedded engine; `ray` with DeepSpeed ranks and vLLM engines as
-    Ray actors, on one machine or many."""
+    """Where RL runs: `local` in one process, which trains and generates in turn; `ray` with DeepSpeed ranks and vLLM
+    engines as Ray actors, on one machine or many."""
     seed: NonNegativeInt = 0
     data: DataConfig
     model: ModelConfig
@@ -165,6 +165,15 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _engine_in_the_process_needs_one_process(self) -> "ExperimentConfig":
+        if "rl" in self.stages and self.rl is not None and self.rl.engine == "vllm" and self.cluster == "ray":
+            raise ValueError(
+                "rl.engine: vllm puts an engine into the trainer's process, and cluster: ray has vLLM engines in "
+                "processes of their own; remove one of the two settings"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _steps_know_their_prompts_beforehand(self) -> "ExperimentConfig":
         if "rl" not in self.stages or self.rl is None or self.objective is None or self.rl.max_staleness == 0:
             return self
@@ -208,7 +217,7 @@ class ExperimentConfig(StrictModel):
     @model_validator(mode="after")
     def _temperatures_can_be_drawn_at(self) -> "ExperimentConfig":
         by_vllm: dict[str, float] = {}
-        if "rl" in self.stages and self.rl is not None and (self.cluster == "ray" or self.rl.engine == "openai"):
+        if "rl" in self.stages and self.rl is not None and (self.cluster == "ray" or self.rl.engine != "cluster"):
             by_vllm["rl.temperature"] = self.rl.temperature
         by_engine = "transformers" if self.evaluation is None or self.model.endpoint else self.evaluation.engine
         if "evaluate" in self.stages and self.evaluation is not None and by_engine != "transformers":

@@ -140,9 +140,11 @@ class RLConfig(StrictModel):
     temperature: PositiveFloat = 1.0
     """Sampling temperature of rollouts; the trainer divides its logits by the same."""
     max_response_tokens: PositiveInt
-    engine: Literal["cluster", "openai"] = "cluster"
-    """What rolls out: the cluster's own engine (embedded, or vLLM actors under Ray), or the vLLM servers of
-    `execution.server`, which take the trainer's weights from a folder in the stage's directory."""
+    engine: Literal["cluster", "vllm", "openai"] = "cluster"
+    """What rolls out. `cluster`: the cluster's own engine, which is the embedded one in one process, and vLLM actors
+    under Ray. `vllm`: with `cluster: local` and without a GPU, vLLM in the trainer's process, which takes its weights
+    after every RL step. `openai`: the vLLM servers of `execution.server`, which take them from a folder in the stage's
+    directory."""
     max_staleness: NonNegativeInt = 0
     """RL steps by which the weights of a rollout may lag; above 0, generation overlaps with training."""
     correction: ImportanceCorrection | None = None

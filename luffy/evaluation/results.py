@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from pydantic import Field, ValidationError
 
@@ -15,6 +16,7 @@ from luffy.errors import LuffyError
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
 from luffy.statistics.accuracy import accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
+from luffy.tracking.unanswered import MOST, UNREAD, advice_on_responses
 from luffy.types import FinishReason, Outcome
 
 RESULTS_FILE = "results.json"
@@ -108,6 +110,11 @@ class ResultRow(StrictModel):
     by_level: dict[str, Breakdown] = Field(default_factory=dict)
     protocol: SamplingProtocol | None = None
 
+    @property
+    def unread_share(self) -> float:
+        """Responses without an answer that the grader can read."""
+        return sum(self.outcomes.get(outcome, 0) for outcome in UNREAD) / sum(self.outcomes.values())
+
 
 class EvaluationResults(StrictModel):
     """All rows of one checkpoint."""
@@ -117,6 +124,17 @@ class EvaluationResults(StrictModel):
     confidence: float
     """Level of the intervals."""
     rows: tuple[ResultRow, ...]
+
+
+def advice_on(rows: Sequence[ResultRow]) -> str | None:
+    """What to look at in the suites most of whose responses have no readable answer; None without such a suite."""
+    silent = [row for row in rows if row.unread_share > MOST]
+    if not silent:
+        return None
+    unread, truncated = fmean(row.unread_share for row in silent), fmean(row.truncated_share for row in silent)
+    return advice_on_responses(
+        ", ".join(row.suite for row in silent), unread, truncated, "evaluation.max_response_tokens"
+    )
 
 
 def checkpoint_name(checkpoint: str) -> str:

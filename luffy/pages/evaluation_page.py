@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from luffy.evaluation.results import EvaluationResults, ResultRow, checkpoint_name
+from luffy.evaluation.results import EvaluationResults, ResultRow, advice_on, checkpoint_name
 from luffy.files import write_atomic
 from luffy.pages.breakdown import BreakdownSection, Scored, breakdown_sections
 from luffy.pages.evaluation_tables import (
@@ -35,6 +35,8 @@ class DecodingSection:
     dots: str
     scores: Table
     mean: str
+    advice: str | None
+    """On suites without readable answers."""
     others: tuple[tuple[str, Table], ...]
     """Each with what a reader must know before."""
     breakdowns: tuple[BreakdownSection, ...]
@@ -63,6 +65,7 @@ def _section(name: str, rows: Sequence[ResultRow]) -> DecodingSection:
         dots=dot_plot(f"accuracy-{name}", [(row.suite, [Dot(_COLOR, row.accuracy, *row.interval)]) for row in rows]),
         scores=scores(rows),
         mean=mean_accuracy(rows),
+        advice=advice_on(rows),
         others=tuple((table.note or _HEALTH, table) for table in others if table.rows),
         breakdowns=tuple(
             section for row in rows for section in breakdown_sections(name, [Scored("accuracy", _COLOR, row)])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from luffy.evaluation.results import Breakdown, EvaluationResults, ResultRow, SamplingProtocol
+from luffy.evaluation.results import Breakdown, EvaluationResults, ResultRow, SamplingProtocol, advice_on
 from luffy.pages.tables import Table, text_table
 
 SUMMARY_FILE = "summary.md"
@@ -114,7 +114,7 @@ def by_decoding(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
 
 def _of_decoding(name: str, rows: Sequence[ResultRow]) -> str:
     others = (health(rows), agreements(rows), choices(rows), protocols(rows))
-    sections = [f"## {_escaped(name)}", *_section(scores(rows)), mean_accuracy(rows)]
+    sections = [f"## {_escaped(name)}", *_section(scores(rows)), mean_accuracy(rows), _escaped(advice_on(rows) or "")]
     sections += [text for table in others for text in _section(table)]
     return "\n\n".join(filter(None, sections))
 

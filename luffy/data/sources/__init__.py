@@ -15,11 +15,13 @@ from luffy.data.sources.hub import HubPrompts
 from luffy.data.sources.local_files import FilePrompts
 from luffy.data.sources.reasoning_gym import ReasoningGymPrompts
 from luffy.data.sources.trace_source import LoadedSource, QuarantinedRow, Row, TraceSource
+from luffy.data.sources.word_problems import WordProblems
 from luffy.types import Prompt
 
 # Each function takes the configuration class of its own kind, which a plain dictionary cannot say.
 SOURCES: dict[str, Callable[[Any, str, int], TraceSource]] = {
     "arithmetic": ArithmeticPrompts,
+    "word_problems": WordProblems,
     "file": FilePrompts,
     "hub": HubPrompts,
     "reasoning_gym": ReasoningGymPrompts,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import cycle, groupby
 
 from luffy.config.yaml_source import dump_yaml
-from luffy.evaluation.results import checkpoint_name
+from luffy.evaluation.results import advice_on, checkpoint_name
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pages import wording
 from luffy.pages.breakdown import BreakdownSection, Scored, breakdown_sections
@@ -64,6 +64,8 @@ class DecodingResults:
     outcomes: str
     measures: list[tuple[str, Table]]
     """Beside accuracy, each table with what it is about."""
+    advice: list[str]
+    """A line for each checkpoint without readable answers on some suite."""
     breakdowns: list[BreakdownSection]
     """By subject and level, where the data names them."""
 
@@ -176,12 +178,23 @@ def _decoding(chain: FinishedChain, name: str) -> DecodingResults:
         measures=[
             (title, table) for title, measure in _MEASURES if (table := measure_table(chain, name, measure)).rows
         ],
+        advice=_advice(chain, name),
         breakdowns=[
             section
             for suite in chain.suites
             for section in breakdown_sections(f"breakdown-{name}", _scored(chain, suite, name))
         ],
     )
+
+
+def _advice(chain: FinishedChain, decoding: str) -> list[str]:
+    found = {
+        checkpoint_name(evaluation.checkpoint): advice_on(
+            [row for row in evaluation.results.rows if row.decoding == decoding]
+        )
+        for evaluation in chain.evaluations
+    }
+    return [f"{name}, {text}" for name, text in found.items() if text]
 
 
 def _scored(chain: FinishedChain, suite: str, decoding: str) -> list[Scored]:

@@ -1,4 +1,7 @@
-"""GPUs and memory that a run under `cluster: ray` needs, checked against the machine before anything heavy starts."""
+"""GPUs and memory that a run under `cluster: ray` needs, checked against the machine before anything heavy starts.
+
+A run under `cluster: local` is only advised about its rollout engine.
+"""
 
 from dataclasses import dataclass
 
@@ -11,6 +14,9 @@ from luffy.pipeline.machine.memory import ENGINE_GPU, GpuMemory, engine_share, e
 
 _ROUNDING = 1.03
 """A card sold as 80 GB reports 79.2 to 79.6 GiB: that much more may be written down than is there."""
+_LARGE_FOR_EMBEDDED = 50_000_000
+"""Parameters from which another engine than the embedded one is advised. With the 135 million of SmolLM2, on two CPU
+cores in float32, vLLM generates four times as many tokens a second (`tests/benchmarks/rollout_engines.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +39,14 @@ def check_resources(config: ExperimentConfig) -> None:
 
 
 def find_resources(config: ExperimentConfig) -> Resources:
-    """Nothing but empty findings for `cluster: local`, or a chain without SFT and RL.
+    """Empty findings for a chain without SFT and RL; at most a note for `cluster: local`.
 
     Raises DataError where `model.path` is a local one and no model folder.
     """
-    if config.cluster == "local" or not {"sft", "rl"} & {*config.stages}:
+    if not {"sft", "rl"} & {*config.stages}:
         return Resources((), (), ())
+    if config.cluster == "local":
+        return Resources((), tuple(_advice_on_engine(config)), ())
     architecture = architecture_of(config.model)
     here = detected_gpus_gib() if config.execution.ray.address is None else None
     gpu_gib = config.execution.gpu_memory_gb or (min(here) if here else None)
@@ -53,6 +61,19 @@ def detected_gpus_gib() -> tuple[float, ...] | None:
     """Memory of each GPU that this process may use; None where the driver does not answer."""
     gpus = detected_gpus()
     return None if gpus is None else tuple(gpu.memory_gib for gpu in gpus)
+
+
+def _advice_on_engine(config: ExperimentConfig) -> list[str]:
+    """Advice against the embedded engine where it is slow; a pretrained model of unknown shape counts as large."""
+    if "rl" not in config.stages or config.rl is None:
+        return []
+    if config.rl.engine != "cluster" or config.model.architecture is not None:
+        return []
+    architecture = architecture_of(config.model)
+    if architecture is not None and architecture.num_parameters < _LARGE_FOR_EMBEDDED:
+        return []
+    better = "cluster: ray" if detected_gpus() else "rl.engine: vllm"
+    return [f"the embedded engine generates slowly with a model of this size; {better} is several times as fast"]
 
 
 def _too_few_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> list[str]:

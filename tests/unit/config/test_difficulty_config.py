@@ -27,9 +27,11 @@ def test_a_chain_without_rl_has_no_use_for_it():
     assert load_experiment(SMOKE, ["difficulty={}", "chain=sft"]).measured_difficulty is None
 
 
-@pytest.mark.parametrize(("cluster", "engine"), [("local", "transformers"), ("ray", "vllm")])
-def test_what_it_does_not_say_is_said_by_rl(cluster, engine):
-    inherited = load_experiment(SMOKE, ["difficulty={}", "rl.temperature=0.7", f"cluster={cluster}"])
+@pytest.mark.parametrize(
+    ("where", "engine"), [("cluster=local", "transformers"), ("cluster=ray", "vllm"), ("rl.engine=vllm", "vllm")]
+)
+def test_what_it_does_not_say_is_said_by_rl(where, engine):
+    inherited = load_experiment(SMOKE, ["difficulty={}", "rl.temperature=0.7", where])
     found = inherited.measured_difficulty
     assert (found.temperature, found.max_response_tokens, found.engine) == (0.7, 64, engine)
 

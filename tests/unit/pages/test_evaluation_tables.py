@@ -57,3 +57,13 @@ def test_what_is_not_there_has_no_table() -> None:
     assert "Two graders" not in page
     assert "Mean of these" not in page
     assert "by subject" not in page
+
+
+def test_a_suite_without_readable_answers_is_advised_on() -> None:
+    silent = [replace(WRONG, finish_reason="stop"), replace(RECORD, uid="c", outcome="unparsable", correct=False)]
+    found = EvaluationResults(checkpoint="rl", confidence=0.95, rows=(result_row(silent, 0.95),))
+    assert "math: 100 % of the responses have no answer that the grader can read; does the prompt" in render_summary(
+        found
+    )
+    answered = EvaluationResults(checkpoint="rl", confidence=0.95, rows=(result_row([RECORD, WRONG], 0.95),))
+    assert "the grader can read" not in render_summary(answered)

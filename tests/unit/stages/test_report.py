@@ -1,5 +1,6 @@
 """The stage `report`: one file that stands alone, says what happened, and trusts no text from a model."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -206,6 +207,18 @@ def test_a_constant_or_missing_metric_does_not_break_the_page(chain: Chain, tmp_
     (rl / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.0, "actor/loss": null}\n')
     html, _ = report((chain[0], {**chain[1], "rl": rl}), tmp_path / "out")
     assert "1 logged step<" in html
+
+
+def test_a_checkpoint_without_readable_answers_is_advised_on(chain: Chain, tmp_path: Path) -> None:
+    silent = tmp_path / "evaluate_base"
+    shutil.copytree(chain[1]["evaluate_base"], silent)
+    results = json.loads((silent / "results.json").read_text())
+    row = results["rows"][0]
+    row["outcomes"] = dict.fromkeys(row["outcomes"], 0) | {"no_answer": sum(row["outcomes"].values())}
+    (silent / "results.json").write_text(json.dumps(results))
+    pages = report((chain[0], {**chain[1], "evaluate_base": silent}), tmp_path / "out")
+    advice = f"base, {row['suite']}: 100 % of the responses have no answer that the grader can read; does the prompt"
+    assert all(page.count(advice) == 1 for page in pages)
 
 
 def test_an_unfinished_input_is_named(chain: Chain, tmp_path: Path) -> None:

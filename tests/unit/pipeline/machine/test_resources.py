@@ -1,5 +1,6 @@
 """What is refused before anything starts; the driver is a script in nvidia-smi's place."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -167,6 +168,33 @@ def test_a_local_run_is_not_checked(driver):
     driver("exit 9")
     found = find_resources(load_experiment(CONFIGS / "smoke.yaml"))
     assert (found.gpus, found.notes, found.complaints) == ((), (), ())
+
+
+def pretrained(folder, layers):
+    shape = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": layers, "num_attention_heads": 9}
+    folder.joinpath("config.json").write_text(json.dumps(shape | {"intermediate_size": 1536, "vocab_size": 16384}))
+    return f"model={{path: {folder}}}"
+
+
+UNTRAINED = ["chain=rl", "method=luffy", "base=null", "data.corpus=null", "model.architecture=null"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "gpus", "overrides", "advised"),
+    [
+        (30, 0, [], "rl.engine: vllm is several times as fast"),
+        (30, 1, [], "cluster: ray is several times as fast"),
+        (3, 0, [], None),
+        (30, 0, ["rl.engine=vllm"], None),
+        (30, 0, ["chain=sft"], None),
+    ],
+)
+def test_a_large_model_is_advised_against_the_embedded_engine(driver, tmp_path, layers, gpus, overrides, advised):
+    driver(cards(*[81559] * gpus))
+    config = load_experiment(CONFIGS / "smoke.yaml", [*UNTRAINED, pretrained(tmp_path, layers), *overrides])
+    found = find_resources(config)
+    assert found.complaints == () == found.gpus
+    assert [advised in note for note in found.notes] == ([] if advised is None else [True])
 
 
 def test_torch_is_not_loaded_for_it():

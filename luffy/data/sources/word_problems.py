@@ -1,0 +1,158 @@
+r"""Generated word problems of several calculations, with a teacher that writes each of them on a line.
+
+    Mia has 14 apples. Then she buys 3 bags of 6 apples each. Later, she sells half of the apples. How many apples does
+    Mia have now?
+
+    3 * 6 = 18, 14 + 18 = 32
+    32 / 2 = 16
+    \boxed{16}
+
+How the answer is to be written is not in the problem: say it in `data.system_prompt`. A problem is a function of
+(seed, purpose, its number) alone.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from luffy.config.data import WordProblemSource
+from luffy.data.identity import prompt_uid
+from luffy.seeds import derive_seed
+from luffy.types import Message, Prompt, Trace
+
+_T = TypeVar("_T")
+AUTHOR = "word-problem-teacher"
+_NAMES = {
+    "she": ("Anna", "Clara", "Ella", "Grace", "Lena", "Mia", "Nora", "Ruth", "Sara", "Zoe"),
+    "he": ("Adam", "Ben", "Carl", "David", "Eric", "Hugo", "Ivan", "Max", "Paul", "Tom"),
+}
+_ITEMS = ("apples", "beads", "books", "buttons", "cards", "coins", "cookies", "marbles", "pencils", "shells", "stamps")
+_LINKS = ("", "Then ", "Later, ", "After that, ", "The next day, ")
+_MANY, _MOST = 220, 300
+"""Above the first number of items there are no more added, and no multiplication leads above the second."""
+
+
+class _Dice:
+    """Random numbers of one problem."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.Generator(np.random.PCG64(seed))
+
+    def number(self, low: int, high: int) -> int:
+        """A whole number from `low` to `high`, both included."""
+        return int(self._generator.integers(low, high + 1))
+
+    def one_of(self, options: Sequence[_T]) -> _T:
+        """One of the options, all equally likely."""
+        return options[self.number(0, len(options) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that changes the number of items."""
+
+    text: str
+    """What the problem says, without its subject: `finds 3 more {items}`."""
+    work: str
+    """The teacher's line."""
+    count: int
+    """Items after it."""
+
+
+def _gain(dice: _Dice, count: int) -> Event:
+    more = dice.number(2, 40)
+    verb = dice.one_of(("finds {} more {{items}}", "buys {} more {{items}}", "gets {} {{items}} from a neighbor"))
+    return Event(verb.format(more), f"{count} + {more} = {count + more}", count + more)
+
+
+def _loss(dice: _Dice, count: int) -> Event:
+    fewer = dice.number(2, min(count - 1, 40))
+    verb = dice.one_of(("gives {} {{items}} to a friend", "loses {} {{items}}", "sells {} {{items}}"))
+    return Event(verb.format(fewer), f"{count} - {fewer} = {count - fewer}", count - fewer)
+
+
+def _packs(dice: _Dice, count: int) -> Event:
+    packs, size = dice.number(2, 9), dice.number(2, 9)
+    verb = dice.one_of(("buys {} bags of {} {{items}} each", "is given {} boxes with {} {{items}} in each of them"))
+    after = count + packs * size
+    work = f"{packs} * {size} = {packs * size}, {count} + {packs * size} = {after}"
+    return Event(verb.format(packs, size), work, after)
+
+
+def _half(dice: _Dice, count: int) -> Event:
+    verb = dice.one_of(
+        ("gives half of the {items} to a friend", "loses half of the {items}", "sells half of the {items}")
+    )
+    return Event(verb, f"{count} / 2 = {count // 2}", count // 2)
+
+
+def _multiple(dice: _Dice, count: int) -> Event:
+    factor = dice.number(2, 3)
+    word = {2: "twice", 3: "three times"}[factor]
+    text = f"collects until there are {word} as many {{items}}"
+    return Event(text, f"{count} * {factor} = {count * factor}", count * factor)
+
+
+def _possible(count: int) -> Sequence[Callable[[_Dice, int], Event]]:
+    """The kinds of events that may follow; none of them leaves less than 1 or more than 301 items."""
+    downwards = [*([_loss] if count > 2 else []), *([_half] if count % 2 == 0 else [])]
+    if count > _MANY:
+        return downwards
+    return [_gain, _packs, *([_multiple] if 3 * count <= _MOST else []), *downwards]
+
+
+class WordProblems:
+    """`source.num_prompts` distinct problems, each with one trace."""
+
+    kind = "word_problems"
+    is_light = True
+
+    def __init__(self, source: WordProblemSource, purpose: str, seed: int) -> None:
+        self._source, self._purpose, self._seed = source, purpose, seed
+
+    def inputs(self) -> dict[str, str]:
+        """The settings: problems are a function of them."""
+        settings = json.dumps(self._source.model_dump(mode="json"), sort_keys=True)
+        return {"settings": hashlib.sha256(f"{self._seed}:{self._purpose}:{settings}".encode()).hexdigest()}
+
+    def rows(self) -> Iterator[Prompt]:
+        """Numbers of events take turns, so that their shares are equal to within one problem."""
+        seen: set[str] = set()
+        for number in itertools.count():
+            if len(seen) == self._source.num_prompts:
+                return
+            prompt = self._problem(len(seen), number)
+            if prompt.uid not in seen:
+                seen.add(prompt.uid)
+                yield prompt
+
+    def _problem(self, index: int, number: int) -> Prompt:
+        lengths = self._source.num_events
+        dice = _Dice(derive_seed(self._seed, "word_problems", self._purpose, number))
+        return _problem(dice, lengths[index % len(lengths)])
+
+
+def _problem(dice: _Dice, num_events: int) -> Prompt:
+    pronoun = dice.one_of(tuple(_NAMES))
+    name, items, count = dice.one_of(_NAMES[pronoun]), dice.one_of(_ITEMS), dice.number(4, 40)
+    sentences, lines = [f"{name} has {count} {items}."], []
+    for _ in range(num_events):
+        event = dice.one_of(_possible(count))(dice, count)
+        sentence = f"{dice.one_of(_LINKS)}{pronoun} {event.text.format(items=items)}."
+        sentences.append(sentence[0].upper() + sentence[1:])
+        lines.append(event.work)
+        count = event.count
+    messages = (Message("user", " ".join([*sentences, f"How many {items} does {name} have now?"])),)
+    return Prompt(
+        uid=prompt_uid("word_problems", messages),
+        data_source="word_problems",
+        messages=messages,
+        ground_truth=str(count),
+        traces=(Trace("\n".join([*lines, f"\\boxed{{{count}}}"]), AUTHOR),),
+        extra_info={"num_events": num_events},
+    )

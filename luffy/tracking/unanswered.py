@@ -1,0 +1,33 @@
+"""A line of advice where most responses have no answer that the grader can read: they are wrong for want of a form."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from luffy.types import Outcome
+
+UNREAD = (Outcome.NO_ANSWER, Outcome.UNPARSABLE)
+MOST = 0.5
+"""Share of the responses above which there is advice."""
+
+
+def advice_on_responses(what: str, unread: float, truncated: float, limit: str) -> str | None:
+    """What to look at when most responses have no readable answer; None when they have one.
+
+    `unread` and `truncated` are shares of the responses, and `limit` is the setting that cut them off.
+    """
+    if unread <= MOST:
+        return None
+    found = f"{what}: {100 * unread:.0f} % of the responses have no answer that the grader can read"
+    if truncated > MOST:
+        return f"{found}, and {100 * truncated:.0f} % were cut off; does the prompt ask for a box? Is {limit} too low?"
+    return f"{found}; does the prompt ask for the form that it reads (for mathematics a box)?"
+
+
+def advice_on_rollouts(steps: Sequence[Mapping[str, float]]) -> str | None:
+    """The same for the rollouts of an RL run, given the metrics of its steps."""
+    judged = [step for step in steps if "reward/mean" in step]
+    if not judged:
+        return None
+    unread = fmean(sum(step[f"reward/{outcome}_share"] for outcome in UNREAD) for step in judged)
+    truncated = fmean(step["rollout/truncated_share"] for step in judged)
+    return advice_on_responses("rollouts", unread, truncated, "rl.max_response_tokens")
