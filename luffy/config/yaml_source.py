@@ -63,7 +63,9 @@ def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error})") from None
+        problem = str(getattr(error, "problem", None) or error)
+        advice = "; indent with spaces" if r"'\t'" in problem else ""
+        raise ConfigError(f"{where}: not valid YAML ({problem}){advice}") from None
     if not isinstance(value, dict) or not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{path}: must hold a mapping of keys to values, found {type(value).__name__}")
     origins: dict[KeyPath, str] = {}

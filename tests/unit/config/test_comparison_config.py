@@ -125,7 +125,10 @@ def test_an_arm_cannot_be_unequal(load, override, says):
         (HEAD + "budget: {}\n" + ARMS, "give exactly one of optimizer_steps and rollouts"),
         (HEAD + "budget: {optimizer_steps: 4, rollouts: 4}\n" + ARMS, "give exactly one of"),
         (HEAD + STEPS + ARMS.replace(", sft_steps: 4", ""), "arms.sft_then_rl: sft_steps: missing"),
-        (HEAD + STEPS + ARMS.replace("sft_steps: 4", "sft_steps: 5"), "leaves 7 to RL, which makes 2 an RL step"),
+        (
+            HEAD + STEPS + ARMS.replace("sft_steps: 4", "sft_steps: 5"),
+            "leaves 7 to RL, which is no positive multiple",
+        ),
         (HEAD + STEPS + ARMS.replace("sft_steps: 4", "sft_steps: 12"), "leaves 0 to RL"),
         (HEAD + STEPS + ARMS.replace("method: sft}", "method: sft, sft_steps: 2}"), "sft_steps has no effect"),
         (HEAD.replace("luffy\n", "lufy\n") + STEPS + ARMS, "reference: no arm is called 'lufy'"),
