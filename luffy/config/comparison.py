@@ -174,6 +174,8 @@ def load_comparison(path: Path | str, overrides: Sequence[str] = ()) -> Comparis
     """
     path = experiment_file(path)
     values, origins = read_overridden(path, overrides)
+    if values.keys().isdisjoint(("arms", "experiment")):
+        raise ConfigError(f"{path}: is no comparison: it has no arms; an experiment is run by: luffy run {path}")
     try:
         config = ComparisonConfig.model_validate_json(json.dumps(values))
     except ValidationError as error:

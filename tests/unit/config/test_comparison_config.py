@@ -147,6 +147,19 @@ def test_a_mistake_is_one_line_that_says_where(load, text, says):
     assert "compare.yaml" in str(caught.value) or "smoke.yaml" in str(caught.value)
 
 
+def test_an_experiment_is_no_comparison(load):
+    assert "is no comparison: it has no arms; an experiment is run by: luffy run" in complaint(load, SMOKE.read_text())
+
+
+def test_a_shipped_experiment_is_named_and_a_missing_one_has_its_line(load, tmp_path):
+    shipped = HEAD.replace(str(SMOKE), "smoke") + STEPS + ARMS
+    assert load(shipped).runs == load(HEAD + STEPS + ARMS).runs
+    missing = complaint(load, HEAD.replace(str(SMOKE), "smok.yaml") + STEPS + ARMS)
+    assert missing.startswith(
+        f"{tmp_path / 'compare.yaml'}:2: experiment: smok.yaml: no such file; did you mean 'smoke'?"
+    )
+
+
 def test_the_command_line_overrides_the_comparison(load):
     comparison = load(HEAD + STEPS + ARMS, "seeds=[5]", "arms.luffy.overrides=[rl.optimizer.lr=3e-4]")
     assert [run.seed for run in comparison.runs] == [5, 5, 5]
