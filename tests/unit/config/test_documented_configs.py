@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from luffy.config import load_experiment
+from luffy.config import available_presets, load_experiment
 from luffy.config.comparison import load_comparison
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
 _YAML = re.compile(r"```yaml\n(name: (\w+)\n.*?)```", re.DOTALL)
 
 
@@ -43,3 +44,10 @@ def test_the_comparison_of_the_guide_loads(tmp_path: Path) -> None:
     text = next(text for text, name in _YAML.findall((DOCS / "evaluation.md").read_text()) if name == "compare_mine")
     (tmp_path / "compare_mine.yaml").write_text(text)
     assert len(load_comparison(tmp_path / "compare_mine.yaml").runs) == 6
+
+
+@pytest.mark.parametrize("name", available_presets("methods"))
+def test_every_method_is_in_the_tables_of_both_readmes(name: str) -> None:
+    methods = (ROOT / "exp_configs" / "README.md").read_text().partition("### What a token weighs")[0]
+    assert f"\n| `{name}` | " in methods
+    assert f"`{name}`" in (ROOT / "README.md").read_text()
