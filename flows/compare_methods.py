@@ -52,7 +52,8 @@ def compare_methods(config_file: str, overrides: list[str] | None = None, verify
 def _show(findings: Findings) -> None:
     out = wide_terminal()
     for decoding in findings.decodings:
-        out.print(text_table(*as_text(accuracy_table(findings, decoding)), title=f"\nAccuracy in %, {decoding}"))
+        title = f"\nAccuracy in %, {decoding}: mean with its interval (each seed)"
+        out.print(text_table(*as_text(accuracy_table(findings, decoding)), title=title))
         if (differences := difference_table(findings, decoding)) is not None:
             out.print(text_table(*as_text(differences), title="\nPercentage points, p-values after Holm's correction"))
     out.print(text_table(*as_text(cost_table(findings)), title="\nCosts of a seed, mean over seeds"))

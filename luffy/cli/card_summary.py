@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _CARD_FILE = "card.json"
+_QUARANTINE_FILE = "quarantine.jsonl"
 _HEADER = ("source", "kind", "rows in", "rows out", "rejected", "folded", "quarantined", "traces", "tokens of prompts")
 
 
@@ -24,7 +25,9 @@ def summarise_card(directory: Path) -> CardSummary:
     """The summary of the card in the `directory` of a finished `prepare_data`. It names no row, only counts them."""
     card = json.loads((directory / _CARD_FILE).read_text(encoding="utf-8"))
     sources: Mapping[str, Mapping[str, Any]] = card["sources"]
-    notes = [_reasons(name, source) for name, source in sources.items() if source["rejected"]]
+    malformed = [_malformed(name, source) for name, source in sources.items() if source["quarantined"]]
+    notes = [*malformed, f"Each malformed row: {directory / _QUARANTINE_FILE}"] if malformed else []
+    notes += [_reasons(name, source) for name, source in sources.items() if source["rejected"]]
     notes += [_golds(name, source) for name, source in sources.items() if source["gold_findings"]]
     notes.append(_benchmarks(card["benchmarks"]))
     notes.append(f"The whole card: {directory / 'card.md'}")
@@ -36,6 +39,11 @@ def _row(name: str, source: Mapping[str, Any]) -> list[str]:
     counts = (source["rows_in"], source["rows_out"], rejected, source["folded"], source["quarantined"])
     tokens = f"{lengths['min']} to {lengths['max']}, median {lengths['p50']}" if lengths else "-"
     return [name, source["kind"], *map(str, counts), str(source["traces_out"]), tokens]
+
+
+def _malformed(name: str, source: Mapping[str, Any]) -> str:
+    fields = ", ".join(f"{field} {count}" for field, count in source["malformed"].items())
+    return f"Malformed in {name}, by field: {fields}"
 
 
 def _reasons(name: str, source: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Two runs beside each other, as rows: stages by key, newest metrics, accuracies with paired differences."""
 
+from collections.abc import Mapping
 from itertools import islice
 
 from luffy.cli.accuracies import RESULTS_FILE
@@ -19,11 +20,12 @@ _ABSENT = "-"
 
 def stage_rows(first: RunRecord, second: RunRecord) -> Rows:
     """A row a stage of either run: the keys, and what makes them differ."""
-    rows = []
+    rows, nodes = [], {entry.key: name for name, entry in second.stages.items()}
     for node in dict.fromkeys([*first.stages, *second.stages]):
         one, other = first.stages.get(node), second.stages.get(node)
         keys = [entry.key if entry is not None else _ABSENT for entry in (one, other)]
-        rows.append([node, *keys, _why(one, other) if one is not None and other is not None else "in one of the two"])
+        found = _why(one, other, nodes) if one is not None and other is not None else "in one of the two"
+        rows.append([node, *keys, found])
     return rows
 
 
@@ -59,12 +61,14 @@ def _is_evaluated(entry: StageEntry) -> bool:
     return read_manifest(entry.directory) is not None and (entry.directory / RESULTS_FILE).is_file()
 
 
-def _why(one: StageEntry, other: StageEntry) -> str:
+def _why(one: StageEntry, other: StageEntry, nodes: Mapping[str, str]) -> str:
     if one.key == other.key:
         return "the same"
     records = read_identity(one.directory), read_identity(other.directory)
     if records[0] is None or records[1] is None:
         return "differs"
-    found = list(differences(records[0].identity, records[1].identity))
+    after = records[1].identity
+    inputs = {name: nodes.get(key, name) for name, key in after.upstream.items()}
+    found = list(differences(records[0].identity, after, inputs))
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return f"{', '.join(islice(found, _SHOWN))}{more}"

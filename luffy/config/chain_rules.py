@@ -23,7 +23,8 @@ def check_chain(config: ExperimentConfig) -> None:
     for stage in config.stages:
         for section in STAGE_KINDS[stage].sections:
             if reduce(getattr, section.split("."), config) is None:
-                raise ValueError(f"{section}: missing; stage {stage} needs it")
+                preset = "; method=NAME takes that of a preset" if section == "objective" else ""
+                raise ValueError(f"{section}: missing; stage {stage} needs it{preset}")
 
 
 def place_difficulty(stages: Sequence[str], policy: str | None) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.load import chain_stages, load_experiment, read_overridden
 from luffy.config.objective import DynamicSampling, ObjectiveConfig
-from luffy.config.shipped import experiment_file
+from luffy.config.shipped import experiment_file, named_file
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.config.strict import StrictModel
 from luffy.config.training import RLConfig
@@ -89,7 +89,7 @@ class ComparisonConfig(StrictModel):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     experiment: str
-    """The YAML of what all arms share; a path beside this file."""
+    """The YAML of what all arms share: a path from this file's folder, or a shipped experiment's name."""
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for all arms."""
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
@@ -174,11 +174,13 @@ def load_comparison(path: Path | str, overrides: Sequence[str] = ()) -> Comparis
     """
     path = experiment_file(path)
     values, origins = read_overridden(path, overrides)
+    if values.keys().isdisjoint(("arms", "experiment")):
+        raise ConfigError(f"{path}: is no comparison: it has no arms; an experiment is run by: luffy run {path}")
     try:
         config = ComparisonConfig.model_validate_json(json.dumps(values))
     except ValidationError as error:
         raise ConfigError(explain(error, ComparisonConfig, origins, default_where=str(path), values=values)) from None
-    experiment = path.parent / config.experiment
+    experiment = named_file(config.experiment, path, f"{_place(origins, ('experiment',), path)}: experiment")
     _refuse_fixed(config.overrides, (*_BUDGETED, *_SEEDED[1:], *_NAMED), _place(origins, ("overrides",), path))
     arms = {name: _ArmPlan(name, arm, _place(origins, ("arms", name), path)) for name, arm in config.arms.items()}
     loaded = {name: _load(arm, config, experiment) for name, arm in arms.items()}
@@ -239,8 +241,8 @@ def _shares(arm: _ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> tu
     left, a_step = budget.optimizer_steps - sft_steps, config.rl.updates_per_step
     if left < 1 or left % a_step:
         arm.refuse(
-            f"budget.optimizer_steps {budget.optimizer_steps} leaves {left} to RL, which makes {a_step} an RL step; "
-            "change it or sft_steps"
+            f"budget.optimizer_steps {budget.optimizer_steps} leaves {left} to RL, which is no positive multiple of "
+            f"the {a_step} that each RL step makes (rl.prompts_per_step / rl.prompts_per_update); change one of them"
         )
     return sft_steps, left // a_step
 

@@ -9,6 +9,16 @@ from luffy.config.key_paths import child, element_index, key_paths
 from luffy.config.yaml_source import KeyPath, Value, parse_scalar
 from luffy.errors import ConfigError
 
+_BY_NAME: tuple[KeyPath, ...] = (
+    ("arms",),
+    ("data", "decontamination", "benchmarks"),
+    ("data", "suites"),
+    ("evaluation", "decodings"),
+    ("evaluation", "suites"),
+    ("grading", "named"),
+)
+"""Mappings whose keys the user chooses. `null` for a key that a lower layer has removes its entry."""
+
 
 @dataclass(slots=True)
 class Layer:
@@ -21,7 +31,19 @@ class Layer:
         """Both merged; what this one says wins."""
         replaced = {path for path in self.origins if not isinstance(_at(self.values, path), dict)}
         kept = {path: where for path, where in lower.origins.items() if not _is_below(path, replaced)}
-        return Layer(merge(lower.values, self.values), {**kept, **self.origins})
+        merged = merge(lower.values, self.values)
+        for *parent, name in self._removed_from(lower):
+            entries = _at(merged, tuple(parent))
+            assert isinstance(entries, dict)
+            del entries[name]
+        return Layer(merged, {**kept, **self.origins})
+
+    def _removed_from(self, lower: "Layer") -> list[KeyPath]:
+        return [
+            path
+            for path in self.origins
+            if path[:-1] in _BY_NAME and _at(self.values, path) is None and isinstance(_at(lower.values, path), dict)
+        ]
 
     def preset_name(self, key: str) -> str | None:
         """The preset that `key` (`chain` or `method`) names."""

@@ -1,8 +1,9 @@
 """From an experiment's YAML and `key.path=value` overrides to a validated `ExperimentConfig`.
 
 Later wins: `extends` < chain preset < method preset < the file < the command line. Mappings merge key by key, lists
-replace, and a mapping whose `kind` changes replaces the old one. An override may name an element of a list
-(`objective.terms.off_policy.coefficient=0.5`), whichever layer the list is from.
+replace, and a mapping whose `kind` changes replaces the old one. `null` removes a suite, or another entry whose name
+the user chose. An override may name an element of a list (`objective.terms.off_policy.coefficient=0.5`), whichever
+layer the list is from.
 """
 
 import json
@@ -16,7 +17,7 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.config.key_paths import child, key_paths
 from luffy.config.layers import Layer, Override, parse_overrides, split_overrides
 from luffy.config.recipes import resolve_recipes
-from luffy.config.shipped import PresetKind, available_presets, experiment_file, preset_file
+from luffy.config.shipped import PresetKind, available_presets, experiment_file, named_file, nearest, preset_file
 from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import KeyPath, Value, read_yaml
 from luffy.errors import ConfigError
@@ -98,9 +99,10 @@ def _presets(own: Layer, command_line: Layer, path: Path) -> tuple[Layer, Layer]
     A method may name its chain (sft) and a chain its method (sft_then_luffy); what is named nearer to the user wins.
     """
     top = command_line.over(own)
-    method = _preset("methods", top.preset_name("method"), path)
-    nearest = (command_line, method, own) if command_line.preset_name("method") else (top, method)
-    chain = _preset("chains", next(filter(None, (layer.preset_name("chain") for layer in nearest)), None), path)
+    method = _preset("methods", top.preset_name("method"), path, top.origins.get(("method",)))
+    layers = (command_line, method, own) if command_line.preset_name("method") else (top, method)
+    naming = next((layer for layer in layers if layer.preset_name("chain")), Layer())
+    chain = _preset("chains", naming.preset_name("chain"), path, naming.origins.get(("chain",)))
     if top.preset_name("method") is None and chain.preset_name("method") is not None:
         method = _preset("methods", chain.preset_name("method"), path)
     return chain, method
@@ -133,18 +135,20 @@ def _read_with_extends(path: Path, seen: tuple[Path, ...]) -> Layer:
         return layer
     if not isinstance(extends, str):
         raise ConfigError(f"{origins['extends',]}: extends: must be the path of one YAML file, found {extends!r}")
-    return layer.over(_read_with_extends(path.parent / extends, (*seen, path.resolve())))
+    extended = named_file(extends, path, f"{origins['extends',]}: extends")
+    return layer.over(_read_with_extends(extended, (*seen, path.resolve())))
 
 
-def _preset(kind: PresetKind, name: str | None, experiment: Path) -> Layer:
+def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | None = None) -> Layer:
     if name is None:
         return Layer()
     if name.endswith((".yaml", ".yml")):
         return _read_with_extends(experiment.parent / name, ())
     file = preset_file(kind, name)
     if file is None:
+        names = available_presets(kind)
         raise ConfigError(
-            f"{experiment}: no preset {name!r} in exp_configs/{kind}/; "
-            f"there are {', '.join(available_presets(kind))} (or give the path of a .yaml file)"
+            f"{where or experiment}: no preset {name!r} in exp_configs/{kind}/;{nearest(name, names)} "
+            f"there are {', '.join(names)} (or give the path of a .yaml file)"
         )
     return _read_with_extends(file, ())

@@ -3,6 +3,8 @@
 They stand in `exp_configs/` and `data/` of the checkout. `luffy/shipped/` links to both, and a wheel has copies there.
 """
 
+import difflib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -29,9 +31,34 @@ def experiment_file(text: Path | str) -> Path:
     shipped = EXPERIMENTS / f"{text}.yaml"
     if len(path.parts) == 1 and shipped.is_file():
         return shipped
+    names = experiment_names()
     raise ConfigError(
-        f"{text}: no such file; give the path of a YAML file, or a shipped name: {', '.join(experiment_names())}"
+        f"{text}: no such file;{nearest(str(text), names)} give the path of a YAML file, or a shipped name: "
+        f"{', '.join(names)}"
     )
+
+
+def named_file(text: str, beside: Path, where: str) -> Path:
+    """The file that the YAML file `beside` names: a path from its folder, or a shipped experiment's name.
+
+    Raises ConfigError, beginning with `where`, if there is neither.
+    """
+    path, shipped = beside.parent / text, EXPERIMENTS / f"{text}.yaml"
+    if path.is_file():
+        return path
+    if len(Path(text).parts) == 1 and shipped.is_file():
+        return shipped
+    names = experiment_names()
+    raise ConfigError(
+        f"{where}: {text}: no such file;{nearest(Path(text).stem, names)} give a path from {beside.parent.resolve()}, "
+        f"or a shipped name: {', '.join(names)}"
+    )
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """` did you mean 'smoke'?`, or nothing if no name is close."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f" did you mean {close[0]!r}?" if close else ""
 
 
 def available_presets(kind: PresetKind) -> list[str]:

@@ -1,6 +1,7 @@
 """Validation errors of pydantic as lines that say where, what was found, what is allowed."""
 
 import difflib
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -21,6 +22,8 @@ _PLAIN = {
     "model_type": "must be a mapping",
     "missing": "is missing; add it",
 }
+_NAMED_KEY = re.compile(r"[a-z_][\w.-]*(?=: )")
+"""How the message of a check over several sections begins: with the key that is wrong."""
 
 
 def explain(
@@ -40,9 +43,14 @@ def explain(
         if finding["type"] == "too_short" and _has_deeper(finding["loc"], findings):
             continue  # pydantic counts valid members only
         path = _key_path(finding["loc"], root)
-        where = _where(path, origins, default_where)
+        where = _where(path or _named_key(finding), origins, default_where)
         lines.append(f"{where}: {_describe(path, dotted(path, values), finding, root)}")
     return "\n".join(dict.fromkeys(lines))
+
+
+def _named_key(finding: Mapping[str, Any]) -> KeyPath:
+    found = _NAMED_KEY.match(finding["msg"].removeprefix("Value error, "))
+    return tuple(found[0].split(".")) if found else ()
 
 
 def _has_deeper(location: tuple[int | str, ...], findings: Sequence[Mapping[str, Any]]) -> bool:
@@ -54,6 +62,10 @@ def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[B
     kind, found = finding["type"], finding["input"]
     if kind == "extra_forbidden":
         return f"{name}: unknown key{_nearest(path, root)}"
+    if kind == "union_tag_invalid":
+        return f"{name}.kind: {_unknown_kind(finding['ctx'])}"
+    if kind == "union_tag_not_found":
+        return f"{name}.kind: {_PLAIN['missing']}"
     if kind == "missing":
         return f"{name}: {_PLAIN[kind]}"
     message = _PLAIN.get(kind) or finding["msg"].removeprefix("Value error, ")
@@ -61,6 +73,13 @@ def _describe(path: KeyPath, name: str, finding: Mapping[str, Any], root: type[B
         return f"{name}: {message}" if name else message
     message = message[0].lower() + message[1:]
     return f"{name}: {message}, found {_short(found)}"
+
+
+def _unknown_kind(context: Mapping[str, Any]) -> str:
+    allowed = re.findall(r"'([^']*)'", context["expected_tags"])
+    close = difflib.get_close_matches(context["tag"], allowed, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"unknown kind {context['tag']!r}; {hint}allowed here: {', '.join(allowed)}"
 
 
 def _short(value: object) -> str:
@@ -77,7 +96,9 @@ def _where(path: KeyPath, origins: Mapping[KeyPath, str], default: str) -> str:
 
 def _nearest(path: KeyPath, root: type[BaseModel]) -> str:
     models = _models_at(path[:-1], root)
-    allowed = sorted({name for model in models for name in model.model_fields})
+    allowed = sorted(
+        {name for model in models for name in model.model_fields} | ({"extends"} if len(path) == 1 else set())
+    )
     close = difflib.get_close_matches(path[-1], allowed, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"

@@ -62,7 +62,9 @@ def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
         value = parse_scalar(text)
     except yaml.MarkedYAMLError as error:
         where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else str(path)
-        raise ConfigError(f"{where}: not valid YAML ({error.problem or error})") from None
+        problem = error.problem or str(error)
+        advice = "; indent with spaces" if r"'\t'" in problem else ""
+        raise ConfigError(f"{where}: not valid YAML ({problem}){advice}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML ({error})") from None
     if not isinstance(value, dict) or not isinstance(node, yaml.MappingNode):

@@ -1,6 +1,7 @@
 """The data card: where each prepared file came from, and what was removed and why."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
@@ -32,6 +33,8 @@ class SourceCard:
     rows_out: int
     quarantined: int
     """Malformed rows, all of them in `quarantine.jsonl`."""
+    malformed: Mapping[str, int]
+    """The same by the field that is wrong; `(line)` is not JSON at all."""
     rejected: Mapping[str, int]
     """Rows by reason."""
     rejected_traces: Mapping[str, int]
@@ -93,6 +96,7 @@ def source_card(
         rows_in=statistics.rows_in,
         rows_out=len(prompts),
         quarantined=len(statistics.quarantined),
+        malformed=_sorted(Counter(str(row["field"]) for row in statistics.quarantined)),
         rejected=_sorted({**statistics.rejected, **selection.rejected}),
         rejected_traces=_sorted(statistics.rejected_traces),
         traces_out=len(traces),
@@ -169,6 +173,7 @@ def _section(card: SourceCard) -> list[str]:
     lines = [f"## {card.name}", ""]
     lines += [f"sha256 of {name}: `{digest}`" for name, digest in card.inputs.items()] + [""]
     counts = {
+        "malformed rows": card.malformed,
         "rejected rows": card.rejected,
         "rejected traces": card.rejected_traces,
         "traces graded": card.trace_outcomes,

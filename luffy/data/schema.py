@@ -7,6 +7,7 @@ word names the grader of the row (`luffy.config.grading`). `extra_info` is writt
 arbitrary; on reading a struct (LUFFY's files) is as good.
 """
 
+import difflib
 import itertools
 import json
 import math
@@ -46,6 +47,9 @@ SCHEMA = pa.schema(
     ]
 )
 COLUMNS = tuple(SCHEMA.names)
+_DEMONSTRATIONS = ("target", "traces")
+_MISSPELT = 0.8
+"""Similarity (`difflib`) from which a column is taken for another one, misspelt."""
 _RULE = "rule"
 _GRADER_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ROLES = ("system", "user", "assistant", "tool")
@@ -67,6 +71,7 @@ def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Promp
     `author` signs the traces that do not say who wrote them. A missing `uid` is computed. `prompt` and `target` may
     also be plain text: a user's message, an assistant's reply.
     """
+    _refuse_misspelt_trace(row)
     # LUFFY's own training file has an empty data source.
     data_source = checked_text(row.get("data_source"), "data_source", may_be_empty=True)
     messages = checked_messages(row.get("prompt"), "prompt")
@@ -81,6 +86,16 @@ def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Promp
         extra_info=_extra_info(row.get("extra_info")),
         grader=_grader(row.get("reward_model")),
     )
+
+
+def _refuse_misspelt_trace(row: Mapping[str, object]) -> None:
+    """A row may have no demonstration, so a misspelt `target` would otherwise go unnoticed."""
+    if not row.keys().isdisjoint(_DEMONSTRATIONS):
+        return
+    for name in sorted(row.keys() - set(COLUMNS)):
+        close = difflib.get_close_matches(name, _DEMONSTRATIONS, n=1, cutoff=_MISSPELT)
+        if close:
+            raise RowError(name, f"is no column; did you mean {close[0]!r}?")
 
 
 def record_batch(prompts: Sequence[Prompt]) -> pa.RecordBatch:

@@ -9,17 +9,19 @@ _SHOWN = 3
 _HASH_DIGITS = 8
 
 
-def why_not_reused(siblings: Iterable[Path], experiment: str, node: str, identity: Identity) -> str:
+def why_not_reused(
+    siblings: Iterable[Path], experiment: str, node: str, identity: Identity, inputs: Mapping[str, str]
+) -> str:
     """One line: "first run", or what differs from the most similar result of `node` among `siblings`.
 
     Only results that `experiment` has made count: another one's settings explain nothing. Among equally similar ones
-    the newest is taken.
+    the newest is taken. `inputs`: input name to the node that fills it.
     """
     candidates = []
     for directory in siblings:
         record = read_identity(directory)
         if record is not None and (record.experiment, record.node) == (experiment, node) and record.key != identity.key:
-            found = list(differences(record.identity, identity))
+            found = list(differences(record.identity, identity, inputs))
             age = -(directory / IDENTITY_FILE).stat().st_mtime_ns
             candidates.append((len(found), age, record.key, found))
     if not candidates:
@@ -29,8 +31,8 @@ def why_not_reused(siblings: Iterable[Path], experiment: str, node: str, identit
     return f"{', '.join(found[:_SHOWN])}{more} (against {nearest})"
 
 
-def differences(before: Identity, after: Identity) -> Iterator[str]:
-    """Each difference in words, settings first."""
+def differences(before: Identity, after: Identity, inputs: Mapping[str, str]) -> Iterator[str]:
+    """Each difference in words, settings first; `inputs`: input name to the node that fills it."""
     old, new = dict(flatten(before.settings)), dict(flatten(after.settings))
     for path in [*new, *(path for path in old if path not in new)]:
         if old.get(path, "none") != new.get(path, "none"):
@@ -38,7 +40,8 @@ def differences(before: Identity, after: Identity) -> Iterator[str]:
     for name in _changed(before.files, after.files):
         yield f"content of {name} {_hash(before.files.get(name))} -> {_hash(after.files.get(name))}"
     for name in _changed(before.upstream, after.upstream):
-        yield f"upstream {name} {before.upstream.get(name, 'none')} -> {after.upstream.get(name, 'none')}"
+        old_key, new_key = before.upstream.get(name, "none"), after.upstream.get(name, "none")
+        yield f"other result of {inputs.get(name, name)} ({old_key} -> {new_key})"
     modules = list(_changed(before.code, after.code))
     if modules:
         yield f"code changed ({', '.join(modules[:_SHOWN])}{', ...' if len(modules) > _SHOWN else ''})"

@@ -105,7 +105,7 @@ def _why_not_finished(
 ) -> str:
     if read_identity(directory) is not None:
         return "interrupted" if newest_checkpoint(directory) else "interrupted before its first checkpoint"
-    return why_not_reused(workspace.siblings(node.stage), experiment, node.name, identity)
+    return why_not_reused(workspace.siblings(node.stage), experiment, node.name, identity, node.inputs)
 
 
 def _with_holder(directory: Path, reason: str) -> str:

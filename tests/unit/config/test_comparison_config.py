@@ -125,7 +125,10 @@ def test_an_arm_cannot_be_unequal(load, override, says):
         (HEAD + "budget: {}\n" + ARMS, "give exactly one of optimizer_steps and rollouts"),
         (HEAD + "budget: {optimizer_steps: 4, rollouts: 4}\n" + ARMS, "give exactly one of"),
         (HEAD + STEPS + ARMS.replace(", sft_steps: 4", ""), "arms.sft_then_rl: sft_steps: missing"),
-        (HEAD + STEPS + ARMS.replace("sft_steps: 4", "sft_steps: 5"), "leaves 7 to RL, which makes 2 an RL step"),
+        (
+            HEAD + STEPS + ARMS.replace("sft_steps: 4", "sft_steps: 5"),
+            "leaves 7 to RL, which is no positive multiple",
+        ),
         (HEAD + STEPS + ARMS.replace("sft_steps: 4", "sft_steps: 12"), "leaves 0 to RL"),
         (HEAD + STEPS + ARMS.replace("method: sft}", "method: sft, sft_steps: 2}"), "sft_steps has no effect"),
         (HEAD.replace("luffy\n", "lufy\n") + STEPS + ARMS, "reference: no arm is called 'lufy'"),
@@ -142,6 +145,19 @@ def test_a_mistake_is_one_line_that_says_where(load, text, says):
     messages = str(caught.value).splitlines()
     assert any(says in message for message in messages)
     assert "compare.yaml" in str(caught.value) or "smoke.yaml" in str(caught.value)
+
+
+def test_an_experiment_is_no_comparison(load):
+    assert "is no comparison: it has no arms; an experiment is run by: luffy run" in complaint(load, SMOKE.read_text())
+
+
+def test_a_shipped_experiment_is_named_and_a_missing_one_has_its_line(load, tmp_path):
+    shipped = HEAD.replace(str(SMOKE), "smoke") + STEPS + ARMS
+    assert load(shipped).runs == load(HEAD + STEPS + ARMS).runs
+    missing = complaint(load, HEAD.replace(str(SMOKE), "smok.yaml") + STEPS + ARMS)
+    assert missing.startswith(
+        f"{tmp_path / 'compare.yaml'}:2: experiment: smok.yaml: no such file; did you mean 'smoke'?"
+    )
 
 
 def test_the_command_line_overrides_the_comparison(load):

@@ -98,7 +98,59 @@ def test_numbers_may_be_written_with_an_exponent():
 
 
 def test_an_unknown_preset_names_those_that_exist():
-    assert "no preset 'lufy' in exp_configs/methods/; there are aipo, chord" in complaint(SMOKE, ["method=lufy"])
+    found = complaint(SMOKE, ["method=lufy"])
+    assert "command line: no preset 'lufy' in exp_configs/methods/; did you mean 'luffy'? there are aipo" in found
+
+
+def test_an_unknown_experiment_names_the_nearest():
+    assert "smok: no such file; did you mean 'smoke'?" in complaint("smok")
+
+
+def test_a_shipped_experiment_is_extended_by_its_name(tmp_path):
+    path = write(tmp_path / "own.yaml", "name: own\nextends: smoke\n")
+    assert load_experiment(path) == load_experiment(SMOKE, ["name=own"])
+
+
+def test_a_file_that_is_extended_and_does_not_exist_is_named_with_its_line(tmp_path):
+    path = write(tmp_path / "own.yaml", "name: own\nextends: smok.yaml\n")
+    expected = f"{path}:2: extends: smok.yaml: no such file; did you mean 'smoke'? give a path from {tmp_path}"
+    assert expected in complaint(path)
+
+
+def test_null_removes_a_suite_of_the_file_that_is_extended(child):
+    assert "longer" not in load_experiment(child("data: {suites: {longer: null}}\n")).data.suites
+    assert "longer" not in load_experiment(SMOKE, ["data.suites.longer=null"]).data.suites
+    assert "data.suites.longr: must be a mapping, found None" in complaint(SMOKE, ["data.suites.longr=null"])
+
+
+def test_a_suite_that_was_removed_can_be_another(child):
+    path = child("data: {suites: {longer: null}}\n")
+    suite = load_experiment(path, ["data.suites.longer={kind: file, path: x.jsonl}"]).data.suites["longer"]
+    assert (suite.kind, suite.path) == ("file", "x.jsonl")
+
+
+def test_an_unknown_kind_names_the_nearest():
+    found = complaint(SMOKE, ["data.train={kind: fil}"])
+    assert "command line: data.train.kind: unknown kind 'fil'; did you mean 'file'? allowed here: arithmetic" in found
+    assert "data.suites.x.kind: is missing; add it" in complaint(SMOKE, ["data.suites.x.path=a"])
+
+
+def test_extends_is_a_key_that_a_misspelt_one_may_mean(tmp_path):
+    assert ":1: extend: unknown key; did you mean 'extends'?" in complaint(
+        write(tmp_path / "a.yaml", "extend: smoke\n")
+    )
+
+
+def test_a_mistake_over_several_sections_is_where_its_key_is():
+    assert complaint(SMOKE, ["evaluation.suites={aime: {num_samples: 4}}"]).startswith(
+        "command line: evaluation.suites"
+    )
+
+
+def test_a_tab_is_refused_with_advice(tmp_path):
+    path = write(tmp_path / "a.yaml", "data:\n\ttrain: 1\n")
+    assert f"{path}:2: not valid YAML" in complaint(path)
+    assert complaint(path).endswith("; indent with spaces")
 
 
 def test_sft_is_as_long_as_epochs_or_steps_say_and_not_both():

@@ -30,6 +30,16 @@ def test_plain_text_stands_for_a_message() -> None:
     assert prompt.traces[0].text == "\\boxed{2}"
 
 
+@pytest.mark.parametrize(("name", "meant"), [("targte", "target"), ("trace", "traces")])
+def test_a_misspelt_demonstration_is_not_taken_for_none(name: str, meant: str) -> None:
+    row = {key: value for key, value in ROW.items() if key != "target"}
+    assert prompt_from_row({**row, "question": "1+1"}).traces == ()
+    with pytest.raises(RowError, match=f"{name}: is no column; did you mean '{meant}'") as caught:
+        prompt_from_row({**row, name: "\\boxed{2}"})
+    assert caught.value.field == name
+    assert prompt_from_row({**ROW, name: "kept by the file's author"}).traces
+
+
 def test_several_traces_keep_their_authors() -> None:
     traces = [{"text": "a", "author": "x"}, {"text": "b", "logprobs": [-0.5, 0]}]
     prompt = prompt_from_row({**ROW, "traces": traces}, author="y")

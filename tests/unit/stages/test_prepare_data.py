@@ -105,6 +105,7 @@ def test_rejected_and_malformed_rows_are_accounted_for(tmp_path: Path) -> None:
     assert samples[0]["trace_end"] == "\\boxed{4}"
     assert (quarantined["source"], quarantined["row"]) == ("train", 5)
     assert quarantined["field"] == "reward_model.ground_truth"
+    assert card["malformed"] == {"reward_model.ground_truth": 1}
 
 
 def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""The YAML that the documentation tells a newcomer to write loads as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from luffy.config import available_presets, load_experiment
+from luffy.config.comparison import load_comparison
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+_YAML = re.compile(r"```yaml\n(name: (\w+)\n.*?)```", re.DOTALL)
+
+
+@pytest.fixture
+def tutorial(tmp_path: Path) -> Path:
+    """A folder with every file of the tutorial."""
+    for text, name in _YAML.findall((DOCS / "tutorial.md").read_text()):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path
+
+
+def test_the_tutorials_experiment_has_its_own_data_alone(tutorial: Path) -> None:
+    data = load_experiment(tutorial / "mine.yaml").data
+    assert data.train is not None and data.corpus is not None
+    assert {source.kind for source in (data.train, data.corpus, *data.suites.values())} == {"file"}
+    assert list(data.suites) == ["held_out"]
+
+
+def test_the_tutorials_real_model_takes_the_place_of_the_embedded_one(tutorial: Path) -> None:
+    config = load_experiment(tutorial / "mine_real.yaml")
+    assert config.model.path == "/models/Qwen2.5-Math-1.5B"
+    assert (config.model.architecture, config.base, config.data.corpus) == (None, None, None)
+
+
+def test_the_tutorials_comparison_gives_every_arm_its_budget(tutorial: Path) -> None:
+    runs = load_comparison(tutorial / "compare_mine.yaml").runs
+    assert [(run.arm, run.seed) for run in runs[:3]] == [("luffy", 1), ("sft", 1), ("sft_then_rl", 1)]
+    assert [run.config.rl.steps for run in runs[:3] if "rl" in run.config.stages and run.config.rl] == [24, 20]
+
+
+def test_the_comparison_of_the_guide_loads(tmp_path: Path) -> None:
+    text = next(text for text, name in _YAML.findall((DOCS / "evaluation.md").read_text()) if name == "compare_mine")
+    (tmp_path / "compare_mine.yaml").write_text(text)
+    assert len(load_comparison(tmp_path / "compare_mine.yaml").runs) == 6
+
+
+@pytest.mark.parametrize("name", available_presets("methods"))
+def test_every_method_is_in_the_tables_of_both_readmes(name: str) -> None:
+    methods = (ROOT / "exp_configs" / "README.md").read_text().partition("### What a token weighs")[0]
+    assert f"\n| `{name}` | " in methods
+    assert f"`{name}`" in (ROOT / "README.md").read_text()
