@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import ray
 
@@ -77,7 +77,7 @@ class RankActor:
         from luffy.training.distributed import init_process_group
 
         init_process_group()
-        self._rank = spec.open_rank()
+        self._rank: Any = spec.open_rank()
 
     def call(self, method: Callable[[Rank, *_Arguments], _Result], *arguments: *_Arguments) -> _Result:
         """The result of a method of this actor's rank."""

@@ -100,6 +100,6 @@ def start_member(
 ) -> Member:
     """Start an actor at `place` that answers `num_threads` calls at the same time, and is never restarted by Ray."""
     options = stand_at(place, group) | {"max_concurrency": num_threads, "max_restarts": 0}
-    handle = ray.remote(actor).options(**options).remote(setup)
+    handle: object = ray.remote(actor).options(**options).remote(setup)
     assert isinstance(handle, ActorHandle)  # Ray's annotation also admits the class, for editors
     return Member(name, handle, setup.log)

@@ -11,12 +11,12 @@ from typing import Generic, Protocol, TypeVar, TypeVarTuple
 from luffy.config.execution import ExecutionConfig
 
 Rank = TypeVar("Rank")
-_BuiltRank = TypeVar("_BuiltRank", covariant=True)
+_Rank_co = TypeVar("_Rank_co", covariant=True)
 _Arguments = TypeVarTuple("_Arguments")
 Result = TypeVar("Result")
 
 
-class RankSpec(Protocol[_BuiltRank]):
+class RankSpec(Protocol[_Rank_co]):
     """Everything a rank is built from; it is sent to other processes and machines."""
 
     @property
@@ -27,19 +27,19 @@ class RankSpec(Protocol[_BuiltRank]):
         """The stage's directory, on a file system shared by all ranks."""
         ...
 
-    def open_rank(self) -> _BuiltRank:
+    def open_rank(self) -> _Rank_co:
         """Build the rank in this process, which has joined the process group; a collective call."""
         ...
 
 
-class Ranks(Protocol[Rank]):
+class Ranks(Protocol[_Rank_co]):
     """All ranks of a process group."""
 
     @property
     def num_ranks(self) -> int: ...
 
     def call(
-        self, method: Callable[[Rank, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
+        self, method: Callable[[_Rank_co, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
     ) -> list[Result]:
         """Call `method` on every rank at once; `arguments` and the results are in order of rank."""
         ...
