@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from luffy.config.data import WordProblemSource
-from luffy.data.identity import prompt_uid
+from luffy.data.prompt_identity import prompt_uid
 from luffy.seeds import derive_seed
 from luffy.types import Message, Prompt, Trace
 
