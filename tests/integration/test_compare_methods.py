@@ -137,8 +137,10 @@ def test_ctrl_c_ends_all_runs_at_once_and_the_same_command_goes_on(compared):
     (folder / "good.yaml").write_text(re.sub(r"  broken.*\n", "", COMPARISON))
     long = ("name=stopped", "budget.optimizer_steps=40000", "arms.sft_then_rl.sft_steps=20000")
     process = start(workspace, folder / "good.yaml", *long)
+    awaited = {r" sft_then_rl 1: sft: step \d+", r" luffy 1: rl: step \d+"}
     for line in process.stdout:
-        if re.search(r" sft_then_rl 1: sft: step \d+", line):  # beside it, LUFFY learns
+        awaited -= {pattern for pattern in awaited if re.search(pattern, line)}
+        if not awaited:
             break
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_S)
