@@ -33,10 +33,7 @@ def why_not_reused(
 
 def differences(before: Identity, after: Identity, inputs: Mapping[str, str]) -> Iterator[str]:
     """Each difference in words, settings first; `inputs`: input name to the node that fills it."""
-    old, new = dict(flatten(before.settings)), dict(flatten(after.settings))
-    for path in [*new, *(path for path in old if path not in new)]:
-        if old.get(path, "none") != new.get(path, "none"):
-            yield f"{path} {_short(old.get(path, 'none'))} -> {_short(new.get(path, 'none'))}"
+    yield from dict.fromkeys(_of_settings(dict(flatten(before.settings)), dict(flatten(after.settings))))
     for name in _changed(before.files, after.files):
         yield f"content of {name} {_hash(before.files.get(name))} -> {_hash(after.files.get(name))}"
     for name in _changed(before.upstream, after.upstream):
@@ -45,6 +42,27 @@ def differences(before: Identity, after: Identity, inputs: Mapping[str, str]) ->
     modules = list(_changed(before.code, after.code))
     if modules:
         yield f"code changed ({', '.join(modules[:_SHOWN])}{', ...' if len(modules) > _SHOWN else ''})"
+
+
+def _of_settings(old: Mapping[str, Json], new: Mapping[str, Json]) -> Iterator[str]:
+    """Each leaf that differs, and for each leaf of a section that only one of the two has, the section."""
+    old_sections, new_sections = ({above for path in leaves for above in _sections(path)} for leaves in (old, new))
+    for path, value in new.items():
+        if path in old and old[path] != value:
+            yield f"{path} {_short(old[path])} -> {_short(value)}"
+        elif path not in old and not (value is None and path in old_sections):
+            whole = next((section for section in _sections(path) if section not in old_sections), None)
+            yield f"{whole} added" if whole else f"{path} none -> {_short(value)}"
+    for path, value in old.items():
+        if path not in new and not (value is None and path in new_sections):
+            whole = next((section for section in _sections(path) if section not in new_sections), None)
+            yield f"{whole} removed" if whole else f"{path} {_short(value)} -> none"
+
+
+def _sections(path: str) -> Iterator[str]:
+    """The sections that hold a leaf, the outermost first."""
+    parts = path.split(".")
+    return (".".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
 def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from luffy.pipeline.chain.differences import differences
 from luffy.pipeline.chain.fingerprint import code_fingerprint
 from luffy.pipeline.experiment import open_experiment
 
@@ -49,6 +50,23 @@ def test_the_results_of_another_experiment_explain_nothing(opened, finish_all):
     found = reasons(opened("name=other", "sft.optimizer.lr=2e-3"))
     assert {found["sft"], found["rl"]} == {"first run"}
     assert decisions(opened("name=other", "sft.optimizer.lr=2e-3"))["base"] == "reused"
+
+
+def test_a_section_that_comes_or_goes_is_named_once(opened, finish_all):
+    finish_all(opened())
+    found = reasons(
+        opened("data.suites.longer=null", "data.suites.own={kind: arithmetic, num_prompts: 4, num_operations: [2]}")
+    )
+    assert found["prepare_data"].startswith("data.suites.own added, data.suites.longer removed (against ")
+
+
+def test_a_section_in_place_of_null_is_added_and_back_again_removed(opened, finish_all):
+    plain, corrected = opened(), opened("rl.correction={kind: truncate}")
+    finish_all(plain)
+    section = "objective.terms.on_policy.correction"
+    assert reasons(corrected)["rl"] == f"{section} added (against {plain.identities['rl'].key})"
+    old, new = (one.identities["rl"] for one in (corrected, plain))
+    assert list(differences(old, new, {})) == [f"{section} removed"]
 
 
 def test_changed_code_is_named(opened, finish_all):
