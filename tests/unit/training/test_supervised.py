@@ -12,28 +12,18 @@ from reference.gradient_case import (
     reference_optimizer,
     reference_rows,
     relative_l2,
-    terms_of,
     tiny_model,
     trajectories,
 )
 from reference.losses import REFERENCES, forward
+from reference.sft_case import PLAN
 
-from luffy.config.training import ScheduleConfig
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
 from luffy.training.ranks import LocalRanks
 from luffy.training.sampler import batch_indices
-from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedTrainer
+from luffy.training.supervised import SupervisedRank, SupervisedTrainer
 
-SCHEDULE = ScheduleConfig(kind="linear", final_share=0.25)
-PLAN = SupervisedPlan(
-    steps=4,
-    batch_size=5,
-    optimizer=OPTIMIZER.model_copy(update={"schedule": SCHEDULE}),
-    terms=terms_of("sft"),
-    checkpoint_every=2,
-    seed=3,
-)
 RATES = tuple(OPTIMIZER.lr * share for share in (1.0, 0.75, 0.5, 0.25))
 
 
