@@ -5,7 +5,7 @@ from typing import Literal
 
 from luffy.cluster.local import LocalCluster
 from luffy.cluster.protocol import Cluster
-from luffy.training.ranks import LocalRanks, Rank, Ranks, RankSpec
+from luffy.training.rank_calls import LocalRanks, Rank, Ranks, RankSpec
 from luffy.training.trainer import TrainerSpec
 
 __all__ = ["Cluster", "open_cluster", "open_ranks"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from luffy.config.execution import VLLMConfig
     from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-    from luffy.training.ranks import Rank, RankSpec
+    from luffy.training.rank_calls import Rank, RankSpec
 
     Bucket = list[tuple[str, Tensor]]
 

@@ -15,7 +15,7 @@ from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.rollout.vllm_limits import check_installed
 from luffy.training.policy import Policy
-from luffy.training.ranks import LocalRanks
+from luffy.training.rank_calls import LocalRanks
 from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
 
 

@@ -16,7 +16,7 @@ from luffy.cluster.supervision import Member, Supervisor
 from luffy.cluster.weights import send_weights
 from luffy.errors import ClusterError
 from luffy.rollout.engine import RolloutEngine
-from luffy.training.ranks import Result, call_everywhere
+from luffy.training.rank_calls import Result, call_everywhere
 from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
 
 _UPDATE_THREADS = 3

@@ -16,7 +16,7 @@ from luffy.cluster.placement import Place, layout, reserve, stand_at
 from luffy.cluster.ray_session import ray_session
 from luffy.cluster.supervision import Member, Supervisor
 from luffy.config.execution import RayConfig
-from luffy.training.ranks import Rank, RankSpec, Result
+from luffy.training.rank_calls import Rank, RankSpec, Result
 
 _LOGS = "logs"
 _Arguments = TypeVarTuple("_Arguments")

@@ -19,7 +19,7 @@ from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.training.base_model import adapt_model_folder, copy_tokenizer, new_tiny_model
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
-from luffy.training.ranks import LocalRanks
+from luffy.training.rank_calls import LocalRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank
 
 logger = logging.getLogger(__name__)

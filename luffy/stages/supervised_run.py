@@ -11,7 +11,7 @@ from luffy.stages.program import StageContext, StageResult
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.tracker import Tracker
 from luffy.training.base_model import copy_tokenizer
-from luffy.training.ranks import Ranks
+from luffy.training.rank_calls import Ranks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedTrainer, demonstration
 from luffy.types import Prompt, Trajectory
 

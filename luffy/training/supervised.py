@@ -23,7 +23,7 @@ from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.memory_use import peak_memory
 from luffy.training.policy import Policy, check_fits, load_causal_lm
-from luffy.training.ranks import Ranks, call_everywhere
+from luffy.training.rank_calls import Ranks, call_everywhere
 from luffy.training.sampler import batch_indices
 from luffy.training.sharding import Shard, shard_rows
 from luffy.types import FinishReason, Outcome, Source, Trajectory

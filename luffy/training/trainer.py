@@ -22,7 +22,7 @@ from luffy.training.critic import Critic
 from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.learner import Learner, Metrics
 from luffy.training.policy import Policy, check_fits, load_causal_lm
-from luffy.training.ranks import Ranks, call_everywhere
+from luffy.training.rank_calls import Ranks, call_everywhere
 from luffy.training.sharding import Shard, shard_groups, shard_rows
 from luffy.types import Group, Trajectory
 

@@ -53,7 +53,7 @@ class _Dice:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StoryEvent:
     """Something that changes the number of items."""
 
     text: str
@@ -64,41 +64,41 @@ class Event:
     """Items after it."""
 
 
-def _gain(dice: _Dice, count: int) -> Event:
+def _gain(dice: _Dice, count: int) -> StoryEvent:
     more = dice.number(2, 40)
     verb = dice.one_of(("finds {} more {{items}}", "buys {} more {{items}}", "gets {} {{items}} from a neighbor"))
-    return Event(verb.format(more), f"{count} + {more} = {count + more}", count + more)
+    return StoryEvent(verb.format(more), f"{count} + {more} = {count + more}", count + more)
 
 
-def _loss(dice: _Dice, count: int) -> Event:
+def _loss(dice: _Dice, count: int) -> StoryEvent:
     fewer = dice.number(2, min(count - 1, 40))
     verb = dice.one_of(("gives {} {{items}} to a friend", "loses {} {{items}}", "sells {} {{items}}"))
-    return Event(verb.format(fewer), f"{count} - {fewer} = {count - fewer}", count - fewer)
+    return StoryEvent(verb.format(fewer), f"{count} - {fewer} = {count - fewer}", count - fewer)
 
 
-def _packs(dice: _Dice, count: int) -> Event:
+def _packs(dice: _Dice, count: int) -> StoryEvent:
     packs, size = dice.number(2, 9), dice.number(2, 9)
     verb = dice.one_of(("buys {} bags of {} {{items}} each", "is given {} boxes with {} {{items}} in each of them"))
     after = count + packs * size
     work = f"{packs} * {size} = {packs * size}, {count} + {packs * size} = {after}"
-    return Event(verb.format(packs, size), work, after)
+    return StoryEvent(verb.format(packs, size), work, after)
 
 
-def _half(dice: _Dice, count: int) -> Event:
+def _half(dice: _Dice, count: int) -> StoryEvent:
     verb = dice.one_of(
         ("gives half of the {items} to a friend", "loses half of the {items}", "sells half of the {items}")
     )
-    return Event(verb, f"{count} / 2 = {count // 2}", count // 2)
+    return StoryEvent(verb, f"{count} / 2 = {count // 2}", count // 2)
 
 
-def _multiple(dice: _Dice, count: int) -> Event:
+def _multiple(dice: _Dice, count: int) -> StoryEvent:
     factor = dice.number(2, 3)
     word = {2: "twice", 3: "three times"}[factor]
     text = f"collects until there are {word} as many {{items}}"
-    return Event(text, f"{count} * {factor} = {count * factor}", count * factor)
+    return StoryEvent(text, f"{count} * {factor} = {count * factor}", count * factor)
 
 
-def _possible(count: int) -> Sequence[Callable[[_Dice, int], Event]]:
+def _possible(count: int) -> Sequence[Callable[[_Dice, int], StoryEvent]]:
     """The kinds of events that may follow; none of them leaves less than 1 or more than 301 items."""
     downwards = [*([_loss] if count > 2 else []), *([_half] if count % 2 == 0 else [])]
     if count > _MANY:

@@ -20,7 +20,7 @@ from reference.sft_case import PLAN
 
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
-from luffy.training.ranks import LocalRanks
+from luffy.training.rank_calls import LocalRanks
 from luffy.training.sampler import batch_indices
 from luffy.training.supervised import SupervisedRank, SupervisedTrainer
 
