@@ -113,7 +113,7 @@ class Running:
 
     @property
     def members(self) -> list[Member]:
-        return [*self.cluster._engines.members, *self.cluster._ranks]
+        return [*self.cluster._engines.members, *self.cluster._ranks.members]
 
     @property
     def engine_member(self) -> Member:
@@ -262,7 +262,7 @@ def test_an_engine_that_died_idle_is_replaced_at_the_next_publish(running: Runni
 
 
 def test_a_rank_killed_while_it_learns_is_named(running: Running) -> None:
-    (_, victim) = running.cluster._ranks
+    (_, victim) = running.cluster._ranks.members
     with pytest.raises(MemberDied, match=r"trainer rank 1 died; .*The end of .*rank_1\.log") as caught:
         running.kill_at(victim, "learn", running.learn)
     assert caught.value.member is victim
