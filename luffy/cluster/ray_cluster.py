@@ -6,8 +6,9 @@ from typing import Any, TypeVarTuple
 
 from ray.util.placement_group import PlacementGroup
 
-from luffy.cluster.actors import EngineActor, ProcessSetup
+from luffy.cluster.engine_actor import EngineActor
 from luffy.cluster.placement import layout, reserve
+from luffy.cluster.rank_actor import ProcessSetup
 from luffy.cluster.ray_engine import RayEngine
 from luffy.cluster.ray_ranks import RayRanks, has_gpus, log_file, start_member
 from luffy.cluster.ray_session import ray_session

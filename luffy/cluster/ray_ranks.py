@@ -11,8 +11,8 @@ import torch
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 
-from luffy.cluster.actors import ProcessSetup, RankActor
 from luffy.cluster.placement import Place, layout, reserve, stand_at
+from luffy.cluster.rank_actor import ProcessSetup, RankActor
 from luffy.cluster.ray_session import ray_session
 from luffy.cluster.supervision import Member, Supervisor
 from luffy.config.execution import RayConfig

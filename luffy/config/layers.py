@@ -32,10 +32,8 @@ class Layer:
         replaced = {path for path in self.origins if not isinstance(_at(self.values, path), dict)}
         kept = {path: where for path, where in lower.origins.items() if not _is_below(path, replaced)}
         merged = merge(lower.values, self.values)
-        for *parent, name in self._removed_from(lower):
-            entries = _at(merged, tuple(parent))
-            assert isinstance(entries, dict)
-            del entries[name]
+        for path in self._removed_from(lower):
+            merged = _without(merged, path)
         return Layer(merged, {**kept, **self.origins})
 
     def _removed_from(self, lower: "Layer") -> list[KeyPath]:
@@ -145,6 +143,15 @@ def _nested(path: KeyPath, value: Value) -> dict[str, Value]:
         value = {part: value}
     assert isinstance(value, dict)
     return value
+
+
+def _without(values: dict[str, Value], path: KeyPath) -> dict[str, Value]:
+    """A copy of `values` without the entry at `path`, which need not be there."""
+    name, *below = path
+    if not below:
+        return {key: value for key, value in values.items() if key != name}
+    inner = values.get(name)
+    return {**values, name: _without(inner, tuple(below))} if isinstance(inner, dict) else values
 
 
 def _at(values: Value, path: KeyPath) -> Value:

@@ -1,7 +1,8 @@
 """From an experiment's YAML and `key.path=value` overrides to a validated `ExperimentConfig`.
 
-Later wins: `extends` < chain preset < method preset < the file < the command line. Mappings merge key by key, lists
-replace, and a mapping whose `kind` changes replaces the old one. `null` removes a suite, or another entry whose name
+Later wins: chain preset < method preset < `extends` < the file < the command line. So what an extended file sets
+itself holds under another preset, too. Mappings merge key by key, lists replace, and a mapping whose `kind` changes
+replaces the old one. `null` removes a suite, or another entry whose name
 the user chose. An override may name an element of a list (`objective.terms.off_policy.coefficient=0.5`), whichever
 layer the list is from.
 """

@@ -57,7 +57,8 @@ class SFTSettings(StrictModel):
     seed: int
     dtype: DType
     cluster: Literal["local", "ray"]
-    """Where it trains. Not part of the stage's identity: the ranks that share a step change its last bits alone."""
+    """Where it trains. Not part of the stage's identity, like the number of ranks: it changes the last bits of a step,
+    and the masks of a model with dropout."""
     sft: SFTConfig
 
     @model_serializer(mode="wrap")

@@ -11,7 +11,15 @@ from typing import IO, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from luffy.data.schema import COLUMNS, REQUIRED_COLUMNS, SCHEMA, RowError, prompt_from_row, record_batch
+from luffy.data.schema import (
+    COLUMNS,
+    REQUIRED_COLUMNS,
+    SCHEMA,
+    RowError,
+    present_columns,
+    prompt_from_row,
+    record_batch,
+)
 from luffy.errors import DataError
 from luffy.files import replacing
 from luffy.types import Prompt
@@ -54,8 +62,8 @@ def iterate_prompts(path: Path) -> Iterator[Prompt]:
 def read_rows(path: Path, columns: Sequence[str], required: Sequence[str]) -> Iterator[Mapping[str, object] | RowError]:
     """Yield the rows of any parquet file, in memory a few at a time; one with undecodable text as a `RowError`.
 
-    Only `columns` are read. Raises DataError where the file is missing, is no parquet, breaks off or lacks one of the
-    `required` columns.
+    Only `present_columns` are read. Raises DataError where the file is missing, is no parquet, breaks off or lacks one
+    of the `required` columns.
     """
     return _rows(path, _open(path, required), columns)
 
@@ -106,7 +114,7 @@ def _open(path: Path, required: Sequence[str]) -> pq.ParquetFile:
 
 
 def _rows(path: Path, file: pq.ParquetFile, wanted: Sequence[str]) -> Iterator[Mapping[str, object] | RowError]:
-    columns = [name for name in wanted if name in file.schema_arrow.names]
+    columns = present_columns(wanted, file.schema_arrow.names)
     count = 0
     with file:
         try:

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -71,7 +71,8 @@ def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Promp
     `author` signs the traces that do not say who wrote them. A missing `uid` is computed. `prompt` and `target` may
     also be plain text: a user's message, an assistant's reply.
     """
-    _refuse_misspelt_trace(row)
+    for name, meant in _misspelt_demonstrations(row).items():
+        raise RowError(name, f"is no column; did you mean {meant!r}?")
     # LUFFY's own training file has an empty data source.
     data_source = checked_text(row.get("data_source"), "data_source", may_be_empty=True)
     messages = checked_messages(row.get("prompt"), "prompt")
@@ -88,14 +89,29 @@ def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Promp
     )
 
 
-def _refuse_misspelt_trace(row: Mapping[str, object]) -> None:
-    """A row may have no demonstration, so a misspelt `target` would otherwise go unnoticed."""
-    if not row.keys().isdisjoint(_DEMONSTRATIONS):
-        return
-    for name in sorted(row.keys() - set(COLUMNS)):
-        close = difflib.get_close_matches(name, _DEMONSTRATIONS, n=1, cutoff=_MISSPELT)
-        if close:
-            raise RowError(name, f"is no column; did you mean {close[0]!r}?")
+def present_columns(wanted: Collection[str], found: Iterable[str]) -> list[str]:
+    """Those of the columns `found` that are wanted, and those that may be wanted demonstrations, misspelt.
+
+    The latter are read for `prompt_from_row` to refuse.
+    """
+    found = list(found)
+    misspelt = _misspelt_demonstrations(found) if {*_DEMONSTRATIONS} <= {*wanted} else {}
+    return [name for name in found if name in wanted or name in misspelt]
+
+
+def _misspelt_demonstrations(columns: Iterable[str]) -> dict[str, str]:
+    """Column to the one that it seems to mean; empty where there are demonstrations.
+
+    A row may have none, so a misspelt `target` would otherwise go unnoticed.
+    """
+    names = {*columns}
+    if not names.isdisjoint(_DEMONSTRATIONS):
+        return {}
+    found = {}
+    for name in sorted(names - {*COLUMNS}):
+        if close := difflib.get_close_matches(name, _DEMONSTRATIONS, n=1, cutoff=_MISSPELT):
+            found[name] = close[0]
+    return found
 
 
 def record_batch(prompts: Sequence[Prompt]) -> pa.RecordBatch:

@@ -1,13 +1,10 @@
-"""The one type of table: pages show it as HTML or Markdown, terminals as text, notebooks as a DataFrame."""
+"""The one type of table: pages show it as HTML or Markdown, terminals as text."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from luffy.pages.wording import NBSP
-
-if TYPE_CHECKING:
-    pass
 
 Tone = Literal["", "better", "worse"]
 

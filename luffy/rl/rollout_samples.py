@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from luffy.config.objective import AdvantageConfig, GroupAdvantage
 from luffy.tracking.samples import SampleRollout
-from luffy.training.sharding import row_advantages
+from luffy.training.group_sharding import row_advantages
 from luffy.types import Group, Trajectory
 
 Decode = Callable[[Sequence[int]], str]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.cluster import open_cluster
+from luffy.cluster.rl_cluster import open_cluster
 from luffy.config.settings import RLSettings
 from luffy.config.training import RLConfig
 from luffy.data.confidential_prompts import confidential_uids

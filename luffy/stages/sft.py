@@ -3,7 +3,7 @@
 Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
 """
 
-from luffy.cluster import open_ranks
+from luffy.cluster.sft_ranks import open_ranks
 from luffy.config.settings import SFTSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer

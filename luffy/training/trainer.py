@@ -20,10 +20,11 @@ from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic
 from luffy.training.frozen_policy import FrozenPolicy
+from luffy.training.group_sharding import shard_groups
 from luffy.training.learner import Learner, Metrics
 from luffy.training.policy import Policy, check_fits, load_causal_lm
 from luffy.training.rank_calls import Ranks, call_everywhere
-from luffy.training.sharding import Shard, shard_groups, shard_rows
+from luffy.training.sharding import Shard, shard_rows
 from luffy.types import Group, Trajectory
 
 

@@ -19,8 +19,8 @@ from luffy.config.training import OptimizerConfig
 from luffy.objectives.step import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
 from luffy.training.distributed import init_process_group
+from luffy.training.group_sharding import one_shard
 from luffy.training.learner import batch_of
-from luffy.training.sharding import one_shard
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
 from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from luffy.cluster.actors import EngineActor, ProcessSetup, RankActor
+from luffy.cluster.engine_actor import EngineActor
+from luffy.cluster.rank_actor import ProcessSetup, RankActor
 
 
 @dataclass(frozen=True)

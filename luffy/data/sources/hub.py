@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from luffy.config.data import HubSource
+from luffy.data.schema import present_columns
 from luffy.data.sources.local_files import NumberedRow, columns_to_read, prompts_of, sha256_of
 from luffy.data.sources.trace_source import Row
 from luffy.errors import DataError
@@ -66,7 +67,7 @@ class HubPrompts:
                 f"data.{self._purpose}: {self._source.path}: column {', '.join(missing)} missing; "
                 f"found {', '.join(found)}; map them with fields"
             )
-        return [name for name in wanted if name in found]
+        return present_columns(wanted, found)
 
 
 def _load(source: HubSource, purpose: str) -> "Dataset":

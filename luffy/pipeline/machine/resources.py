@@ -64,16 +64,24 @@ def detected_gpus_gib() -> tuple[float, ...] | None:
 
 
 def _advice_on_engine(config: ExperimentConfig) -> list[str]:
-    """Advice against the embedded engine where it is slow; a pretrained model of unknown shape counts as large."""
+    """Advice against the embedded engine where it is slow; a pretrained model of unknown shape counts as large.
+
+    And against vLLM in the trainer's process where there are GPUs: the stage would refuse them only after SFT.
+    """
     if "rl" not in config.stages or config.rl is None:
         return []
+    if config.rl.engine == "vllm" and (gpus := detected_gpus()):
+        return [
+            f"rl.engine: vllm works without a GPU only, and this machine has {len(gpus)}: RL will end where torch sees "
+            "one; set cluster: ray with execution.ray.placement: colocated instead"
+        ]
     if config.rl.engine != "cluster" or config.model.architecture is not None:
         return []
     architecture = architecture_of(config.model)
     if architecture is not None and architecture.num_parameters < _LARGE_FOR_EMBEDDED:
         return []
-    better = "cluster: ray" if detected_gpus() else "rl.engine: vllm"
-    return [f"the embedded engine generates slowly with a model of this size; {better} is several times as fast"]
+    better = "cluster: ray generates with vLLM" if detected_gpus() else "rl.engine: vllm is several times as fast"
+    return [f"the embedded engine generates slowly with a model of this size; {better}"]
 
 
 def _too_few_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> list[str]:

@@ -129,6 +129,21 @@ def test_a_suite_that_was_removed_can_be_another(child):
     assert (suite.kind, suite.path) == ("file", "x.jsonl")
 
 
+@pytest.mark.parametrize("named", ["", ", named: {mine: null}"])
+def test_what_is_removed_or_replaced_in_a_file_is_so_in_its_preset(tmp_path, named):
+    named_grader = "grading: {kind: math, named: {mine: {kind: exact}}}\n"
+    write(tmp_path / "method.yaml", f"extends: {SMOKE.parent / 'methods' / 'luffy.yaml'}\n{named_grader}")
+    write(tmp_path / "parent.yaml", f"name: parent\nextends: smoke\n{named_grader}")
+    own = f"name: own\nextends: parent.yaml\nmethod: method.yaml\ngrading: {{kind: exact{named}}}\n"
+    assert load_experiment(write(tmp_path / "own.yaml", own)).grading.named == {}
+
+
+def test_what_an_extended_file_sets_itself_holds_under_another_preset(tmp_path):
+    write(tmp_path / "parent.yaml", "name: parent\nextends: smoke\nobjective: {group: {size: 3}}\n")
+    child = write(tmp_path / "child.yaml", "name: child\nextends: parent.yaml\nmethod: on_policy\n")
+    assert load_experiment(child).objective.group.size == 3
+
+
 def test_an_unknown_kind_names_the_nearest():
     found = complaint(SMOKE, ["data.train={kind: fil}"])
     assert "command line: data.train.kind: unknown kind 'fil'; did you mean 'file'? allowed here: arithmetic" in found

@@ -71,6 +71,16 @@ def test_the_same_rows_give_the_same_prompts_in_both_formats(tmp_path: Path) -> 
     assert load(tmp_path / "d.parquet").prompts == load(tmp_path / "d.jsonl").prompts
 
 
+@pytest.mark.parametrize("name", ["d.jsonl", "d.parquet"])
+def test_a_misspelt_demonstration_is_found_in_any_format(tmp_path: Path, name: str) -> None:
+    misspelt = row(0)
+    misspelt["targets"] = misspelt.pop("target")
+    (tmp_path / "d.jsonl").write_text(json.dumps(misspelt))
+    pq.write_table(pa.Table.from_pylist([misspelt]), tmp_path / "d.parquet")
+    with pytest.raises(DataError, match=r"none of its 1 rows can be used.* field targets: .*did you mean 'target'"):
+        load(tmp_path / name)
+
+
 def test_only_the_first_rows_are_read(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text("\n".join(json.dumps(row(number)) for number in range(5)))
     assert [prompt.ground_truth for prompt in load(tmp_path / "d.jsonl", max_rows=2).prompts] == ["1", "2"]

@@ -77,6 +77,9 @@ def test_luffys_columns_need_no_fields(tmp_path: Path) -> None:
     }
     (prompt,) = load_source(hub(write_folder(tmp_path / "d", [row]), fields=None, author="r1"), "t", 0).prompts
     assert (prompt.data_source, prompt.traces[0].author, prompt.ground_truth) == ("", "r1", "2")
+    misspelt = {("targets" if name == "target" else name): value for name, value in row.items()}
+    with pytest.raises(DataError, match="field targets: is no column; did you mean 'target'"):
+        load_source(hub(write_folder(tmp_path / "misspelt", [misspelt]), fields=None), "t", 0)
 
 
 @pytest.mark.usefixtures("offline")

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luffy.config.objective import GeneralizedAdvantage, GroupMeanAdvantage
-from luffy.training.sharding import Shard, shard_groups, shard_rows
+from luffy.training.group_sharding import shard_groups
+from luffy.training.sharding import Shard, shard_rows
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 MEAN = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)

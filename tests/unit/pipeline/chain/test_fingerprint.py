@@ -81,6 +81,14 @@ def test_every_stage_of_the_package_has_one(stage):
     assert not any(name.startswith("luffy.pipeline") for name in fingerprint)
 
 
+@pytest.mark.parametrize("stage", ["base", "sft"])
+def test_what_rl_alone_needs_is_no_part_of_supervised_training(stage):
+    of_rl = ("luffy.rl", "luffy.rollout.vllm_engine", "luffy.training.learner", "luffy.training.trainer")
+    advantages = ("luffy.objectives.advantages", "luffy.objectives.gae", "luffy.training.dealing")
+    assert {*of_rl[1:], *advantages} <= code_fingerprint("rl").keys()
+    assert not [name for name in code_fingerprint(stage) if name.startswith((*of_rl, *advantages))]
+
+
 def in_a_new_process(package):
     """The fingerprint as a process would find it that has none in memory."""
     _facts_file.cache_clear()

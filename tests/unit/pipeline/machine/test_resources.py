@@ -183,13 +183,14 @@ UNTRAINED = ["chain=rl", "method=luffy", "base=null", "data.corpus=null", "model
     ("layers", "gpus", "overrides", "advised"),
     [
         (30, 0, [], "rl.engine: vllm is several times as fast"),
-        (30, 1, [], "cluster: ray is several times as fast"),
+        (30, 1, [], "cluster: ray generates with vLLM"),
         (3, 0, [], None),
         (30, 0, ["rl.engine=vllm"], None),
+        (3, 2, ["rl.engine=vllm"], "this machine has 2: RL will end where torch sees one"),
         (30, 0, ["chain=sft"], None),
     ],
 )
-def test_a_large_model_is_advised_against_the_embedded_engine(driver, tmp_path, layers, gpus, overrides, advised):
+def test_an_engine_that_is_slow_or_will_refuse_is_advised_against(driver, tmp_path, layers, gpus, overrides, advised):
     driver(cards(*[81559] * gpus))
     config = load_experiment(CONFIGS / "smoke.yaml", [*UNTRAINED, pretrained(tmp_path, layers), *overrides])
     found = find_resources(config)

@@ -1,0 +1,70 @@
+"""The Ray actor of a vLLM engine.
+
+Each process imports this module before `ProcessSetup.apply`, so nothing heavy (torch, vLLM) is imported at the top.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from luffy.cluster.rank_actor import ProcessSetup
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luffy.config.execution import VLLMConfig
+    from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+
+    Bucket = list[tuple[str, Tensor]]
+
+
+class EngineActor:
+    """One vLLM engine. Its methods run in several threads: generation continues while weights arrive."""
+
+    def __init__(self, setup: ProcessSetup) -> None:
+        setup.apply()
+        self._incoming: queue.Queue[Bucket | None] = queue.Queue(maxsize=1)
+        self._timeout_s = 0.0
+
+    def pid(self) -> int:
+        """Process id of the actor."""
+        return os.getpid()
+
+    def open(
+        self, model: Path, config: VLLMConfig, dtype: str, max_model_len: int, timeout_s: float, sleeps: bool
+    ) -> None:
+        """Load the model folder; `sleeps` enables vLLM's sleep mode, for a GPU shared with a trainer rank."""
+        from luffy.rollout.vllm_engine import VLLMEngine
+
+        self._timeout_s = timeout_s
+        self._engine = VLLMEngine.from_folder(
+            model, config, dtype, max_model_len=max_model_len, wait_timeout_s=timeout_s, sleep_mode=sleeps
+        )
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        """One completion a request, in the order of the requests."""
+        return self._engine.generate(requests, params)
+
+    def sleep(self) -> None:
+        """Release the GPU memory, weights included; new weights must be loaded before the next `generate`."""
+        self._engine.sleep(level=2)
+
+    def wake_up(self, part: str) -> None:
+        """Allocate a part of the memory again: first `weights`, then, once they are loaded, `kv_cache`."""
+        self._engine.wake_up([part])
+
+    def load_weights(self, version: int) -> None:
+        """Load all weights from the buckets passed to `receive`, up to the final None."""
+        self._engine.load_weights(self._buckets(), version)
+
+    def receive(self, bucket: Bucket | None) -> None:
+        """Queue one bucket of weights; blocks while another is queued, so at most two are in memory."""
+        self._incoming.put(bucket, timeout=self._timeout_s)
+
+    def _buckets(self) -> Iterator[tuple[str, Tensor]]:
+        while (bucket := self._incoming.get(timeout=self._timeout_s)) is not None:
+            yield from bucket
