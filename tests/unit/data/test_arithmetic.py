@@ -91,6 +91,6 @@ def test_unique_prompts_do_not_repeat(lengths: tuple[int, ...]) -> None:
 
 
 def test_an_exhausted_space_says_how_many_there_are() -> None:
-    with pytest.raises(DataError, match=r"data\.train: 5000 distinct prompts with 1 operations asked for, 1900 exist"):
+    with pytest.raises(DataError, match=r"data\.train: 5000 distinct prompts with 1 operations requested, 1900 exist"):
         load(source(num_prompts=5000, num_operations=(1,)))
     assert len(load(source(num_prompts=5000, num_operations=(1,), unique=False))) == 5000

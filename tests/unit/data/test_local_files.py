@@ -51,7 +51,7 @@ def test_malformed_lines_are_quarantined_with_line_field_and_reason(tmp_path: Pa
         (6, "reward_model.ground_truth"),
         (7, "data_source"),
     ]
-    assert "no UTF-8 text (byte 21: 0xe9)" in loaded.quarantined[0].reason
+    assert "not UTF-8 text (byte 21: 0xe9)" in loaded.quarantined[0].reason
     assert loaded.num_rows == 7
 
 
