@@ -52,8 +52,8 @@ def _take(wanted: int) -> ExitStack | None:
         return slots
     if wanted > limit.limit:
         raise ConfigError(
-            f"the stage takes {wanted} GPUs, and Prefect's limit {QUEUE!r} has {limit.limit} slots; lower what it "
-            "asks for (execution.vllm.tensor_parallel_size, execution.ray, execution.gpus) or raise the limit"
+            f"the stage takes {wanted} GPUs, and Prefect's limit {QUEUE!r} has {limit.limit} slots; raise the limit or "
+            "lower execution.vllm.tensor_parallel_size, execution.ray or execution.gpus"
         )
     # Looked at first, since Prefect writes an error into the log for each slot that it refuses.
     if limit.active_slots + wanted > limit.limit:

@@ -92,7 +92,7 @@ def test_a_stage_that_was_killed_or_lost_something_is_resumed_within_the_run(tmp
     recorder = Recorder()
     manifest = toy_run(tmp_path, *RETRIED).execute("prepare_data", recorder)
     assert manifest.resumed_from == 2
-    assert recorder.texts("message") == [f"{why}; resumed in 0 s (1 of 1)"]
+    assert recorder.texts("message") == [f"{why}; resuming in 0 s (1 of 1)"]
     assert recorder.texts("planned") == ["run"]
 
 

@@ -57,14 +57,14 @@ def test_only_visible_gpus_count(driver, monkeypatch, visible, expected):
 
 
 @pytest.mark.parametrize("script", ["sleep 60", "echo 'No devices were found'", "exit 9"])
-def test_a_driver_that_does_not_answer_is_no_verdict(driver, monkeypatch, script):
+def test_an_unresponsive_driver_means_no_check(driver, monkeypatch, script):
     monkeypatch.setattr(gpus, "_QUERY_TIMEOUT_S", 0.5)
     driver(script)
     assert detected_gpus_gib() is None
     found = find_resources(load_experiment(SEVEN_B, [DETECTED]))
     assert found.complaints == ()
-    assert "how many there are is not known" in found.notes[0]
-    assert "memory is not judged" in found.notes[1]
+    assert "the number of GPUs is unknown" in found.notes[0]
+    assert "memory not checked" in found.notes[1]
 
 
 def test_without_gpus_ranks_and_engines_run_on_the_cpu(driver):
@@ -161,7 +161,7 @@ def test_a_local_path_that_is_no_model_is_refused(tmp_path):
 def test_a_model_that_is_not_known_is_said_to_be(driver):
     found = find_resources(load_experiment(SEVEN_B, ["model.path=nobody/has-this-model"]))
     assert found.gpus == () == found.complaints
-    assert "the shape of nobody/has-this-model is not known here" in found.notes[1]
+    assert "the shape of nobody/has-this-model is unknown here" in found.notes[1]
 
 
 def test_a_local_run_is_not_checked(driver):
