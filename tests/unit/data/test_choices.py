@@ -66,7 +66,7 @@ def test_digit_labels_and_three_or_five_options(labels: list[str], answer: str, 
         ({"A": "x", "B": 7.0, "C": None, "a": "B"}, {"columns": ("A", "B", "C")}, "B", ["x", "7"]),
     ],
 )
-def test_where_options_and_answers_stand(
+def test_formats_of_options_and_answers(
     row: dict[str, object], choices: dict[str, object], letter: str, texts: list[str]
 ) -> None:
     prompt = asked(row, choices)
@@ -154,7 +154,7 @@ def test_all_columns_of_a_question_are_read() -> None:
     assert columns_of(fields) == ["q", "right", "w1", "w2", "w3", "n", "s"]
 
 
-def test_an_id_tells_equal_questions_apart() -> None:
+def test_an_id_distinguishes_equal_questions() -> None:
     row = {"options": ["8", "7"], "a": "B"}
     one, two, again = (asked({**row, "n": n}, {"column": "options"}, id="n") for n in (1, 2, 1))
     assert one.uid == again.uid != two.uid

@@ -37,7 +37,7 @@ POWER, FACTORIAL = "a power too large to write out", "a factorial too large to w
         ("(" * 200, "nested deeper than 50"),
     ],
 )
-def test_what_would_never_end_is_refused(answer: str, reason: str) -> None:
+def test_answers_that_would_never_finish_are_refused(answer: str, reason: str) -> None:
     assert refusal(answer) == reason
 
 
@@ -61,7 +61,7 @@ def test_what_would_never_end_is_refused(answer: str, reason: str) -> None:
         "9" * 1000,
     ],
 )
-def test_what_references_hold_is_computed(answer: str) -> None:
+def test_answers_like_real_references_are_computed(answer: str) -> None:
     assert refusal(answer) is None
 
 

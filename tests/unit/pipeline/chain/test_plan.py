@@ -38,7 +38,7 @@ def test_a_changed_setting_is_named_with_both_values(opened, finish_all):
     assert decisions(opened("sft.optimizer.lr=2e-3"))["base"] == "reused"
 
 
-def test_the_nearest_result_explains_and_of_equals_the_newest(opened, finish_all):
+def test_the_most_similar_result_explains_and_ties_go_to_the_newest(opened, finish_all):
     finish_all(opened())
     finish_all(opened("sft.optimizer.lr=2e-3", "sft.epochs=9"))
     assert reasons(opened("sft.epochs=8"))["sft"].startswith("sft.epochs 2 -> 8 (against ")
