@@ -18,7 +18,7 @@ def test_folders_are_expanded_and_hashed(done):
 
 
 def test_a_missing_output_is_refused(tmp_path):
-    with pytest.raises(LuffyError, match="model: the stage names it"):
+    with pytest.raises(LuffyError, match="model: the stage lists it"):
         collect_outputs(tmp_path, ("model",))
 
 
