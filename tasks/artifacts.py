@@ -1,6 +1,6 @@
-"""The artifacts of a stage in the Prefect UI, made from the files in its directory: no Prefect here.
+"""The artifacts of a stage in the Prefect UI, made from the files in its directory; this module does not use Prefect.
 
-The same function serves a running stage, a finished one and one that was reused.
+The same function serves running, finished and reused stages.
 """
 
 import json
@@ -37,7 +37,7 @@ _MAX_RECORDS_READ = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One artifact of a stage, as it is now."""
+    """One artifact of a stage in its present state."""
 
     kind: ArtifactKind
     data: float | str
@@ -52,9 +52,9 @@ class View:
     name: str
     """The last part of its key."""
     every_s: float
-    """How often it is made anew while the stage runs."""
+    """Seconds between updates while the stage runs."""
     make: Callable[[StagePlan], Artifact | None]
-    """None as long as there is nothing to show."""
+    """Returns None while there is nothing to show."""
 
 
 def views_of(stage: str) -> tuple[View, ...]:
@@ -80,7 +80,7 @@ def newest_metrics(plan: StagePlan) -> Artifact | None:
 
 
 def training_curves(plan: StagePlan) -> Artifact | None:
-    """A picture: the curves that tell whether a training goes well."""
+    """A picture of the headline training curves."""
     rows = read_metrics(plan.directory / METRICS_FILE)
     if not rows:
         return None
@@ -88,7 +88,7 @@ def training_curves(plan: StagePlan) -> Artifact | None:
 
 
 def rollout_samples(plan: StagePlan) -> Artifact | None:
-    """The newest rollouts of an RL run that were written down, with their grades."""
+    """The newest sampled rollouts of an RL run, with their grades."""
     rows = read_last_lines(plan.directory / SAMPLES_FILE, _SAMPLES_TAIL_BYTES)
     newest = [row for row in rows if row["step"] == rows[-1]["step"]]
     sections = [_rollout(row) for row in newest[-_NUM_SAMPLES:]]
@@ -96,7 +96,7 @@ def rollout_samples(plan: StagePlan) -> Artifact | None:
 
 
 def evaluated_samples(plan: StagePlan) -> Artifact | None:
-    """A correct and an incorrect response from each suite; never from a confidential benchmark."""
+    """One correct and one incorrect response per suite; none from a confidential benchmark."""
     found: dict[tuple[str, bool], SampleRecord] = {}
     if find_samples(plan.directory) is None:
         return None
@@ -107,7 +107,7 @@ def evaluated_samples(plan: StagePlan) -> Artifact | None:
 
 
 def accuracies(plan: StagePlan) -> Artifact | None:
-    """The table of one evaluation, or of all that a report has read."""
+    """The table of one evaluation, or of all evaluations in a report."""
     cells = _accuracies(plan)
     if not cells:
         return None
@@ -117,7 +117,7 @@ def accuracies(plan: StagePlan) -> Artifact | None:
 
 
 def accuracy_curves(plan: StagePlan) -> Artifact | None:
-    """A picture: the accuracy on each suite from checkpoint to checkpoint, a plot a decoding."""
+    """A picture of the accuracy on each suite from checkpoint to checkpoint, one plot per decoding."""
     cells = _accuracies(plan)
     if not cells:
         return None
@@ -135,17 +135,17 @@ def accuracy_curves(plan: StagePlan) -> Artifact | None:
 
 
 def data_card(plan: StagePlan) -> Artifact | None:
-    """Where the data came from, and what was taken out."""
+    """The sources of the data, and what was removed."""
     return _file(plan.directory / "card.md", "", "Data card")
 
 
 def difficulty_card(plan: StagePlan) -> Artifact | None:
-    """How often a policy solves the training prompts, and which of them RL is given."""
+    """The policy's pass rates on the training prompts, and the selection for RL."""
     return _file(plan.directory / "card.md", "", "Pass rates of the training prompts")
 
 
 def report_page(plan: StagePlan) -> Artifact | None:
-    """The report in words and tables, with the way to the page that has the plots."""
+    """The report as text and tables, with a link to the page with the plots."""
     page = plan.directory / "report.html"
     address = Workspace(plan.directory.parents[2]).pages_address
     if address.is_file():
@@ -189,7 +189,7 @@ def _exchange(title: str, prompt: str, response: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As a block of code, whatever the text holds; of a long one the beginning and the end."""
+    """As a code block that no content can close; only the beginning and the end of a long text."""
     if len(text) > _MAX_TEXT:
         half = _MAX_TEXT // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
@@ -200,7 +200,7 @@ def _quoted(text: str) -> str:
 
 
 def _picture(plots: Sequence[Plot], description: str) -> Artifact:
-    # In markdown, since the UI shows the whole URL beside an artifact of kind "image".
+    # As markdown, because the UI shows the whole URL next to an artifact of kind "image".
     return Artifact("markdown", f"![{description}]({picture_url(plots)})", description)
 
 
@@ -217,12 +217,12 @@ def _file(path: Path, head: str, description: str) -> Artifact | None:
 
 
 def _accuracies(plan: StagePlan) -> list[Accuracy]:
-    """Those in the stage's directory (a folder for each step of a sweep), and those that it has read."""
+    """Accuracies in the stage's directory (one folder per step of a sweep) and in those of its inputs."""
     return read_accuracies(evaluated_folders([plan.directory, *plan.inputs.values()]))
 
 
 def evaluated_folders(stages: Iterable[Path]) -> list[Path]:
-    """Folders with results in these directories of stages: an evaluation's own, a sweep's one for each step."""
+    """Folders with results in these stage directories: the evaluation's own, or one per step of a sweep."""
     folders = [folder for stage in stages for folder in (stage, *sorted(stage.glob("step_*")))]
     return [folder for folder in folders if (folder / RESULTS_FILE).is_file()]
 

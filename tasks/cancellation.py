@@ -1,6 +1,6 @@
-"""Cancellation, from the UI, of a flow that was started by hand: Prefect leaves that to workers, and there is none.
+"""Cancellation from the UI for flows started without a worker, which is what otherwise cancels a flow in Prefect.
 
-Cancelling does what Ctrl-C does: this process gets the same signal.
+A cancelled run ends as on Ctrl-C: this process gets the same signal.
 """
 
 import contextvars
@@ -23,9 +23,9 @@ _SETTLE_S = 30.0
 
 @contextmanager
 def watching_for_cancellation(flow_run: UUID) -> Iterator[None]:
-    """Within it, interrupt this process once `flow_run` is being cancelled, and see that it ends as cancelled."""
+    """Within the block, interrupt this process once `flow_run` is cancelled, and make the run end as cancelled."""
     ended = threading.Event()
-    # With this thread's context: Prefect keeps its settings there.
+    # In this thread's context, which holds Prefect's settings.
     context = contextvars.copy_context()
     threading.Thread(target=lambda: context.run(_watch, flow_run, ended), name="cancellation", daemon=True).start()
     try:
@@ -38,25 +38,25 @@ def _watch(flow_run: UUID, ended: threading.Event) -> None:
     client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
     while not ended.wait(_POLL_S):
         if _state(client, flow_run) in ("CANCELLING", "CANCELLED"):
-            # This process must not be gone before it.
+            # Not a daemon: the process must not end before this thread.
             threading.Thread(target=_settle, args=(client, flow_run), name="cancelled", daemon=False).start()
-            # A shell's script starts what it sends to the background with SIGINT ignored.
+            # A shell script starts background processes with SIGINT ignored.
             ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
             os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
             return
 
 
 def _settle(client: SyncPrefectClient, flow_run: UUID) -> None:
-    """Prefect calls a run that was interrupted crashed, more than once; this one was cancelled."""
+    """Mark the run as cancelled: Prefect marks an interrupted run as crashed, more than once."""
     threading.main_thread().join(_SETTLE_S)
     if _state(client, flow_run) == "CANCELLED":
         return
-    with tolerating_prefect("the run could not be called cancelled; is its server gone?"):
-        client.set_flow_run_state(flow_run, Cancelled(message="cancelled; the same run again resumes"), force=True)
+    with tolerating_prefect("the run could not be marked as cancelled; is its server gone?"):
+        client.set_flow_run_state(flow_run, Cancelled(message="cancelled; run it again to resume"), force=True)
 
 
 def _state(client: SyncPrefectClient, flow_run: UUID) -> str:
-    """The type of the run's state; nothing when the server does not say."""
+    """The type of the run's state; empty if the server does not return one."""
     with tolerating_prefect("the state of the run could not be read"):
         state = client.read_flow_run(flow_run).state
         return state.type.value if state is not None else ""

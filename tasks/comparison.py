@@ -1,7 +1,7 @@
-"""A comparison of methods under Prefect: shared stages once, then a task for each run, several at a time.
+"""A comparison of methods under Prefect: shared stages once, then one task per run, several at a time.
 
-Runs are threads of the flow's process, and their stages its child processes. A task is called in its thread, never
-submitted: so cancelling ends the stages at once, as it does for a single experiment.
+Runs are threads of the flow's process, and their stages its child processes. Each task is called in its thread, never
+submitted, so that cancelling ends the stages at once, as for a single experiment.
 """
 
 import contextvars
@@ -64,7 +64,7 @@ class RunningComparison:
         self.verify = verify
         self.display = display
         self.session = session
-        """Session of the stages that all runs have in common."""
+        """Session of the stages that all runs share."""
         self.stopped = stopped
         self.stages = SharedStages()
         self.outcomes: dict[tuple[str, int], FinishedSeed | LuffyError] = {}
@@ -72,14 +72,14 @@ class RunningComparison:
 
 
 class SharedStages:
-    """Makes what several runs need once: the others wait for it, and fail where it has failed."""
+    """Makes each shared stage once: other runs wait for it, and fail if it failed."""
 
     def __init__(self) -> None:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._failures: dict[str, LuffyError] = {}
 
     def make(self, key: str, make: Callable[[], FinishedStage]) -> FinishedStage:
-        """The result of `make`; raises its LuffyError, also when that was raised in another run."""
+        """The result of `make`; raises its LuffyError, also if another run raised it."""
         with self._locks[key]:
             if key in self._failures:
                 raise self._failures[key]
@@ -92,7 +92,7 @@ class SharedStages:
 
 @contextmanager
 def open_comparison(comparison: Comparison, workspace: Workspace, *, verify: bool) -> Iterator[RunningComparison]:
-    """Everything open for the runs of `comparison`; the record of its own run says how it ended."""
+    """Open everything that the runs of `comparison` need, and record how the comparison ended."""
     name = comparison.config.name
     titles = [stage_title(run.title, node) for run in comparison.runs for node in run.nodes]
     display = PlainDisplay(ChainProgress([*SHARED_NODES, *titles]), terminal())
@@ -110,7 +110,7 @@ def open_comparison(comparison: Comparison, workspace: Workspace, *, verify: boo
 def run_arms(running: RunningComparison, shared: Mapping[str, FinishedStage]) -> None:
     """Make all runs, `workers` at a time; results and failures are in `running.outcomes`.
 
-    An interrupt, and whatever is no LuffyError, ends all of them.
+    An interrupt, or any error other than a LuffyError, ends all of them.
     """
     runs = running.comparison.runs
     workers = running.comparison.config.workers
@@ -127,7 +127,7 @@ def learn(running: RunningComparison, run: ArmRun, shared: Mapping[str, Finished
     with start_run(experiment, running.stopped.is_set) as started:
         link(started.directory, running.session.run.directory / "arms" / f"{run.arm}-{run.seed}")
         for name in shared:
-            started.execute(name, Unwatched())  # enters what is there into the run's record
+            started.execute(name, Unwatched())  # reused: only enters the stage into the run's record
         session = Session(started, TitledDisplay(run.title, running.display), running.session.publisher)
         made = _learn(running, run, session, shared)
         return read_seed(run, {name: made[name].directory for name in run.nodes})
@@ -135,7 +135,7 @@ def learn(running: RunningComparison, run: ArmRun, shared: Mapping[str, Finished
 
 @task(name="comparison", task_run_name="comparison", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def conclude(running: RunningComparison, evaluated_base: FinishedStage) -> Findings:
-    """The page, the data and the artifacts; never cached, since it is made of what is there."""
+    """Write the page, the data and the artifacts; never cached, since it only reads finished results."""
     config = running.comparison.config
     findings = find(
         config.name,
@@ -162,7 +162,7 @@ def _outcome(future: "Future[FinishedSeed]") -> FinishedSeed | LuffyError:
 def _learn(
     running: RunningComparison, run: ArmRun, session: Session, shared: Mapping[str, FinishedStage]
 ) -> dict[str, FinishedStage]:
-    """The arm's own stages, each made once for all arms that have it, and the shared ones."""
+    """The shared stages and the arm's own, each made once for all arms that have it."""
     made = dict(shared)
     for node in session.run.experiment.nodes:
         if node.name in run.nodes and node.name not in shared:

@@ -1,8 +1,8 @@
-"""GPUs under Prefect: slots of the global concurrency limit `gpu`, held by stages that really run.
+"""GPUs under Prefect: slots of the global concurrency limit `gpu`, held only by stages that run.
 
-A task asks for it after the decision to reuse, so a cached stage never queues. Prefect is a view here, too: without the
-limit, or without a server, a stage goes on, and the locks of the GPUs (`luffy.pipeline.machine.gpus`) still keep others
-away. The lease of a run that was killed ends by itself, and its slots are free again.
+A task takes slots after it has decided not to reuse, so a cached stage never queues. Prefect is only a view here, too:
+without the limit, or without a server, a stage goes on, and the GPU locks (`luffy.pipeline.machine.gpus`) still keep
+others away. The lease of a killed run expires by itself, which frees its slots.
 """
 
 import logging
@@ -21,13 +21,14 @@ from luffy.pipeline.machine.gpus import QUEUE, Stopped, Waiting, pause
 from luffy.tasks.prefect_faults import tolerating_prefect
 
 _LEASE_S = 60.0
-"""The shortest that Prefect knows. Renewed while the stage runs; after a kill the slots are taken for so long."""
+"""The shortest lease that Prefect allows. It is renewed while the stage runs; after a kill the slots stay taken for
+that long."""
 _REQUEST_TIMEOUT_S = 10.0
 
 
 @contextmanager
 def gpu_slots(wanted: int, waiting: Waiting, stopped: Stopped) -> Iterator[None]:
-    """Hold `wanted` slots of the limit; raises ConfigError where it will never have so many."""
+    """Hold `wanted` slots of the limit; raises ConfigError if the limit is smaller."""
     announced = False
     while (slots := _take(wanted)) is None:
         if not announced:
@@ -37,25 +38,25 @@ def gpu_slots(wanted: int, waiting: Waiting, stopped: Stopped) -> Iterator[None]
     try:
         yield
     finally:
-        # A server that is gone forgets the lease by itself.
+        # If the server is gone, the lease expires by itself.
         with tolerating_prefect(f"the slots of the limit {QUEUE!r} could not be given back"):
             slots.close()
 
 
 def _take(wanted: int) -> ExitStack | None:
-    """Take the slots, which the result gives back when closed; None when too few are free.
+    """Take the slots, which closing the result releases; None if too few are free.
 
-    Where Prefect has no limit, or is at fault, the result holds none.
+    If Prefect has no limit or fails, the result holds no slots.
     """
     slots, limit = ExitStack(), _limit()
     if limit is None:
         return slots
     if wanted > limit.limit:
         raise ConfigError(
-            f"the stage takes {wanted} GPUs, and Prefect's limit {QUEUE!r} has {limit.limit} slots; lower what it "
-            "asks for (execution.vllm.tensor_parallel_size, execution.ray, execution.gpus) or raise the limit"
+            f"the stage takes {wanted} GPUs, and Prefect's limit {QUEUE!r} has {limit.limit} slots; raise the limit or "
+            "lower execution.vllm.tensor_parallel_size, execution.ray or execution.gpus"
         )
-    # Looked at first, since Prefect writes an error into the log for each slot that it refuses.
+    # Checked first, because Prefect logs an error for each refused slot.
     if limit.active_slots + wanted > limit.limit:
         return None
     with tolerating_prefect(f"the stage goes on without a slot of the limit {QUEUE!r}", logging.WARNING):
@@ -73,7 +74,7 @@ def _take(wanted: int) -> ExitStack | None:
 
 
 def _limit() -> GlobalConcurrencyLimitResponse | None:
-    """None without a limit, or without a server that says so."""
+    """The active limit; None if there is none or no server responds."""
     unread = f"the limit {QUEUE!r} could not be read, and the stage goes on without it"
     with (
         tolerating_prefect(unread, logging.WARNING),

@@ -1,4 +1,4 @@
-"""A mistake that luffy explains itself is one line in Prefect's logs, as on the terminal, and no traceback."""
+"""Errors that luffy explains are one line in Prefect's logs, as on the terminal, without a traceback."""
 
 import logging
 
@@ -21,6 +21,6 @@ _ONE_LINE = OneLine()
 
 
 def explain_in_one_line() -> None:
-    """From now on, for all runs of this process."""
+    """Install the filter for all runs of this process."""
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_ONE_LINE)  # adding it again changes nothing

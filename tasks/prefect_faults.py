@@ -1,4 +1,4 @@
-"""What happens when Prefect fails: a line in the log. It is a view, and no fault of it may end or delay a training."""
+"""Handling of failures of Prefect: a line in the log. Prefect is only a view and may not end or delay a run."""
 
 import logging
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def tolerating_prefect(what: str, level: int = logging.DEBUG) -> Iterator[list[Exception]]:
-    """Log any error raised inside as `what` and go on; yields a list that then holds the error."""
+    """Log any error raised in the block as `what` and go on; yields a list that receives the error."""
     faults: list[Exception] = []
     try:
         yield faults

@@ -1,8 +1,8 @@
-"""Artifacts on their way to the Prefect API, from a thread of its own.
+"""A background thread that writes artifacts to the Prefect API.
 
-Prefect is a view: an API that is slow, wrong or gone costs artifacts, never a training. Whoever offers an artifact goes
-on at once. What was offered before it could be written is replaced by what is offered later, and a view that is
-expensive to make is made less often, so that all of them together stay under a fiftieth of one core.
+Prefect is only a view: a slow, faulty or missing API costs artifacts, never a run. `offer` returns at once. A newer
+artifact replaces one that is still unwritten, and after an expensive one the thread rests, so that all of them together
+use less than 2 % of one core.
 """
 
 import contextvars
@@ -24,7 +24,7 @@ _CLOSE_S = 5.0
 
 
 class ArtifactWriter(Protocol):
-    """Where artifacts go."""
+    """Destination of artifacts."""
 
     def create(self, slot: "Slot", artifact: Artifact) -> UUID: ...
     def update(self, identifier: UUID, artifact: Artifact) -> None: ...
@@ -32,7 +32,7 @@ class ArtifactWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One artifact of one task run; it is created once and updated from then on."""
+    """One artifact of one task run, created once and then updated."""
 
     task_run: UUID
     key: str
@@ -43,7 +43,7 @@ class _ArtifactPlace:
     """State of a slot."""
 
     make: Callable[[], Artifact | None] | None = None
-    """The newest content that was offered; None: it is written."""
+    """The newest content that is still unwritten; None: all is written."""
     due: float = 0.0
     every_s: float = 0.0
     identifier: UUID | None = None
@@ -59,7 +59,7 @@ class Cost:
 
 
 class Publisher:
-    """Context manager; at its end what is still on its way has five seconds."""
+    """Context manager; on exit, pending artifacts have five seconds."""
 
     def __init__(self, writer: ArtifactWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self._writer = writer
@@ -69,7 +69,7 @@ class Publisher:
         self._closing = False
         self._resting_until = 0.0
         self.cost = Cost()
-        # With this thread's context: Prefect keeps its settings there.
+        # In this thread's context, which holds Prefect's settings.
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=lambda: context.run(self._work), name="artifacts", daemon=True)
 
@@ -86,7 +86,7 @@ class Publisher:
         self._thread.join(_CLOSE_S)
 
     def offer(self, slot: Slot, make: Callable[[], Artifact | None], *, every_s: float = 0.0) -> None:
-        """Write what `make` returns, called in the publisher's thread; at most once in `every_s` (0: at once)."""
+        """Write the result of `make`, called in the publisher's thread, at most once in `every_s` (0: at once)."""
         with self._changed:
             place = self._places.setdefault(slot, _ArtifactPlace())
             place.make, place.every_s = make, every_s
@@ -110,7 +110,7 @@ class Publisher:
             self._resting_until = max(self._resting_until, now + spent / _MAX_SHARE)
 
     def _keep_for_later(self, place: _ArtifactPlace, make: Callable[[], Artifact | None]) -> None:
-        """Unless there is something newer: the last artifact of a stage must survive a hiccup of the API."""
+        """Retry later unless there is a newer one: a stage's last artifact must survive a hiccup of the API."""
         with self._changed:
             if place.make is None and not self._closing:
                 place.make = make
@@ -126,7 +126,7 @@ class Publisher:
         self.cost.written += 1
 
     def _next(self) -> tuple[Slot, _ArtifactPlace, Callable[[], Artifact | None]] | None:
-        """Wait for what is due; None at the end."""
+        """Wait for the next artifact that is due; None at the end."""
         with self._changed:
             while True:
                 waiting = [(slot, place) for slot, place in self._places.items() if place.make is not None]

@@ -40,7 +40,7 @@ _REQUEST_TIMEOUT_S = 10.0
 _FAREWELL_S = 20.0
 _LEVELS: dict[EventKind, int] = {"failed": logging.ERROR, "waiting": logging.WARNING}
 
-# At import, since a flow's own mistakes are found before it opens a session.
+# At import, because errors in a flow's parameters come before it opens a session.
 explain_in_one_line()
 
 
@@ -58,11 +58,11 @@ class Session:
         self.display = display
         self.publisher = publisher
         self.stop = stop
-        """Ends stages that run in other threads than the main one."""
+        """Ends stages that run outside the main thread."""
 
     @property
     def page(self) -> Path | None:
-        """The page that a person opens after the run; None where no stage makes one."""
+        """The page to open after the run; None if no stage makes one."""
         pages = [page for node in self.run.experiment.nodes for page in node.kind.pages[:1]]
         return self.run.directory / pages[-1] if pages else None
 
@@ -71,7 +71,7 @@ class Session:
 def open_session(
     config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
 ) -> Iterator[Session]:
-    """Everything open for the stages of `config`; the run's record says how it ended."""
+    """Open everything that the stages of `config` need, and record how the run ended."""
     experiment = open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps)
     names = [node.name for node in experiment.nodes]
     stopped = threading.Event()
@@ -86,7 +86,7 @@ def open_session(
 
 @contextmanager
 def watching_the_server() -> Iterator[UUID]:
-    """Within it, the flow run (whose identifier it yields) ends when it is cancelled or loses its worker."""
+    """Within the block, the flow run ends when it is cancelled or loses its worker; yields its identifier."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None, "to be opened inside a flow"
     by_worker = context.flow_run.deployment_id is not None
@@ -98,36 +98,36 @@ def watching_the_server() -> Iterator[UUID]:
 
 @contextmanager
 def publishing(flow_run: UUID, labels: list[str]) -> Iterator[Publisher]:
-    """A publisher of artifacts for the tasks of `flow_run`, all of which get `labels` as tags."""
+    """Publish artifacts for the tasks of `flow_run`, all tagged with `labels`."""
     with Publisher(PrefectWriter(flow_run, labels)) as publisher, tags(*labels):
         yield publisher
 
 
 def _end_without_worker() -> None:
-    """The worker that started this run is dead: end the stage in order, and then this process in any case."""
+    """After the death of the worker: end the stage gracefully, then this process in any case."""
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_FAREWELL_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def tags_of(config: ExperimentConfig) -> list[str]:
-    """Tags to filter runs by in the UI: experiment, method and chain."""
+    """Tags for filtering runs in the UI: experiment, method and chain."""
     named = {"experiment": config.name, "method": config.method, "chain": config.chain}
     return [f"{what}:{name}" for what, name in named.items() if name is not None]
 
 
 def run_name(config_file: str, overrides: list[str]) -> str:
-    """Name of a run in the UI: experiment, method, and other overrides."""
+    """Name of a run in the UI: experiment, method or chain, and other overrides."""
     try:
         config = load_experiment(config_file, overrides)
-    except LuffyError:  # which the flow reports as soon as it runs
+    except LuffyError:  # the flow reports it as soon as it runs
         return " ".join([Path(config_file).stem, *overrides])
     changed = [override for override in overrides if not override.startswith(("method=", "chain=", "name="))]
     return " ".join([config.name, *filter(None, [config.method or config.chain]), *changed])
 
 
 class PrefectWriter:
-    """Writes artifacts to the API of this flow run, and at first its tags; to be used from one thread."""
+    """Writes the flow run's artifacts, and on the first call its tags, to Prefect's API; for use from one thread."""
 
     def __init__(self, flow_run: UUID, labels: list[str]) -> None:
         self._flow_run = flow_run
@@ -151,7 +151,7 @@ class PrefectWriter:
     def update(self, identifier: UUID, artifact: Artifact) -> None:
         """Replace what the artifact shows."""
         change = ArtifactUpdate(data=artifact.data, description=artifact.description)
-        # Not by `update_artifact`, which also records an event in the server's database for each.
+        # Not by `update_artifact`, which also records an event in the server's database each time.
         self._open().request(
             "PATCH",
             "/artifacts/{id}",
@@ -169,7 +169,7 @@ class PrefectWriter:
 
 
 class PrefectObserver:
-    """Passes what a stage reports to the display and to Prefect: the log and the artifacts of its task run."""
+    """Forwards a stage's events to the display and to Prefect: the log and the artifacts of its task run."""
 
     def __init__(self, session: Session) -> None:
         self._display = session.display
@@ -215,7 +215,7 @@ class PrefectObserver:
     def failed(self, plan: StagePlan, error: BaseException) -> None:
         self._display.failed(plan, error)
         line = self._line
-        where = f" at step {line.step}/{line.total}; the same run again resumes it" if line.total else ""
+        where = f" at step {line.step}/{line.total}; run it again to resume it" if line.total else ""
         self._show_progress(plan, line.percent, f"ended{where}")
 
     def _progressed(self, plan: StagePlan) -> None:
@@ -240,5 +240,5 @@ class PrefectObserver:
 
 
 def artifact_key(*parts: str) -> str:
-    """A key of the form that Prefect allows: lower-case letters, digits and single dashes."""
+    """A key in the form that Prefect allows: lower-case letters, digits and single dashes."""
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")

@@ -1,4 +1,4 @@
-"""A stage's log lines on their way to the log of its task run, each with the level that it was written with."""
+"""Forwarding of a stage's log lines to the log of its task run, each at its original level."""
 
 import logging
 import re
@@ -22,19 +22,19 @@ class Log(Protocol):
 
 
 class StageLog:
-    """Passes lines on: a hundred in ten seconds at most, the whole of it is in the stage's `log.txt`."""
+    """Forwards at most a hundred lines in ten seconds; the whole log is in the stage's `log.txt`."""
 
     def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
         self._level = logging.INFO
-        """Level of the last record; its further lines (a traceback's, say) have none of their own."""
+        """Level of the last record, which its continuation lines (a traceback, say) inherit."""
         self._window = -_WINDOW_S
         self._lines = 0
         self._dropped = 0
 
     def line(self, text: str) -> None:
-        """Pass on one line of the stage's log."""
+        """Forward one line of the stage's log."""
         if _NOISE.search(text):
             return
         level, words = self._parse(text)

@@ -1,8 +1,8 @@
-"""The Prefect task of each kind of stage, and a whole chain made by them.
+"""The Prefect task for each kind of stage, and the execution of a whole chain.
 
-A task starts the stage program, watches it and returns where its result is; a stage that is finished already is
-returned without starting anything. Tasks are called directly, never submitted: only then does a cancelled run end its
-stages at once. They are not retried by Prefect: a stage resumes by itself.
+A task starts the stage program, watches it and returns the location of the result; for a finished stage it starts
+nothing. Tasks are called directly, never submitted: only then does a cancelled run end its stages at once. Prefect does
+not retry them: a stage resumes by itself.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from luffy.tasks.session import PrefectObserver, Session
 
 @dataclass(frozen=True)
 class FinishedStage:
-    """Where the result of a stage is."""
+    """Location and digest of a stage's result."""
 
     node: str
     directory: Path
@@ -31,7 +31,7 @@ class FinishedStage:
 
 @task(task_run_name="{node}", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def _make(session: Session, node: str, inputs: Mapping[str, FinishedStage]) -> FinishedStage:
-    """Make the stage `node`, or reuse it; from `inputs` Prefect knows the stages that it follows."""
+    """Make the stage `node`, or reuse it; `inputs` only shows Prefect the stages that it depends on."""
     manifest = session.run.execute(node, PrefectObserver(session), gpu_slots)
     directory = session.run.experiment.workspace.stage_directory(manifest.stage, manifest.key)
     return FinishedStage(node, directory, manifest.digest)
@@ -48,7 +48,7 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
 def make_chain(session: Session) -> dict[str, FinishedStage]:
     """Make every stage of the session's experiment, or reuse it; returns the results by node.
 
-    Stages that do not wait for each other run at the same time where the machine has room for both.
+    Independent stages run at the same time if the machine has room for them.
     """
     experiment = session.run.experiment
     room = find_room(experiment.config, experiment.nodes)

@@ -1,4 +1,4 @@
-"""Which training prompts RL is given, by how often a policy solves them."""
+"""Selection of RL's training prompts by a policy's pass rates."""
 
 from typing import Annotated, Literal
 
@@ -11,29 +11,29 @@ Rate = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class DifficultyConfig(StrictModel):
-    """The section alone puts the stage `difficulty` into a chain with RL, whose only reader RL is.
+    """Selection of RL's prompts by pass rate. This section adds the stage `difficulty` to a chain with RL.
 
-    A prompt whose responses are all correct, or all wrong, gives a group of rollouts no advantage. Never solved ones
-    stay by default: in a mixed group their demonstration teaches what no rollout finds.
+    A prompt whose responses are all correct, or all wrong, gives its rollouts no advantage. Prompts that are never
+    solved stay by default: in a mixed group the demonstration still teaches.
     """
 
     policy: Literal["base", "sft"] = "base"
-    """Whose pass rate it is; the stage runs after the one that makes this policy."""
+    """The policy whose pass rates are measured; the stage runs after the one that makes this policy."""
     num_samples: PositiveInt = 8
-    """Responses a prompt."""
+    """Responses per prompt."""
     temperature: PositiveFloat | None = None
     """None: `rl.temperature`."""
     max_response_tokens: PositiveInt | None = None
     """None: `rl.max_response_tokens`."""
     min_pass_rate: Rate = 0.0
-    """A prompt that is solved less often is too hard; one of this very rate stays."""
+    """Lowest pass rate that is kept, inclusive."""
     max_pass_rate: Rate = 0.9
-    """A prompt that is solved more often is too easy; one of this very rate stays."""
+    """Highest pass rate that is kept, inclusive."""
     engine: Literal["transformers", "vllm", "openai"] | None = None
-    """What generates the responses; None: what RL draws its own with (`cluster`, `rl.engine`)."""
+    """The engine that generates the responses; None: RL's engine (`cluster`, `rl.engine`)."""
 
     def spelled_out(self, rl: RLConfig, cluster: Literal["local", "ray"]) -> "DifficultyConfig":
-        """The same with nothing left to other sections."""
+        """This section with its defaults filled in from other sections."""
         of_cluster = "vllm" if cluster == "ray" else "transformers"
         return self.model_copy(
             update={
@@ -50,7 +50,7 @@ class DifficultyConfig(StrictModel):
             raise ValueError(f"min_pass_rate {low:g} is above max_pass_rate {high:g}; swap them")
         if not any(low <= correct / total <= high for correct in range(total + 1)):
             raise ValueError(
-                f"no prompt could stay: of {total} responses, no number makes a share between min_pass_rate {low:g} "
-                f"and max_pass_rate {high:g}; widen the range or raise num_samples"
+                f"no prompt could be kept: no pass rate over {total} responses lies between min_pass_rate {low:g} and "
+                f"max_pass_rate {high:g}; widen the range or raise num_samples"
             )
         return self

@@ -1,4 +1,4 @@
-"""Settings that must not change a result: they are never part of a stage's identity."""
+"""Settings that must not change a result, so they are never part of a stage's identity."""
 
 import re
 from typing import Annotated, Literal
@@ -18,11 +18,11 @@ from luffy.config.stage_names import StageName
 from luffy.config.strict import StrictModel
 
 LOWEST_VLLM_TEMPERATURE = 0.01
-"""vLLM draws at this temperature when it is asked for a lower one that is not 0."""
+"""vLLM samples at this temperature when a request has a lower one that is not 0."""
 
 
 class CheckpointConfig(StrictModel):
-    """How much work a kill can cost; every stage resumes from its newest complete checkpoint."""
+    """How often stages write checkpoints; a stage resumes from its newest complete one."""
 
     base_every: PositiveInt = 200
     """Optimizer steps between checkpoints of `base`."""
@@ -31,19 +31,19 @@ class CheckpointConfig(StrictModel):
     rl_every: PositiveInt = 50
     """RL steps between checkpoints of `rl`; steps after the newest are replayed from the journal."""
     keep: PositiveInt = 2
-    """The newest that stay on disk."""
+    """Number of newest checkpoints to keep on disk."""
 
 
 class VLLMConfig(StrictModel):
     """How a vLLM engine is laid out on its devices."""
 
     tensor_parallel_size: PositiveInt = 1
-    """GPUs that one engine is cut over; it must divide the model's attention heads."""
+    """GPUs per engine; must divide the model's number of attention heads."""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
     """Share of each GPU's memory for weights and KV cache."""
     cpu_kv_cache_gb: PositiveFloat | None = None
-    """Memory of the KV cache in GiB where there is no GPU; None: enough for `max_num_seqs` sequences of full length, up
-    to 4 GiB. Sequences that find no room wait."""
+    """Memory of the KV cache in GiB on machines without a GPU; None: enough for `max_num_seqs` sequences of full
+    length, up to 4 GiB. Sequences that do not fit wait."""
     max_num_seqs: PositiveInt = 256
     """Sequences decoded at the same time."""
     max_num_batched_tokens: PositiveInt | None = None
@@ -54,10 +54,10 @@ class RayConfig(StrictModel):
     """How `cluster: ray` lays trainer ranks and engines out over machines."""
 
     address: Annotated[str, Field(pattern=r"^(auto|[^\s:/]+:\d+)$")] | None = None
-    """HOST:PORT of a running cluster (`ray start --head`), or `auto`: the one this machine is a part of.
+    """HOST:PORT of a running cluster (`ray start --head`), or `auto` for the one that this machine belongs to.
     None: Ray is started on this machine and ended with the stage."""
     trainer_ranks: PositiveInt = 1
-    """DeepSpeed ranks, a GPU each where there are GPUs."""
+    """DeepSpeed ranks, one GPU each on machines with GPUs."""
     engines: PositiveInt = 1
     """vLLM engines (data parallel), each over `vllm.tensor_parallel_size` GPUs."""
     placement: Literal["colocated", "disaggregated"] = "disaggregated"
@@ -67,7 +67,7 @@ class RayConfig(StrictModel):
     start_timeout_s: PositiveFloat = 600.0
     """Longest wait for an actor to be placed and ready."""
     call_timeout_s: PositiveFloat = 3600.0
-    """Longest wait for an answer of an actor, whatever it was asked."""
+    """Longest wait for any call to an actor."""
 
 
 _URL = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[^\s/?#:@\[\]]+)(:\d{1,5})?(/[^\s?#]*)?")
@@ -80,22 +80,22 @@ def _checked(url: str) -> str:
 
 
 class ServerConfig(StrictModel):
-    """Engines that run elsewhere: vLLM servers (how they are started: `luffy/rollout/server_engine.py`), or, for a
-    `model.endpoint`, whatever speaks OpenAI's protocol (`luffy/rollout/text_endpoint.py`)."""
+    """Engines that run elsewhere: vLLM servers (started as in `luffy/rollout/server_engine.py`), or, for
+    `model.endpoint`, any server of OpenAI's protocol (`luffy/rollout/text_endpoint.py`)."""
 
     urls: tuple[Annotated[str, AfterValidator(_checked)], ...] = ()
-    """One a server: `http://host:8000`, with or without the `/v1` that OpenAI's clients want, or any other path below
-    which there are `/chat/completions` or `/completions`."""
+    """One per server: `http://host:8000`, with or without the `/v1` of OpenAI's clients, or with any other path that
+    serves `/chat/completions` or `/completions`."""
     api_key_variable: str = "OPENAI_API_KEY"
-    """The environment variable that holds the API key of all of them."""
+    """The environment variable that holds the API key for all of them."""
     connect_timeout_s: PositiveFloat = 10.0
     """Longest wait for a connection."""
     request_timeout_s: PositiveFloat = 1800.0
-    """Longest wait for an answer: a whole response, or a change of all weights."""
+    """Longest wait for a reply: a whole response, or a change of all weights."""
     max_retries: NonNegativeInt = 5
-    """Further attempts after a broken connection, a server's error (5xx) or its 429, for which it may say when."""
+    """Further attempts after a broken connection, a server error (5xx) or a 429; Retry-After is respected."""
     concurrency: PositiveInt = 256
-    """Concurrent requests to a server; best the `--max-num-seqs` that it was started with."""
+    """Concurrent requests to a server; ideally the `--max-num-seqs` that it was started with."""
 
     @model_validator(mode="after")
     def _distinct(self) -> "ServerConfig":
@@ -105,17 +105,17 @@ class ServerConfig(StrictModel):
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """Below which a vLLM server has its own endpoints."""
+        """The base URLs of a vLLM server's own endpoints."""
         return tuple(url.removesuffix("/v1") for url in self.urls)
 
     @property
     def api_roots(self) -> tuple[str, ...]:
-        """Below which OpenAI's endpoints are: `/v1` of a server, a path as it is given."""
+        """The base URLs of OpenAI's endpoints: the given path, `/v1` if there is none."""
         return tuple(url if urlsplit(url).path else f"{url}/v1" for url in self.urls)
 
 
 class ExecutionConfig(StrictModel):
-    """How the work is laid out on the machine."""
+    """How the work is laid out on the machine: batches, processes, memory, engines and retries."""
 
     micro_batch_tokens: PositiveInt = 16384
     """Padded (or packed) tokens of one forward and backward pass; gradients do not depend on it."""
@@ -128,36 +128,37 @@ class ExecutionConfig(StrictModel):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     logprob_chunk_tokens: PositiveInt = 4096
-    """Tokens whose logits exist at the same time."""
+    """Tokens whose logits are in memory at the same time."""
     rollout_batch_size: PositiveInt = 256
     """Sequences the embedded engine decodes at once."""
     grader_workers: PositiveInt = 2
     """Grading processes."""
     data_workers: PositiveInt | None = None
-    """Processes of `prepare_data` where a source is large, each with a grading process beside it; None: one a core."""
+    """Processes of `prepare_data` for a large source, each with its own grading process; None: one per core."""
     num_threads: PositiveInt | None = None
-    """CPU threads of a stage; None: torch's own choice. It may change the last bits of a float, nothing else."""
+    """CPU threads of a stage; None: torch's default. It can change only the last bits of floats."""
     max_logp_gap: PositiveFloat | None = None
-    """Ends RL when engine and trainer differ by more on the sampled tokens of a step (mean, nats); None: no bound."""
+    """Ends RL when the log-probabilities of engine and trainer differ by more on a step's sampled tokens (mean, nats);
+    None: no bound."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     vllm: VLLMConfig = VLLMConfig()
     ray: RayConfig = RayConfig()
     server: ServerConfig = ServerConfig()
     gpus: NonNegativeInt | None = None
-    """GPUs of this machine that a stage takes for itself where it trains or generates, waiting while others have them;
-    None: as many as it can use. 0: it takes what it finds, and may share it."""
+    """GPUs of this machine that a training or generating stage takes exclusively, after waiting for busy ones; None: as
+    many as it can use. 0: it uses all visible GPUs and may share them."""
     gpu_memory_gb: PositiveFloat | None = None
-    """Memory of each GPU in GiB, which `cluster: ray` is checked against; None: that of the GPUs of this machine."""
+    """Memory of each GPU in GiB, for the check of `cluster: ray`; None: as detected on this machine."""
     retries: NonNegativeInt = 1
-    """Times that a stage is resumed within the run when it was killed (for want of memory, say) or has lost a process,
-    a machine or an endpoint. A mistake, or a program that fails, is never retried."""
+    """How often a run resumes a stage that was killed (out of memory, say) or lost a process, a machine or an endpoint.
+    A mistake, or a program that fails, is never retried."""
     retry_delay_s: NonNegativeFloat = 10.0
-    """Wait before that."""
+    """Wait before each retry."""
     time_limits_s: dict[StageName, PositiveFloat] = Field(default_factory=dict)
-    """Longest time of a stage in one run, by its name; then all of it is ended, and the next run resumes it."""
+    """Time limit of a stage in one run, by name; a stage that exceeds it is ended, and the next run resumes it."""
     parallel_stages: PositiveInt | None = None
-    """Most stages of a run at the same time (an evaluation beside training, say); None: as many as this machine has
-    GPUs for, and without GPUs as it has cores for."""
+    """Most stages of a run at the same time (an evaluation next to training, say); None: as many as fit this machine's
+    GPUs, or its cores if it has no GPU."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The whole experiment: what one YAML file in `exp_configs/` says."""
+"""The configuration of a whole experiment: one YAML file in `exp_configs/`."""
 
 import difflib
 from typing import Literal
@@ -18,18 +18,18 @@ from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
 
 class ExperimentConfig(StrictModel):
-    """Everything that decides what a run does."""
+    """The complete configuration of a run."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     """Names the runs (`<name>-1`, `<name>-2`, ...)."""
     chain: str | None = None
-    """Which file of `exp_configs/chains/` gave `stages`; None: the experiment's own."""
+    """The file in `exp_configs/chains/` that set `stages`; None: the experiment itself."""
     method: str | None = None
-    """Which file of `exp_configs/methods/` gave `objective`; None: the experiment's own."""
+    """The file in `exp_configs/methods/` that set `objective`; None: the experiment itself."""
     difficulty: DifficultyConfig | None = None
-    """Chooses RL's prompts by a policy's pass rates; None: RL takes them all."""
+    """Selects RL's prompts by a policy's pass rates; None: RL uses all of them."""
     stages: tuple[StageName, ...]
-    """The stages of the chain, in order. The section `difficulty` adds the stage of that name, and says where."""
+    """The stages of the chain, in order. The section `difficulty` adds the stage of that name in its place."""
     cluster: Literal["local", "ray"] = "local"
     """Where RL runs: `local` in one process, which trains and generates in turn; `ray` with DeepSpeed ranks and vLLM
     engines as Ray actors, on one machine or many."""
@@ -47,24 +47,24 @@ class ExperimentConfig(StrictModel):
 
     @property
     def num_engines(self) -> int:
-        """Engines that `cluster: ray` starts: none without RL, or beside servers elsewhere."""
+        """Engines that `cluster: ray` starts: none without RL, or with `rl.engine: openai`."""
         if "rl" not in self.stages or (self.rl is not None and self.rl.engine == "openai"):
             return 0
         return self.execution.ray.engines
 
     @property
     def measured_difficulty(self) -> DifficultyConfig | None:
-        """How the prompts of RL are chosen, nothing left to other sections; None: RL takes them all."""
+        """The section `difficulty` with its defaults taken from other sections; None: RL uses all prompts."""
         if self.difficulty is None or self.rl is None or "difficulty" not in self.stages:
             return None
         return self.difficulty.spelled_out(self.rl, self.cluster)
 
     @property
     def measured_policy(self) -> Literal["base", "sft"] | None:
-        """Whose pass rates choose the prompts of RL; None: nobody's."""
+        """The policy whose pass rates select RL's prompts; None: there is no selection."""
         return self.measured_difficulty.policy if self.measured_difficulty is not None else None
 
-    # After `difficulty`, which must be known here: so that field stands before `stages`.
+    # Reads `difficulty`, so that field is declared before `stages`.
     @field_validator("stages", mode="after")
     @classmethod
     def _difficulty_by_its_section(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
@@ -86,7 +86,7 @@ class ExperimentConfig(StrictModel):
     @model_validator(mode="after")
     def _difficulty_has_its_policy_and_its_reader(self) -> "ExperimentConfig":
         if "difficulty" in self.stages and "rl" not in self.stages:
-            raise ValueError("stages: difficulty has no effect without rl, which alone reads what it lets through")
+            raise ValueError("stages: difficulty has no effect without rl, the only stage that reads its prompts")
         if self.measured_policy == "sft" and "sft" not in self.stages:
             raise ValueError("difficulty.policy: sft needs the stage sft in the chain; use base")
         return self
@@ -138,11 +138,12 @@ class ExperimentConfig(StrictModel):
         replay = self.objective.replay
         if replay is not None and round(replay.share * self.rl.prompts_per_step) < 1:
             raise ValueError(
-                f"objective.replay.share {replay.share} of {self.rl.prompts_per_step} prompts a step is none; raise it"
+                f"objective.replay.share {replay.share} of {self.rl.prompts_per_step} prompts per step is less than "
+                "one prompt; raise it"
             )
         if self.objective.interleaved_sft is not None and self.rl.critic is not None and self.rl.critic.warmup_steps:
             raise ValueError(
-                "rl.critic.warmup_steps keeps the policy still, which objective.interleaved_sft would move; remove one"
+                "rl.critic.warmup_steps freezes the policy, which objective.interleaved_sft would update; remove one"
             )
         return self
 
@@ -179,8 +180,8 @@ class ExperimentConfig(StrictModel):
             return self
         if isinstance(self.objective.group.filter, DynamicSampling):
             raise ValueError(
-                "objective.group.filter.kind: dynamic_sampling takes as many prompts as a step turns out to need, so "
-                "that the next one cannot begin before; set rl.max_staleness to 0 or use kind: drop_zero_variance"
+                "objective.group.filter.kind: dynamic_sampling decides during a step how many prompts it takes, so the "
+                "next step cannot start early; set rl.max_staleness to 0 or use kind: drop_zero_variance"
             )
         return self
 
@@ -189,7 +190,7 @@ class ExperimentConfig(StrictModel):
         if "rl" not in self.stages or self.rl is None or self.objective is None or self.rl.correction is None:
             return self
         if not any(term.lacks_correction for term in self.objective.terms):
-            raise ValueError("rl.correction has no effect: no term that learns from rollouts lacks one; remove it")
+            raise ValueError("rl.correction has no effect: no term on rollouts needs it; remove it")
         return self
 
     @model_validator(mode="after")
@@ -206,7 +207,7 @@ class ExperimentConfig(StrictModel):
         ]
         if users and not self.execution.server.urls:
             raise ValueError(f"execution.server.urls: missing; {users[0]}.engine: openai needs at least one server")
-        # An evaluation that no stage of the chain makes may be asked for by itself (flows/evaluate_checkpoint.py).
+        # An evaluation outside the chain may use them (flows/evaluate_checkpoint.py).
         by_itself = self.evaluation is not None and self.evaluation.engine == "openai"
         if self.execution.server.urls and not users and not by_itself:
             raise ValueError(
@@ -230,15 +231,15 @@ class ExperimentConfig(StrictModel):
         for name, temperature in by_vllm.items():
             if 0 < temperature < LOWEST_VLLM_TEMPERATURE:
                 raise ValueError(
-                    f"{name} {temperature} is below the lowest that vLLM samples at; use 0 (greedy, in evaluation) or "
-                    f"at least {LOWEST_VLLM_TEMPERATURE}"
+                    f"{name} {temperature} is below vLLM's lowest sampling temperature; use 0 (greedy, in evaluation) "
+                    f"or at least {LOWEST_VLLM_TEMPERATURE}"
                 )
         return self
 
     @model_validator(mode="after")
     def _base_has_its_text(self) -> "ExperimentConfig":
         if self.model.architecture is not None and (self.base is None or self.data.corpus is None):
-            raise ValueError("an embedded base policy needs base (its training) and data.corpus (its text)")
+            raise ValueError("a base policy trained from scratch needs base (its training) and data.corpus (its text)")
         if self.model.architecture is None and (self.base is not None or self.data.corpus is not None):
             origin = next(name for name in ("path", "package", "endpoint") if getattr(self.model, name) is not None)
             raise ValueError(f"base and data.corpus have no effect with model.{origin}; remove them")
@@ -252,12 +253,13 @@ class ExperimentConfig(StrictModel):
         trained = [stage for stage in self.stages if stage in ("difficulty", "sft", "rl")]
         if trained:
             raise ValueError(
-                f"stages: {trained[0]} needs the weights of a model, which model.endpoint keeps to itself; leave "
+                f"stages: {trained[0]} needs a model's weights, which model.endpoint does not give; keep only "
                 "prepare_data, base, evaluate and report, or give model.path"
             )
         if self.evaluation is not None and self.evaluation.engine != "openai":
             raise ValueError(
-                f"evaluation.engine: {self.evaluation.engine} has no weights of model.endpoint; set it to openai"
+                f"evaluation.engine: {self.evaluation.engine} needs weights, which model.endpoint does not give; use "
+                "openai"
             )
         return self
 
@@ -270,8 +272,8 @@ class ExperimentConfig(StrictModel):
             others = [name for name, how in self.evaluation.decodings.items() if getattr(how, field) != 1]
             if field in endpoint.request and others:
                 raise ValueError(
-                    f"model.endpoint.request.{field}: null leaves the endpoint at its own, which is 1, and "
-                    f"evaluation.decodings.{others[0]} wants {getattr(self.evaluation.decodings[others[0]], field)}"
+                    f"model.endpoint.request.{field}: null leaves the endpoint at its default of 1, but "
+                    f"evaluation.decodings.{others[0]} sets {getattr(self.evaluation.decodings[others[0]], field)}"
                 )
         return self
 
@@ -288,6 +290,6 @@ class ExperimentConfig(StrictModel):
         if "rl" in self.stages and self.rl is not None and self.data.max_trace_tokens > self.rl.max_response_tokens:
             raise ValueError(
                 f"data.max_trace_tokens {self.data.max_trace_tokens} is above rl.max_response_tokens "
-                f"{self.rl.max_response_tokens}: demonstrations would be longer than any rollout may be"
+                f"{self.rl.max_response_tokens}: demonstrations could be longer than any rollout"
             )
         return self

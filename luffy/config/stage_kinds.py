@@ -1,10 +1,10 @@
-"""The kinds of stages: all that chains, plans, runs, Prefect and the pages know of each.
+"""The kinds of stages: everything that chains, plans, runs, Prefect and the pages know about each.
 
-A new stage takes two edits: its program in `luffy/stages/`, and its entry here. The place of the entry is the place of
-the stage in a chain.
+A new stage takes two edits: its program in `luffy/stages/`, and its entry here. The position of the entry is the
+position of the stage in a chain.
 
-A stage names the *role* of what it reads, not the stage that makes it: `policy` is the newest policy of the chain,
-whichever stage that comes from. So the same entries wire every chain (`luffy.pipeline.chain.graph`).
+A stage declares the *role* of each input, not the stage that makes it: `policy` is the newest policy of the chain,
+whichever stage made it. So the same entries wire every chain (`luffy.pipeline.chain.graph`).
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from luffy.config.settings import (
 from luffy.config.training import RLConfig, SFTConfig
 
 Role = Literal["data", "prompts", "policy", "evaluation"]
-"""What a stage makes for others: suites and tokenizer; training prompts; a model; graded responses."""
+"""What a stage provides to others: suites and tokenizer; training prompts; a model; graded responses."""
 ViewName = Literal[
     "accuracies",
     "accuracy_curves",
@@ -41,7 +41,7 @@ ViewName = Literal[
     "rollout_samples",
     "training_curves",
 ]
-"""What the Prefect UI can show of a stage (`tasks/artifacts.py`)."""
+"""Views of a stage in the Prefect UI (`tasks/artifacts.py`)."""
 Trained = TypeVar("Trained", SFTConfig, RLConfig)
 
 
@@ -52,34 +52,34 @@ class StageKind:
     name: str
     title: str
     settings: type[StageSettings]
-    """What its program is given."""
+    """Type of its program's settings."""
     configure: Callable[[ExperimentConfig], StageSettings] | None
-    """The settings that an experiment gives it; None: it belongs to no chain and is asked for by itself."""
+    """Derives its settings from an experiment; None: it is not part of any chain and runs on its own."""
     inputs: Mapping[str, Role] = field(default_factory=dict)
-    """Input name to the role of what the input is."""
+    """Input name to the role of the input."""
     provides: tuple[Role, ...] = ()
     for_each: Role | None = None
     """The chain has one such stage for each result of this role, named after it (`evaluate_sft`)."""
     requires: tuple[Role, ...] = ()
-    """Further roles that stages before it must have filled."""
+    """Further roles that earlier stages must provide."""
     reads_all: bool = False
-    """It reads every stage before it, each under its own name unless `inputs` gives it one."""
+    """Whether it reads every earlier stage, under that stage's name unless `inputs` names it."""
     sections: tuple[str, ...] = ()
-    """Sections of the experiment that it cannot do without."""
+    """Sections of the experiment that it requires."""
     gpus: Callable[[ExperimentConfig], int] = lambda config: 0
     """GPUs of this machine that it can use."""
     views: tuple[ViewName, ...] = ()
     pages: tuple[str, ...] = ()
-    """Outputs that a run links into its own directory, for a person to open."""
+    """Outputs for people to open, which a run links into its own directory."""
 
     @property
     def program(self) -> str:
-        """The module that runs it."""
+        """Its module."""
         return f"luffy.stages.{self.name}"
 
 
 def cluster_gpus(config: ExperimentConfig) -> int:
-    """GPUs that the trainer's ranks and the engines of `cluster: ray` take together."""
+    """Total GPUs of the trainer's ranks and the engines under `cluster: ray`."""
     ray, vllm = config.execution.ray, config.execution.vllm
     engines = config.num_engines * vllm.tensor_parallel_size
     return ray.trainer_ranks + engines if ray.placement == "disaggregated" else max(ray.trainer_ranks, engines)
@@ -135,12 +135,12 @@ def _seed(config: ExperimentConfig, stage: SFTConfig | RLConfig) -> int:
 
 
 def _seedless(stage: Trained) -> Trained:
-    """The section without the seed, which the settings have beside it: a seed of 0, given or not, is one stage."""
+    """The section without its seed, which the settings hold separately: a seed of 0 is one stage, given or not."""
     return stage.model_copy(update={"seed": None})
 
 
 def evaluate_settings(config: ExperimentConfig) -> EvaluateSettings:
-    """The protocol of the experiment, by which a checkpoint is evaluated."""
+    """The experiment's protocol for evaluating a checkpoint."""
     assert config.evaluation is not None
     return EvaluateSettings(
         seed=config.seed, dtype=config.model.dtype, evaluation=config.evaluation, grading=config.grading
@@ -253,4 +253,4 @@ _KINDS = (
 )
 STAGE_KINDS: Mapping[str, StageKind] = MappingProxyType({kind.name: kind for kind in _KINDS})
 STAGE_ORDER = tuple(kind.name for kind in _KINDS if kind.configure is not None)
-"""The stages that a chain may have, in the order in which it has them."""
+"""The stages that a chain may have, in order."""

@@ -1,12 +1,12 @@
-"""Several rows of one problem become one prompt with the traces of all of them.
+"""Merging of the rows of one problem into one prompt with the traces of all of them.
 
     write_merged(folder, rows, selection)
 
-The selection says which row gets which traces. Their texts are moved in two passes with one shard in memory at a time:
-first every shard writes the traces that move to spill files of their target shards, then each target is rewritten:
+The selection assigns traces to rows. Traces move in two passes with one shard in memory at a time: first every shard
+appends its moving traces to the spill files of their target shards, then each target shard is rewritten:
 
     00007.spill.jsonl       traces for rows of the shard, in the order of the rows they come from
-    00007.merged.parquet    the shard with them, in place of 00007.parquet
+    00007.merged.parquet    the shard with these traces, in place of 00007.parquet
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def write_merged(folder: Path, rows: PassedRows, selection: Selection) -> None:
 
 
 def _spilled(path: Path, rows: PassedRows, selection: Selection, starts: list[int], shard: int) -> dict[int, list[str]]:
-    """The traces that move from the rows of a shard, as lines, by the shard they move to."""
+    """The traces that leave a shard, as JSON lines, by target shard."""
     lines: dict[int, list[str]] = defaultdict(list)
     first, end = starts[shard], starts[shard + 1]
     folded = selection.folded[first:end]
@@ -66,7 +66,7 @@ def _spilled(path: Path, rows: PassedRows, selection: Selection, starts: list[in
 
 
 def _with_spilled(path: Path, spill: Path) -> Iterator[Prompt]:
-    """The shard's rows with the traces that move to them."""
+    """The shard's rows with the traces that arrive for them."""
     arrived: dict[int, list[Trace]] = defaultdict(list)
     with spill.open(encoding="utf-8") as lines:
         for line in lines:

@@ -138,7 +138,7 @@ def _decoded_row(batch: pa.RecordBatch, index: int) -> Mapping[str, object] | Ro
         try:
             row[name] = batch.column(name)[index].as_py()
         except UnicodeDecodeError as error:
-            return RowError(name, f"is no UTF-8 text (byte {error.start})")
+            return RowError(name, f"is not UTF-8 text (byte {error.start})")
     return row
 
 

@@ -100,7 +100,7 @@ def fit_of(rate: PassRate, config: DifficultyConfig) -> Fit:
 
 
 def write_pass_rates(path: Path, rates: Sequence[PassRate], fits: Sequence[Fit]) -> None:
-    """Write a row a prompt, atomically."""
+    """Write one row per prompt, atomically."""
     rows = [
         {
             "uid": rate.uid,

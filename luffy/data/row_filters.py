@@ -56,7 +56,7 @@ class Rejection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules that a source's rows have to keep."""
+    """The rules for the rows of a source."""
 
     max_prompt_tokens: int | None
     """None: an evaluation suite, from which nothing is dropped."""
@@ -75,22 +75,22 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class FilteredRow:
-    """One row: what is left of it, or why nothing is."""
+    """One row after filtering, or the reason for its rejection."""
 
     prompt: Prompt
-    """With the usable traces."""
+    """With only its usable traces."""
     reason: Rejection | None
-    """Why the row is rejected; for one that loses all its traces, why the first of them is."""
+    """Why the row is rejected; for a row that loses all its traces, why the first one is."""
     prompt_tokens: int
     trace_tokens: tuple[int, ...]
     """Lengths of the usable traces, stop token included."""
     outcomes: tuple[Outcome, ...]
-    """What grading found, for all traces."""
+    """Grading outcomes of all traces."""
     rejected_traces: tuple[tuple[Trace, Rejection], ...]
     hits: tuple[tuple[str, Hit], ...] = ()
-    """`prompt` or `trace`, and the benchmark problem it holds."""
+    """`prompt` or `trace`, and the benchmark problem that it contains."""
     lost_its_traces: bool = False
-    """The prompt itself keeps all rules."""
+    """Whether it is rejected only because no trace is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class RowFilter:
 
     @property
     def _checks(self) -> bool:
-        """Whether the source is held against the benchmarks; they themselves are not."""
+        """Whether the source is compared with the benchmarks, which are not compared with themselves."""
         return self.rules.keeps_traces
 
     def _normalised(self, prompt: Prompt) -> Prompt:

@@ -283,7 +283,7 @@ def _decoded(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RowError("extra_info", f"is no JSON: {error}") from None
+        raise RowError("extra_info", f"is not JSON: {error}") from None
 
 
 def _short(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The prepared files, put together from the shards in the order of their rows, a row group in memory at a time."""
+"""Assembly of the prepared files from the shards, in row order, with one row group in memory at a time."""
 
 import dataclasses
 import itertools
@@ -31,24 +31,24 @@ LUFFY_SCHEMA = pa.schema(
         ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
     ]
 )
-"""Columns and nesting of the original project's training file, as its `rl_dataset_with_target.py` takes them."""
+"""Columns and nesting of the original project's training file, as its `rl_dataset_with_target.py` reads them."""
 
 
 def write_rows(path: Path, folder: Path, kept: Mask) -> int:
-    """Write the rows of the shards under `folder` that `kept` names; returns how many."""
+    """Write the rows of the shards under `folder` that `kept` selects; returns how many."""
     return _write(path, (pq.read_table(file).filter(pa.array(mask)) for file, mask in _shards(folder, kept)))
 
 
 def write_correct(path: Path, folder: Path, kept: Mask) -> int:
-    """Like `write_rows`, but with verified traces alone; rows without one are left out."""
+    """Like `write_rows`, but only with verified traces; rows without one are left out."""
     return write_prompts(path, filter(lambda prompt: prompt.traces, map(_correct_only, _prompts(folder, kept))))
 
 
 def write_complement(path: Path, folder: Path, kept: Mask, taken: Collection[str], problems: Iterable[int]) -> int:
     """Write the prompts that `kept` selects and those that lost their traces, all without traces; returns how many.
 
-    Each uid occurs once, and not if it is `taken` by another split. Among the prompts that lost their traces each
-    problem (`luffy.data.shards.digest`) occurs once, and not if it is among `problems`, those of all splits.
+    Each uid occurs at most once, and never if another split has `taken` it. Among the prompts that lost their traces,
+    each problem (`luffy.data.shards.digest`) occurs at most once, and never if it is in `problems` (all splits).
     """
     seen, known = set(taken), set(problems)
 
@@ -69,7 +69,7 @@ def write_complement(path: Path, folder: Path, kept: Mask, taken: Collection[str
 
 
 def write_luffy(path: Path, prepared: Path) -> int:
-    """Write a prepared file with `LUFFY_SCHEMA`; returns how many rows. A row keeps the first of its traces."""
+    """Write a prepared file with `LUFFY_SCHEMA`; returns the number of rows. A row keeps its first trace."""
     with pq.ParquetFile(prepared) as file:
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         starts = itertools.accumulate(sizes, initial=0)
@@ -88,7 +88,7 @@ def _write(path: Path, tables: Iterable[pa.Table], schema: pa.Schema = SCHEMA) -
 
 
 def _shards(folder: Path, kept: Mask) -> Iterator[tuple[Path, Mask]]:
-    """Each shard's rows, and which of them are kept."""
+    """Each shard's file with the mask of its kept rows."""
     start = 0
     for account in finished_shards(folder):
         file = account.with_suffix(MERGED)

@@ -1,10 +1,10 @@
-r"""Where the final answer of a response is: the last `\boxed{...}` outside the reasoning.
+r"""Extraction of the final answer from a response: the last `\boxed{...}` outside the reasoning.
 
-The policy, for all kinds: only the text after the last `</think>` counts; reasoning that is opened and never closed
-means no answer; the last balanced box wins; what only repeats the question is nobody's answer. `plain_answer` is for
-the graders that do not insist on a box, and says which sign of an answer it went by.
+The rules, for every kind of grader: only the text after the last `</think>` counts. Reasoning that is opened and never
+closed means no answer. The last balanced box wins. A repetition of the question is not an answer. `plain_answer` serves
+graders that accept answers without a box; it also returns the cue by which it found the answer.
 
-Everything here is linear in the length of the response, whatever it holds.
+Everything here runs in time linear in the length of the response.
 """
 
 import re
@@ -25,12 +25,12 @@ _NUMBER = re.compile(r"(?<![\w.])[+-]?[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?+(?:/[
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}")
 _MAX_BARE = 100
 _MIN_ECHO = 8
-"""A shorter question or message may occur in any reply."""
+"""A shorter question or message may occur in a reply by chance."""
 _MAX_PHRASE = 1000
 
 
 class Extracted(NamedTuple):
-    """An answer, and what it was known by."""
+    """An answer and the cue that marked it."""
 
     answer: str
     sign: str
@@ -47,14 +47,14 @@ def extract_answer(response: str) -> str | None:
 
 
 def own_reply(response: str, question: str, boxed_only: bool, shown: Sequence[str] = ()) -> str | None:
-    """Return the final reply without repetitions of `question` and what else was shown; None in open reasoning.
+    """Return the final reply without repetitions of `question` and the other texts shown; None in unclosed reasoning.
 
-    Where only boxes count, a text without one is left in: it may be part of an honest answer.
+    With `boxed_only`, texts without a box are left in: they may be part of an honest answer.
     """
     reply = final_reply(response)
     if reply is None:
         return None
-    # The longest first: a text may stand within another.
+    # The longest first: one text may contain another.
     for text in sorted({text.strip() for text in (question, *shown)}, key=lambda text: (-len(text), text)):
         if len(text) >= _MIN_ECHO and text in reply and (not boxed_only or last_box(text) is not None):
             reply = reply.replace(text, "\n")
@@ -67,10 +67,10 @@ def boxed_answer(reply: str) -> str | None:
 
 
 def plain_answer(reply: str) -> Extracted | None:
-    """Return the answer of a final reply without a box, by the first of these signs that is there.
+    """Return the answer of a final reply without a box, by the first of these cues that it contains.
 
-    The content of the last `<answer>`, what follows the last "the answer is", the last formula between dollars, a
-    short reply without words, the last number.
+    The content of the last `<answer>`, the text after the last "the answer is", the last formula between dollar signs,
+    a short reply without words, the last number.
     """
     tagged = answer_tag(reply)
     if tagged is not None:
@@ -97,11 +97,11 @@ def answer_tag(reply: str) -> str | None:
 
 
 def _phrase(text: str) -> str:
-    """What is left of the line or sentence, without its emphasis and its dollars."""
+    """The rest of the line or sentence, without emphasis and dollar signs."""
     line = text[:_MAX_PHRASE].split("\n", 1)[0]
     sentence = re.split(r"\.(?=\s|$)", line, maxsplit=1)[0].strip().strip("*_ ")
-    behind = sentence.rpartition(" is ")[2].strip().strip("*_ ")
-    return _last_formula(behind) or behind
+    tail = sentence.rpartition(" is ")[2].strip().strip("*_ ")
+    return _last_formula(tail) or tail
 
 
 def _last_formula(text: str) -> str | None:
@@ -113,7 +113,7 @@ def _last_formula(text: str) -> str | None:
 
 
 def final_reply(response: str) -> str | None:
-    """Return what follows the last `</think>` (everything without one), or None while reasoning is still open."""
+    """Return the text after the last `</think>` (all of it if there is none), or None if the reasoning is unclosed."""
     opened, closed = response.rfind(THINK_OPEN), response.rfind(THINK_CLOSE)
     if opened > closed:
         return None
@@ -121,7 +121,7 @@ def final_reply(response: str) -> str | None:
 
 
 def last_box(text: str) -> str | None:
-    r"""Return the content of the balanced `\boxed{...}` that starts last, or None; escaped braces do not count."""
+    r"""Return the content of the balanced `\boxed{...}` that starts last, or None; escaped braces are not counted."""
     start = text.find(_BOX)
     if start < 0:
         return None

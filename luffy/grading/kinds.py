@@ -1,7 +1,7 @@
-"""From a kind of grader to what has to be done, and from what was found to one grade.
+"""Each kind of grader as a list of steps, and the combination of their grades into one.
 
-`steps` lists what a request needs under a kind: grades that are settled already, work for a worker process, questions
-for a judge. `conclude` takes the grades of all of them, in the same order, and combines them.
+`steps` lists the steps of a request under a kind: grades that are already settled, checks for a worker process,
+questions for a judge. `conclude` takes the grades of these steps, in the same order, and combines them.
 """
 
 import json
@@ -33,7 +33,7 @@ _NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
 
 
 def steps(kind: GraderKind, request: GradeRequest) -> list[Step]:
-    """What `request` needs under `kind`."""
+    """The steps that grade `request` under `kind`."""
     if isinstance(kind, AnyGrader | BothGrader):
         return [step for part in kind.of for step in steps(part, request)]
     if isinstance(kind, WeightedGrader):
@@ -58,7 +58,7 @@ def functions_of(kind: GraderKind) -> list[str]:
 
 
 def leaves(kind: GraderKind) -> list[GraderKind]:
-    """The kinds that `kind` is made of, itself where it is made of none."""
+    """The elementary kinds that `kind` combines; `kind` alone if it is elementary."""
     if isinstance(kind, AnyGrader | BothGrader):
         return [leaf for part in kind.of for leaf in leaves(part)]
     if isinstance(kind, WeightedGrader):

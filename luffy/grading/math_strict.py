@@ -1,8 +1,8 @@
 """`math_strict`: equality by text, by exact number, then by sympy. Runs in a worker, which may be killed.
 
-In the manner of Dr.GRPO's grader (arXiv 2503.20783), written anew: no tolerance, no unit words guessed from single
-letters, brackets and order matter, sets are unordered. math-verify takes no part; its parser's lower layer
-(latex2sympy2_extended) reads LaTeX.
+A reimplementation in the style of Dr.GRPO's grader (arXiv 2503.20783): no tolerance, no units guessed from single
+letters, brackets and order matter, sets are unordered. It does not use math-verify, only the LaTeX parser below it
+(latex2sympy2_extended).
 """
 
 import re
@@ -18,23 +18,23 @@ from luffy.types import Outcome
 
 Verdict = tuple[Outcome, str]
 _CONSTANTS = {Symbol("e"): E, Symbol("i"): I}
-"""One-letter names that answers use for the constants alone."""
+"""One-letter names that answers use only for the constants."""
 _CONJUNCTION = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _RELATIVE = 1e-15
-"""Two constants that differ by less in 30 digits are equal where `simplify` cannot tell."""
+"""Relative difference, computed to 30 digits, up to which two constants count as equal."""
 
 
 def strictly_equal(answer: str, gold: str) -> Verdict:
-    """Return the outcome and the step that decided. May take for ever."""
+    """Return the outcome and the step that decided it. May never return."""
     left, right = strict_text(answer), strict_text(last_box(gold) or gold)
     if not left or not right:
-        return Outcome.UNPARSABLE, "nothing but layout"
+        return Outcome.UNPARSABLE, "only layout"
     if compact(left) == compact(right):
         return Outcome.CORRECT, "equal texts"
     if ("=" in left) != ("=" in right):
         left, right = without_variable(left), without_variable(right)
     if bases(left) != bases(right):
-        return Outcome.WRONG, "another number base"
+        return Outcome.WRONG, "different number bases"
     return _equal(*_same_units(left, right))
 
 
@@ -44,7 +44,7 @@ def bases(text: str) -> list[str]:
 
 
 def _same_units(left: str, right: str) -> tuple[str, str]:
-    """Both without a unit that only one of them names; as they are where two units differ, or in two lists."""
+    """Both texts without a unit that only one has or both share; unchanged if the units differ or both are lists."""
     (answer, unit), (reference, wanted) = without_unit(left), without_unit(right)
     if "," in left and "," in right and number(answer) is None:
         return left, right  # the last element's unit is not that of the others
@@ -65,9 +65,9 @@ def _equal(left: str, right: str) -> Verdict:
 
 def _equal_lists(left: str, right: str, parts: Sequence[str], wanted: Sequence[str]) -> Verdict:
     if len(parts) == len(wanted) == 1:
-        return _symbolically(left, right)  # brackets around one thing are but brackets
+        return _symbolically(left, right)  # brackets around a single element only group
     if brackets(left) != brackets(right) or len(parts) != len(wanted):
-        return Outcome.WRONG, "other brackets or another number of elements"
+        return Outcome.WRONG, "different brackets or numbers of elements"
     if brackets(left) in ("\\{\\}", ""):
         return _equal_sets(parts, wanted)
     for part, reference in zip(parts, wanted, strict=True):
@@ -82,7 +82,7 @@ def _equal_sets(parts: Sequence[str], wanted: Sequence[str]) -> Verdict:
     for part in parts:
         match = next((other for other in left if _equal_element(part, other)[0] is Outcome.CORRECT), None)
         if match is None:
-            return Outcome.WRONG, "an element has no partner"
+            return Outcome.WRONG, "an element without a match"
         left.remove(match)
     return Outcome.CORRECT, "equal elements in any order"
 
@@ -94,7 +94,7 @@ def _equal_element(part: str, reference: str) -> Verdict:
 
 
 def brackets(text: str) -> str:
-    """The pair that encloses the whole of `text`, or nothing."""
+    """The pair of brackets that encloses all of `text`; empty if there is none."""
     if text.startswith("\\{") and text.endswith("\\}"):
         return "\\{\\}"
     if len(text) > 1 and text[0] in "([" and text[-1] in ")]" and _closes_at_end(text):
@@ -112,7 +112,7 @@ def _closes_at_end(text: str) -> bool:
 
 
 def elements(text: str) -> list[str]:
-    """The parts between commas (and `or`, `and`) outside all inner brackets; the text alone without any."""
+    """The parts between commas (or `or`, `and`) outside inner brackets; the whole text if there are none."""
     width = {"\\{\\}": 2, "": 0}.get(brackets(text), 1)
     inner = text[width : len(text) - width] if width else text
     inner = inner if width else _CONJUNCTION.sub(",", inner)
@@ -128,14 +128,14 @@ def elements(text: str) -> list[str]:
 def _symbolically(left: str, right: str) -> Verdict:
     expression, reference = _read(left), _read(right)
     if expression is None or reference is None:
-        return Outcome.UNPARSABLE, "no formula" if expression is None else "the reference is no formula"
+        return Outcome.UNPARSABLE, "not a formula" if expression is None else "the reference is not a formula"
     if _same(expression, reference):
         return Outcome.CORRECT, "equal expressions"
     return Outcome.WRONG, "different expressions"
 
 
 def _read(text: str) -> Basic | None:
-    """Return `text` as a sympy expression; None where it is none, or only prose that reads like a product."""
+    """Return `text` as a sympy expression; None if it does not parse, or is prose that would parse as a product."""
     if any(word.isalpha() and len(word) > 3 for word in text.replace("\\", " \\").split()):
         return None
     try:
@@ -174,8 +174,8 @@ def _same_matrices(left: Basic, right: Basic) -> bool:
 
 def _same_constants(left: Basic, right: Basic) -> bool:
     if left.is_rational and right.is_rational:
-        return bool(simplify(left - right) == 0)  # exactly: no digits tell two huge integers apart
-    # Many digits first: `simplify` of two constants may be slow, and different ones are told apart at once.
+        return bool(simplify(left - right) == 0)  # exact: 30 digits cannot distinguish two huge integers
+    # By digits: `simplify` of two constants may be slow, and 30 digits distinguish different ones at once.
     one, other = N(left, 30), N(right, 30)
     size = max(abs(one), abs(other))
     return bool(size.is_finite and abs(one - other) <= _RELATIVE * size)
@@ -186,7 +186,7 @@ def _same_relations(left: Basic, right: Basic) -> bool:
         return False
     if isinstance(left, Eq) and isinstance(right, Eq):
         if not all(isinstance(side, Expr) for side in (*left.args, *right.args)):
-            return False  # an equation with a set, which is not subtracted
+            return False  # an equation with a set, which has no difference
         ratio = simplify((left.lhs - left.rhs) / (right.lhs - right.rhs))
         return bool(ratio.is_number and ratio != 0)
     return bool(left.canonical == right.canonical)

@@ -1,7 +1,7 @@
-r"""Answers as math-verify can read them: what people and models write beside LaTeX is put into LaTeX.
+r"""Rewriting of answers into LaTeX that math-verify reads, without changing their value.
 
-Nothing here changes a value: full-width and Arabic digits, invisible characters, bold, emoji, `\sqrt(2)`, `√2π`,
-`pi/2`, `1.2e5`, `2**3`, `1\,234`, superscripts and vulgar fractions.
+Covers full-width and Arabic digits, invisible characters, bold, emoji, `\sqrt(2)`, `√2π`, `pi/2`, `1.2e5`, `2**3`,
+`1\,234`, superscripts and vulgar fractions.
 """
 
 import re
@@ -35,11 +35,11 @@ _SCIENTIFIC = re.compile(r"(?<![\w.])([0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]{1,3})(
 _THOUSANDS = re.compile(r"(?<=[0-9])(?:\\[,;:!]|\{,\}|,\\!) ?(?=[0-9]{3}(?![0-9]))")
 _BOLD = re.compile(r"\\(?:boldsymbol|bm|pmb)\s*\{([^{}]*)\}")
 _EMPHASIS = re.compile(r"(?<![\w)\]}])\*\*(?=\S)([^*]+)(?<=\S)\*\*|^\s*\*\*([^*]*)$")
-"""Two asterisks behind an operand are no emphasis but a power."""
+"""Two asterisks after an operand are a power, not emphasis."""
 _POWER = re.compile(
     r"(?<=[\w)\]}])\s?\*\*\s?(?:([+-]?(?:[0-9]++(?:\.[0-9]++)?+|[A-Za-z](?![A-Za-z])))|\(([^()]*)\))(?!\s?\*\*)"
 )
-"""A power of a power is left alone: LaTeX has no order for it."""
+"""A power of a power is left alone: LaTeX defines no order for it."""
 
 
 def readable(text: str) -> str:
@@ -63,7 +63,7 @@ def _fraction(character: str) -> str:
 
 
 def _plain(character: str) -> str:
-    """The character, a digit of any script as ASCII, an invisible one or a pictogram as nothing."""
+    """The character; a digit of any script becomes ASCII, an invisible character or pictogram is dropped."""
     if character.isdecimal():
         return str(unicodedata.decimal(character))
     kind = unicodedata.category(character)

@@ -1,7 +1,7 @@
-r"""Answers that are not computed at all: reading or comparing them would not end, whatever the time limit.
+r"""Answers that are refused unread: parsing or comparing them would run past any time limit.
 
-Cheap and linear. What is refused is `unparsable` with the reason; an answer that equals the reference as text has been
-settled before. Bounds are far above what any reference holds, so that nothing computable is lost.
+The check is cheap and linear. A refused answer is `unparsable`, with the reason. Answers that equal the reference as
+text never get here. The bounds are far above any reference, so no computable answer is lost.
 """
 
 import math
@@ -10,16 +10,16 @@ import re
 from luffy.grading.shortcuts import MAX_ANSWER_CHARS, MAX_NESTING, nesting
 
 MAX_DIGITS = 1000
-"""Longest number."""
+"""Digits of the longest number."""
 MAX_POWER_DIGITS = 1_000_000
-"""Longest power of numbers, written out."""
+"""Digits of the largest power of numbers, written out."""
 MAX_FACTORIAL = 100_000
 MAX_TERMS = 10_000
-"""Longest sum or product over integers."""
+"""Upper limit of a sum or product over integers."""
 MAX_ELEMENTS = 100
-"""Largest list, set or union; comparing unions and sets of symbols takes exponential time."""
+"""Elements of the largest list, set or union; comparing unions and sets of symbols takes exponential time."""
 MAX_DETERMINANT = 25
-"""Largest number of entries of a determinant."""
+"""Entries of the largest determinant."""
 
 _DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
 _CHAIN = re.compile(r"[0-9]++(?:\s*\^\s*[{(]?\s*[0-9]++)++")
@@ -31,14 +31,14 @@ _NUMBER = re.compile(r"[0-9]++")
 
 
 def refusal(text: str) -> str | None:
-    """Return why `text` is not computed, in a short phrase; None where it may be."""
+    """Return in a short phrase why `text` is refused; None if it may be computed."""
     if len(text) > MAX_ANSWER_CHARS:
         return f"longer than {MAX_ANSWER_CHARS} characters"
     if nesting(text) > MAX_NESTING:
         return f"nested deeper than {MAX_NESTING}"
     plain = text.replace("\\cdot", "*").replace("\\left", "").replace("\\right", "").replace("**", "^")
     if _DIGITS.search(plain):
-        return f"a number of more than {MAX_DIGITS} digits"
+        return f"a number with more than {MAX_DIGITS} digits"
     if any(_magnitude(chain) > MAX_POWER_DIGITS for chain in _CHAIN.findall(plain)):
         return "a power too large to write out"
     return _large_function(plain) or _many_elements(plain)
@@ -51,13 +51,13 @@ def _large_function(text: str) -> str | None:
         if _exceeds(above, MAX_FACTORIAL) and _exceeds(below, MAX_FACTORIAL):
             return "a binomial coefficient too large to write out"
     if any(_exceeds(limit, MAX_TERMS) for limit in _LIMITS.findall(text)):
-        return f"a sum or product of more than {MAX_TERMS} terms"
+        return f"a sum or product with more than {MAX_TERMS} terms"
     return None
 
 
 def _many_elements(text: str) -> str | None:
     if text.count(",") > MAX_ELEMENTS or text.count("\\cup") > MAX_ELEMENTS // 5:
-        return "a list of too many elements"
+        return "a list with too many elements"
     if text.count("&") > MAX_DETERMINANT and ("vmatrix" in text or "\\det" in text):
         return "a determinant too large to expand"
     return None
@@ -70,7 +70,7 @@ def _exceeds(text: str, bound: int) -> bool:
 
 
 def _magnitude(chain: str) -> float:
-    """Decimal logarithm of `a^b^c...`, infinite where it is far beyond any use."""
+    """Decimal logarithm of `a^b^c...`; infinite if it is too large to compute."""
     numbers = [int(number) for number in _NUMBER.findall(chain)]
     exponent = 1
     for base in reversed(numbers[1:]):

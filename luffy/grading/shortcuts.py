@@ -1,6 +1,6 @@
 """Verdicts that need no computer algebra: equal texts, and plain numbers.
 
-Both are sound: what is settled here is settled rightly, everything else goes to a worker.
+Both are exact. A pair that they cannot decide goes to a worker.
 """
 
 import re
@@ -8,22 +8,22 @@ import re
 from luffy.types import Outcome
 
 MAX_ANSWER_CHARS = 4096
-"""A longer answer is not verified: no reference is that long, and a request must fit in a pipe's buffer."""
+"""Longer answers are not verified: no reference is that long, and a request must fit in a pipe's buffer."""
 
 _PERCENT_WORDS = ("percentage", "percent", "pct")
 _NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?")
 MAX_NESTING = 50
-"""A deeper expression is not verified: reading it takes seconds, and no reference is that deep."""
+"""Deeper expressions are not verified: parsing them takes seconds, and no reference is that deep."""
 
 _WRAPPERS = ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{")
 _SPACING = {"\\,": " ", "\\;": " ", "\\:": " ", "\\!": "", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "~": " "}
 _BRACKET = re.compile(r"[()\[\]{}]")
-# A space between two digits (mixed numbers) or two letters (`\sin x`) means something; any other does not.
+# A space between two digits (mixed numbers) or two letters (`\sin x`) is significant; any other is not.
 _IDLE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Za-z])|(?<=[A-Za-z]) (?=[0-9])")
 
 
 def settle(answer: str, ground_truth: str) -> Outcome | None:
-    """Return the verdict on a pair where it is certain without mathematics; None where a worker must decide.
+    """Return the verdict on a pair if it is certain without algebra; None if a worker must decide.
 
     Plain integers and decimals are compared exactly, digit by digit: `07` equals `7.0`, and `0.3333333` differs from
     `0.333333` (math-verify would round both to six decimals).
@@ -42,7 +42,7 @@ def settle(answer: str, ground_truth: str) -> Outcome | None:
 
 
 def normalise(text: str) -> str:
-    r"""Return `text` without what never changes its meaning: outer `$`, `\text{}`, idle spaces, a final full stop."""
+    r"""Return `text` without insignificant markup: outer `$`, `\text{}`, idle spaces, a final full stop."""
     for command, replacement in _SPACING.items():
         text = text.replace(command, replacement)
     text = " ".join(text.split())
@@ -60,7 +60,7 @@ def normalise(text: str) -> str:
 
 
 def nesting(text: str) -> int:
-    """Return how many brackets of any kind are open at the deepest place."""
+    """Return the maximum nesting depth of brackets, counting every kind."""
     depth = deepest = 0
     for character in _BRACKET.findall(text):
         depth += 1 if character in "([{" else -1
@@ -69,7 +69,7 @@ def nesting(text: str) -> int:
 
 
 def canonical_number(text: str) -> tuple[str, str, str] | None:
-    """Return (sign, integer digits, decimal digits) of a plain number without idle zeros; None for anything else."""
+    """Return (sign, integer digits, decimal digits) of a plain number, without padding zeros, else None."""
     match = _NUMBER.fullmatch(text)
     if match is None:
         return None

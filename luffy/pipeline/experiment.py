@@ -1,4 +1,4 @@
-"""One run of an experiment: decides stage by stage, starts what is needed, and keeps the run's record."""
+"""One run of an experiment: plans each stage, runs the stages that are needed, and records the run."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ class StageObserver(Protocol):
     """Receives what happens to a stage, to show it."""
 
     def planned(self, plan: StagePlan) -> None:
-        """The decision has been taken."""
+        """The stage has been planned."""
         ...
 
     def event(self, plan: StagePlan, event: Event) -> None:
@@ -47,7 +47,7 @@ class StageObserver(Protocol):
         ...
 
     def finished(self, plan: StagePlan, manifest: Manifest) -> None:
-        """The stage's result is there, made now or before."""
+        """The stage is finished, now or in an earlier run."""
         ...
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
@@ -77,7 +77,7 @@ class Experiment:
     """Compare full hashes before a result is reused."""
 
     def plan(self) -> tuple[StagePlan, ...]:
-        """The decisions that a run would take now; starts and writes nothing."""
+        """The decisions that a run would make now; starts and writes nothing."""
         return plan_graph(self.workspace, self.config.name, self.nodes, self.identities, verify=self.verify)
 
     def plan_node(self, name: str) -> StagePlan:
@@ -113,9 +113,9 @@ def open_experiment(
     fingerprint: Callable[[str], Mapping[str, str]] = code_fingerprint,
     sweep_steps: tuple[int, ...] = (),
 ) -> Experiment:
-    """The experiment with all keys computed; raises DataError when a file that it names is missing.
+    """The experiment with all keys computed; raises DataError if a file that it refers to is missing.
 
-    With `sweep_steps` its last stage evaluates the RL stage's checkpoints of these steps.
+    With `sweep_steps`, the last stage evaluates the RL stage's checkpoints of these steps.
     """
     nodes = build_graph(config, sweep_steps)
     code = {stage: fingerprint(stage) for stage in {node.stage for node in nodes}}
@@ -128,7 +128,7 @@ def open_experiment(
 
 
 class ExperimentRun:
-    """A started run; every stage that is done is entered into its `run.json`. Stages may be made by several threads."""
+    """A started run, which records its stages in `run.json`. Several threads may make stages."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class ExperimentRun:
     def execute(self, name: str, observer: StageObserver, turn: Turn = no_turn) -> Manifest:
         """Make the stage `name`, or reuse it; returns its manifest. Raises StageFailed or WorkspaceError.
 
-        `turn` says when a stage that is not reused may take GPUs.
+        `turn` decides when a stage that is not reused may take GPUs.
         """
         with claiming(self.experiment.workspace):
             plan = self.experiment.plan_node(name)
@@ -165,7 +165,7 @@ class ExperimentRun:
         return manifest
 
     def close(self, state: RunState) -> None:
-        """Write how the run ended."""
+        """Record how the run ended."""
         with self._recording:
             write_run(self.directory, self._record(state))
 
@@ -187,7 +187,7 @@ class ExperimentRun:
             raise StageFailed(f"{plan.node.name} {failure}", failure.exit_code) from None
 
     def _with_retries(self, plan: StagePlan, observer: StageObserver, environment: Mapping[str, str]) -> None:
-        """Run the stage program, again where that can mend what has ended it: it resumes by itself."""
+        """Run the stage program; after a temporary failure run it again, and it resumes by itself."""
         execution = self.experiment.config.execution
         limit_s = execution.time_limits_s.get(plan.node.stage)
         began = time.monotonic()
@@ -207,7 +207,7 @@ class ExperimentRun:
                 if not failure.temporary or attempt == execution.retries:
                     raise
                 why = str(failure).partition("\n")[0].partition("; the end of ")[0]
-                text = f"{why}; resumed in {execution.retry_delay_s:.0f} s ({attempt + 1} of {execution.retries})"
+                text = f"{why}; resuming in {execution.retry_delay_s:.0f} s ({attempt + 1} of {execution.retries})"
                 observer.event(plan, Event("message", time.time(), os.getpid(), text=text))
                 pause(self._stopped, execution.retry_delay_s)
 
@@ -238,9 +238,9 @@ class ExperimentRun:
 
 @contextmanager
 def start_run(experiment: Experiment, stopped: Callable[[], bool] = lambda: False) -> Iterator[ExperimentRun]:
-    """A new `runs/<experiment>-<n>/` whose record says how the run ended.
+    """Start a run in a new `runs/<experiment>-<n>/`, and record how it ended.
 
-    `stopped` ends its stages as a Ctrl-C would: for runs in other threads than the main one.
+    `stopped` ends its stages as Ctrl-C would, for runs outside the main thread.
     """
     experiment.workspace.prepare()
     with usable(experiment.workspace.root):
@@ -249,9 +249,9 @@ def start_run(experiment: Experiment, stopped: Callable[[], bool] = lambda: Fals
         run.close("running")
     try:
         yield run
-    except BaseException as error:  # the record says how a run ended, by Ctrl-C too
+    except BaseException as error:  # also Ctrl-C
         ended = isinstance(error, StageFailed) and error.exit_code == EXIT_INTERRUPTED
-        with contextlib.suppress(OSError):  # a full disk: what led here says so, and the record that the run is dead
+        with contextlib.suppress(OSError):  # a full disk: `error` reports it, and the stale record shows a dead run
             run.close("interrupted" if ended or not isinstance(error, Exception) else "failed")
         raise
     with usable(directory):
@@ -260,11 +260,11 @@ def start_run(experiment: Experiment, stopped: Callable[[], bool] = lambda: Fals
 
 @contextmanager
 def _reporting_to(observer: StageObserver, plan: StagePlan) -> Iterator[None]:
-    """Reports whatever ends the stage to the observer, and raises it again."""
+    """Report whatever ends the stage to the observer, and raise it again."""
     try:
         with usable(plan.directory):
             yield
-    except BaseException as error:  # a display that shows a stage as running must learn of a Ctrl-C too
+    except BaseException as error:  # also Ctrl-C: the display must stop showing the stage as running
         observer.failed(plan, error)
         raise
 

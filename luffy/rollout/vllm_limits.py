@@ -67,8 +67,8 @@ def check_params(params: SamplingParams) -> None:
     """Raise ConfigError for a temperature that vLLM would silently replace."""
     if 0 < params.temperature < LOWEST_VLLM_TEMPERATURE:
         raise ConfigError(
-            f"temperature: {params.temperature} is below the lowest that vLLM samples at; use 0 (greedy) or at least "
-            f"{LOWEST_VLLM_TEMPERATURE}"
+            f"temperature: {params.temperature} is below vLLM's lowest sampling temperature; use 0 (greedy) or at "
+            f"least {LOWEST_VLLM_TEMPERATURE}"
         )
 
 

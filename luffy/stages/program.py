@@ -243,7 +243,7 @@ def _as_user_error(error: Exception) -> UserError | None:
     if lack is not None:
         where = (error.filename if isinstance(error, OSError) else None) or "workspace"
         return WorkspaceError(
-            f"{where}: {lack}; fix that (luffy gc says what can go); the same command resumes the stage"
+            f"{where}: {lack}; fix that (luffy gc lists what to delete); the same command resumes the stage"
         )
     return None
 

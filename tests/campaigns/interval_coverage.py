@@ -143,11 +143,11 @@ def _clustered_methods(share_RP: Array) -> dict[str, Bounds]:
         interval = verdict_interval(round(share_RP[row].sum()), n, CONFIDENCE)
         low_R[row], high_R[row] = interval.low, interval.high
     few_RP = share_RP[: len(share_RP) // OTHERS]
-    return {SHIPPED: (low_R, high_R), "Wilson, drawn by two problems": _two_problems(share_RP)} | _textbook(few_RP)
+    return {SHIPPED: (low_R, high_R), "Wilson, shrunk by two problems": _two_problems(share_RP)} | _textbook(few_RP)
 
 
 def _two_problems(share_RP: Array) -> Bounds:
-    """The method before: the design effect is drawn to its largest with the weight of two problems, whatever n."""
+    """The previous method: the design effect is shrunk to its maximum with the weight of two problems, for any n."""
     n = share_RP.shape[1]
     mean_R = share_RP.mean(axis=1)
     independent_R = mean_R * (1 - mean_R) / (n * NUM_SAMPLES)

@@ -101,7 +101,7 @@ def test_arms_learn_side_by_side_and_a_failed_one_is_shown_as_failed(compared):
     }
 
 
-def test_what_arms_share_is_made_once(compared):
+def test_shared_stages_are_made_once(compared):
     stages = compared[0] / "workspace" / "stages"
     made = {
         stage: len(list((stages / stage).glob("*/manifest.json"))) for stage in ("prepare_data", "base", "sft", "rl")
@@ -110,7 +110,7 @@ def test_what_arms_share_is_made_once(compared):
     assert len(list((stages / "evaluate").glob("*/manifest.json"))) == 1 + 4
 
 
-def test_the_same_command_reuses_everything_but_what_failed(compared):
+def test_the_same_command_reuses_everything_except_the_failed_arm(compared):
     folder, _ = compared
     again = run(folder / "workspace", folder / "small.yaml")
     assert again.returncode == 1
@@ -120,7 +120,7 @@ def test_the_same_command_reuses_everything_but_what_failed(compared):
     assert first == second
 
 
-def test_without_the_failing_arm_it_ends_well_and_a_mistake_is_one_line(compared):
+def test_a_comparison_without_the_failing_arm_succeeds_and_a_mistake_is_one_line(compared):
     folder, _ = compared
     (folder / "good.yaml").write_text(re.sub(r"  broken.*\n", "", COMPARISON))
     good = run(folder / "workspace", folder / "good.yaml")
@@ -131,7 +131,7 @@ def test_without_the_failing_arm_it_ends_well_and_a_mistake_is_one_line(compared
     assert wrong.stderr.count("\n") == 1 and "it would be another budget" in wrong.stderr
 
 
-def test_ctrl_c_ends_all_runs_at_once_and_the_same_command_goes_on(compared):
+def test_ctrl_c_ends_all_runs_at_once_and_the_same_command_resumes(compared):
     folder, _ = compared
     workspace = folder / "workspace"
     (folder / "good.yaml").write_text(re.sub(r"  broken.*\n", "", COMPARISON))

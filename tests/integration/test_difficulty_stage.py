@@ -69,7 +69,7 @@ def rates(directory: Path) -> list[dict]:
     return pq.read_table(directory / "pass_rates.parquet").to_pylist()
 
 
-def test_rl_learns_from_the_prompts_within_the_bounds_alone(finished):
+def test_rl_learns_only_from_prompts_within_the_bounds(finished):
     experiment = opened(finished)
     directory = experiment.plan_node("difficulty").directory
     measured = rates(directory)
@@ -111,7 +111,7 @@ def test_kill_9_loses_no_finished_batch_and_changes_nothing(workspace, finished,
     assert experiment.plan_node("rl").action == "reuse"
 
 
-def test_other_bounds_draw_nothing_again(workspace):
+def test_other_bounds_reuse_the_samples(workspace):
     before, wider = opened(workspace), opened(workspace, "difficulty.max_pass_rate=1.0")
     changed = {name for name in before.identities if before.identities[name].key != wider.identities[name].key}
     assert changed == {"difficulty", "rl", "evaluate_rl", "report"}
@@ -123,7 +123,7 @@ def test_other_bounds_draw_nothing_again(workspace):
     assert counts[0] == counts[1]
 
 
-def test_a_range_that_leaves_nothing_is_one_line_and_exit_code_2(workspace):
+def test_a_range_without_prompts_is_one_line_and_exit_code_2(workspace):
     histogram = json.loads((opened(workspace).plan_node("difficulty").directory / "card.json").read_text())["histogram"]
     share = next(int(number) / 8 for number, count in histogram.items() if count == 0)
     empty = opened(workspace, f"difficulty={{min_pass_rate: {share}, max_pass_rate: {share}}}")

@@ -60,7 +60,7 @@ def states(result):
     return dict(re.findall(r"^\d\d:\d\d:\d\d (\w+): (\w+)", result.stdout, re.MULTILINE))
 
 
-def test_a_model_evaluated_alone_gets_what_it_got_in_its_chain_and_the_second_time_nothing_runs(workspace, server):
+def test_a_standalone_evaluation_equals_that_of_the_chain_and_is_reused(workspace, server):
     model = stage(workspace, "rl")
     result = run(workspace, "evaluate_checkpoint", "--model", str(model), **server)
     assert result.returncode == 0, result.stderr
@@ -90,7 +90,7 @@ def test_a_sweep_evaluates_each_kept_step_by_one_engine_and_its_last_is_the_fina
     assert set(states(again).values()) == {"reused"}
 
 
-def test_a_killed_sweep_goes_on_with_what_is_left(workspace, server):
+def test_a_killed_sweep_continues_with_the_remaining_steps(workspace, server):
     run(workspace, "evaluate_checkpoint", "--steps", "2,4", KEEP, **server)
     sweep = stage(workspace, "sweep", "smoke-2")
     undisturbed = {path.name: path.read_bytes() for path in (sweep / "step_000004").glob("*.json*")}
@@ -106,7 +106,7 @@ def test_a_killed_sweep_goes_on_with_what_is_left(workspace, server):
     assert not (sweep / "swap").exists()
 
 
-def test_the_leaderboard_has_a_row_a_model_whatever_evaluated_it(workspace, server, capsys):
+def test_the_leaderboard_has_one_row_per_model_from_any_kind_of_evaluation(workspace, server, capsys):
     run(workspace, "evaluate_checkpoint", "--steps", "2,6", KEEP, **server)
     run(workspace, "full_pipeline", KEEP, **server)
     assert main(["leaderboard", str(workspace)]) == 0
@@ -145,7 +145,7 @@ def test_a_mistake_is_one_line_before_anything_starts(finished, arguments, messa
     assert sorted(path.name for path in (finished / "runs").iterdir()) == before
 
 
-def test_a_dry_run_says_what_a_sweep_would_do(finished):
+def test_a_dry_run_shows_the_plan_of_a_sweep(finished):
     result = run(finished, "evaluate_checkpoint", "--steps", "2,4", KEEP, "--dry-run")
     assert result.returncode == 0, result.stderr
     assert re.search(r"^rl +\w{16} +reused", result.stdout, re.MULTILINE)

@@ -51,7 +51,7 @@ def test_a_damaged_output_runs_its_stage_alone_when_the_result_is_the_same(done)
 
 
 @pytest.mark.slow
-def test_what_depends_on_a_damaged_output_runs_when_the_result_differs(done, monkeypatch):
+def test_dependants_of_a_damaged_output_run_when_the_result_differs(done, monkeypatch):
     output(done, "base", "metrics.jsonl").unlink()
     monkeypatch.setenv("TOY_WEIGHTS", "other")
     assert execute(done) == {"prepare_data": "reused", "base": "run", "evaluate_base": "run"}
@@ -65,7 +65,7 @@ def test_a_damaged_model_is_exported_again_from_its_last_checkpoint(done):
 
 
 @pytest.mark.slow
-def test_a_longer_run_gets_a_directory_of_its_own(tmp_path):
+def test_a_longer_run_gets_its_own_directory(tmp_path):
     nodes = ("prepare_data", "base", "sft", "rl")
     execute(tmp_path, nodes, "rl.steps=3")
     before = output(tmp_path, "rl", "manifest.json").read_bytes()
@@ -77,7 +77,7 @@ def test_a_longer_run_gets_a_directory_of_its_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_of_two_runs_at_once_one_computes_and_the_other_waits_and_reuses(tmp_path, monkeypatch):
+def test_the_second_of_two_concurrent_runs_waits_and_reuses(tmp_path, monkeypatch):
     monkeypatch.setenv("TOY_STEP_S", "1.5")
     command = [sys.executable, str(DRIVER), str(tmp_path), "prepare_data"]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

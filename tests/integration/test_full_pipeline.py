@@ -175,7 +175,7 @@ def test_nothing_of_a_run_can_go_until_it_is_given_up(workspace, capsys):
     assert not any((workspace / "runs").iterdir()) and not list((workspace / "stages").glob("*/*"))
 
 
-def test_a_dry_run_says_what_and_why_and_starts_nothing(workspace):
+def test_a_dry_run_shows_decisions_with_reasons_and_starts_nothing(workspace):
     before = sorted(path.name for path in (workspace / "runs").iterdir())
     command = [sys.executable, "-X", "importtime", "flows/full_pipeline.py", SMOKE, "sft.epochs=3", "--dry-run"]
     env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "COLUMNS": "160"}
@@ -241,7 +241,7 @@ def test_an_evaluation_option_runs_evaluation_and_report_only(workspace, server)
     assert states(result) == only("evaluate_base", "evaluate_sft", "evaluate_rl", "report")
 
 
-def test_damaged_outputs_run_their_stages_and_only_what_depends_on_them(workspace, server):
+def test_damaged_outputs_run_only_their_stages_and_dependants(workspace, server):
     (stage(workspace, "prepare_data") / "suites" / "longer.parquet").unlink()
     (stage(workspace, "evaluate_base") / "results.json").write_text("{}")
     (stage(workspace, "sft") / "model" / "config.json").unlink()
@@ -251,7 +251,7 @@ def test_damaged_outputs_run_their_stages_and_only_what_depends_on_them(workspac
     assert states(run(workspace, **server)) == only()
 
 
-def test_of_two_flows_at_once_one_works_and_the_other_waits_and_reuses(workspace):
+def test_the_second_of_two_concurrent_flows_waits_and_reuses(workspace):
     shutil.rmtree(stage(workspace, "sft"))
     flows = [start(workspace), start(workspace)]
     outputs = [flow.communicate(timeout=PATIENCE_S)[0] for flow in flows]

@@ -114,7 +114,7 @@ def test_a_method_runs_three_steps_and_resumes_after_a_stop_to_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["exgrpo", "uft"])
-def test_a_kill_between_the_two_updates_of_a_step_leaves_the_same_bits(
+def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
     method: str, upstream: dict[str, Path], tmp_path: Path
 ) -> None:
     """Killed before the second update of step 4: steps 3 and 4 lie in the journal, the last checkpoint is step 2's."""
@@ -185,9 +185,7 @@ def test_a_supervised_method_learns_from_traces(method: str, upstream: dict[str,
 
 
 @pytest.mark.slow
-def test_groups_that_are_all_equal_leave_nothing_to_learn_and_nothing_breaks(
-    upstream: dict[str, Path], tmp_path: Path
-) -> None:
+def test_steps_of_only_zero_variance_groups_keep_the_weights(upstream: dict[str, Path], tmp_path: Path) -> None:
     """At a temperature of 1000 the policy babbles and earns nothing: every group is dropped, the weights stay."""
     drop = "objective.group={size: 2, off_policy: 0, filter: {kind: drop_zero_variance}}"
     config = experiment("dapo", drop, "rl.max_response_tokens=64", "rl.temperature=1000.0")

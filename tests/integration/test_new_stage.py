@@ -64,7 +64,7 @@ def flow(project, *arguments):
     return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=500)
 
 
-def test_a_chain_with_a_stage_of_ones_own_runs_and_is_reused(project):
+def test_a_chain_with_a_custom_stage_runs_and_is_reused(project):
     chain = "stages=[prepare_data, base, census]"
     first = flow(project, chain)
     assert first.returncode == 0, first.stderr
@@ -76,7 +76,7 @@ def test_a_chain_with_a_stage_of_ones_own_runs_and_is_reused(project):
     assert "first run" in flow(project, chain, "name=other", "seed=5", "--dry-run").stdout
 
 
-def test_a_stage_that_is_not_registered_is_refused_with_those_that_are(project):
+def test_an_unregistered_stage_is_refused_with_a_list_of_the_registered_ones(project):
     refused = flow(project, "stages=[prepare_data, base, cencus]")
     assert refused.returncode == 2
     assert "'sweep' or 'census', found 'cencus'" in refused.stderr

@@ -93,7 +93,7 @@ def listener():
         (200, b"", False),
     ],
 )
-def test_only_a_prefect_api_is_taken_for_one(listener, status, body, there):
+def test_only_a_prefect_api_is_recognised_as_one(listener, status, body, there):
     assert answers(listener(status, body), timeout_s=PATIENCE_S) is there
 
 
@@ -115,7 +115,7 @@ def test_no_listener_is_no_api(url):
     assert not answers(url, timeout_s=PATIENCE_S)
 
 
-def test_no_proxy_is_asked_for_what_is_on_this_machine(listener, monkeypatch):
+def test_requests_to_this_machine_bypass_the_proxy(listener, monkeypatch):
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
@@ -132,7 +132,7 @@ def test_no_proxy_is_asked_for_what_is_on_this_machine(listener, monkeypatch):
         ({"NO_PROXY": "*", "no_proxy": "*"}, "*"),
     ],
 )
-def test_prefect_itself_goes_straight_to_this_machine(tmp_path, before, after):
+def test_prefect_itself_bypasses_the_proxy_for_this_machine(tmp_path, before, after):
     script = (
         "import json, os, sys; from pathlib import Path; from luffy.flows.prefect_session import set_environment;"
         "set_environment(Path(sys.argv[1]), debug=False);"

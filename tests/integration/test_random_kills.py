@@ -25,7 +25,7 @@ def run_to_its_end(pipeline: Pipeline, before: int) -> list[Kill]:
             return kills
 
 
-def test_five_kills_at_random_moments_leave_the_result_of_an_undisturbed_run(undisturbed, tmp_path):
+def test_five_kills_at_random_moments_give_the_result_of_an_undisturbed_run(undisturbed, tmp_path):
     kills, chains = [], 0
     while len(kills) < len(PLANNED):  # a second chain only where the first was too fast for all of them
         pipeline, chains = Pipeline(tmp_path / str(chains), "exp_configs/smoke.yaml"), chains + 1

@@ -40,7 +40,7 @@ def test_two_ranks_end_with_their_code_and_their_output(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["print('late')", "raise SystemExit(5)"])
-def test_threads_and_exit_handlers_come_to_their_end_first(ending):
+def test_threads_and_exit_handlers_finish_first(ending):
     code = f"""
 import atexit, threading
 from luffy.processes import exit_without_finalizing

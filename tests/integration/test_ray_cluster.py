@@ -56,14 +56,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("later")]
 
 
-def test_greedy_rollouts_of_the_start_are_the_same_tokens(pair: Pair) -> None:
+def test_greedy_rollouts_before_an_update_are_the_same_tokens(pair: Pair) -> None:
     expected = pair.local.engine.generate(REQUESTS, params(temperature=0.0))
     found = pair.ray.engine.generate(REQUESTS, params(temperature=0.0))
     assert [(c.token_ids, c.finish_reason) for c in found] == [(c.token_ids, c.finish_reason) for c in expected]
     assert all(set(c.weight_versions) == {0} for c in found)
 
 
-def test_the_engines_logprobs_are_the_trainers_before_and_after_a_publish_and_the_update_is_that_of_one_process(
+def test_engine_and_trainer_logprobs_agree_around_a_publish_and_the_update_equals_that_of_one_process(
     pair: Pair,
 ) -> None:
     first = pair.ray.engine.generate(REQUESTS, params())
@@ -82,7 +82,7 @@ def test_the_engines_logprobs_are_the_trainers_before_and_after_a_publish_and_th
     assert all(set(c.weight_versions) == {1} for c in second)
 
 
-def test_rollouts_go_on_behind_a_publish_and_their_tokens_carry_its_version(pair: Pair) -> None:
+def test_rollouts_continue_after_a_publish_and_their_tokens_carry_its_version(pair: Pair) -> None:
     requests = [RolloutRequest((1 + i % 20, 2), seed=i) for i in range(200)]
     completions: list[Completion] = []
     num_calls, published = 0, threading.Event()
@@ -110,7 +110,7 @@ def test_rollouts_go_on_behind_a_publish_and_their_tokens_carry_its_version(pair
     assert any(set(row) == {3} for row in versions)
 
 
-def test_a_step_without_a_group_has_a_version_of_its_own(pair: Pair) -> None:
+def test_a_step_without_a_group_has_its_own_version(pair: Pair) -> None:
     assert pair.ray.trainer.learn([], 4) == {"batch/optimizer_steps": 0.0}
     pair.ray.publish(4)
     assert set(pair.ray.engine.generate(REQUESTS[:1], params())[0].weight_versions) == {4}
@@ -126,7 +126,7 @@ def test_an_error_of_the_ranks_is_raised_as_it_is(pair: Pair) -> None:
 ONE = [Place(0, cpus=1, gpus=0)]
 
 
-def test_more_than_the_cluster_has_is_refused(pair: Pair) -> None:
+def test_a_layout_larger_than_the_cluster_is_refused(pair: Pair) -> None:
     with pytest.raises(ConfigError, match=r"trainer_ranks 1 and engines 1 need 3 GPUs, the cluster has \d"):
         reserve(Layout([{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 2}], ONE, ONE), 5)
     with pytest.raises(ConfigError, match=r"trainer_ranks 1000 and engines 1 need 1001 CPUs, the cluster has"):

@@ -95,7 +95,7 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path, answers
     assert "\n" not in str(caught.value)
 
 
-def test_a_start_that_fails_half_way_gives_everything_back(address: str, tmp_path: Path) -> None:
+def test_a_start_that_fails_half_way_releases_everything(address: str, tmp_path: Path) -> None:
     # The ranks take it, vLLM has no attention of 16 dimensions a head.
     spec = spec_of(tmp_path, model_of(tied=True, num_heads=4), zero_stage=0, address=address)
     with pytest.raises(ConfigError, match="vLLM has no attention of 16 dimensions"), RayCluster(spec):
@@ -221,7 +221,7 @@ def test_logprobs_agree_before_and_after_a_publish(running: Running) -> None:
     assert running.largest_gap() < MAX_GAP
 
 
-def test_an_engine_killed_in_mid_generate_is_replaced_and_every_request_is_answered_once(running: Running) -> None:
+def test_an_engine_killed_while_generating_is_replaced_and_every_request_is_answered_once(running: Running) -> None:
     engine, restarts = running.cluster._engines, running.cluster._engines.num_restarts
     requests = [RolloutRequest((1 + i % 20, 2), seed=i) for i in range(150)]
     completions = running.kill_at(running.engine_member, "answered", lambda: engine.generate(requests, params()))

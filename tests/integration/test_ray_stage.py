@@ -160,7 +160,7 @@ def test_no_process_outlives_the_stage_or_its_supervisor(
     assert_all_end(everybody)
 
 
-def test_the_same_command_finishes_what_was_ended(workspace: Path) -> None:
+def test_the_same_command_finishes_the_ended_stage(workspace: Path) -> None:
     driver = start(workspace, "rl", ONE_RANK)
     wait_until(lambda: processes(driver, "ray::EngineActor") or driver.poll() is not None)
     everybody = processes(driver)

@@ -173,7 +173,7 @@ def test_a_deployment_runs_from_another_terminal_and_shows_what_it_does(served):
     assert {"smoke-base-metrics", "smoke-base-curves", "smoke-prepare-data-card"} <= set(shown)
 
 
-def test_the_form_and_the_data_alone_reuse_what_the_file_has_made(served):
+def test_the_form_and_a_data_flow_reuse_the_stages_of_the_file(served):
     assert served.submit(SHORT, "--watch")[0].returncode == 0
     form = form_of_file(ROOT / "exp_configs" / "smoke.yaml", SHORT)
     result, run = served.deploy("pipeline-form/arithmetic", {"experiment": form}, "--watch")
@@ -211,7 +211,7 @@ def test_a_flow_started_by_hand_reports_to_the_server_too(served):
     assert (newest["deployment_id"], newest["state_type"]) == (None, "COMPLETED")
 
 
-def test_parameters_of_the_wrong_kind_are_refused_at_submission(served):
+def test_parameters_of_the_wrong_type_are_refused_at_submission(served):
     result, run = served.submit(3)
     assert result.returncode == 1
     assert run is None

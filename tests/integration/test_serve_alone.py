@@ -77,7 +77,7 @@ def test_the_lock_is_taken_before_any_server_is_started(tmp_path, no_pointer, mo
         serve._serve(workspace, free_port(), limit=1)
 
 
-def test_a_slow_server_is_asked_again_for_its_pool(tmp_path, monkeypatch, idle):
+def test_the_pool_is_requested_again_from_a_slow_server(tmp_path, monkeypatch, idle):
     monkeypatch.setattr(serve, "_POLL_S", 0.01)
     monkeypatch.setattr(SlowApi, "requests", 0)
     with ThreadingHTTPServer(("127.0.0.1", 0), SlowApi) as server:

@@ -75,7 +75,7 @@ def test_two_ranks_learn_what_one_learns(
             assert untimed(found) == pytest.approx(untimed(wanted), rel=1e-4)
 
 
-def test_an_interrupted_run_goes_on_over_another_number_of_ranks(
+def test_an_interrupted_run_resumes_on_a_different_number_of_ranks(
     tmp_path: Path, start: Path, alone: tuple[Path, list[dict[str, float]]]
 ) -> None:
     from_two, from_one = folder(tmp_path, "from_two"), folder(tmp_path, "from_one")

@@ -93,7 +93,7 @@ def test_a_stage_that_will_not_fit_is_refused_before_it_begins(disk):
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up_in_the_midst_of_a_stage_is_one_line_and_the_stage_resumes(disk, monkeypatch):
+def test_a_disk_that_fills_up_during_a_stage_is_one_line_and_the_stage_resumes(disk, monkeypatch):
     root = disk(48)
     monkeypatch.setenv("TOY_MODE", "fill")
     with pytest.raises(StageFailed) as caught:
@@ -108,14 +108,14 @@ def test_a_disk_that_fills_up_in_the_midst_of_a_stage_is_one_line_and_the_stage_
     assert manifest.resumed_from == 2
 
 
-def test_a_full_disk_does_not_hide_what_ended_the_run(disk):
+def test_a_full_disk_does_not_hide_the_error_that_ended_the_run(disk):
     root = disk(40)
     with pytest.raises(StageFailed, match="rl failed"), start_run(toy_experiment(root)):
         fill(root)
         raise StageFailed("rl failed")
 
 
-def test_libraries_that_lose_the_number_of_the_error_are_understood(disk):
+def test_a_full_disk_is_recognised_without_an_errno(disk):
     root = disk(1)
     with pytest.raises(Exception, match="os error 28") as caught:
         save_file({"x": np.zeros(MIB)}, root / "x.safetensors")
@@ -129,7 +129,7 @@ def test_libraries_that_lose_the_number_of_the_error_are_understood(disk):
     assert lack_of_space(RuntimeError("the matrix is not finite")) is None
 
 
-def test_stages_may_lie_on_another_disk_than_runs_and_other_stages(disk, tmp_path):
+def test_stages_may_be_on_a_different_disk_from_runs_and_other_stages(disk, tmp_path):
     workspace = Workspace(tmp_path / "workspace")
     shorter = workspace.stages / "base" / "0000000000000001"
     disk(2, workspace.stages / "rl")

@@ -92,7 +92,7 @@ def test_a_stage_that_was_killed_or_lost_something_is_resumed_within_the_run(tmp
     recorder = Recorder()
     manifest = toy_run(tmp_path, *RETRIED).execute("prepare_data", recorder)
     assert manifest.resumed_from == 2
-    assert recorder.texts("message") == [f"{why}; resumed in 0 s (1 of 1)"]
+    assert recorder.texts("message") == [f"{why}; resuming in 0 s (1 of 1)"]
     assert recorder.texts("planned") == ["run"]
 
 
@@ -100,7 +100,7 @@ def test_a_stage_that_was_killed_or_lost_something_is_resumed_within_the_run(tmp
 @pytest.mark.parametrize(
     ("fault", "mode", "starts", "code"), [("lost for good", "", 2, 1), ("crash", "", 1, 1), ("", "mistake", 1, 2)]
 )
-def test_retries_are_counted_and_are_not_for_crashes_or_mistakes(tmp_path, monkeypatch, fault, mode, starts, code):
+def test_retries_are_limited_and_exclude_crashes_and_mistakes(tmp_path, monkeypatch, fault, mode, starts, code):
     monkeypatch.setenv("TOY_FAULT", fault)
     monkeypatch.setenv("TOY_MODE", mode)
     recorder = Recorder()
@@ -111,7 +111,7 @@ def test_retries_are_counted_and_are_not_for_crashes_or_mistakes(tmp_path, monke
 
 
 @pytest.mark.slow
-def test_a_time_limit_ends_the_whole_family_and_the_next_run_resumes(tmp_path, monkeypatch):
+def test_a_time_limit_ends_all_stage_processes_and_the_next_run_resumes(tmp_path, monkeypatch):
     monkeypatch.setenv("TOY_MODE", "family")
     monkeypatch.setenv("TOY_HANGS_AT", "3")
     recorder = Recorder()
@@ -131,7 +131,7 @@ def test_a_time_limit_ends_the_whole_family_and_the_next_run_resumes(tmp_path, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_whatever_stops_the_supervisor_ends_the_whole_family(tmp_path, monkeypatch, error):
+def test_stopping_the_supervisor_ends_all_stage_processes(tmp_path, monkeypatch, error):
     monkeypatch.setenv("TOY_MODE", "family")
     monkeypatch.setenv("TOY_STEP_S", "30")
     pids = []

@@ -124,7 +124,7 @@ def largest_gap(
 
 
 @pytest.mark.parametrize("temperature", PARAMS)
-def test_logprobs_are_a_plain_forward_s_before_and_after_an_update(started: Started, temperature: float) -> None:
+def test_logprobs_equal_a_plain_forward_pass_before_and_after_an_update(started: Started, temperature: float) -> None:
     assert largest_gap({0: started.model(0)}, REQUESTS, started.first[temperature], temperature) < MAX_GAP
     changed = started.load(seed=3)
     after = started.engine.generate(REQUESTS, PARAMS[temperature])
@@ -133,7 +133,7 @@ def test_logprobs_are_a_plain_forward_s_before_and_after_an_update(started: Star
     assert [c.token_ids for c in after] != [c.token_ids for c in started.first[temperature]]
 
 
-def test_greedy_tokens_are_the_embedded_engine_s(started: Started) -> None:
+def test_greedy_tokens_equal_those_of_the_embedded_engine(started: Started) -> None:
     expected = TransformersEngine(started.model(0), batch_size=64).generate(REQUESTS, PARAMS[0.0])
     assert [(c.token_ids, c.finish_reason) for c in started.first[0.0]] == [
         (c.token_ids, c.finish_reason) for c in expected
@@ -142,7 +142,7 @@ def test_greedy_tokens_are_the_embedded_engine_s(started: Started) -> None:
         assert said.logprobs == pytest.approx(completion.logprobs, abs=MAX_GAP)
 
 
-def test_a_request_draws_the_same_whatever_else_is_in_the_batch(started: Started) -> None:
+def test_a_request_samples_the_same_tokens_in_any_batch(started: Started) -> None:
     """vLLM gives each request its own noise, but the logits under it change in their last bits with the batch: only a
     draw between two tokens that are equal to within those may differ, and none of these is."""
     started.load(seed=0)
@@ -154,7 +154,7 @@ def test_a_request_draws_the_same_whatever_else_is_in_the_batch(started: Started
     assert len(set(tokens)) > 12
 
 
-def test_draws_follow_the_model_s_distribution(started: Started) -> None:
+def test_samples_follow_the_models_distribution(started: Started) -> None:
     model = started.load(seed=0)
     requests = [RolloutRequest((1, 2, 3), seed=i) for i in range(2000)]
     completions = started.engine.generate(requests, SamplingParams(1.0, max_response_tokens=1, stop_token_ids=()))
@@ -223,7 +223,7 @@ def test_the_kv_cache_of_old_weights_is_never_read_again(started: Started) -> No
         assert largest_gap({seed: model}, [request, request], completions, 1.0) < MAX_GAP
 
 
-def test_weights_are_taken_one_at_a_time(started: Started) -> None:
+def test_weights_are_loaded_one_at_a_time(started: Started) -> None:
     model, alive, most = started.model(0), [], 0
 
     def weights() -> Iterator[tuple[str, Tensor]]:
@@ -241,7 +241,7 @@ def test_weights_are_taken_one_at_a_time(started: Started) -> None:
     assert (most, len(alive)) == (7, 38 if started.tied else 39)
 
 
-def test_what_does_not_fit_is_refused_in_one_line(started: Started) -> None:
+def test_unusable_requests_are_refused_in_one_line(started: Started) -> None:
     long = [RolloutRequest((1,) * 500, seed=0), RolloutRequest((1,), seed=0)]
     with pytest.raises(ConfigError, match="1 of 2 prompts do not fit: the longest has 500 tokens"):
         started.engine.generate(long, PARAMS[1.0])
@@ -249,7 +249,7 @@ def test_what_does_not_fit_is_refused_in_one_line(started: Started) -> None:
         started.engine.generate(REQUESTS, SamplingParams(0.001, 20, ()))
 
 
-def test_heads_that_vllm_s_cpu_attention_lacks_are_refused_before_the_start(tmp_path: Path) -> None:
+def test_head_sizes_without_vllm_cpu_attention_are_refused_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 96, "num_attention_heads": 4}))
     with pytest.raises(ConfigError, match="no attention of 24 dimensions a head on CPU, only of 32, 64, 80"):
         VLLMEngine.from_folder(tmp_path, VLLMConfig(), "float32")
@@ -264,7 +264,7 @@ def test_a_sleeping_engine_does_not_generate(started: Started) -> None:
     assert len(started.engine.generate(REQUESTS, PARAMS[1.0])) == len(REQUESTS)
 
 
-def test_a_transfer_holds_generation_back_for_a_bounded_time(started: Started) -> None:
+def test_a_transfer_pauses_generation_for_a_bounded_time(started: Started) -> None:
     # Without NCCL and its GPUs nothing can be sent: the transfer begins and ends, and the weights stay.
     model = started.load(seed=0)
     started.engine.start_weight_update()

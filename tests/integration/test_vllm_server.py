@@ -174,14 +174,14 @@ def largest_gap(
     )
 
 
-def test_greedy_tokens_are_the_embedded_engine_s(served: Served) -> None:
+def test_greedy_tokens_equal_those_of_the_embedded_engine(served: Served) -> None:
     served.engine.load_weights_from(served.of(0), version=0)
     expected = TransformersEngine(model_of(0), batch_size=64).generate(REQUESTS, PARAMS[0.0])
     said = served.engine.generate(REQUESTS, PARAMS[0.0])
     assert [(c.token_ids, c.finish_reason) for c in said] == [(c.token_ids, c.finish_reason) for c in expected]
 
 
-def test_logprobs_are_a_plain_forward_s_before_and_after_an_update(served: Served) -> None:
+def test_logprobs_equal_a_plain_forward_pass_before_and_after_an_update(served: Served) -> None:
     said: dict[int, list[tuple[int, ...]]] = {}
     for version in (0, 3, 0):
         served.engine.load_weights_from(served.of(version), version)

@@ -74,7 +74,7 @@ def run(directory, *arguments, on_line=lambda line: None):
     return (directory / "log.txt").read_text()
 
 
-def test_a_warm_stage_has_what_a_cold_one_has(program, tmp_path):
+def test_a_warm_stage_sees_the_same_process_state_as_a_cold_one(program, tmp_path):
     program(
         "import os, sys\n"
         "mark = 'LUFFY_STAGE_RUN' in os.environ, int(os.environ['LUFFY_SUPERVISOR_PID']) == os.getppid()\n"
@@ -99,7 +99,7 @@ def test_a_warm_stage_has_what_a_cold_one_has(program, tmp_path):
         ("import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()", None),
     ],
 )
-def test_how_a_warm_stage_ended_is_reported_and_the_next_one_starts(program, tmp_path, never_cold, code, message):
+def test_the_exit_of_a_warm_stage_is_reported_and_the_next_one_starts(program, tmp_path, never_cold, code, message):
     program(code)
     with warm_server(tmp_path):
         if message:
@@ -145,7 +145,7 @@ def test_a_server_with_a_second_thread_never_forks(program, tmp_path, library):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_whatever_stops_the_supervisor_ends_the_family_and_not_the_server(program, tmp_path, never_cold, error):
+def test_stopping_the_supervisor_ends_all_stage_processes_but_not_the_server(program, tmp_path, never_cold, error):
     program(FAMILY)
     pids = []
 
@@ -173,7 +173,7 @@ def test_kill_9_of_supervisor_or_server_leaves_nothing_behind(program, tmp_path,
     os.kill(server if victim == "server" else driver.pid, signal.SIGKILL)
     wait_until(lambda: not alive(server) and not alive(stage))
     _, complaint = driver.communicate(timeout=PATIENCE_S)
-    assert victim == "supervisor" or "the warm server that had started it has died" in complaint
+    assert victim == "supervisor" or "the warm server that started it died" in complaint
 
 
 def test_after_the_death_of_the_server_stages_start_cold(program, tmp_path):

@@ -121,7 +121,7 @@ class TermConfig(StrictModel):
 
     @property
     def lacks_correction(self) -> bool:
-        """Whether it could have a correction and has none."""
+        """Whether it supports a correction and has none."""
         return self.takes_sampler_for_trainer and self.select == "on_policy"
 
     @property

@@ -18,7 +18,7 @@ from luffy.data.sources.trace_source import LoadedSource, QuarantinedRow, Row, T
 from luffy.data.sources.word_problems import WordProblems
 from luffy.types import Prompt
 
-# Each function takes the configuration class of its own kind, which a plain dictionary cannot say.
+# Each function takes the configuration class of its own kind; the type of a plain dictionary cannot express that.
 SOURCES: dict[str, Callable[[Any, str, int], TraceSource]] = {
     "arithmetic": ArithmeticPrompts,
     "word_problems": WordProblems,
@@ -32,12 +32,12 @@ __all__ = ["SOURCES", "LoadedSource", "QuarantinedRow", "Row", "TraceSource", "l
 
 
 def open_source(config: SourceConfig, purpose: str, seed: int) -> TraceSource:
-    """Return the source; `purpose` (`train`, `corpus`, `suites.longer`) and `seed` decide what a generator draws."""
+    """Return the source; `purpose` (`train`, `corpus`, `suites.longer`) and `seed` determine a generator's prompts."""
     return SOURCES[config.kind](config, purpose, seed)
 
 
 def load_source(config: SourceConfig, purpose: str, seed: int) -> LoadedSource:
-    """Return all rows of a source at once."""
+    """Return all rows of a source in memory."""
     source = open_source(config, purpose, seed)
     rows = list(source.rows())
     return LoadedSource(
@@ -49,6 +49,6 @@ def load_source(config: SourceConfig, purpose: str, seed: int) -> LoadedSource:
 
 
 def digest_of_inputs(inputs: dict[str, str]) -> str:
-    """Return one sha256 for all inputs: that of the only one, else of the sorted list; names do not count."""
+    """Return one sha256 for all inputs: that of a single input, else of the sorted digests; names do not count."""
     digests = sorted(inputs.values())
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -1,8 +1,8 @@
 """Chains of operations on two-digit numbers modulo 100, with a teacher that writes every step.
 
 `47 a:+8 b:r c:-3 =` means ((47 + 8) with its digits reversed) - 3; each result is taken modulo 100. The letters let a
-small policy find the operation that comes next. A prompt is a function of (seed, purpose) alone: lengths, starts and
-operations are drawn with numpy's PCG64, whole columns at a time.
+small policy find the next operation. A prompt depends only on the settings, the seed and the purpose: lengths, starting
+numbers and operations are sampled with numpy's PCG64, whole columns at a time.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from luffy.types import Message, Prompt, Trace
 AUTHOR = "arithmetic-teacher"
 MODULUS = 100
 _MAX_ENUMERATED = 1_000_000
-"""Spaces up to this size are listed as a whole when distinct prompts are drawn; larger ones are sampled."""
+"""Spaces up to this size are enumerated to sample distinct prompts; larger ones are sampled with rejection."""
 
 Chains = npt.NDArray[np.uint8]
-"""One chain a row: the starting number, then the codes of its operations."""
+"""One chain per row: the starting number, then the codes of its operations."""
 Chain = list[int]
 
 
@@ -34,13 +34,13 @@ class Operation:
     """One step of a chain."""
 
     symbol: str
-    """As the question writes it."""
+    """Its text in the question."""
     results: tuple[int, ...]
     """The result for each number from 0 to 99."""
 
 
 def _operations() -> tuple[tuple[str, Operation], ...]:
-    """All operations with the kind that configuration knows them by; an operation's code is its position."""
+    """All operations, each with its kind in the configuration; an operation's code is its position."""
     numbers = range(MODULUS)
     found = [("add", Operation(f"+{d}", tuple((n + d) % MODULUS for n in numbers))) for d in range(1, 10)]
     found += [("subtract", Operation(f"-{d}", tuple((n - d) % MODULUS for n in numbers))) for d in range(1, 10)]
@@ -61,7 +61,7 @@ def render_question(start: int, operations: Sequence[Operation]) -> str:
 def render_solution(start: int, operations: Sequence[Operation], *, stepwise: bool) -> str:
     r"""Return the teacher's reply: the steps inside `<think>` and the answer in a box, or the box alone.
 
-    The steps of `47 a:+8 b:r =` are the number it starts from and a line an operation: ` a:+8 =55`, ` b:r =55`.
+    The steps of `47 a:+8 b:r =` are the starting number and one line per operation: ` a:+8 =55`, ` b:r =55`.
     """
     box = f"\\boxed{{{solve(start, operations)}}}"
     if not stepwise:
@@ -87,9 +87,9 @@ def solve(start: int, operations: Sequence[Operation]) -> str:
 
 
 class ArithmeticPrompts:
-    """`source.num_prompts` prompts, each with one trace; DataError where so many distinct ones do not exist.
+    """`source.num_prompts` prompts, each with one trace; DataError if there are not that many distinct ones.
 
-    Lengths have equal shares, to within one prompt; so have the stepwise traces of each length.
+    Every length has the same number of prompts, to within one, and exactly its rounded share of stepwise traces.
     """
 
     kind = "arithmetic"
@@ -103,7 +103,7 @@ class ArithmeticPrompts:
         return {"settings": _digest(self._source, self._purpose, self._seed)}
 
     def rows(self) -> Iterator[Prompt]:
-        """Draw whole columns at a time, then write one prompt after another."""
+        """Sample whole columns at a time, then write the prompts one by one."""
         source = self._source
         rng = np.random.Generator(np.random.PCG64(_entropy(self._seed, self._purpose)))
         quotas = _quotas(source)
@@ -143,7 +143,7 @@ def _quotas(source: ArithmeticSource) -> dict[int, int]:
 def _check_space(source: ArithmeticSource, purpose: str, quotas: dict[int, int]) -> None:
     if max(quotas) > len(_LABELS):
         raise DataError(
-            f"data.{purpose}: num_operations {max(quotas)} is more than there are letters to name operations by; "
+            f"data.{purpose}: num_operations {max(quotas)} exceeds the number of letters that label operations; "
             f"use at most {len(_LABELS)}"
         )
     if not source.unique:
@@ -153,13 +153,13 @@ def _check_space(source: ArithmeticSource, purpose: str, quotas: dict[int, int])
         exist = MODULUS * num_codes**length
         if quota > exist:
             raise DataError(
-                f"data.{purpose}: {quota} distinct prompts with {length} operations asked for, {exist} exist; "
+                f"data.{purpose}: {quota} distinct prompts with {length} operations requested, {exist} exist; "
                 "lower num_prompts, add longer chains to num_operations, or set unique: false"
             )
 
 
 def _weights(source: ArithmeticSource) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
-    """Codes of the operations in use, and the probability of each: a kind shares its frequency among its members."""
+    """Codes of the operations in use and their probabilities; a kind's frequency is split evenly among its members."""
     members: dict[str, int] = {}
     for kind, _ in OPERATIONS:
         members[kind] = members.get(kind, 0) + 1
@@ -182,14 +182,15 @@ def _draw(source: ArithmeticSource, length: int, quota: int, rng: np.random.Gene
 
 
 def _sample(source: ArithmeticSource, length: int, count: int, rng: np.random.Generator) -> Chains:
-    """Draw with repeats."""
+    """Sample with replacement."""
     codes, weights = _weights(source)
     starts = rng.integers(0, MODULUS, size=(count, 1), dtype=np.uint8)
     return np.concatenate([starts, rng.choice(codes, size=(count, length), p=weights)], axis=1)
 
 
 def _choose(source: ArithmeticSource, length: int, count: int, rng: np.random.Generator) -> Chains:
-    """Draw without repeats from the listed space: the `count` earliest of exponential clocks (Efraimidis-Spirakis)."""
+    """Sample without replacement from the enumerated space: the `count` earliest of exponential clocks
+    (Efraimidis-Spirakis)."""
     codes, weights = _weights(source)
     index = np.indices((MODULUS, *[len(codes)] * length)).reshape(length + 1, -1)
     rates = np.prod(weights[index[1:]], axis=0)
@@ -198,7 +199,7 @@ def _choose(source: ArithmeticSource, length: int, count: int, rng: np.random.Ge
 
 
 def _without_repeats(chains: Chains) -> Chains:
-    """Keep the first of equal rows, in order."""
+    """The distinct rows, in the order of their first occurrence."""
     keys = np.ascontiguousarray(chains).view(np.dtype((np.void, chains.shape[1]))).ravel()
     _, first = np.unique(keys, return_index=True)
     return chains[np.sort(first)]

@@ -2,9 +2,9 @@ r"""Conversion of a dataset's own columns to a `Prompt`.
 
     prompt = prompt_from_fields(row, fields, author="human")
 
-The shapes met so far: GSM8K (`answer` is a solution that ends in `#### 72`), MATH (`solution` holds the answer in its
-last `\boxed{}`), OpenR1 (`generations`, a list, beside a list of flags), OlympiadBench (`final_answer`, a list);
-those of multiple-choice questions: `luffy.data.sources.multiple_choice`.
+Known formats: GSM8K (`answer` is a solution that ends in `#### 72`), MATH (`solution` holds the answer in its last
+`\boxed{}`), OpenR1 (`generations`, a list, with a parallel list of flags), OlympiadBench (`final_answer`, a list).
+Multiple-choice formats: `luffy.data.sources.multiple_choice`.
 """
 
 import re
@@ -24,7 +24,7 @@ _GSM8K_ANSWER = re.compile(r"\n?####\s*(.+?)\s*$")
 
 
 def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: str) -> Prompt:
-    """Return the row as a `Prompt`; RowError names the column that is wrong."""
+    """Return the row as a `Prompt`; RowError names the faulty column."""
     messages = checked_messages(value_at(row, fields.problem), fields.problem)
     extra = {column: value_at(row, column) for column in fields.extra}
     for column, value in extra.items():
@@ -49,7 +49,7 @@ def prompt_from_fields(row: Mapping[str, object], fields: FieldsConfig, author: 
 
 
 def columns_of(fields: FieldsConfig) -> list[str]:
-    """Return the columns that a row must have (the first part of dotted names), in the order of their use."""
+    """Return the columns that a row must have (the first part of dotted names), in order of use."""
     columns = [fields.problem, *([fields.answer.column] if fields.answer else [])]
     columns += option_columns(fields.choices) if fields.choices else []
     columns += [fields.id] if fields.id else []
@@ -85,7 +85,7 @@ def _answer(row: Mapping[str, object], field: AnswerField) -> str:
     if field.boxed:
         box = last_box(text)
         if box is None:
-            raise RowError(field.column, r"holds no \boxed{}, in which the answer is expected")
+            raise RowError(field.column, r"must hold the answer in a \boxed{}, found none")
         text = box
     return checked_text(text.strip(), field.column)
 
@@ -121,19 +121,19 @@ def _traces(row: Mapping[str, object], field: TraceField, author: str) -> list[T
 
 
 def _parallel(row: Mapping[str, object], column: str | None, count: int, several: bool) -> Sequence[object]:
-    """The values that go with `count` traces."""
+    """One value per trace; None for each if there is no such column or value."""
     value = None if column is None else value_at(row, column)
     if value is None:
         return [None] * count
     if not several:
         return [value]
     if not isinstance(value, list) or len(value) != count:
-        raise RowError(str(column), f"must be a list of {count}, one a trace, found {str(value)[:60]}")
+        raise RowError(str(column), f"must be a list of {count}, one per trace, found {str(value)[:60]}")
     return value
 
 
 def _is_true(value: object, column: str) -> bool:
-    """The value of a flag, perhaps written as text (CSV); a missing value is false."""
+    """The value of a flag, which may be written as text (CSV); a missing value is false."""
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.strip().lower(), value)
     if value is None or isinstance(value, bool):

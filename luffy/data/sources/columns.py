@@ -1,4 +1,4 @@
-"""The values of a row, by the names of their columns."""
+"""Access to the values of a row by column name."""
 
 import ast
 import math
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def value_at(row: Mapping[str, object], column: str) -> object:
-    """Return the value of a column; `a.b` reaches into a mapping. None where there is none."""
+    """Return the value of a column, None if there is none; `a.b` reaches into a mapping."""
     value: object = row
     for part in column.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -14,7 +14,7 @@ def value_at(row: Mapping[str, object], column: str) -> object:
 
 
 def as_text(value: object) -> object:
-    """Return a number as people write it (`27.0` is 27), None for a NaN (a missing cell), anything else as it is."""
+    """Return a number as text (`27.0` as "27"), None for NaN (a missing cell), anything else unchanged."""
     if isinstance(value, float) and math.isnan(value):
         return None
     if isinstance(value, float) and value.is_integer():
@@ -23,7 +23,7 @@ def as_text(value: object) -> object:
 
 
 def as_list(value: object) -> list[object] | None:
-    """Return a list, also one written as text (`['2', '3']`); None for anything else."""
+    """Return a list, which may be written as text (`['2', '3']`); None for anything else."""
     found = _literal(value) if isinstance(value, str) else value
     return list(found) if isinstance(found, list | tuple) else None
 

@@ -1,4 +1,4 @@
-"""A source of the user's own, by import path.
+"""A user-defined source, by import path.
 
 # my_sources.py
 class Riddles:                                # a luffy.data.sources.trace_source.TraceSource
@@ -21,7 +21,7 @@ _NEEDED = ("kind", "is_light", "inputs", "rows")
 
 
 def custom_source(source: CustomSource, purpose: str, seed: int) -> TraceSource:
-    """Return what the factory makes; DataError where it cannot be imported or makes no `TraceSource`."""
+    """Return the factory's source; DataError if it cannot be imported or does not return a `TraceSource`."""
     module, _, name = source.factory.partition(":")
     where = f"data.{purpose}.factory: {source.factory}"
     try:

@@ -1,9 +1,8 @@
-"""Prompts from a dataset of the Hugging Face hub, or from a local folder, by the package `datasets`.
+"""Prompts from a dataset on the Hugging Face hub or in a local folder, read with the package `datasets`.
 
     pip install 'luffy-rl[hub]'
 
-The rows are memory-mapped from the cache of `datasets`, which also serves them without a network
-(`HF_HUB_OFFLINE=1`) once they were fetched.
+Rows are memory-mapped from the cache of `datasets`. Once fetched, they are available offline (`HF_HUB_OFFLINE=1`).
 """
 
 import hashlib
@@ -24,10 +23,10 @@ _ROWS_AT_ONCE = 256
 
 
 class HubPrompts:
-    """The dataset's prompts in its order, the same for every seed; malformed rows are quarantined.
+    """The prompts in the dataset's order, the same for every seed; malformed rows are quarantined.
 
-    DataError where `datasets` is not installed, the dataset cannot be loaded (with a hint for machines without a
-    network) or a column is missing.
+    DataError if `datasets` is not installed, the dataset cannot be loaded (with a hint for offline machines) or a
+    column is missing.
     """
 
     kind = "hub"
@@ -46,7 +45,7 @@ class HubPrompts:
         return {name: digests if len(files) == 1 else hashlib.sha256(digests.encode()).hexdigest()}
 
     def rows(self) -> Iterator[Row]:
-        """Read one row after another."""
+        """Read the rows one by one."""
         yield from prompts_of(self._numbered(), self._source, f"data.{self._purpose}: {self._source.path}")
 
     def _numbered(self) -> Iterator[NumberedRow]:
@@ -89,7 +88,7 @@ def _failure(source: HubSource, error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     what = f"{source.path} (split {source.split}, revision {source.revision}) cannot be loaded: {text[:200]}"
     hint = (
-        "without a network, give a local copy (kind: file; with a recipe: file: PATH), or fetch it once where there is "
-        "one and set HF_HUB_OFFLINE=1"
+        "without a network, give a local copy (kind: file; with a recipe: file: PATH), or fetch it once while online "
+        "and set HF_HUB_OFFLINE=1"
     )
     return f"{what}; {hint}"

@@ -1,6 +1,6 @@
-"""Prompts from local files: `.parquet`, `.jsonl` with one object a line, `.csv` with a header.
+"""Prompts from local files: `.parquet`, `.jsonl` with one object per line, `.csv` with a header.
 
-Their columns are those of LUFFY and verl, or whatever `fields` maps.
+Columns are those of LUFFY and verl, or the ones that `fields` maps.
 """
 
 import csv
@@ -27,14 +27,14 @@ NumberedRow = tuple[str, int, Mapping[str, object] | RowError]
 _Numbered = tuple[int, Mapping[str, object] | RowError]
 _CSV_FIELD_BYTES = 1 << 27
 _MAX_VALUES_NAMED = 10
-_WITHHELD = "cannot be used (the source is confidential: what is wrong with it is not shown)"
+_WITHHELD = "cannot be used (the source is confidential: the reason is not shown)"
 
 
 class FilePrompts:
-    """A file's prompts in its order, the same for every seed; malformed rows are quarantined.
+    """The prompts in the file's order, the same for every seed; malformed rows are quarantined.
 
-    `purpose` names the source in messages. DataError where the file is missing, is a directory, has another extension,
-    lacks a column, breaks off or holds no usable row.
+    `purpose` names the source in messages. DataError if the file is missing, is a directory, has an unknown extension,
+    lacks a column, is truncated or holds no usable row.
     """
 
     kind = "file"
@@ -49,7 +49,7 @@ class FilePrompts:
         return {str(path): sha256_of(path) for path in self._paths}
 
     def rows(self) -> Iterator[Row]:
-        """Read one row after another."""
+        """Read the rows one by one."""
         yield from prompts_of(self._numbered(), self._source, f"data.{self._purpose}: {self._source.path}")
 
     def _numbered(self) -> Iterator[NumberedRow]:
@@ -60,7 +60,7 @@ class FilePrompts:
 
 
 def columns_to_read(source: FileSource | HubSource) -> tuple[list[str], list[str]]:
-    """Return the columns that are read where they are there, and those that must be."""
+    """Return the columns to read if present, and those that are required."""
     filtered = [column.partition(".")[0] for column in source.only]
     if source.fields is not None:
         needed = list(dict.fromkeys((*columns_of(source.fields), *filtered)))
@@ -69,9 +69,9 @@ def columns_to_read(source: FileSource | HubSource) -> tuple[list[str], list[str
 
 
 def prompts_of(rows: Iterable[NumberedRow], source: FileSource | HubSource, where: str) -> Iterator[Row]:
-    """Yield each row that the source asks for, as a prompt or quarantined; DataError, naming `where`, without any."""
+    """Yield each selected row, as a prompt or quarantined; DataError, naming `where`, if none is usable."""
     usable, malformed, first = 0, 0, ""
-    for file, number, row in itertools.islice(_asked_for(rows, source, where), source.max_rows):
+    for file, number, row in itertools.islice(_selected(rows, source, where), source.max_rows):
         try:
             prompt = _prompt(row, source)
         except RowError as error:
@@ -100,8 +100,8 @@ def _prompt(row: Mapping[str, object] | RowError, source: FileSource | HubSource
     return dataclasses.replace(prompt, extra_info={**prompt.extra_info, CONFIDENTIAL: True})
 
 
-def _asked_for(rows: Iterable[NumberedRow], source: FileSource | HubSource, where: str) -> Iterator[NumberedRow]:
-    """The rows that keep `only`; those that cannot be read are let through, to be quarantined."""
+def _selected(rows: Iterable[NumberedRow], source: FileSource | HubSource, where: str) -> Iterator[NumberedRow]:
+    """The rows that match `only`; unreadable ones pass, to be quarantined."""
     if not source.only:
         yield from rows
         return
@@ -116,11 +116,11 @@ def _asked_for(rows: Iterable[NumberedRow], source: FileSource | HubSource, wher
                 values[str(as_text(value_at(row, column)))] = None
     if not count:
         found = "" if source.confidential else "; " + "; ".join(map(_named, seen.items()))
-        raise DataError(f"{where}: no row keeps only: {dict(source.only)}{found}")
+        raise DataError(f"{where}: no row matches only: {dict(source.only)}{found}")
 
 
 def _keeps(row: Mapping[str, object], source: FileSource | HubSource) -> bool:
-    """CSV knows texts alone, so values are compared as they are written."""
+    """Values are compared as text, since CSV has no other type."""
     for column, allowed in source.only.items():
         several = allowed if isinstance(allowed, tuple) else (allowed,)
         if str(as_text(value_at(row, column))) not in {str(as_text(value)) for value in several}:
@@ -171,9 +171,9 @@ def _jsonl_row(line: bytes) -> Mapping[str, object] | RowError:
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return RowError("(line)", f"is no UTF-8 text (byte {error.start + 1}: 0x{line[error.start]:02x})")
+        return RowError("(line)", f"is not UTF-8 text (byte {error.start + 1}: 0x{line[error.start]:02x})")
     except (ValueError, RecursionError) as error:
-        return RowError("(line)", f"is no JSON: {error}")
+        return RowError("(line)", f"is not JSON: {error}")
     if not isinstance(row, Mapping):
         return RowError("(line)", f"must be a JSON object, found {type(row).__name__}")
     return row
@@ -191,13 +191,13 @@ def _csv_rows(path: Path, wanted: Sequence[str], required: Sequence[str]) -> Ite
             for number, row in enumerate(reader, start=1):
                 yield number, _csv_row(row)
         except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{path}: is no readable CSV from line {reader.line_num + 1} on ({error})") from None
+            raise DataError(f"{path}: is not readable CSV from line {reader.line_num + 1} on ({error})") from None
 
 
 def _csv_row(row: Mapping[str | None, object]) -> Mapping[str, object] | RowError:
     if None in row:
         return RowError("(row)", "has more values than the header has columns")
-    # An empty cell is how CSV writes that there is nothing.
+    # CSV writes a missing value as an empty cell.
     return {str(name): value or None for name, value in row.items()}
 
 

@@ -1,7 +1,7 @@
-"""Conversion of a multiple-choice dataset's columns to options and the letter of the right one.
+"""Conversion of a multiple-choice dataset's columns to options and the letter of the correct one.
 
-The shapes met so far: ARC (lists of texts and of labels, which may be digits), MMLU-Pro (a list, `answer` a letter),
-MMLU (a list, `answer` a place from 0), GPQA (the correct option and the incorrect ones in columns of their own).
+Known formats: ARC (lists of texts and of labels, which may be digits), MMLU-Pro (a list, `answer` a letter), MMLU (a
+list, `answer` an index from 0), GPQA (the correct option and each incorrect one in its own column).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ def apart_options(row: Mapping[str, object], field: ChoicesField, question: str)
     correct = _text(value_at(row, field.correct), field.correct)
     others = [_text(value_at(row, column), column) for column in field.incorrect]
     if correct in others:
-        raise RowError(field.correct, "reads like one of the incorrect options")
+        raise RowError(field.correct, "equals one of the incorrect options")
     options = fixed_order(question, [correct, *others])
     return options, LABELS[options.index(correct)]
 
@@ -26,9 +26,9 @@ def apart_options(row: Mapping[str, object], field: ChoicesField, question: str)
 def listed_options(
     row: Mapping[str, object], field: ChoicesField, answer: str, answer_column: str
 ) -> tuple[list[str], str]:
-    """Return the options in the data set's own order, fillers left out, and the letter of the one that `answer` names.
+    """Return the options in the dataset's order, without fillers, and the letter of the one that `answer` names.
 
-    RowError where there are fewer than two options or more than letters, and where `answer` names none of them.
+    RowError if there are fewer than two options or more than there are letters, or if `answer` names none of them.
     """
     column, options = _listed(row, field)
     right = _place(answer, answer_column, options, _labels(row, field, len(options)), field)
@@ -36,19 +36,19 @@ def listed_options(
     if not 2 <= len(kept) <= len(LABELS):
         raise RowError(column, f"must hold 2 to {len(LABELS)} options, found {len(kept)}")
     if right not in kept:
-        raise RowError(answer_column, "names an option that is but a filler")
+        raise RowError(answer_column, "names an option that is a filler")
     return [options[place] for place in kept], LABELS[kept.index(right)]
 
 
 def option_columns(field: ChoicesField) -> list[str]:
-    """Return the columns that the options are read from."""
+    """Return the columns that hold the options."""
     alone = [column for column in (field.column, field.labels, field.correct) if column is not None]
     return [*alone, *field.columns, *field.incorrect]
 
 
 def _listed(row: Mapping[str, object], field: ChoicesField) -> tuple[str, list[str]]:
     if field.column is None:
-        # A set of columns has room for the longest question: what is empty is no option.
+        # There are as many columns as the longest question needs; empty cells are not options.
         values = [(column, value_at(row, column)) for column in field.columns]
         found = [_text(value, column) for column, value in values if value is not None and value != ""]
         return field.columns[0], found
@@ -68,10 +68,10 @@ def _labels(row: Mapping[str, object], field: ChoicesField, count: int) -> Seque
 
 
 def _place(answer: str, column: str, options: Sequence[str], labels: Sequence[str], field: ChoicesField) -> int:
-    """Where the correct option stands among all that are listed."""
+    """Index of the correct option among those listed."""
     if field.answer_is == "index":
         if not answer.isdecimal() or int(answer) >= len(options):
-            raise RowError(column, f"must be a place from 0 to {len(options) - 1}")
+            raise RowError(column, f"must be an index from 0 to {len(options) - 1}")
         return int(answer)
     named = options if field.answer_is == "text" else labels
     wanted = answer if field.answer_is == "text" else answer.strip(" ().")

@@ -2,8 +2,8 @@
 
     pip install 'luffy-rl[reasoning-gym]'
 
-The reference answer is the package's own; it is held against responses by this project's grader, so choose tasks whose
-answers are mathematics (`chain_sum`, `gcd`, `simple_equations`).
+Reference answers come from the package. Responses are graded against them by this project's grader, so choose tasks
+with mathematical answers (`chain_sum`, `gcd`, `simple_equations`).
 """
 
 import hashlib
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
 
 _UNSTABLE = frozenset({"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"})
-"""They draw from Python's string hashes, which change from process to process."""
+"""Tasks that depend on Python's string hashes, which change from process to process."""
 
 
 class ReasoningGymPrompts:
-    """`num_prompts` prompts, task after task in turn; a function of (seed, purpose) and the settings."""
+    """`num_prompts` prompts from the tasks in turn; a function of (seed, purpose) and the settings."""
 
     kind = "reasoning_gym"
     is_light = False
@@ -47,7 +47,7 @@ class ReasoningGymPrompts:
         return {"settings": hashlib.sha256(text.encode()).hexdigest()}
 
     def rows(self) -> Iterator[Row]:
-        """Ask one task after another for its next item."""
+        """Take the next item from each task in turn."""
         for index in range(self._source.num_prompts):
             number, which = divmod(index, len(self._tasks))
             name = self._source.tasks[which]

@@ -1,4 +1,4 @@
-"""The interface of every source of prompts."""
+"""The interface of a source of prompts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from luffy.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedRow:
-    """A malformed row, with what a person needs to fix it."""
+    """A malformed row, with its place and the reason."""
 
     file: str
     row: int
@@ -22,33 +22,33 @@ Row = Prompt | QuarantinedRow
 
 
 class TraceSource(Protocol):
-    """Prompts with their demonstrations, one after another: a source may be larger than memory."""
+    """An iterator over prompts with their demonstrations; a source may be larger than memory."""
 
     @property
     def kind(self) -> str:
-        """The kind of its configuration."""
+        """Its `kind` in the configuration."""
         ...
 
     @property
     def is_light(self) -> bool:
-        """Whether handing its rows to other processes costs more than they save (short generated texts)."""
+        """Whether passing its rows to worker processes costs more than it saves (short generated texts)."""
         ...
 
     def inputs(self) -> dict[str, str]:
-        """Return what is read, each with the sha256 of its bytes (or of a generator's settings)."""
+        """Return each input by name with the sha256 of its bytes (or of a generator's settings)."""
         ...
 
     def rows(self) -> Iterator[Row]:
-        """Yield every row from the first on, the same ones in the same order each time it is called.
+        """Yield all rows; every call yields the same ones in the same order.
 
-        DataError where the source cannot be read or holds no usable row.
+        DataError if the source cannot be read or holds no usable row.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSource:
-    """All rows of a source that fits into memory: `len(prompts) + len(quarantined)` of them."""
+    """All rows of a source that fits into memory."""
 
     kind: str
     prompts: list[Prompt]

@@ -1,4 +1,4 @@
-r"""Generated word problems of several calculations, with a teacher that writes each of them on a line.
+r"""Generated word problems with several calculations, and a teacher that writes each calculation on its own line.
 
     Mia has 14 apples. Then she buys 3 bags of 6 apples each. Later, she sells half of the apples. How many apples does
     Mia have now?
@@ -7,8 +7,8 @@ r"""Generated word problems of several calculations, with a teacher that writes 
     32 / 2 = 16
     \boxed{16}
 
-How the answer is to be written is not in the problem: say it in `data.system_prompt`. A problem is a function of
-(seed, purpose, its number) alone.
+The problem does not state the answer format: do so in `data.system_prompt`. A problem depends only on the settings, the
+seed, the purpose and its number.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ _NAMES = {
 _ITEMS = ("apples", "beads", "books", "buttons", "cards", "coins", "cookies", "marbles", "pencils", "shells", "stamps")
 _LINKS = ("", "Then ", "Later, ", "After that, ", "The next day, ")
 _MANY, _MOST = 220, 300
-"""Above the first number of items there are no more added, and no multiplication leads above the second."""
+"""No items are added above the first number, and no multiplication leads above the second."""
 
 
 class _Dice:
-    """Random numbers of one problem."""
+    """The random numbers for one problem."""
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.PCG64(seed))
@@ -57,7 +57,7 @@ class StoryEvent:
     """Something that changes the number of items."""
 
     text: str
-    """What the problem says, without its subject: `finds 3 more {items}`."""
+    """The sentence without its subject: `finds 3 more {items}`."""
     work: str
     """The teacher's line."""
     count: int
@@ -121,7 +121,7 @@ class WordProblems:
         return {"settings": hashlib.sha256(f"{self._seed}:{self._purpose}:{settings}".encode()).hexdigest()}
 
     def rows(self) -> Iterator[Prompt]:
-        """Numbers of events take turns, so that their shares are equal to within one problem."""
+        """Cycle through the numbers of events, so that each has the same number of problems, to within one."""
         seen: set[str] = set()
         for number in itertools.count():
             if len(seen) == self._source.num_prompts:

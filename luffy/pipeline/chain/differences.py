@@ -1,4 +1,4 @@
-"""Why a stage has no finished result: how it differs from the most similar result of the same experiment."""
+"""Why a stage is not reused: how it differs from the most similar result of the same experiment."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,10 +12,9 @@ _HASH_DIGITS = 8
 def why_not_reused(
     siblings: Iterable[Path], experiment: str, node: str, identity: Identity, inputs: Mapping[str, str]
 ) -> str:
-    """One line: "first run", or what differs from the most similar result of `node` among `siblings`.
+    """One line: "first run", or the differences from the most similar result of `node` among `siblings`.
 
-    Only results that `experiment` has made count: another one's settings explain nothing. Among equally similar ones
-    the newest is taken. `inputs`: input name to the node that fills it.
+    Compares only results of `experiment`; ties go to the newest. `inputs`: input name to the node that provides it.
     """
     candidates = []
     for directory in siblings:
@@ -32,20 +31,20 @@ def why_not_reused(
 
 
 def differences(before: Identity, after: Identity, inputs: Mapping[str, str]) -> Iterator[str]:
-    """Each difference in words, settings first; `inputs`: input name to the node that fills it."""
+    """Each difference in words, settings first; `inputs`: input name to the node that provides it."""
     yield from dict.fromkeys(_of_settings(dict(flatten(before.settings)), dict(flatten(after.settings))))
     for name in _changed(before.files, after.files):
         yield f"content of {name} {_hash(before.files.get(name))} -> {_hash(after.files.get(name))}"
     for name in _changed(before.upstream, after.upstream):
         old_key, new_key = before.upstream.get(name, "none"), after.upstream.get(name, "none")
-        yield f"other result of {inputs.get(name, name)} ({old_key} -> {new_key})"
+        yield f"different result of {inputs.get(name, name)} ({old_key} -> {new_key})"
     modules = list(_changed(before.code, after.code))
     if modules:
         yield f"code changed ({', '.join(modules[:_SHOWN])}{', ...' if len(modules) > _SHOWN else ''})"
 
 
 def _of_settings(old: Mapping[str, Json], new: Mapping[str, Json]) -> Iterator[str]:
-    """Each leaf that differs, and for each leaf of a section that only one of the two has, the section."""
+    """Each leaf that differs; if only one side has a whole section, the section in place of its leaves."""
     old_sections, new_sections = ({above for path in leaves for above in _sections(path)} for leaves in (old, new))
     for path, value in new.items():
         if path in old and old[path] != value:
@@ -60,7 +59,7 @@ def _of_settings(old: Mapping[str, Json], new: Mapping[str, Json]) -> Iterator[s
 
 
 def _sections(path: str) -> Iterator[str]:
-    """The sections that hold a leaf, the outermost first."""
+    """The sections that contain a leaf, outermost first."""
     parts = path.split(".")
     return (".".join(parts[:depth]) for depth in range(1, len(parts)))
 
@@ -70,7 +69,7 @@ def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[st
 
 
 def flatten(value: Json, prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """The leaves with their dotted paths; an entry of a list of mappings goes by its name, else by its number."""
+    """The leaves with their dotted paths; an entry of a list of mappings is labelled by its `name`, else its index."""
     if isinstance(value, dict) and value:
         for name, below in value.items():
             yield from flatten(below, f"{prefix}.{name}" if prefix else name)

@@ -1,10 +1,10 @@
-"""The fingerprint of a stage's code: what can change its result, and nothing else.
+"""The fingerprint of a stage's code: all code that can change its result, and no other.
 
-It covers the modules of the package that `luffy/stages/<stage>.py` reaches by imports (also those inside functions,
-those of the packages' `__init__`, and modules named by a string such as `"luffy.grading.worker"`), as syntax trees
-without docstrings, comments and layout, and the files packaged beside them (templates, style sheets).
+It covers the modules of the package that `luffy/stages/<stage>.py` reaches by imports (including imports inside
+functions and in the `__init__` of packages, and modules named by a string such as `"luffy.grading.worker"`), as syntax
+trees without docstrings, comments and layout, and the files packaged next to them (templates, style sheets).
 
-The frame is left out: what it contributes to a result (settings, inputs) is in the key already.
+The modules in `_FRAME` are left out: they affect a result only through settings and inputs, which the key contains.
 """
 
 import ast
@@ -32,13 +32,13 @@ _FRAME = (
 
 
 def code_fingerprint(stage: str, package: Path = _PACKAGE) -> dict[str, str]:
-    """Module name (or path of a packaged file) to the hash of its code, for all that `stage` reaches."""
+    """Module name (or path of a packaged file) to the hash of its content, for everything that `stage` reaches."""
     program = STAGE_KINDS[stage].program.partition(".")[2]
     return module_fingerprint([f"{package.name}.{program}"], package)
 
 
 def module_fingerprint(modules: Sequence[str], package: Path = _PACKAGE) -> dict[str, str]:
-    """The same for all that `modules` reach, themselves included."""
+    """The same for everything that `modules` reach, including themselves."""
     waiting, seen, reached = [*modules], set[str](), dict[str, str]()
     facts = _facts_file(package)
     while waiting:

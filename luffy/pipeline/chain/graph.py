@@ -21,7 +21,7 @@ class StageNode:
     stage: str
     """Its kind's name."""
     inputs: Mapping[str, str]
-    """Input name to the name of the node that fills it."""
+    """Input name to the name of the node that provides it."""
     settings: StageSettings
 
     @property
@@ -43,23 +43,23 @@ def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> 
 
 
 def kind_of(name: str) -> StageKind | None:
-    """The kind of the node called `name`; None for a name that no chain of this version has."""
+    """The kind of the node `name`; None for a name that no chain of this version has."""
     stages = [stage for stage in STAGE_KINDS if name == stage or name.startswith(f"{stage}_")]
     return STAGE_KINDS[max(stages, key=len)] if stages else None
 
 
 def nodes_showing(view: ViewName, names: Iterable[str]) -> list[str]:
-    """Those of the nodes called `names` whose kind has `view`."""
+    """The node names in `names` whose kind has `view`."""
     return [name for name in names if (kind := kind_of(name)) is not None and view in kind.views]
 
 
 def nodes_providing(role: Role, names: Iterable[str]) -> list[str]:
-    """Those of the nodes called `names` whose kind makes `role`."""
+    """The node names in `names` whose kind provides `role`."""
     return [name for name in names if (kind := kind_of(name)) is not None and role in kind.provides]
 
 
 def _numbered(stages: Sequence[str]) -> list[tuple[str, str]]:
-    """Node name and stage; a stage that comes several times is numbered (`sft_1`, `sft_2`)."""
+    """Node name and stage; a repeated stage is numbered (`sft_1`, `sft_2`)."""
     rounds = [stages[: place + 1].count(stage) for place, stage in enumerate(stages)]
     return [
         (f"{stage}_{number}" if stages.count(stage) > 1 else stage, stage)

@@ -1,7 +1,7 @@
-"""What a stage's result depends on, and the key that stands for it; known before anything runs.
+"""The identity of a stage: everything its result depends on, and the key over it, known before anything runs.
 
 A key covers the stage's name, its settings, the *keys* of its upstream stages, the fingerprint of its code and the
-contents of the files that its settings name. The order of the entries in a mapping counts: the first decoding, for
+contents of the files that its settings refer to. The order of a mapping's entries counts: the first decoding, for
 example, makes the headline table.
 """
 
@@ -23,18 +23,18 @@ KEY_LENGTH = 16
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The ingredients of a key, kept beside the result so that a later plan can say what changed."""
+    """The ingredients of a key, stored with the result so that a later plan can show what changed."""
 
     stage: StageName
     settings: dict[str, Json]
     upstream: dict[str, str]
-    """Input name to the key of the stage that fills it."""
+    """Input name to the key of the stage that provides it."""
     code: dict[str, str]
     """Module (or packaged file) to the hash of its code."""
     files: dict[str, str]
-    """File or folder outside the workspace, as the settings name it, to the hash of its content."""
+    """File or folder outside the workspace, as written in the settings, to the hash of its content."""
     extendable: bool = False
-    """A longer run may continue a shorter one (`rl` with a schedule that does not depend on the length)."""
+    """Whether a longer run may continue a shorter one (`rl` with a schedule that does not depend on the length)."""
 
     @property
     def key(self) -> str:
@@ -43,7 +43,7 @@ class Identity:
 
     @property
     def series(self) -> str | None:
-        """The key that runs of all lengths share; None when the stage cannot be extended."""
+        """The key shared by runs of every length; None if the stage cannot be extended."""
         if not self.extendable:
             return None
         endless = {name: value for name, value in self._rl.items() if name != "steps"}
@@ -85,15 +85,15 @@ def identity_of(
 
 
 def identifying(settings: StageSettings) -> dict[str, Json]:
-    """The settings as a key has them: without what changes no result, although it stands beside what does.
+    """The settings that enter the key, without those that change no result.
 
-    A report shows all of its experiment's configuration, so that all of it counts.
+    A report shows its experiment's whole configuration, so all of it counts.
     """
     return settings.model_dump(mode="json", context=None if isinstance(settings, ReportSettings) else FOR_IDENTITY)
 
 
 def canonical_json(value: Json) -> str:
-    """The one text that stands for `value`; mappings keep their order."""
+    """The canonical text of `value`; mappings keep their order."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -105,9 +105,9 @@ class IdentityRecord:
     node: str
     identity: Identity
     consumed: dict[str, str]
-    """Input name to the digest of what the attempt started from."""
+    """Input name to the digest of the result that the attempt read."""
     experiment: str = ""
-    """Name of the experiment that made the attempt; empty where it is not known."""
+    """Name of the experiment that made the attempt; empty if unknown."""
 
 
 def write_identity(directory: Path, record: IdentityRecord) -> None:
@@ -117,13 +117,13 @@ def write_identity(directory: Path, record: IdentityRecord) -> None:
 
 
 def read_identity(directory: Path) -> IdentityRecord | None:
-    """The record in `directory`; None where there is none that can be read."""
+    """The record in `directory`; None if it is missing or unreadable."""
     try:
         fields = json.loads((directory / IDENTITY_FILE).read_text(encoding="utf-8"))
         identity, consumed = Identity(**fields["identity"]), dict(fields["consumed"])
         return IdentityRecord(fields["key"], fields["node"], identity, consumed, fields.get("experiment", ""))
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # written by another version, or damaged: it explains nothing
+        return None  # written by another version, or damaged
 
 
 def _pairs(mapping: Mapping[str, str]) -> list[Json]:

@@ -70,17 +70,17 @@ class Manifest(StrictModel):
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def damaged(self, directory: Path, *, verify: bool = False) -> dict[str, str]:
-        """Outputs that are not as they were, each with what is wrong ("missing", "changed"); empty when intact."""
+        """Damaged outputs, each as "missing" or "changed"; empty if all are intact."""
         findings = {output.path: _complaint(directory / output.path, output, verify) for output in self.outputs}
         return {path: complaint for path, complaint in findings.items() if complaint}
 
     def is_intact(self, directory: Path, *, verify: bool = False) -> bool:
-        """Whether every output is there, unchanged."""
+        """Whether every output exists unchanged."""
         return not self.damaged(directory, verify=verify)
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """The manifest in `directory`; None when there is none, or none that this version can read."""
+    """The manifest in `directory`; None if it is missing, or unreadable for this version."""
     try:
         text = (directory / MANIFEST_FILE).read_text(encoding="utf-8")
         return Manifest.model_validate_json(text)
@@ -94,25 +94,25 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def collect_outputs(directory: Path, names: Iterable[str]) -> tuple[OutputFile, ...]:
-    """The files that `names` (files or folders in `directory`) stand for, hashed and flushed to disk.
+    """The output files at `names` (files or folders in `directory`), hashed and flushed to disk.
 
-    Raises LuffyError when a name stands for nothing: a stage must not promise what it did not write.
+    Raises LuffyError if a name has no file: a stage must not list outputs that it did not write.
     """
     files: set[Path] = set()
     for name in names:
         path = directory / name
         below = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
         if not below:
-            raise LuffyError(f"{path}: the stage names it as an output, but it is not there (or an empty folder)")
+            raise LuffyError(f"{path}: the stage lists it as an output, but it is missing (or an empty folder)")
         files.update(below)
     return tuple(_output(directory, file) for file in sorted(files))
 
 
 def consumed_digest(input_name: str, manifest: Manifest) -> str:
-    """The digest of what a stage reads through `input_name`: of a model only its folder, else everything.
+    """The digest of what a stage reads through `input_name`: for a model only its folder, otherwise all outputs.
 
-    So a model that is trained again and comes out the same leaves what was made from it valid, although the times in
-    its metrics differ.
+    So after a retraining that gives the same model, results made from it stay valid, although the times in its metrics
+    differ.
     """
     return manifest.digest_under("model/" if input_name == "model" else "")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from luffy.files import write_atomic
 
 _MOST = 2000
-"""Entries; when edits have made more, those of modules that are no longer there go."""
+"""Entries above which those not in use are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class FactsFile:
     """The facts of one package's modules, in memory and in its `__pycache__`."""
 
     def __init__(self, package: Path, made_by: str) -> None:
-        """`made_by` says how facts are found: what was found otherwise is not read."""
+        """`made_by` identifies the code that finds facts; facts found by other code are ignored."""
         self._path = package / "__pycache__" / f"facts.{sys.implementation.cache_tag}.json"
         self._made_by = made_by
         self._kept = self._read()
@@ -40,7 +40,7 @@ class FactsFile:
         self._by_file: dict[tuple[Path, int, int], ModuleFacts] = {}
 
     def of(self, module: str, file: Path, find: Callable[[bytes], ModuleFacts]) -> ModuleFacts:
-        """The facts of `module`, found by `find` from the content of its file where they are not known."""
+        """The facts of `module`; if unknown, `find` derives them from the content of its file."""
         stat = file.stat()
         version = (file, stat.st_mtime_ns, stat.st_size)
         if version not in self._by_file:
@@ -52,7 +52,7 @@ class FactsFile:
         return self._by_file[version]
 
     def save(self) -> None:
-        """Write down what is new."""
+        """Write new facts to disk."""
         if self._used.keys() <= self._kept.keys():
             return
         known = {**self._read(), **self._used}

@@ -1,4 +1,4 @@
-"""Files outside the workspace that a stage's settings name; their contents are part of its identity."""
+"""Files outside the workspace that a stage's settings refer to; their contents are part of its identity."""
 
 import contextlib
 import hashlib
@@ -14,16 +14,16 @@ from luffy.errors import DataError
 from luffy.pipeline.chain.manifest import hash_file
 
 Named = tuple[str, str, Path]
-"""The field, what it says, and the file or folder that it means."""
+"""The field, its value, and the file or folder that it refers to."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 
 
 def outside_files(settings: StageSettings) -> dict[str, str]:
-    """Each file or folder as the settings name it, with the hash of its content.
+    """Each file or folder, as written in the settings, with the hash of its content.
 
-    Raises DataError, naming the field, when one is not there. A model that is no local folder is taken for a hub id,
-    which stands for itself.
+    Raises DataError, naming the field, if one is missing. A model path that is not a local folder counts as a hub id,
+    which has no content to hash.
     """
     return {name: _content(field, path) for field, name, path in _named(settings)}
 
@@ -49,7 +49,7 @@ def _sources(data: DataConfig) -> Iterator[Named]:
 
 
 def _module(field: str, factory: str) -> Iterator[Named]:
-    """The file of the user's own code, where it can be found; the source itself says when it cannot."""
+    """The file of a user-defined source, if it can be found; otherwise opening the source raises the error."""
     with contextlib.suppress(ImportError, ValueError):
         found = importlib.util.find_spec(factory.partition(":")[0])
         if found is not None and found.origin is not None and Path(found.origin).is_file():
@@ -81,7 +81,7 @@ def _content(field: str, path: Path) -> str:
 
 
 def _mark(file: Path) -> str:
-    """The content's hash; of weights only size and time, since reading them takes minutes for a large model."""
+    """Hash of the content; for weights only size and time, since reading a large model takes minutes."""
     if file.suffix in _WEIGHTS:
         stat = file.stat()
         return f"{stat.st_size} {stat.st_mtime_ns}"

@@ -1,4 +1,4 @@
-"""The decision that a run would take for each stage, and why; nothing is started or written."""
+"""The decision that a run would make for each stage, with its reason; starts and writes nothing."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class StagePlan:
     directory: Path
     inputs: Mapping[str, Path]
     action: Action
-    """`depends`: finished, and reused if the inputs that are made again come out as they were."""
+    """`depends`: finished, and reused if its inputs, once made again, are unchanged."""
     reason: str = ""
     step: int = 0
-    """Where `resume` and `continue` start."""
+    """The step at which `resume` and `continue` start."""
     extends: Path | None = None
     """The shorter run that `continue` starts from."""
 
@@ -60,7 +60,7 @@ def plan_graph(
 
 
 def unfinished(plans: Iterable[StagePlan]) -> frozenset[str]:
-    """Names of the stages that are not simply reused."""
+    """Names of the stages whose decision is not `reuse`."""
     return frozenset(plan.node.name for plan in plans if plan.action != "reuse")
 
 
@@ -73,7 +73,7 @@ def plan_stage(
     *,
     verify: bool = False,
 ) -> StagePlan:
-    """The decision for `node`, given that the upstream stages in `pending` have yet to be made (again)."""
+    """The decision for `node`, while the upstream stages in `pending` have yet to be made."""
     identity = identities[node.name]
     directory = workspace.stage_directory(node.stage, identity.key)
     inputs = {
@@ -110,11 +110,11 @@ def _why_not_finished(
 
 def _with_holder(directory: Path, reason: str) -> str:
     holder = holder_of(directory)
-    return f"{reason}; {holder} is at it" if holder else reason
+    return f"{reason}; {holder} is working on it" if holder else reason
 
 
 def _shorter_run(workspace: Workspace, identity: Identity, consumed: Mapping[str, str]) -> tuple[int, Path] | None:
-    """The finished run of the same series that got farthest without passing this one's length."""
+    """The longest finished run of the same series that is shorter than this one."""
     if identity.series is None:
         return None
     found = []

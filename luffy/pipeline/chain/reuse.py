@@ -1,12 +1,12 @@
-"""Whether what lies in a stage's directory is its finished result, and what to clear away when it is not.
+"""Whether a stage's directory holds its finished result, and what to clear if it does not.
 
 The rules, in the order in which they apply:
 
-1. The manifest is there, its outputs are intact, and the inputs still have the digests that were consumed: reused.
-   (Unless the code was edited between the plan and the stage's start: then the key does not stand for the result.)
-2. Inputs have come out differently since: nothing in the directory can be trusted; the stage starts from scratch.
-3. Only exported model files are damaged: training's own files (checkpoints, journal, metrics) are as they were when
-   the export began, so the export is cleared and the stage resumes from its newest checkpoint.
+1. The manifest exists, its outputs are intact, and the inputs still have the digests that were consumed: reused.
+   (Unless the code was edited between the plan and the stage's start: then the key does not describe the result.)
+2. The inputs have changed since: nothing in the directory can be trusted; the stage starts from scratch.
+3. Only exported model files are damaged: the files of the training itself (checkpoints, journal, metrics) are intact,
+   so the export is cleared and the stage resumes from its newest checkpoint.
 4. Anything else is damaged: the stage starts from scratch.
 5. No manifest: the stage was interrupted and resumes from its newest checkpoint.
 """
@@ -67,7 +67,7 @@ def examine(directory: Path, key: str, consumed: Mapping[str, str], *, verify: b
 
 
 def clear(directory: Path, condition: Condition) -> None:
-    """Remove what `condition` calls stale; the manifest goes first, so that a crash leaves no false claim."""
+    """Remove the entries that `condition` lists as stale, the manifest first, so that a crash leaves no false claim."""
     for name in sorted(condition.stale, key=lambda name: name != MANIFEST_FILE):
         path = directory / name
         if path.is_dir() and not path.is_symlink():
@@ -77,7 +77,7 @@ def clear(directory: Path, condition: Condition) -> None:
 
 
 def _unknown(directory: Path) -> Condition:
-    """No record that can be read: only what a stage is known to have put there may be removed."""
+    """Without a readable record, only files that a stage is known to write may be removed."""
     if (directory / IDENTITY_FILE).exists():
         return Condition(False, f"{IDENTITY_FILE} is not readable", _all_entries(directory))
     return Condition(False)

@@ -1,4 +1,4 @@
-"""Walking a chain: each stage once what it reads is there, and stages that fit beside each other at the same time."""
+"""Execution of a chain: each stage starts when its inputs are ready, and independent stages run at the same time."""
 
 import contextvars
 import os
@@ -15,22 +15,22 @@ from luffy.pipeline.machine.gpus import detected_gpus, gpus_of_stage
 
 Result = TypeVar("Result")
 Make = Callable[[StageNode, Mapping[str, Result]], Result]
-"""Makes a stage from the results that it reads, by input name."""
+"""Makes a stage from its inputs, by input name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many stages a machine has room for."""
+    """Capacity of a machine for stages."""
 
     slots: int
-    """GPUs; on a machine without any, stages."""
+    """GPUs, or stages on a machine without GPUs."""
     needs: Mapping[str, int]
     """Slots of each stage, by node."""
     most: int
-    """Stages at the same time, whatever they need."""
+    """Upper limit of stages at the same time."""
 
     def fits(self, node: StageNode, running: Collection[StageNode]) -> bool:
-        """Whether `node` may start beside those that are running."""
+        """Whether `node` may start while `running` run."""
         taken = sum(self.needs[other.name] for other in running)
         return not running or (len(running) < self.most and taken + self.needs[node.name] <= self.slots)
 
@@ -39,14 +39,14 @@ ONE_AT_A_TIME = Room(1, {}, 1)
 
 
 def find_room(config: ExperimentConfig, nodes: Sequence[StageNode]) -> Room:
-    """The room of this machine for the stages of `config`, one at a time where they would share what they use.
+    """This machine's capacity for the stages of `config`; one at a time if they would share servers, GPUs or all cores.
 
-    Without GPUs a stage counts as its threads and one core for its graders.
+    Without GPUs, a stage takes `execution.num_threads` cores and one more for its graders.
     """
     execution = config.execution
     most = execution.parallel_stages or len(nodes)
     if most == 1 or execution.server.urls or execution.gpus == 0:
-        return ONE_AT_A_TIME  # a server has the weights of one checkpoint at a time
+        return ONE_AT_A_TIME  # a server holds the weights of one checkpoint at a time
     gpus = detected_gpus()
     if gpus:
         return Room(len(gpus), {node.name: gpus_of_stage(config, node.stage) for node in nodes}, most)
@@ -58,10 +58,10 @@ def find_room(config: ExperimentConfig, nodes: Sequence[StageNode]) -> Room:
 
 
 def walk(nodes: Sequence[StageNode], make: Make[Result], room: Room, stop: Callable[[], None]) -> dict[str, Result]:
-    """What `make` returns for each of `nodes`, by name; a node starts after those it reads from.
+    """The results of `make` by node name; a node starts after those it reads from.
 
-    Stages that run at the same time do so in threads. An interrupt calls `stop`, which has to end them. When a stage
-    fails, those beside it finish and no other begins; then the first failure in the chain's order is raised.
+    Stages that run at the same time do so in threads. An interrupt calls `stop`, which has to end them. After a failure
+    no stage starts; those running finish, and then the first failure in the order of the chain is raised.
     """
     if room.most == 1:
         done: dict[str, Result] = {}
@@ -74,7 +74,7 @@ def walk(nodes: Sequence[StageNode], make: Make[Result], room: Room, stop: Calla
 
 @contextmanager
 def stopping_on_failure(pool: ThreadPoolExecutor, stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop`, drop what waits in `pool` and wait for the rest when the block raises anything, a Ctrl-C too."""
+    """When the block raises, also on Ctrl-C: call `stop`, cancel what is queued in `pool`, and wait for the rest."""
     with ExitStack() as on_failure:
         on_failure.callback(pool.shutdown, wait=True, cancel_futures=True)
         on_failure.callback(stop)
@@ -99,7 +99,7 @@ def _side_by_side(
                 done[node.name] = future.result()
             elif isinstance(error, Exception):
                 failures[node.name] = error
-            else:  # an interrupt waits for nobody
+            else:  # an interrupt is raised at once
                 raise error
     for node in nodes:
         if node.name in failures:
@@ -110,7 +110,7 @@ def _side_by_side(
 def _startable(
     waiting: Sequence[StageNode], done: Collection[str], room: Room, running: Sequence[StageNode]
 ) -> list[StageNode]:
-    """The next stages in the chain's order: none overtakes one that could start if it had room."""
+    """The next stages in the order of the chain; none overtakes a stage that only waits for room."""
     found: list[StageNode] = []
     for node in waiting:
         if all(source in done for source in node.inputs.values()):

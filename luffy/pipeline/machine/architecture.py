@@ -1,7 +1,7 @@
-"""The shape of a model, known before its weights are: what memory and tensor parallelism are reckoned from.
+"""The shape of a model, from which memory and tensor parallelism are computed before its weights are loaded.
 
-Read from a model folder's `config.json`, from the hub's cache on this machine, or from a table of common models; the
-network is never asked.
+It comes from a model folder's `config.json`, from the local cache of the hub, or from a table of common models, never
+from the network.
 """
 
 import json
@@ -13,12 +13,12 @@ from luffy.config.model import GGUF, ModelConfig, TinyArchitecture
 from luffy.errors import DataError
 
 TINY_VOCABULARY = 512
-"""The most that the tokenizer of an embedded base policy has; its data decides."""
+"""Upper limit of the vocabulary of a base policy trained from scratch; the actual size depends on its data."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelArchitecture:
-    """A decoder of Qwen2's, Qwen3's, Llama's or Mistral's kind: RMSNorm, rotary embeddings, a gated MLP."""
+    """A decoder in the style of Qwen2, Qwen3, Llama or Mistral: RMSNorm, rotary embeddings, a gated MLP."""
 
     hidden_size: int
     num_layers: int
@@ -28,7 +28,7 @@ class ModelArchitecture:
     intermediate_size: int
     vocabulary_size: int
     tied: bool
-    """Input and output embeddings are one matrix."""
+    """Whether input and output embeddings are one matrix."""
     qkv_bias: bool = False
     output_bias: bool = False
     """Bias of the output projection of attention."""
@@ -48,12 +48,12 @@ class ModelArchitecture:
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the input embeddings; untied output embeddings are as many again."""
+        """Parameters of the input embeddings; untied output embeddings have the same number."""
         return self.vocabulary_size * self.hidden_size
 
     @property
     def num_parameters(self) -> int:
-        """All of them, exactly; tied embeddings count once."""
+        """Exact number of parameters; tied embeddings count once."""
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
         return embeddings + self.num_layers * self._layer_parameters + self.hidden_size
 
@@ -71,10 +71,10 @@ class ModelArchitecture:
 
 
 def architecture_of(model: ModelConfig) -> ModelArchitecture | None:
-    """The shape of the experiment's policy; None where it is not known: GGUF files, other hub ids and
-    kinds, models behind an API.
+    """The shape of the experiment's policy; None if unknown: GGUF files, other hub ids and model types, models behind
+    an API.
 
-    Raises DataError where `path` is a local one and no model folder.
+    Raises DataError if `path` is a local path that is not a model folder.
     """
     if model.architecture is not None:
         return _tiny(model.architecture)
@@ -137,7 +137,7 @@ def _read(file: Path) -> ModelArchitecture | None:
 
 
 def _tiny(architecture: TinyArchitecture) -> ModelArchitecture:
-    """What `luffy.training.base_model.new_tiny_model` makes, at its largest vocabulary."""
+    """The shape of the model from `luffy.training.base_model.new_tiny_model`, at its largest vocabulary."""
     return ModelArchitecture(
         hidden_size=architecture.hidden_size,
         num_layers=architecture.num_layers,

@@ -1,6 +1,7 @@
-"""The event protocol between a stage program and whoever supervises it: JSON lines in `events.jsonl`.
+"""The event protocol between a stage program and its supervisor: JSON lines in `events.jsonl`.
 
-The stage appends, the supervisor reads what is new. A file and not a pipe, so that neither side dies with the other.
+The stage appends events, the supervisor reads the new ones. It is a file, not a pipe, so neither side depends on the
+other being alive.
 """
 
 import json
@@ -54,7 +55,7 @@ class EventWriter:
         self._write("waiting", {"text": holder})
 
     def progress(self, step: int, total: int, **metrics: float) -> None:
-        """`step` of `total` is done. At most four a second are written; the first and the last always are."""
+        """`step` of `total` is done. Writes at most four per second, but always the first and the last."""
         with self._lock:
             now, last = self._clock(), self._last_progress_time
             if last is not None and step < total and 0 <= now - last < _PROGRESS_INTERVAL_S:
@@ -63,15 +64,15 @@ class EventWriter:
         self._write("progress", {"step": step, "total": total, "metrics": metrics})
 
     def message(self, text: str) -> None:
-        """A line for the person who watches."""
+        """A line for the user."""
         self._write("message", {"text": text})
 
     def finished(self, text: str = "") -> None:
-        """The manifest is written, or was found."""
+        """The manifest has been written or found."""
         self._write("finished", {"text": text})
 
     def failed(self, text: str) -> None:
-        """The stage gives up; `text` is the one line that says why."""
+        """The stage has failed; `text` is the reason in one line."""
         self._write("failed", {"text": text})
 
     def close(self) -> None:
@@ -92,7 +93,7 @@ class EventReader:
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
     def read(self) -> list[Event]:
-        """The complete events since the last call; a half-written last line waits for its end."""
+        """The complete events since the last call; an incomplete last line is left for the next one."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:

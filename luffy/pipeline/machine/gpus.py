@@ -1,7 +1,7 @@
-"""The GPUs of this machine: which there are, how many a stage takes, and never two stages on one.
+"""The GPUs of this machine: detection, the number a stage takes, and exclusive allocation to stages.
 
-Each GPU has a lock file (`flock`, one directory a user and machine), which the supervisor of a stage holds and its
-death frees. The stage is shown the GPUs that are locked for it, and no others.
+Each GPU has a lock file (`flock`, one directory per user and machine). The supervisor of a stage holds the lock, and
+its death releases it. The stage sees only the GPUs locked for it.
 """
 
 import fcntl
@@ -26,11 +26,11 @@ _QUERY_TIMEOUT_S = 10.0
 _MIB_PER_GIB = 1024
 _POLL_S = 1.0
 Waiting = Callable[[str], None]
-"""Called once, with what is waited for."""
+"""Called once when a wait begins, with what it waits for."""
 Stopped = Callable[[], bool]
 """Whether to give up waiting."""
 Turn = Callable[[int, Waiting, Stopped], AbstractContextManager[object]]
-"""Waits until a stage may take that many GPUs, and gives them back when it is left."""
+"""Context manager that waits until a stage may take that many GPUs and releases them on exit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class Gpu:
     """A GPU that this process may use."""
 
     name: str
-    """As CUDA_VISIBLE_DEVICES calls it."""
+    """Its name in CUDA_VISIBLE_DEVICES."""
     uuid: str
     memory_gib: float
 
 
 def detected_gpus() -> tuple[Gpu, ...] | None:
-    """The GPUs of this machine that CUDA_VISIBLE_DEVICES lets through; None where the driver does not answer.
+    """The GPUs of this machine that CUDA_VISIBLE_DEVICES admits; None if the driver does not respond.
 
-    Asks `nvidia-smi`, since torch is not to be loaded for a question. No driver, no GPU.
+    Uses `nvidia-smi`, to avoid importing torch. Without it the machine has no GPU.
     """
     try:
         answer = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
@@ -69,7 +69,7 @@ def detected_gpus() -> tuple[Gpu, ...] | None:
 
 
 def gpus_of_stage(config: ExperimentConfig, stage: str) -> int:
-    """GPUs of this machine that `stage` takes where there are any (`execution.gpus`)."""
+    """GPUs that `stage` takes if this machine has any (`execution.gpus`)."""
     found = STAGE_KINDS[stage].gpus(config)
     return found if found == 0 or config.execution.gpus is None else config.execution.gpus
 
@@ -81,9 +81,9 @@ def no_turn(wanted: int, waiting: Waiting, stopped: Stopped) -> AbstractContextM
 
 @contextmanager
 def own_gpus(wanted: int, turn: Turn, waiting: Waiting, stopped: Stopped) -> Iterator[Mapping[str, str]]:
-    """Hold `wanted` GPUs, waiting for them where others have them; yields the environment that shows just these.
+    """Hold `wanted` GPUs, after waiting for busy ones; yields the environment variables that select them.
 
-    Does nothing without a GPU. Raises ConfigError where the machine has fewer, StageFailed when it is `stopped`.
+    Does nothing on a machine without GPUs. Raises ConfigError if the machine has fewer, StageFailed once `stopped`.
     """
     gpus = detected_gpus() if wanted else ()
     if not gpus:
@@ -91,15 +91,15 @@ def own_gpus(wanted: int, turn: Turn, waiting: Waiting, stopped: Stopped) -> Ite
         return
     if wanted > len(gpus):
         raise ConfigError(
-            f"the stage takes {wanted} GPUs, this machine has {len(gpus)}; lower what it asks for "
-            "(execution.vllm.tensor_parallel_size, execution.ray, execution.gpus)"
+            f"the stage takes {wanted} GPUs, this machine has {len(gpus)}; lower execution.vllm.tensor_parallel_size, "
+            "execution.ray or execution.gpus"
         )
     with turn(wanted, waiting, stopped), ExitStack() as held:
         yield _environment(_lock(gpus, wanted, held, waiting, stopped))
 
 
 def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, stopped: Stopped) -> list[Gpu]:
-    """Lock that many GPUs or none, so that two waiting stages cannot each hold what the other needs."""
+    """Lock `wanted` GPUs or none, so that two waiting stages cannot deadlock."""
     announced = False
     while True:
         with ExitStack() as attempt:
@@ -117,13 +117,13 @@ def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, s
 
 
 def pause(stopped: Stopped, seconds: float | None = None) -> None:
-    """Wait, a moment if nothing else is said; raises StageFailed when it is `stopped`."""
+    """Wait for `seconds`, by default one poll interval; raises StageFailed once `stopped`."""
     deadline = time.monotonic() + (_POLL_S if seconds is None else seconds)
     while not stopped():
         if (left := deadline - time.monotonic()) <= 0:
             return
         time.sleep(min(left, _POLL_S))
-    raise StageFailed("interrupted while it waited; the same command resumes it", EXIT_INTERRUPTED)
+    raise StageFailed("interrupted while waiting; the same command resumes it", EXIT_INTERRUPTED)
 
 
 def _try_lock(gpu: Gpu, held: ExitStack) -> bool:

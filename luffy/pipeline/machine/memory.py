@@ -1,13 +1,13 @@
-"""How much memory each GPU of a run takes, before one is touched: an upper estimate, component by component.
+"""An upper estimate of the memory that each GPU of a run needs, component by component, without using a GPU.
 
-Sources. Model states: ZeRO, arXiv 1910.02054, section 3.1 (2 + 2 + 12 bytes a parameter with Adam in mixed precision),
-with gradients summed in float32 as `luffy.training.deepspeed_engine` asks. Activations: the method of Korthikanti et
-al., arXiv 2205.05198, section 4 (count what each operation keeps for the backward pass), applied to a decoder with
-RMSNorm, rotary embeddings, a gated MLP and attention that keeps no score matrix. `tests/unit/pipeline/test_memory.py`
-holds the counts against what torch and DeepSpeed really keep.
+Sources. Model states: ZeRO, arXiv 1910.02054, section 3.1 (2 + 2 + 12 bytes per parameter with Adam in mixed
+precision), with gradients summed in float32 as `luffy.training.deepspeed_engine` configures. Activations: the method of
+Korthikanti et al., arXiv 2205.05198, section 4 (count the tensors that each operation saves for the backward pass),
+applied to a decoder with RMSNorm, rotary embeddings, a gated MLP and attention that stores no score matrix.
+`tests/unit/pipeline/machine/test_memory.py` compares the counts with what torch and DeepSpeed allocate.
 
-Legend of the formulas: `P` parameters, `b` bytes of the compute type, `N` trainer ranks, `L` layers, `h` hidden size,
-`a` width of all attention heads, `k` of all key heads, `i` intermediate size, `V` vocabulary.
+Symbols: `P` parameters, `b` bytes of the compute type, `N` trainer ranks, `L` layers, `h` hidden size, `a` width of all
+attention heads, `k` of all key heads, `i` intermediate size, `V` vocabulary.
 """
 
 from collections.abc import Iterable
@@ -24,13 +24,13 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 _REDUCE_BUCKET = 500_000_000
 """Elements of DeepSpeed's reduce bucket, unless the model is smaller."""
 _LIVE_PARAMETERS = 1_050_000_000
-"""Parameters that ZeRO 3 holds gathered at the same time: `max_live_parameters` and one prefetch bucket (defaults)."""
+"""Parameters that ZeRO 3 keeps gathered at once: `max_live_parameters` and one prefetch bucket (defaults)."""
 _ENGINE_BATCH_TOKENS = 16384
 """vLLM's default `max_num_batched_tokens` on a GPU of 70 GiB and more; 8192 on smaller ones."""
 _PROCESS_GIB = 1.5
-"""Allowance, by experience and by no formula: CUDA context, libraries' workspaces and NCCL of a process."""
+"""Empirical allowance for a process: CUDA context, library workspaces and NCCL."""
 _ENGINE_PROCESS_GIB = 2.0
-"""The same, and the CUDA graphs of an engine. It stays when the engine sleeps."""
+"""The same for an engine, with its CUDA graphs. A sleeping engine keeps it."""
 
 ENGINE_GPU = "engine GPU"
 
@@ -42,7 +42,7 @@ class Component:
     name: str
     gib: float
     formula: str
-    """Where the number comes from, in words."""
+    """How the number is computed, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class GpuMemory:
     count: int
     components: tuple[Component, ...]
     limit_gib: float | None = None
-    """Limit of what it may hold; None: not known."""
+    """Memory available to it; None: unknown."""
 
     @property
     def total_gib(self) -> float:
@@ -61,7 +61,7 @@ class GpuMemory:
 
     @property
     def fits(self) -> bool:
-        """Whether it may fit; true where the limit is not known."""
+        """Whether it fits; true if the limit is unknown."""
         return self.limit_gib is None or self.total_gib <= self.limit_gib
 
     def gib(self, name: str) -> float:
@@ -72,11 +72,11 @@ class GpuMemory:
 def estimate_memory(
     architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None
 ) -> tuple[GpuMemory, ...]:
-    """Each kind of GPU in the training stages under `cluster: ray`; `gpu_gib` is the memory of one, None: not known.
+    """Each kind of GPU in the training stages under `cluster: ray`; `gpu_gib` is the memory of one, None: unknown.
 
-    SFT: a rank in an update. RL, disaggregated: a trainer's GPU in an update, and an engine's. Colocated: a GPU that
-    both share, in a rollout (the trainer keeps weights and optimizer states there) and in an update (the engine sleeps,
-    without weights and cache).
+    SFT: a rank during an update. RL, disaggregated: a trainer's GPU during an update, and an engine's. Colocated: a
+    shared GPU during a rollout (the trainer's weights and optimizer states stay on it) and during an update (the engine
+    sleeps, without weights and cache).
     """
     found = []
     if "sft" in config.stages:
@@ -96,7 +96,7 @@ def _in_rl(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: f
     if ray.placement == "disaggregated":
         return of_trainer, engine
     rollout = (*trainer.states_in_rollouts(), _context("trainer"), *_of("engine", engine.components))
-    asleep = Component("engine, asleep", _ENGINE_PROCESS_GIB, "allowance: its process; weights and cache are given up")
+    asleep = Component("engine, asleep", _ENGINE_PROCESS_GIB, "allowance: its process; weights and cache are released")
     count = max(ray.trainer_ranks, engine.count)
     return (
         GpuMemory("shared GPU in a rollout", count, rollout, gpu_gib),
@@ -105,7 +105,7 @@ def _in_rl(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: f
 
 
 def engine_share(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> GpuMemory:
-    """Memory of one engine on each of its GPUs; vLLM gives what is left of its share to the KV cache."""
+    """Memory of one engine on each of its GPUs; vLLM gives the rest of its share to the KV cache."""
     vllm, ray = config.execution.vllm, config.execution.ray
     limit = None if gpu_gib is None else gpu_gib * vllm.gpu_memory_utilization
     taken = (_engine_weights(architecture, config), _engine_work(architecture, config), _context("engine"))
@@ -115,17 +115,17 @@ def engine_share(architecture: ModelArchitecture, config: ExperimentConfig, gpu_
 
 
 def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, width: int) -> int:
-    """Bytes a layer keeps of each token for its backward pass, in rows of `width` tokens.
+    """Bytes per token that a layer saves for its backward pass, in rows of `width` tokens.
 
-    Gated MLP: gate, up, their product and the activated gate, 4 b i. Attention: queries, keys and values with heads
-    repeated, and the output, 4 b a; a log-sum-exp a head; the mask as a bias, b a token of the row. Each RMSNorm: its
-    input in float32, the normalised and the scaled value, 4 h + 2 b h, and one scale.
+    Gated MLP: gate, up, their product and the activated gate, 4 b i. Attention: queries, repeated keys and values, and
+    the output, 4 b a; one log-sum-exp per head; the mask as a bias, b per token of the row. Each RMSNorm: its input in
+    float32, the normalised and the scaled value, 4 h + 2 b h, and one scale.
     """
     mlp = 4 * dtype_bytes * architecture.intermediate_size
     attention = dtype_bytes * (4 * architecture.attention_size + width) + _FLOAT32 * architecture.num_heads
     norms = 2 * _norm_bytes(architecture.hidden_size, dtype_bytes)
     if architecture.head_norms:
-        # What they scale is not kept again: the rotation after it needs no input.
+        # Their outputs are not saved again: the rotation that follows needs no saved input.
         heads = architecture.num_heads + architecture.num_kv_heads
         norms += (_FLOAT32 + dtype_bytes) * heads * architecture.head_size + _FLOAT32 * heads
     return mlp + attention + norms
@@ -134,11 +134,11 @@ def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, wi
 def activation_bytes(
     architecture: ModelArchitecture, dtype_bytes: int, width: int, *, checkpointing: bool
 ) -> tuple[int, int]:
-    """Bytes of each token that are kept over the whole backward pass, and that one layer's adds at its fullest.
+    """Bytes per token that stay allocated for the whole backward pass, and the peak that one layer's own pass adds.
 
-    With checkpointing a layer keeps its input, b h, and computes the rest again. Going backwards through the MLP adds
-    the gradients of gate and up, 2 b i, and that of the residual stream, also in float32, (b + 4) h. The mask of the
-    whole pass is 1 byte for each token of the row.
+    With checkpointing a layer keeps its input, b h, and recomputes the rest. The backward pass through the MLP adds the
+    gradients of gate and up, 2 b i, and that of the residual stream, also in float32, (b + 4) h. The mask of the whole
+    pass takes 1 byte per token of the row.
     """
     layer = layer_activation_bytes(architecture, dtype_bytes, width)
     passing = 2 * dtype_bytes * architecture.intermediate_size + (dtype_bytes + _FLOAT32) * architecture.hidden_size
@@ -158,12 +158,12 @@ def head_bytes(
     entropy_gradient: bool,
     untempered: bool = False,
 ) -> tuple[int, int]:
-    """Bytes of a chunk's logits at the fullest moment of `LogProbHead`, and of the gradients that it adds beside them.
+    """Bytes of a chunk's logits at the peak of `LogProbHead`, and of the gradients that it adds.
 
-    Forward, 4 float32 tensors of chunk x V: logits, log-probabilities, probabilities and their product. Backward, where
-    a term differentiates the entropy, 5: log-probabilities, probabilities and three gradients. Where the policy is also
-    seen at temperature 1, its log-probabilities (and probabilities) there are kept besides. A chunk's gradient of the
-    output embeddings is b V h, that of all hidden states b h a token.
+    Forward: 4 float32 tensors of chunk x V (logits, log-probabilities, probabilities and their product). Backward, if a
+    term differentiates the entropy: 5 (log-probabilities, probabilities and three gradients). If a term also uses the
+    policy at temperature 1, its log-probabilities (and probabilities) are saved too. A chunk's gradient of the output
+    embeddings takes b V h, that of the hidden states b h per token.
     """
     tensors = (5 if entropy_gradient else 4) + (2 if entropy_gradient else 1) * untempered
     logits = min(chunk_tokens, tokens) * architecture.vocabulary_size * _FLOAT32 * tensors
@@ -172,14 +172,14 @@ def head_bytes(
 
 @dataclass(frozen=True, slots=True)
 class _Workload:
-    """What a stage asks of its trainer."""
+    """The properties of a stage's training that its memory depends on."""
 
     longest: int
     """Tokens of the longest row."""
     entropy_gradient: bool
     """Whether a term differentiates the entropy."""
     untempered: bool = False
-    """Whether a term sees the policy at temperature 1 beside that of the rollouts."""
+    """Whether a term uses the policy at temperature 1 besides the rollouts' temperature."""
     has_reference: bool = False
     has_critic: bool = False
 
@@ -223,20 +223,20 @@ class _TrainerMemory:
         self.num_ranks = config.execution.ray.trainer_ranks
 
     def states(self) -> tuple[Component, ...]:
-        """Weights, gradients and optimizer states: what an update holds whatever the batch."""
+        """Weights, gradients and optimizer states, which do not depend on the batch."""
         return tuple(
             [*self._learning("", self._shape.num_parameters), *self._reference()]
             + (self._learning("critic ", self._critic_parameters) if self._workload.has_critic else [])
         )
 
     def states_in_rollouts(self) -> tuple[Component, ...]:
-        """Those that stay while the engine generates: gradients do where DeepSpeed holds them in fixed buffers."""
+        """The states that stay while the engine generates, with gradients if DeepSpeed keeps them in fixed buffers."""
         if self._execution.zero_stage == 3 or self._sums_whole_gradients:
             return *self.states(), *self._bucket()
         return tuple(part for part in self.states() if not part.name.endswith("gradients"))
 
     def transient(self) -> tuple[Component, ...]:
-        """Peak of what an update adds: in the head, in a layer's backward pass, or in Adam's step."""
+        """Peak of an update's temporary memory: in the head, in a layer's backward pass, or in Adam's step."""
         return max(self._in_head(), self._in_layer(), self._in_step(), key=_sum)
 
     @property
@@ -247,7 +247,7 @@ class _TrainerMemory:
 
     @property
     def _sums_whole_gradients(self) -> bool:
-        """ZeRO 1 in mixed precision sums whole gradients in float32, and shards them at the step alone."""
+        """ZeRO 1 in mixed precision sums whole gradients in float32 and shards them only at the step."""
         return self._execution.zero_stage == 1 and self._bytes != _FLOAT32
 
     def _learning(self, owner: str, parameters: int) -> list[Component]:
@@ -268,23 +268,23 @@ class _TrainerMemory:
         return (parameters / self.num_ranks + live) * self._bytes, f" / {self.num_ranks} ranks, and {live:,} gathered"
 
     def _gradient_bytes(self) -> tuple[float, str]:
-        """For each parameter: sums in float32, sharded from ZeRO 2 on; with ZeRO 1, those of the pass, too."""
+        """Per parameter: sums in float32, sharded from ZeRO 2 on; with ZeRO 1 also the gradients of the pass."""
         stage = self._execution.zero_stage
         if stage >= 2:
             if self._execution.offload_optimizer:
                 return 0.0, "in CPU memory"
-            return _FLOAT32 / self.num_ranks, f"float32: 4 bytes a parameter / {self.num_ranks} ranks"
+            return _FLOAT32 / self.num_ranks, f"float32: 4 bytes per parameter / {self.num_ranks} ranks"
         if not self._sums_whole_gradients:
-            return float(_FLOAT32), "float32: 4 bytes a parameter, whole on each rank"
-        return float(_FLOAT32 + self._bytes), "4 bytes a parameter summed and 2 of the pass, whole on each rank"
+            return float(_FLOAT32), "float32: 4 bytes per parameter, whole on each rank"
+        return float(_FLOAT32 + self._bytes), "4 bytes per parameter summed and 2 of the pass, whole on each rank"
 
     def _optimizer_bytes(self) -> tuple[float, str]:
-        """For each parameter: Adam's two moments, and the master weights that ZeRO keeps whatever the compute type."""
+        """Per parameter: Adam's two moments, and the master weights that ZeRO keeps for every compute type."""
         if self._execution.offload_optimizer:
             return 0.0, "in CPU memory"
         if self._execution.zero_stage == 0:
-            return 2.0 * _FLOAT32, "two moments: 8 bytes a parameter"
-        words = f"master weights and two moments: 12 bytes a parameter / {self.num_ranks} ranks"
+            return 2.0 * _FLOAT32, "two moments: 8 bytes per parameter"
+        words = f"master weights and two moments: 12 bytes per parameter / {self.num_ranks} ranks"
         return 3.0 * _FLOAT32 / self.num_ranks, words
 
     def _reference(self) -> list[Component]:
@@ -309,7 +309,7 @@ class _TrainerMemory:
         return (
             *self._kept(),
             Component("logits", logits / _GIB, words),
-            Component("head's gradients", gradients / _GIB, "output embeddings, and hidden states of the micro-batch"),
+            Component("head's gradients", gradients / _GIB, "output embeddings and the micro-batch's hidden states"),
             *self._bucket(),
         )
 
@@ -320,7 +320,7 @@ class _TrainerMemory:
         return *self._kept(), Component(name, self._tokens * one_layer / _GIB, words), *self._bucket()
 
     def _in_step(self) -> tuple[Component, ...]:
-        """torch's Adam over flat tensors keeps one temporary of their size; ZeRO 3 has them in parts of 1e9."""
+        """torch's Adam allocates one temporary the size of its flat tensor; ZeRO 3 splits it into parts of 1e9."""
         if self._execution.offload_optimizer:
             return ()
         stage = self._execution.zero_stage
@@ -351,12 +351,12 @@ class _TrainerMemory:
 
     @property
     def _tokens(self) -> int:
-        """Tokens of the largest micro-batch: a row longer than the budget makes its own."""
+        """Tokens of the largest micro-batch; a row longer than the budget forms its own."""
         return max(self._execution.micro_batch_tokens, self._workload.longest)
 
     @property
     def _width(self) -> int:
-        """Tokens of a row, whose square the mask takes: a packed micro-batch is one row."""
+        """Tokens of a row, in which the mask is quadratic; a packed micro-batch is one row."""
         return self._tokens if self._execution.packing else self._workload.longest
 
 
@@ -367,7 +367,7 @@ def _engine_weights(architecture: ModelArchitecture, config: ExperimentConfig) -
 
 
 def _engine_work(architecture: ModelArchitecture, config: ExperimentConfig) -> Component:
-    """One engine step: the widest layer over its tokens, and logits, probabilities and log-probabilities."""
+    """Memory of one engine step: the widest layer over its tokens, and logits, probabilities and log-probabilities."""
     vllm = config.execution.vllm
     tokens = vllm.max_num_batched_tokens or _ENGINE_BATCH_TOKENS
     width = 3 * architecture.intermediate_size / vllm.tensor_parallel_size + 2 * architecture.hidden_size
@@ -378,7 +378,7 @@ def _engine_work(architecture: ModelArchitecture, config: ExperimentConfig) -> C
 
 
 def _kv_cache(architecture: ModelArchitecture, config: ExperimentConfig, left_gib: float | None) -> Component:
-    """All that is left, or what one sequence of full length needs where that is more or the rest is not known."""
+    """The rest of the share; at least one sequence of full length, also if the rest is unknown."""
     longest = config.data.max_prompt_tokens + _longest_response(config)
     per_token = kv_cache_bytes_per_token(architecture, config)
     least = longest * per_token / _GIB
@@ -390,7 +390,7 @@ def _kv_cache(architecture: ModelArchitecture, config: ExperimentConfig, left_gi
 
 
 def _longest_response(config: ExperimentConfig) -> int:
-    """Longest sequence of RL's engines, and of the one like them that measures difficulty."""
+    """Longest response of RL's engines, and of the vLLM engine that measures difficulty."""
     assert config.rl is not None
     difficulty = config.measured_difficulty
     measured = difficulty.max_response_tokens if difficulty is not None and difficulty.engine == "vllm" else None
@@ -398,7 +398,7 @@ def _longest_response(config: ExperimentConfig) -> int:
 
 
 def kv_cache_bytes_per_token(architecture: ModelArchitecture, config: ExperimentConfig) -> float:
-    """On each GPU of an engine: a key and a value a layer, 2 L k b, over the ranks that share the key heads."""
+    """Bytes per token on each GPU of an engine: keys and values of all layers, 2 L k b, split over the GPUs."""
     ways = min(config.execution.vllm.tensor_parallel_size, architecture.num_kv_heads)
     return 2 * architecture.num_layers * architecture.kv_size * _BYTES[config.model.dtype] / ways
 

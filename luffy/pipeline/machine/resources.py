@@ -1,6 +1,6 @@
-"""GPUs and memory that a run under `cluster: ray` needs, checked against the machine before anything heavy starts.
+"""Check of the GPUs and memory that a run under `cluster: ray` needs, before anything expensive starts.
 
-A run under `cluster: local` is only advised about its rollout engine.
+For `cluster: local` there is only advice on the rollout engine.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from luffy.pipeline.machine.gpus import detected_gpus
 from luffy.pipeline.machine.memory import ENGINE_GPU, GpuMemory, engine_share, estimate_memory
 
 _ROUNDING = 1.03
-"""A card sold as 80 GB reports 79.2 to 79.6 GiB: that much more may be written down than is there."""
+"""Tolerance on the stated memory: a card sold as 80 GB reports 79.2 to 79.6 GiB."""
 _LARGE_FOR_EMBEDDED = 50_000_000
-"""Parameters from which another engine than the embedded one is advised. With the 135 million of SmolLM2, on two CPU
-cores in float32, vLLM generates four times as many tokens a second (`tests/benchmarks/rollout_engines.py`)."""
+"""Number of parameters from which vLLM is recommended over the embedded engine. For SmolLM2 (135 million), on two CPU
+cores in float32, vLLM generates four times as many tokens per second (`tests/benchmarks/rollout_engines.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +24,24 @@ class Resources:
     """The findings about an experiment's GPUs."""
 
     gpus: tuple[GpuMemory, ...]
-    """Each kind of GPU and what it holds; empty where nothing can be said."""
+    """Estimated memory of each kind of GPU; empty if there is no estimate."""
     notes: tuple[str, ...]
-    """Remarks for the person who starts the run."""
+    """Notes for the user who starts the run."""
     complaints: tuple[str, ...]
-    """One line for each reason why the run cannot work: where, what was found, what to do."""
+    """One line for each reason why the run cannot work: the field, what was found, what to do."""
 
 
 def check_resources(config: ExperimentConfig) -> None:
-    """Raise ConfigError, a line a mistake, where the experiment asks for GPUs or memory that are not there."""
+    """Raise ConfigError, one line per mistake, if the experiment needs more GPUs or memory than the machine has."""
     complaints = find_resources(config).complaints
     if complaints:
         raise ConfigError("\n".join(complaints))
 
 
 def find_resources(config: ExperimentConfig) -> Resources:
-    """Empty findings for a chain without SFT and RL; at most a note for `cluster: local`.
+    """Check an experiment's needs. A chain without SFT and RL has no findings, `cluster: local` at most a note.
 
-    Raises DataError where `model.path` is a local one and no model folder.
+    Raises DataError if `model.path` is a local path that is not a model folder.
     """
     if not {"sft", "rl"} & {*config.stages}:
         return Resources((), (), ())
@@ -58,15 +58,15 @@ def find_resources(config: ExperimentConfig) -> Resources:
 
 
 def detected_gpus_gib() -> tuple[float, ...] | None:
-    """Memory of each GPU that this process may use; None where the driver does not answer."""
+    """Memory of each GPU that this process may use; None if the driver does not respond."""
     gpus = detected_gpus()
     return None if gpus is None else tuple(gpu.memory_gib for gpu in gpus)
 
 
 def _advice_on_engine(config: ExperimentConfig) -> list[str]:
-    """Advice against the embedded engine where it is slow; a pretrained model of unknown shape counts as large.
+    """Advice against the embedded engine for large models; a pretrained model of unknown shape counts as large.
 
-    And against vLLM in the trainer's process where there are GPUs: the stage would refuse them only after SFT.
+    And against vLLM in the trainer's process on a machine with GPUs: the stage itself would refuse it only after SFT.
     """
     if "rl" not in config.stages or config.rl is None:
         return []
@@ -81,7 +81,7 @@ def _advice_on_engine(config: ExperimentConfig) -> list[str]:
     if architecture is not None and architecture.num_parameters < _LARGE_FOR_EMBEDDED:
         return []
     better = "cluster: ray generates with vLLM" if detected_gpus() else "rl.engine: vllm is several times as fast"
-    return [f"the embedded engine generates slowly with a model of this size; {better}"]
+    return [f"the embedded engine is slow for a model of this size; {better}"]
 
 
 def _too_few_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> list[str]:
@@ -101,7 +101,7 @@ def _smaller_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> l
         return []
     return [
         f"execution.gpu_memory_gb: {stated:g} GiB, but the smallest GPU of this machine has {min(here):.1f}; correct "
-        "it, or set it to null to go by what is there"
+        "it, or set it to null to use the detected size"
     ]
 
 
@@ -118,7 +118,7 @@ def _heads_not_divided(config: ExperimentConfig, architecture: ModelArchitecture
 
 
 def _divides(ways: int, architecture: ModelArchitecture) -> bool:
-    """Whether heads can be dealt out; where there are fewer key heads than GPUs, each is repeated on as many."""
+    """Whether `ways` GPUs can split the heads; with fewer key heads than GPUs, vLLM replicates each key head."""
     kv_heads = architecture.num_kv_heads
     return architecture.num_heads % ways == 0 and (kv_heads % ways == 0 or ways % kv_heads == 0)
 
@@ -153,7 +153,7 @@ def _complaint(config: ExperimentConfig, gpu: GpuMemory) -> str:
 
 
 def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
-    """Settings that would free memory, the cheapest first."""
+    """Settings that would free memory, cheapest first."""
     execution = config.execution
     if gpu.name == "shared GPU in a rollout":
         remedies = ["lower execution.vllm.gpu_memory_utilization"]
@@ -179,15 +179,15 @@ def _notes(
     address, wanted = config.execution.ray.address, cluster_gpus(config)
     notes = []
     if address is not None:
-        notes.append(f"{wanted} GPUs wanted of a cluster (address: {address}); what it has was not checked")
+        notes.append(f"{wanted} GPUs needed on the cluster at {address}, whose GPUs were not checked")
     elif here is None:
-        notes.append(f"{wanted} GPUs wanted; nvidia-smi gave no answer, so how many there are is not known")
+        notes.append(f"{wanted} GPUs needed; nvidia-smi did not respond, so the number of GPUs is unknown")
     elif not here:
-        notes.append(f"{wanted} GPUs wanted; this machine has none: ranks and engines would run on its CPU")
+        notes.append(f"{wanted} GPUs needed; this machine has none: ranks and engines would run on its CPU")
     else:
-        notes.append(f"{wanted} GPUs wanted of the {len(here)} of this machine")
+        notes.append(f"{wanted} GPUs needed, this machine has {len(here)}")
     if architecture is None:
-        notes.append(f"no memory estimate: the shape of {config.model.path} is not known here; give a model folder")
+        notes.append(f"no memory estimate: the shape of {config.model.path} is unknown here; give a model folder")
     elif gpu_gib is None:
-        notes.append("memory is not judged: no GPU to go by; give execution.gpu_memory_gb")
+        notes.append("memory not checked: no GPU found; set execution.gpu_memory_gb")
     return notes

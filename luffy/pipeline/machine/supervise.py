@@ -1,7 +1,7 @@
 """Running a stage program as a child process that never outlives its supervisor.
 
-The child has a session of its own and writes to files (`log.txt`, `events.jsonl`), so that it can end in order when
-the supervisor is gone. It gets SIGTERM when the supervisor dies, by whatever signal, and watches for that itself.
+The child has its own session and writes to files (`log.txt`, `events.jsonl`), so that it can shut down cleanly without
+the supervisor. It gets SIGTERM when the supervisor dies, by any signal, and also checks for that itself.
 
 With a warm server in use the child is forked from that server, which the kernel kills with the supervisor.
 """
@@ -50,7 +50,7 @@ class _Child:
     process: StageProcess
     mark: str
     spared: int | None = None
-    """The warm server, which carries the mark but must live on."""
+    """The warm server, which carries the mark but must not be killed."""
 
 
 def stage_command(stage: str, directory: Path) -> list[str]:
@@ -70,13 +70,13 @@ def supervise(
     time_limit_s: float | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run `command` to its end, passing on its events and log lines as they come.
+    """Run `command` to its end, forwarding its events and log lines as they arrive.
 
-    Whatever ends this call (success, failure, an exception of a callback, Ctrl-C), no process of the stage is left:
+    However this call ends (success, failure, an exception in a callback, Ctrl-C), no process of the stage is left:
     SIGTERM first, SIGKILL after `grace_s`, at once on a second Ctrl-C.
 
-    `stopped` is asked all the time, and ends the stage as a Ctrl-C would, which reaches the main thread alone. After
-    `time_limit_s` it is ended, too.
+    `stopped` is polled and ends the stage as Ctrl-C would, which reaches only the main thread. `time_limit_s` ends it,
+    too.
 
     Raises StageFailed: for exit code 2 with the stage's own line, else with the end of its log.
     """
@@ -91,7 +91,7 @@ def supervise(
             tail.append(line.rstrip("\n"))
             on_line(line.rstrip("\n"))
         for event in events.read():
-            # A stage that waits shows the progress of the one it waits for; other events are its own.
+            # A waiting stage shows the progress of the one it waits for; all other events are its own.
             if event.pid == process.pid or event.kind == "progress":
                 failure = event.text if event.kind == "failed" else failure
                 on_event(event)
@@ -131,7 +131,7 @@ def _start_cold(command: Sequence[str], out: IO[bytes], environment: dict[str, s
         stderr=subprocess.STDOUT,
         env={**environment, MARK_VARIABLE: mark, SUPERVISOR_VARIABLE: str(parent)},
         start_new_session=True,
-        # The signal follows the thread that forks, which is this one, and it stays until the child has ended.
+        # The signal follows the forking thread. This thread stays until the child has ended.
         preexec_fn=lambda: die_with(parent),
     )
     return _Child(process, mark)
@@ -148,8 +148,8 @@ def _end(child: _Child, grace_s: float) -> None:
 
 def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> StageFailed:
     if code > 0 and not failure and free_bytes(log_path) < _NO_ROOM_BYTES:
-        # It could not even write why.
-        text = f"{log_path.parent}: no space left; free some (luffy gc says what can go), the stage resumes"
+        # Without disk space, the stage cannot write its own error.
+        text = f"{log_path.parent}: no space left; free some (luffy gc lists what to delete), the stage resumes"
         return StageFailed(text, exit_code=EXIT_USER_ERROR)
     if code == EXIT_USER_ERROR:
         return StageFailed(failure or (tail[-1] if tail else f"see {log_path}"), exit_code=EXIT_USER_ERROR)
@@ -157,6 +157,6 @@ def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> Sta
         return StageFailed(f"{_INTERRUPTED} (log: {log_path})", exit_code=EXIT_INTERRUPTED)
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     summary = f"{how}: {failure}" if failure else how
-    # SIGKILL comes from outside: of a kernel without memory, or of a person.
+    # SIGKILL comes from outside: from the out-of-memory killer, or from a person.
     temporary = code in (EXIT_TEMPORARY, -signal.SIGKILL)
     return StageFailed("\n".join([f"{summary}; the end of {log_path}:", *tail]), temporary=temporary)

@@ -1,7 +1,7 @@
 """A process that has loaded the large libraries once and forks a stage program for each order.
 
 Started by `warm_start` as `python -m luffy.pipeline.machine.warm_server DESCRIPTOR LIBRARY ...`. Before the fork it
-runs the standard library and these libraries only: no module of this package, which a person may edit meanwhile.
+imports only the standard library and these libraries: a module of this package may be edited before a stage starts.
 """
 
 import gc
@@ -21,19 +21,19 @@ _PACKAGE = "luffy"
 
 
 class Order(TypedDict):
-    """What a forked stage becomes."""
+    """The program that a forked process runs."""
 
     module: str
     arguments: list[str]
     environment: dict[str, str]
     log: str
-    """The file that its output is appended to."""
+    """The file to which its output is appended."""
 
 
 def serve(connection: Connection) -> Order:
     """Fork a process for each order, one at a time, and report its pid, then its exit code (-n for signal n).
 
-    Returns in the forked process alone. The serving process exits when the other end is closed.
+    Returns only in the forked process. The server exits when the other end of the connection is closed.
     """
     while True:
         try:
@@ -44,7 +44,7 @@ def serve(connection: Connection) -> Order:
         _check_single_thread()
         pid = os.fork()
         if pid == 0:
-            connection.close()  # else the end of the server would go unnoticed
+            connection.close()  # otherwise nobody would notice that the server has died
             _detach(order, server)
             return order
         connection.send_bytes(str(pid).encode())
@@ -53,7 +53,7 @@ def serve(connection: Connection) -> Order:
 
 
 def load(libraries: Sequence[str]) -> None:
-    """Import `libraries`, leaving no thread behind, and keep it out of the garbage collector's way."""
+    """Import `libraries` without starting a thread, and exempt their objects from garbage collection."""
     # OpenBLAS starts its threads when numpy is loaded. Stages compute with torch, which has its own.
     given = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -87,14 +87,14 @@ def _detach(order: Order, server: int) -> None:
     os.dup2(log, 2)
     os.close(log)
     Path("/proc/self/comm").write_text(order["module"].rpartition(".")[2])
-    from luffy.processes import SUPERVISOR_VARIABLE, die_with  # after the fork, so never stale
+    from luffy.processes import SUPERVISOR_VARIABLE, die_with  # imported after the fork, so never stale
 
     os.environ[SUPERVISOR_VARIABLE] = str(server)
     die_with(server, signal.SIGTERM)
 
 
 def _check_single_thread() -> None:
-    """A lock that another thread holds during a fork stays locked in the child for ever."""
+    """Exit if there is a second thread: a lock that it holds during a fork would stay locked in the child."""
     threads = [(thread / "comm").read_text().strip() for thread in Path("/proc/self/task").iterdir()]
     if len(threads) > 1:
         sys.exit(f"no fork with several threads: {', '.join(threads)}")

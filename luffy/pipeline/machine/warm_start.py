@@ -1,10 +1,10 @@
-"""Starting stages from a process that has loaded torch, transformers and deepspeed already: seconds saved for each.
+"""Warm starts: stages forked from a process that has already loaded torch, transformers and deepspeed, to save seconds.
 
     with WarmServer(log).use():
         ...  # supervise() forks its stages from the server
 
-A convenience alone: where it does not fit or does not work, the stage is started as without it. Not used on machines
-with a GPU, whose driver does not survive a fork and whose stages take longer than their imports.
+It is only an optimisation: a stage that cannot start warm starts cold. It is not used on machines with a GPU: the
+driver does not survive a fork, and stages there take far longer than their imports.
 """
 
 import json
@@ -28,17 +28,17 @@ from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_pr
 
 logger = logging.getLogger(__name__)
 LIBRARIES = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2", "deepspeed", "pydantic", "psutil")
-"""What stages spend most of their start on. Not pyarrow: it starts a thread, which a fork would lose."""
+"""The libraries that are slowest to import. Not pyarrow: it starts a thread, which a fork would lose."""
 _LOAD_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 20.0
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
-# They differ from stage to stage, and no library reads them.
+# These differ from stage to stage, and no library reads them.
 _OWN_VARIABLES = frozenset({MARK_VARIABLE, SUPERVISOR_VARIABLE, "PYTHONUNBUFFERED"})
 _current: ContextVar["WarmServer | None"] = ContextVar("warm_server", default=None)
 
 
 def current_warm_server() -> "WarmServer | None":
-    """The server that is in use here."""
+    """The server in use in this context."""
     return _current.get()
 
 
@@ -48,9 +48,9 @@ def can_start_warm() -> bool:
 
 
 class WarmServer:
-    """Loads the libraries in the background from its construction on; it is ended by the kernel with this process.
+    """A server process, which loads the libraries in the background; the kernel kills it when this process dies.
 
-    All processes of its stages carry its `mark`, and so does the server itself.
+    The server and all processes of its stages carry its `mark`.
     """
 
     def __init__(self, log: Path, libraries: Sequence[str] = LIBRARIES) -> None:
@@ -70,14 +70,14 @@ class WarmServer:
                 env={**os.environ, MARK_VARIABLE: self.mark, "PYTHONUNBUFFERED": "1"},
                 pass_fds=[far_end.fileno()],
                 start_new_session=True,
-                # Its stage gets SIGTERM then. The signal follows the thread that forks: use it from this one.
+                # The stage then gets SIGTERM. The signal follows the forking thread, which must outlive the server.
                 preexec_fn=lambda: die_with(parent, SIGKILL),
             )
         self.pid = self._process.pid
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Inside, `supervise` starts stages from this server; it ends with the block."""
+        """Within the block `supervise` starts stages from this server; the server ends with the block."""
         token = _current.set(self)
         try:
             yield
@@ -86,9 +86,9 @@ class WarmServer:
             self.stop()
 
     def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
-        """Start `python -m MODULE ...` with its output appended to `log`; None where it must be started cold.
+        """Start `python -m MODULE ...` with its output appended to `log`; None if it must start cold.
 
-        It runs one stage at a time: others that are started meanwhile, from other threads, are started cold.
+        The server runs one stage at a time: others that start meanwhile, from other threads, start cold.
         """
         if not self._ordering.acquire(blocking=False):
             return None
@@ -105,7 +105,7 @@ class WarmServer:
             log=str(log.resolve()),
         )
         with ExitStack() as on_failure:
-            # Also on Ctrl-C: the answer that is still to come would be taken for that to the next order.
+            # Also on Ctrl-C: a pending reply would be taken as the reply to the next order.
             on_failure.callback(self.stop)
             try:
                 self._wait_until_ready()
@@ -118,9 +118,9 @@ class WarmServer:
         return self._stage
 
     def stop(self) -> None:
-        """End the server, and a stage that it still runs. May be called again."""
+        """End the server and any stage that it still runs. May be called again."""
         self._connection.close()
-        self._process.kill()  # it has nothing to put in order
+        self._process.kill()  # it has nothing to clean up
         self._process.wait()
         end_processes(self.mark)
 
@@ -142,7 +142,7 @@ class WarmServer:
 
 
 class WarmStage:
-    """A stage that a warm server has forked; what `subprocess.Popen` is for one started cold."""
+    """A stage forked by a warm server; the counterpart of `subprocess.Popen`."""
 
     def __init__(self, pid: int, connection: Connection, log: Path) -> None:
         self.pid = pid
@@ -157,7 +157,7 @@ class WarmStage:
                 self._take()
             except (OSError, EOFError):
                 raise StageFailed(
-                    "was interrupted, because the warm server that had started it has died; "
+                    "was interrupted, because the warm server that started it died; "
                     f"the same command resumes it (log: {self._log})",
                     exit_code=EXIT_INTERRUPTED,
                     temporary=True,
@@ -165,7 +165,7 @@ class WarmStage:
         return self.returncode
 
     def wait(self) -> int | None:
-        """Wait for its end; returns the exit code, None when the server died before."""
+        """Wait until the stage ends; returns the exit code, None if the server died first."""
         if self.returncode is None:
             try:
                 self._take()

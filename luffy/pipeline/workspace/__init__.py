@@ -82,7 +82,7 @@ class Workspace:
         if free < MIN_FREE_BYTES:
             raise WorkspaceError(
                 f"workspace {self.root}: its disk is full ({free >> 20} MiB left, a run needs {MIN_FREE_BYTES >> 20}); "
-                f"free space (luffy gc says what can go), or give another with --workspace"
+                f"free space (luffy gc lists what to delete), or give another with --workspace"
             )
 
     def new_run(self, experiment: str, record: dict[str, object]) -> Path:

@@ -44,7 +44,7 @@ def check_space(plan: StagePlan, checkpoint: CheckpointConfig) -> None:
         formula = f" ({need.formula})" if need.formula else ""
         raise WorkspaceError(
             f"workspace: {plan.node.name} needs {_gib(need.num_bytes)} or more{formula}, and {plan.directory.parent} "
-            f"has {_gib(free)} left; free space (luffy gc says what can go), or give another with --workspace"
+            f"has {_gib(free)} left; free space (luffy gc lists what to delete), or give another with --workspace"
         )
 
 
@@ -88,7 +88,7 @@ def usable(path: Path) -> Iterator[None]:
         if error.errno not in (*_FULL, *_READ_ONLY, *_FORBIDDEN):
             raise
         raise WorkspaceError(
-            f"workspace: {error.filename or path}: {error.strerror}; free space (luffy gc says what can go) "
+            f"workspace: {error.filename or path}: {error.strerror}; free space (luffy gc lists what to delete) "
             "or give another with --workspace"
         ) from None
 

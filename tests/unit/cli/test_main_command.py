@@ -76,9 +76,9 @@ def test_a_ray_plan_says_first_what_each_gpu_would_hold(capsys):
     out = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "shared GPU in an update (x 8), estimate in GiB" in lines
-    assert "gradients 3.5 float32: 4 bytes a parameter / 8 ranks" in lines
+    assert "gradients 3.5 float32: 4 bytes per parameter / 8 ranks" in lines
     assert "total 43.4 of 79.0" in lines
-    assert out.index("GPUs wanted") < out.index("first run")
+    assert out.index("GPUs needed") < out.index("first run")
 
 
 def test_what_cannot_fit_is_shown_and_refused(capsys):

@@ -58,7 +58,7 @@ def test_a_range_may_be_one_share(share):
         (["difficulty={min_pass_rate: 0.8, max_pass_rate: 0.2}"], "min_pass_rate 0.8 is above max_pass_rate 0.2"),
         (
             ["difficulty={num_samples: 4, min_pass_rate: 0.3, max_pass_rate: 0.4}"],
-            "no prompt could stay: of 4 responses, no number makes a share between min_pass_rate 0.3",
+            "no prompt could be kept: no pass rate over 4 responses lies between min_pass_rate 0.3",
         ),
         (["difficulty.max_pass_rate=1.5"], "difficulty.max_pass_rate: "),
         (["difficulty.temperature=0"], "difficulty.temperature: "),
@@ -66,7 +66,7 @@ def test_a_range_may_be_one_share(share):
         (["stages=[prepare_data, base, difficulty, rl]"], "difficulty: missing; stage difficulty needs it"),
         (["stages=[prepare_data, base, difficulty, sft]", "difficulty={}"], "difficulty has no effect without rl"),
         (["difficulty.engine=openai"], "execution.server.urls: missing; difficulty.engine: openai needs"),
-        (BY_VLLM, "difficulty.temperature 0.005 is below the lowest that vLLM samples at"),
+        (BY_VLLM, "difficulty.temperature 0.005 is below vLLM's lowest sampling temperature"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_field(overrides, message):

@@ -48,6 +48,6 @@ def test_the_comparison_of_the_guide_loads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", available_presets("methods"))
 def test_every_method_is_in_the_tables_of_both_readmes(name: str) -> None:
-    methods = (ROOT / "exp_configs" / "README.md").read_text().partition("### What a token weighs")[0]
+    methods = (ROOT / "exp_configs" / "README.md").read_text().partition("### Weight of a token")[0]
     assert f"\n| `{name}` | " in methods
     assert f"`{name}`" in (ROOT / "README.md").read_text()

@@ -61,8 +61,8 @@ def test_the_chain_of_a_served_model_can_be_written_down() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], "stages: sft needs the weights of a model, which model.endpoint keeps to itself"),
-        (["stages=[prepare_data, base, rl, evaluate]"], "stages: rl needs the weights"),
+        ([], "stages: sft needs a model's weights, which model.endpoint does not give"),
+        (["stages=[prepare_data, base, rl, evaluate]"], "stages: rl needs a model's weights"),
         ([EVALUATED, "evaluation.engine=transformers", "execution.server.urls=[]"], "evaluation.engine: transformers"),
         ([EVALUATED, "execution.server.urls=[]"], "execution.server.urls: missing"),
         ([EVALUATED, "model.path=some/model"], "give exactly one of path"),
@@ -72,7 +72,7 @@ def test_the_chain_of_a_served_model_can_be_written_down() -> None:
         ([EVALUATED, "model.endpoint.request.stop=x"], "request.stop is not for here"),
         (
             [EVALUATED, "model.endpoint.request.temperature=null"],
-            "request.temperature: null leaves the endpoint at its own, which is 1, and evaluation.decodings.greedy",
+            "request.temperature: null leaves the endpoint at its default of 1, but evaluation.decodings.greedy",
         ),
         ([EVALUATED, "evaluation.decodings.sampled.num_samples=0"], "num_samples: input should be greater than 0"),
     ],

@@ -299,12 +299,12 @@ ADVANTAGES = [
     ),
     (
         mixed(ON, OFF, more="  replay: {share: 0.1}\n"),
-        "objective.replay.share 0.1 of 4 prompts a step is none; raise it",
+        "objective.replay.share 0.1 of 4 prompts per step is less than one prompt; raise it",
     ),
     (
         objective(advantage="{kind: gae}", more="  interleaved_sft:\n    buffer_size: 2\n    terms:\n      - " + SFT)
         + "\nrl: {critic: {optimizer: {lr: 1e-5}, warmup_steps: 2}}\n",
-        "rl.critic.warmup_steps keeps the policy still",
+        "rl.critic.warmup_steps freezes the policy",
     ),
     (
         objective(advantage="{kind: gae}") + "rl: {critic: {optimizer: {lr: 1e-5}, warmup_steps: 6}}\n",
@@ -388,7 +388,7 @@ STALE = "cluster: ray\nrl: {max_staleness: 1}\n"
         ),
         (
             STALE + "method: dapo\n",
-            "objective.group.filter.kind: dynamic_sampling takes as many prompts as a step",
+            "objective.group.filter.kind: dynamic_sampling decides during a step",
         ),
         ("method: aipo\nrl: {correction: {kind: truncate}}\n", "rl.correction has no effect"),
     ],
@@ -464,12 +464,15 @@ def test_terms_that_learn_from_rollouts_by_their_outcome_are_corrected_too() -> 
 @pytest.mark.parametrize(
     ("overrides", "fragment"),
     [
-        (["cluster=ray", "rl.temperature=0.005"], "rl.temperature 0.005 is below the lowest that vLLM samples at"),
+        (["cluster=ray", "rl.temperature=0.005"], "rl.temperature 0.005 is below vLLM's lowest sampling temperature"),
         (
             ["evaluation.engine=vllm", "evaluation.decodings.sampled.temperature=0.001"],
-            "evaluation.decodings.sampled.temperature 0.001 is below the lowest that vLLM samples at",
+            "evaluation.decodings.sampled.temperature 0.001 is below vLLM's lowest sampling temperature",
         ),
-        (["rl.engine=vllm", "rl.temperature=0.005"], "rl.temperature 0.005 is below the lowest that vLLM samples at"),
+        (
+            ["rl.engine=vllm", "rl.temperature=0.005"],
+            "rl.temperature 0.005 is below vLLM's lowest sampling temperature",
+        ),
         (["cluster=ray", "rl.engine=vllm"], "cluster: ray has vLLM engines in processes of their own; remove one"),
         (["rl.engine=vllm", "rl.max_staleness=1"], "has no effect with cluster: local"),
         (["rl.engine=embedded"], "rl.engine: "),

@@ -90,7 +90,7 @@ def test_unique_prompts_do_not_repeat(lengths: tuple[int, ...]) -> None:
     assert len({prompt.uid for prompt in prompts}) == 1900
 
 
-def test_an_exhausted_space_says_how_many_there_are() -> None:
-    with pytest.raises(DataError, match=r"data\.train: 5000 distinct prompts with 1 operations asked for, 1900 exist"):
+def test_an_exhausted_space_reports_its_size() -> None:
+    with pytest.raises(DataError, match=r"data\.train: 5000 distinct prompts with 1 operations requested, 1900 exist"):
         load(source(num_prompts=5000, num_operations=(1,)))
     assert len(load(source(num_prompts=5000, num_operations=(1,), unique=False))) == 5000

@@ -32,7 +32,7 @@ def benchmark(name: str, file: Path) -> list[Prompt]:
     return loaded.prompts
 
 
-def test_arc_as_its_hub_has_it(tmp_path: Path) -> None:
+def test_arc_in_the_format_of_its_hub(tmp_path: Path) -> None:
     rows = [
         {"id": "a", "question": "Q1", "choices": {"text": ["w", "x", "y"], "label": ["A", "B", "C"]}, "answerKey": "C"},
         {"id": "b", "question": "Q2", "choices": {"text": list("wxyz"), "label": list("1234")}, "answerKey": "2"},
@@ -43,7 +43,7 @@ def test_arc_as_its_hub_has_it(tmp_path: Path) -> None:
     assert two.messages[0].content == "Q2\n\nA. w\nB. x\nC. y\nD. z"
 
 
-def test_gpqa_as_its_hub_has_it(tmp_path: Path) -> None:
+def test_gpqa_in_the_format_of_its_hub(tmp_path: Path) -> None:
     incorrect = {f"Incorrect Answer {n}": f"w{n}" for n in (1, 2, 3)}
     row = {"Question": "Q", "Correct Answer": "r", **incorrect, "High-level domain": "Physics", "Writer": "n"}
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "gpqa.parquet")
@@ -70,7 +70,7 @@ def graded(kind: MathGrader | StrictMathGrader, pairs: list[tuple[str, str]]) ->
 
 
 @pytest.mark.parametrize("kind", [MathGrader(), StrictMathGrader()], ids=lambda kind: kind.kind)
-def test_references_as_benchmarks_write_them_are_met_by_answers_as_models_write_them(
+def test_benchmark_style_references_match_model_style_answers(
     kind: MathGrader | StrictMathGrader,
 ) -> None:
     right = [("033", "33"), ("27", "27.0"), ("$69$,$84$", "84, 69"), ("1,3,5", "5, 3, 1"),

@@ -58,7 +58,7 @@ def test_the_generation_prompt_ends_as_it_should(templated: tuple[str, PreTraine
 
 @pytest.mark.parametrize("trace", TRACES)
 @pytest.mark.parametrize("messages", CONVERSATIONS, ids=["user", "system"])
-def test_think_is_opened_once_and_the_response_alone_is_learned(
+def test_think_is_opened_once_and_only_the_response_is_learned(
     templated: tuple[str, PreTrainedTokenizerBase], messages: list[Message], trace: str
 ) -> None:
     _, tokenizer = templated
@@ -77,7 +77,7 @@ def test_think_is_opened_once_and_the_response_alone_is_learned(
     assert trace_lengths(tokenizer, [trace]) == [len(response_ids)]
 
 
-def test_a_trace_without_its_opening_tag_gets_it_back_and_no_other_does() -> None:
+def test_only_a_trace_without_its_opening_tag_gets_it_back() -> None:
     assert with_opened_thinking("1</think>2") == "<think>\n1</think>2"
     for text in (*TRACES, "2", "a <think> b</think> c", "<think>never closed"):
         assert with_opened_thinking(text) == text

@@ -66,7 +66,7 @@ def test_digit_labels_and_three_or_five_options(labels: list[str], answer: str, 
         ({"A": "x", "B": 7.0, "C": None, "a": "B"}, {"columns": ("A", "B", "C")}, "B", ["x", "7"]),
     ],
 )
-def test_where_options_and_answers_stand(
+def test_formats_of_options_and_answers(
     row: dict[str, object], choices: dict[str, object], letter: str, texts: list[str]
 ) -> None:
     prompt = asked(row, choices)
@@ -103,13 +103,13 @@ def test_responses_are_graded_by_letter_and_by_the_text_of_the_option() -> None:
     ("row", "choices", "column", "reason"),
     [
         ({"o": ["x", "y"], "a": "C"}, {"column": "o"}, "a", "names none of the options"),
-        ({"o": ["x", "y"], "a": "2"}, {"column": "o", "answer_is": "index"}, "a", "a place from 0 to 1"),
+        ({"o": ["x", "y"], "a": "2"}, {"column": "o", "answer_is": "index"}, "a", "an index from 0 to 1"),
         ({"o": ["x", "x"], "a": "x"}, {"column": "o", "answer_is": "text"}, "a", "or several"),
         ({"o": ["x"], "a": "A"}, {"column": "o"}, "o", "2 to 26 options, found 1"),
         ({"o": "x", "a": "A"}, {"column": "o"}, "o", "must be a list of options"),
         ({"o": ["x", None], "a": "A"}, {"column": "o"}, "o\\[1\\]", "is missing"),
         ({"o": ["x", "N/A"], "a": "B"}, {"column": "o", "fillers": ("N/A",)}, "o", "found 1"),
-        ({"o": ["x", "y", "N/A"], "a": "C"}, {"column": "o", "fillers": ("N/A",)}, "a", "is but a filler"),
+        ({"o": ["x", "y", "N/A"], "a": "C"}, {"column": "o", "fillers": ("N/A",)}, "a", "that is a filler"),
         ({"choices": {"text": ["x", "y"], "label": ["A"]}, "a": "A"}, ARC, "choices.label", "a list of 2 labels"),
         ({"right": "r", "w1": "r", "w2": "b", "w3": "c"}, APART, "right", "one of the incorrect"),
         ({"right": "r", "w1": "", "w2": "b", "w3": "c"}, APART, "w1", "is empty"),
@@ -154,7 +154,7 @@ def test_all_columns_of_a_question_are_read() -> None:
     assert columns_of(fields) == ["q", "right", "w1", "w2", "w3", "n", "s"]
 
 
-def test_an_id_tells_equal_questions_apart() -> None:
+def test_an_id_distinguishes_equal_questions() -> None:
     row = {"options": ["8", "7"], "a": "B"}
     one, two, again = (asked({**row, "n": n}, {"column": "options"}, id="n") for n in (1, 2, 1))
     assert one.uid == again.uid != two.uid

@@ -77,7 +77,7 @@ def test_a_gsm8k_solution_gets_its_answer_into_a_box() -> None:
         ({"a": {"b": 5}}, {"column": "a.b"}, "5"),
     ],
 )
-def test_where_answers_stand(row: dict[str, object], answer: dict[str, object], expected: str) -> None:
+def test_formats_of_answers(row: dict[str, object], answer: dict[str, object], expected: str) -> None:
     assert mapped({"q": "?", **row}, answer={"column": "a", **answer}).ground_truth == expected
 
 
@@ -125,7 +125,7 @@ def test_a_pattern_reads_its_files_in_the_order_of_their_names(tmp_path: Path) -
     assert [p.messages[0].content for p in load(tmp_path / "*.jsonl", fields=QA).prompts] == ["a", "b"]
 
 
-def test_a_missing_column_is_refused_with_those_that_are_there(tmp_path: Path) -> None:
+def test_a_missing_column_is_refused_with_a_list_of_the_present_ones(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("question,a,t\n1,2,3\n")
     pq.write_table(pa.table({"question": ["1"], "a": ["2"]}), tmp_path / "d.parquet")
     for name, missing in (("d.csv", "q missing"), ("d.parquet", "q, t missing")):
@@ -141,7 +141,7 @@ def test_a_truncated_parquet_is_refused_by_name(tmp_path: Path) -> None:
         load(tmp_path / "d.parquet", fields=QA)
 
 
-def test_a_damaged_parquet_says_behind_which_row(tmp_path: Path) -> None:
+def test_a_damaged_parquet_names_the_last_readable_row(tmp_path: Path) -> None:
     table = pa.table({"q": [str(n) * 50 for n in range(2000)], "a": ["2"] * 2000, "t": ["3"] * 2000})
     pq.write_table(table, tmp_path / "d.parquet", row_group_size=1000, compression="zstd", use_dictionary=False)
     column = pq.read_metadata(tmp_path / "d.parquet").row_group(1).column(0)

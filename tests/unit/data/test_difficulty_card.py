@@ -33,12 +33,12 @@ def card():
     return difficulty_card(CONFIG, RATES, FITS, ["sums", "sums", "", "sums"])
 
 
-def test_the_bounds_are_within():
+def test_the_bounds_are_inclusive():
     assert [fit_of(rate, CONFIG) for rate in RATES] == FITS
 
 
 @pytest.mark.parametrize("num_samples", [3, 7, 10, 64])
-def test_a_bound_written_as_the_share_itself_is_met(num_samples):
+def test_a_pass_rate_equal_to_both_bounds_is_kept(num_samples):
     for correct in range(num_samples + 1):
         share = correct / num_samples
         bounds = DifficultyConfig(num_samples=num_samples, min_pass_rate=share, max_pass_rate=share)
@@ -46,7 +46,7 @@ def test_a_bound_written_as_the_share_itself_is_met(num_samples):
         assert fit_of(PassRate("a", outcomes, 0, 0), bounds) is Fit.KEPT
 
 
-def test_pass_rates_are_a_row_a_prompt(tmp_path):
+def test_pass_rates_have_one_row_per_prompt(tmp_path):
     write_pass_rates(tmp_path / "rates.parquet", RATES, FITS)
     rows = pq.read_table(tmp_path / "rates.parquet").to_pylist()
     assert rows[0] == {
@@ -74,7 +74,7 @@ def test_the_card_counts_everything_once(tmp_path):
     assert json.loads(card_json(found))["policy"] == "base"
 
 
-def test_the_card_for_people_says_who_is_left_out_and_why():
+def test_the_markdown_card_shows_what_is_left_out_and_why():
     text = card_markdown(card())
     assert "2 of 4 training prompts stay for RL, with pass rates from 0.25 to 0.75; 1 are too hard, 1 too easy." in text
     assert "| 0 of 4 | 1 | 25.0 | too hard |" in text

@@ -26,17 +26,17 @@ def findings(golds: list[str], grader: GraderPool) -> list[tuple[object, ...]]:
     return [tuple(each.values()) for each in check.findings]
 
 
-def test_sound_references_meet_themselves(grader: GraderPool) -> None:
+def test_valid_references_are_correct_answers_to_themselves(grader: GraderPool) -> None:
     golds = ["033", "27.0", "\\frac{1}{2}", "$69$,$84$", "1,3,5", "$(1,8,19), (2,7,13), (4,5,7)$", "\\text{Evelyn}"]
     check = check_golds([prompt(gold) for gold in golds], grader, GradingConfig())
     assert (check.counts, check.findings) == ({"meets_itself": 7, "not_checked": 0}, [])
 
 
-def test_what_cannot_be_boxed_fails(grader: GraderPool) -> None:
+def test_references_that_cannot_be_boxed_fail(grader: GraderPool) -> None:
     assert findings(["\\frac{1}{2", "3"], grader) == [("uid of \\frac{1}{2", "fails", "no_answer")]
 
 
-def test_what_no_grader_reads_is_met_by_its_text_alone(grader: GraderPool) -> None:
+def test_unreadable_references_match_only_their_own_text(grader: GraderPool) -> None:
     golds = ["np.arcsin(10/13)", "\\arcsin(10/13)"]
     assert findings(golds, grader) == [("uid of np.arcsin(10/13)", "text_alone", "unparsable")]
 

@@ -51,11 +51,11 @@ def test_malformed_lines_are_quarantined_with_line_field_and_reason(tmp_path: Pa
         (6, "reward_model.ground_truth"),
         (7, "data_source"),
     ]
-    assert "no UTF-8 text (byte 21: 0xe9)" in loaded.quarantined[0].reason
+    assert "not UTF-8 text (byte 21: 0xe9)" in loaded.quarantined[0].reason
     assert loaded.num_rows == 7
 
 
-def test_parquet_with_undecodable_text_loses_that_row_alone(tmp_path: Path) -> None:
+def test_parquet_with_undecodable_text_loses_only_that_row(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([row(0), row(1), row(2)])
     broken = pa.array([b"math", b"\xff\xfe", b"math"], pa.binary()).view(pa.string())
     pq.write_table(table.set_column(0, "data_source", broken), tmp_path / "d.parquet")
@@ -86,7 +86,7 @@ def test_only_the_first_rows_are_read(tmp_path: Path) -> None:
     assert [prompt.ground_truth for prompt in load(tmp_path / "d.jsonl", max_rows=2).prompts] == ["1", "2"]
 
 
-def test_the_author_signs_the_targets(tmp_path: Path) -> None:
+def test_the_configured_author_is_that_of_the_targets(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text(json.dumps(row(1)))
     (prompt,) = load(tmp_path / "d.jsonl", author="deepseek-r1").prompts
     assert prompt.traces[0].author == "deepseek-r1"

@@ -113,7 +113,7 @@ def test_rows_of_a_dataset_are_filtered_and_its_questions_have_options(tmp_path:
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_hub_out_of_reach_is_one_line_with_a_hint() -> None:
+def test_an_unreachable_hub_is_one_line_with_a_hint() -> None:
     with pytest.raises(DataError) as caught:
         open_source(hub("nobody/no-such-data"), "train", 0)
     text = str(caught.value)
@@ -136,7 +136,7 @@ def test_without_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("module")
-def test_a_source_of_ones_own_comes_by_import_path() -> None:
+def test_a_custom_source_is_loaded_by_import_path() -> None:
     config = CustomSource(kind="custom", factory="my_riddles:riddles", options={"count": 3})
     assert [prompt.ground_truth for prompt in load_source(config, "train", 0).prompts] == ["0", "1", "2"]
 
@@ -150,7 +150,7 @@ def test_a_source_of_ones_own_comes_by_import_path() -> None:
         ("my_riddles:broken", "returned a object without kind, is_light, inputs, rows"),
     ],
 )
-def test_a_factory_that_cannot_serve_is_refused(factory: str, reason: str) -> None:
+def test_an_invalid_factory_is_refused(factory: str, reason: str) -> None:
     with pytest.raises(DataError, match=f"data.train.factory: {factory}: {reason}"):
         open_source(CustomSource(kind="custom", factory=factory), "train", 0)
 

@@ -52,7 +52,7 @@ def prompt(uid: str) -> Prompt:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(_prompts, max_size=5))
-def test_what_is_written_is_read(prompts: list[Prompt]) -> None:
+def test_written_prompts_are_read_back(prompts: list[Prompt]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "prompts.parquet"
         assert write_prompts(path, prompts) == len(prompts)

@@ -51,7 +51,7 @@ def test_own_is_the_chat_template_over_all_messages() -> None:
     assert ask(tokenizer, [PROMPT], "own") == render_prompts(tokenizer, [PROMPT.messages])
 
 
-def test_what_the_prompt_opens_and_what_ends_a_response() -> None:
+def test_opened_tags_and_stop_texts_of_the_templates() -> None:
     openers = {name: template_opener(tiny_tokenizer(), name) for name in ("own", *PROMPT_TEMPLATES)}
     assert {name: opener for name, opener in openers.items() if opener} == {
         "r1_zero": "<think>",
@@ -68,7 +68,7 @@ def test_a_model_without_a_chat_template_is_refused_only_where_it_needs_one() ->
         ask(tokenizer, problems(1), "own")
 
 
-def test_a_conversation_is_no_question() -> None:
+def test_a_conversation_is_not_a_question() -> None:
     turns = (Message("user", "1"), Message("assistant", "2"), Message("user", "3"))
     with pytest.raises(DataError, match="problem p: the template none takes one question, and the turns are user, ass"):
         ask(tiny_tokenizer(), [Prompt("p", "s", turns, "4")], "none")

@@ -65,7 +65,7 @@ def test_near_duplicates_name_the_first_of_their_cluster() -> None:
     assert {row: int(first[row]) for row in np.flatnonzero(first != np.arange(200))} == {150: 20, 170: 20}
 
 
-def test_the_sketch_of_nothing_and_of_one_word_exists() -> None:
+def test_empty_and_one_word_texts_have_signatures() -> None:
     assert signature("").shape == signature("one").shape == (NUM_HASHES,)
     assert near_duplicate_clusters(np.zeros((0, NUM_HASHES), dtype=np.uint16), 0.9).tolist() == []
 
@@ -86,7 +86,7 @@ def test_a_short_problem_must_be_quoted_whole() -> None:
     assert index_of(short).find([f"so: {short} now", short.replace("+ 3", "- 3")]) == [Hit("bench", 1, 1.0), None]
 
 
-def test_equality_does_without_length() -> None:
+def test_equal_problems_match_at_any_length() -> None:
     assert index_of("1  + 1").equal(prompt("1 + 1")) == Hit("bench", 1, 1.0)
     assert index_of("1 + 1").equal(prompt("1 + 2")) is None
 
@@ -138,7 +138,7 @@ def test_the_language(text: str, language: str | None) -> None:
 
 
 @needs_datasets
-def test_nearly_all_problems_of_gsm8k_and_math_are_taken_for_english() -> None:
+def test_nearly_all_problems_of_gsm8k_and_math_are_classified_as_english() -> None:
     problems = read("gsm8k/test.jsonl", "question") + read("math500")
     others = [language_of(problem_text(p.messages)) for p in problems]
     assert sum(found not in ("en", None) for found in others) / len(problems) < 0.005

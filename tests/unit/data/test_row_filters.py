@@ -70,13 +70,13 @@ def test_a_prompt_stays_with_its_good_traces(grader: GraderPool) -> None:
     ]
 
 
-def test_a_prompt_that_loses_all_traces_goes_and_one_that_had_none_stays(grader: GraderPool) -> None:
+def test_a_prompt_that_loses_all_traces_is_dropped_and_one_that_had_none_stays(grader: GraderPool) -> None:
     rows = judge(grader, prompt("1", WRONG, RIGHT * 9), prompt("2"), prompt("3", RIGHT + "<|eos|>"))
     assert reasons(rows) == [Rejection.TRACE_WRONG, None, Rejection.TRACE_HOLDS_STOP_TOKEN]
     assert [row.lost_its_traces for row in rows] == [True, False, True]
 
 
-def test_the_verdict_is_the_graders_whatever_the_source_claims(grader: GraderPool) -> None:
+def test_the_graders_verdict_overrides_the_claim_of_the_source(grader: GraderPool) -> None:
     claimed = dataclasses.replace(prompt("1"), traces=(Trace(RIGHT, "me", False), Trace(WRONG, "me", True)))
     (row,) = judge(grader, claimed, rules=dataclasses.replace(RULES, require_verified_traces=False))
     assert [trace.verified for trace in row.prompt.traces] == [True, False]
@@ -90,12 +90,12 @@ def test_logprobs_must_count_the_tokens_and_the_stop_token(grader: GraderPool) -
     assert [reason for _, reason in row.rejected_traces] == [Rejection.TRACE_LOGPROBS_MISMATCH]
 
 
-def test_a_closed_thought_is_opened_where_the_data_left_that_to_a_template(grader: GraderPool) -> None:
+def test_a_think_tag_left_to_a_template_is_opened(grader: GraderPool) -> None:
     (row,) = judge(grader, prompt("1", f"1+1</think>{RIGHT}"))
     assert row.prompt.traces[0].text == f"<think>\n1+1</think>{RIGHT}"
 
 
-def test_a_problem_of_a_suite_is_rejected_whatever_its_case_spacing_and_system_prompt(grader: GraderPool) -> None:
+def test_a_problem_of_a_suite_is_rejected_for_any_case_spacing_and_system_prompt(grader: GraderPool) -> None:
     asked = dataclasses.replace(prompt("TWO  + 1"), messages=(Message("system", "now"), Message("user", "TWO\n+ 1")))
     rows = judge(grader, prompt("two + 1"), prompt("two + 2"), suite=(asked,))
     assert reasons(rows) == [Rejection.IN_SUITE, None]
@@ -111,19 +111,19 @@ def test_a_trace_that_quotes_a_suite_is_rejected_and_listed(grader: GraderPool) 
     assert (where, hit.benchmark, hit.row, hit.share) == ("trace", "suite", 1, 1.0)
 
 
-def test_a_suite_keeps_no_demonstration_and_is_not_held_against_itself(grader: GraderPool) -> None:
+def test_a_suite_keeps_no_demonstration_and_is_not_compared_with_itself(grader: GraderPool) -> None:
     asked = prompt("1", RIGHT)
     (row,) = judge(grader, asked, rules=dataclasses.replace(RULES, keeps_traces=False), suite=(asked,))
     assert row.prompt == prompt("1") and row.reason is None
 
 
-def test_a_foreign_language_goes_and_a_formula_stays(grader: GraderPool) -> None:
+def test_a_foreign_language_is_dropped_and_a_formula_stays(grader: GraderPool) -> None:
     rules = Rules(999, 999, languages=("en",))
     rows = judge(grader, prompt("Wie viele sind es, wenn die Zahl nicht eine von den"), prompt("$x+1$?"), rules=rules)
     assert reasons(rows) == [Rejection.OTHER_LANGUAGE, None]
 
 
-def test_the_system_prompt_does_not_change_who_a_row_is() -> None:
+def test_the_system_prompt_does_not_change_the_identity_of_a_row() -> None:
     own = dataclasses.replace(prompt("1"), messages=(Message("system", "mine"), Message("user", "1")))
     behind = with_system_prompt([prompt("1"), own], "think")
     assert [row.messages[0].content for row in behind] == ["think", "mine"]
@@ -132,7 +132,7 @@ def test_the_system_prompt_does_not_change_who_a_row_is() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not TRACES.is_file(), reason="needs the datasets")
-def test_real_traces_that_were_cut_have_no_answer() -> None:
+def test_truncated_real_traces_have_no_answer() -> None:
     prompts = [
         prompt(
             row["question"],

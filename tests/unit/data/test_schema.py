@@ -31,7 +31,7 @@ def test_plain_text_stands_for_a_message() -> None:
 
 
 @pytest.mark.parametrize(("name", "meant"), [("targte", "target"), ("trace", "traces")])
-def test_a_misspelt_demonstration_is_not_taken_for_none(name: str, meant: str) -> None:
+def test_a_misspelt_demonstration_column_is_refused(name: str, meant: str) -> None:
     row = {key: value for key, value in ROW.items() if key != "target"}
     assert prompt_from_row({**row, "question": "1+1"}).traces == ()
     with pytest.raises(RowError, match=f"{name}: is no column; did you mean '{meant}'") as caught:
@@ -50,7 +50,7 @@ def test_several_traces_keep_their_authors() -> None:
 
 
 @pytest.mark.parametrize(("style", "grader"), [("rule", None), ("choice", "choice"), ("my_judge", "my_judge")])
-def test_the_style_names_the_grader_and_is_written_again(style: str, grader: str | None) -> None:
+def test_the_style_names_the_grader_and_is_written_back(style: str, grader: str | None) -> None:
     prompt = prompt_from_row({**ROW, "reward_model": {"style": style, "ground_truth": "2"}})
     assert prompt.grader == grader
     (row,) = record_batch([prompt]).to_pylist()
@@ -77,7 +77,7 @@ def test_the_style_names_the_grader_and_is_written_again(style: str, grader: str
         ({"traces": [{"text": ""}]}, "traces[0].text", "empty"),
         ({"traces": [{"text": "x", "logprobs": [0.5]}]}, "traces[0].logprobs", "at most 0"),
         ({"traces": [{"text": "x", "verified": 1}]}, "traces[0].verified", "true, false or null"),
-        ({"extra_info": "{"}, "extra_info", "no JSON"),
+        ({"extra_info": "{"}, "extra_info", "not JSON"),
         ({"extra_info": [1]}, "extra_info", "mapping"),
         ({"uid": ""}, "uid", "empty"),
     ],

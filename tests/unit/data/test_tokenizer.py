@@ -64,12 +64,12 @@ def test_frequent_words_become_tokens_and_digits_never_merge() -> None:
 
 
 @given(st.text(max_size=12))
-def test_text_the_data_never_held_still_decodes_to_itself(text: str) -> None:
+def test_unseen_text_still_decodes_to_itself(text: str) -> None:
     composed = unicodedata.normalize("NFC", text)
     assert decode(TOKENIZER, encode_traces(TOKENIZER, [composed])[0]) == composed
 
 
-def test_the_tokenizer_is_the_same_beside_a_qwen2_model(tmp_path: Path) -> None:
+def test_the_tokenizer_is_the_same_in_the_folder_of_a_qwen2_model(tmp_path: Path) -> None:
     """transformers 5 picks a folder's tokenizer class by the model's type, and rebuilds it."""
     texts = ["12 a:+3 b:r =", "<think>12\n a:+3 =15\n b:r =51\n</think>\\boxed{51}"]
     built = build_tokenizer(texts * 3)
@@ -111,7 +111,7 @@ def test_batches_equal_single_rows() -> None:
     assert render_prompts(TOKENIZER, []) == []
 
 
-def test_a_trace_continues_behind_a_think_that_the_prompt_opened(thinking: PreTrainedTokenizerBase) -> None:
+def test_a_trace_continues_after_a_think_tag_opened_by_the_prompt(thinking: PreTrainedTokenizerBase) -> None:
     (prompt_ids,) = render_prompts(thinking, [[Message("user", "1")]])
     assert decode(thinking, prompt_ids) == "[user]1<think>\n"
     traces = encode_traces(thinking, [TRACE, "55</think>"])

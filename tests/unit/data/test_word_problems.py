@@ -36,7 +36,7 @@ def answer_of(problem: str) -> str:
     return f"{count:g}"
 
 
-def test_the_reference_answer_is_what_the_problem_says() -> None:
+def test_the_reference_answer_follows_from_the_problem() -> None:
     prompts = load()
     assert [prompt.ground_truth for prompt in prompts] == [answer_of(prompt.messages[0].content) for prompt in prompts]
     assert all(1 <= int(prompt.ground_truth) <= 301 for prompt in prompts)

@@ -100,7 +100,7 @@ def test_no_more_disagreements_than_known(
 
 
 @needs_outputs
-def test_letters_of_a_models_outputs_are_those_of_the_benchmarks_own_script() -> None:
+def test_letters_in_model_outputs_are_those_of_the_benchmarks_own_script() -> None:
     """Which guesses at random where it finds none (there are 367 of these), and takes the first of several answers."""
     parquet = pytest.importorskip("pyarrow.parquet")
     options = {row["question_id"]: row["options"] for row in parquet.read_table(QUESTIONS).to_pylist()}

@@ -76,7 +76,7 @@ def test_math_strict_accepts_no_look_alikes(pool: GraderPool, name: str) -> None
         ("5", r"\text{at most } 5"),
     ],
 )
-def test_names_units_and_words_set_equal_numbers_apart(gold: str, answer: str) -> None:
+def test_different_names_units_and_words_distinguish_equal_numbers(gold: str, answer: str) -> None:
     assert conflicting(answer, gold)
 
 
@@ -84,7 +84,7 @@ def test_names_units_and_words_set_equal_numbers_apart(gold: str, answer: str) -
     ("gold", "answer"),
     [("5", r"\text{the least value is } 5"), ("13", "AM = 13"), ("16, 3", "w=16, d=3"), ("5", "5 cm")],
 )
-def test_names_and_units_of_one_side_do_not(gold: str, answer: str) -> None:
+def test_names_and_units_on_one_side_only_do_not(gold: str, answer: str) -> None:
     assert not conflicting(answer, gold)
 
 

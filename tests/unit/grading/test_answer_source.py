@@ -55,7 +55,7 @@ def grade(pool: GraderPool, kind: GraderKind, response: str, gold: str, question
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 @given(way=_way, before=_filler, between=_filler, opened=st.booleans(), gold=st.sampled_from("ABCD"))
 @settings(max_examples=60, deadline=None)
-def test_an_answer_of_the_reasoning_earns_nothing(
+def test_an_answer_in_the_reasoning_earns_nothing(
     pool: GraderPool, kind: GraderKind, way: str, before: str, between: str, opened: bool, gold: str
 ) -> None:
     thoughts = f"{before}{way % gold}{between}"
@@ -78,7 +78,7 @@ def test_the_reply_overrules_the_reasoning(pool: GraderPool, kind: GraderKind, w
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 @given(way=_way, filler=_filler, gold=st.sampled_from("ABCD"))
 @settings(max_examples=40, deadline=None)
-def test_an_answer_of_the_prompt_earns_nothing(
+def test_an_answer_in_the_prompt_earns_nothing(
     pool: GraderPool, kind: GraderKind, way: str, filler: str, gold: str
 ) -> None:
     question = f"Solve it. Example: {way % gold}. {filler} Now yours:"
@@ -88,7 +88,7 @@ def test_an_answer_of_the_prompt_earns_nothing(
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
 @pytest.mark.parametrize("way", WAYS)
-def test_an_answer_of_any_message_earns_nothing(pool: GraderPool, kind: GraderKind, way: str) -> None:
+def test_an_answer_in_any_message_earns_nothing(pool: GraderPool, kind: GraderKind, way: str) -> None:
     system = f"End with the answer, as in: {way % 'B'}"
     earlier = f"An example. {way % 'B'}\nThat was it."
     said = f"I go through all four of them one by one, rule out the others, and so in the end {way % 'B'} it must be."
@@ -106,6 +106,6 @@ def test_a_message_within_another_goes_with_it(pool: GraderPool) -> None:
     assert pool.grade([GradeRequest(response, "A", problem)])[0].outcome is Outcome.NO_ANSWER
 
 
-def test_a_short_answer_of_an_earlier_turn_may_be_given_again(pool: GraderPool) -> None:
+def test_a_short_answer_from_an_earlier_turn_may_be_given_again(pool: GraderPool) -> None:
     problem = shown_problem(("user", "The first?"), ("assistant", "The answer is (B)."), ("user", "And the second?"))
     assert pool.grade([GradeRequest("The answer is (B).", "B", problem, ChoiceGrader())])[0].reward == 1

@@ -66,7 +66,7 @@ def test_ways_to_name_the_letter(response: str) -> None:
         ("\\boxed{c}", "B"),
     ],
 )
-def test_a_label_is_one_though_an_option_reads_like_another(response: str, answer: str) -> None:
+def test_a_label_is_read_although_an_option_has_the_text_of_another(response: str, answer: str) -> None:
     assert choose(response, "A", ("Tl", "C", "B")).extracted == answer
 
 
@@ -95,7 +95,7 @@ def test_a_label_is_one_though_an_option_reads_like_another(response: str, answe
         ("<think>The answer is C</think>", Outcome.NO_ANSWER),
     ],
 )
-def test_what_names_no_single_letter_earns_nothing(response: str, outcome: Outcome) -> None:
+def test_replies_without_a_single_letter_earn_nothing(response: str, outcome: Outcome) -> None:
     grade = choose(response)
     assert grade.outcome is outcome
     assert grade.reason
@@ -122,14 +122,14 @@ def test_digits_are_labels_where_the_reference_is_one(response: str, outcome: Ou
     assert choose(response, "3").outcome is outcome
 
 
-def test_the_pronoun_and_the_article_are_no_labels() -> None:
+def test_the_pronoun_and_the_article_are_not_labels() -> None:
     many = tuple(f"option {n}" for n in range(10))
     assert choose("The answer is I think E", "I", many).outcome is not Outcome.CORRECT
     assert choose("The answer is I", "I", many).outcome is Outcome.CORRECT
     assert choose("The answer is A because it fits", "A", many).outcome is Outcome.CORRECT
 
 
-def test_a_reference_that_is_no_label_is_named() -> None:
+def test_a_reference_that_is_not_a_label_is_named() -> None:
     grade = choose("C", "Venus?!")
     assert (grade.outcome, grade.reason) == (Outcome.UNPARSABLE, "the reference is no option's label")
 

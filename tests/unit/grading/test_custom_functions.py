@@ -153,13 +153,13 @@ def assert_it_ends(pid: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["hangs", "exits"])
-def test_what_a_function_started_ends_with_its_worker(pool: GraderPool, tmp_path: Path, name: str) -> None:
+def test_processes_started_by_a_function_end_with_its_worker(pool: GraderPool, tmp_path: Path, name: str) -> None:
     note = tmp_path / name
     assert call(pool, "breeds", str(note)).outcome in (Outcome.TIMED_OUT, Outcome.CRASHED)
     assert_it_ends(int(note.read_text()))
 
 
-def test_closing_the_pool_ends_what_a_function_started(folder: Path, tmp_path: Path) -> None:
+def test_closing_the_pool_ends_processes_started_by_a_function(folder: Path, tmp_path: Path) -> None:
     note = tmp_path / "hangs"
     kind = CustomGrader(function="shop_graders:breeds")
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as thread:
@@ -195,7 +195,7 @@ def test_a_function_that_raises_keeps_its_worker(pool: GraderPool) -> None:
         ("shop_graders:os", "is not a function"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_the_users_mistake(pool: GraderPool, function: str, message: str) -> None:
+def test_an_invalid_import_path_is_the_users_mistake(pool: GraderPool, function: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         call(pool, function, "x")
 

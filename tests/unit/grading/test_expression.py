@@ -56,7 +56,7 @@ def test_constants_have_their_value(text: str, value: Fraction | int) -> None:
         "x^y^z",
     ],
 )
-def test_what_is_read_in_two_ways_or_is_no_expression_is_not_read(text: str) -> None:
+def test_ambiguous_or_invalid_expressions_are_not_read(text: str) -> None:
     with pytest.raises(UnreadableError):
         read(text)
 
@@ -110,7 +110,7 @@ def test_polynomials_are_the_same_only_with_equal_coefficients(a: int, b: int, c
 
 
 @pytest.mark.parametrize("text", [r"\sin 10^{1000}", "9^{9^{9}}", "(10^{6})!", r"\binom{10^9}{10^8}", "e^{10^{10}}"])
-def test_what_would_take_long_has_no_value(text: str) -> None:
+def test_expensive_expressions_have_no_value(text: str) -> None:
     expression = read_or_none(text)
     assert expression is not None
     assert constant_value(expression) is None

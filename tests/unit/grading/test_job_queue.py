@@ -56,7 +56,7 @@ def test_work_that_comes_much_later_does_not_overtake(queue: JobQueue) -> None:
     assert names(queue, 3) == ["b", "a", "late"]
 
 
-def test_a_job_that_nobody_waits_behind_goes_on(queue: JobQueue) -> None:
+def test_a_job_with_nothing_queued_after_it_continues(queue: JobQueue) -> None:
     assert not aside(queue, job("a"))
     queue.submit([job("late", OVERTAKING_S + 1)])
     assert not aside(queue, job("a"))
@@ -71,13 +71,13 @@ def test_jobs_that_were_put_aside_do_not_overtake_each_other_again(queue: JobQue
     assert not aside(queue, first)
 
 
-def test_no_more_than_a_number_are_put_aside_at_a_time(queue: JobQueue) -> None:
+def test_the_number_of_jobs_put_aside_is_bounded(queue: JobQueue) -> None:
     queue.submit([job("short")])
     assert aside(queue, job("a"), most=1)
     assert not aside(queue, job("b"), most=1)
 
 
-def test_closing_returns_what_nobody_will_take_up(queue: JobQueue) -> None:
+def test_closing_returns_the_remaining_jobs(queue: JobQueue) -> None:
     waiting = job("a")
     queue.submit([waiting])
     assert queue.close() == [waiting]

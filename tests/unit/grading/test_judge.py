@@ -133,7 +133,7 @@ def test_the_judge_sees_the_final_reply_the_question_and_the_reference(endpoint:
 
 
 @pytest.mark.parametrize("response", ["<think>4", "<think>4</think> "])
-def test_without_a_final_reply_nobody_is_asked(endpoint: Endpoint, response: str) -> None:
+def test_without_a_final_reply_there_is_no_request(endpoint: Endpoint, response: str) -> None:
     assert judge(endpoint, response).outcome is Outcome.NO_ANSWER
     assert endpoint.prompts == []
 
@@ -156,7 +156,7 @@ def test_a_cut_reply_is_not_remembered(endpoint: Endpoint, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_endpoint_is_asked_anew(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_a_different_endpoint_gets_a_new_request(endpoint: Endpoint, tmp_path: Path) -> None:
     assert judge(endpoint, "4", tmp_path).outcome is Outcome.CORRECT
     other = Endpoint()
     other.answer = says("VERDICT: INCORRECT")
@@ -166,7 +166,7 @@ def test_another_endpoint_is_asked_anew(endpoint: Endpoint, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("answer", [fails(503), drips, lambda endpoint, handler, prompt: send(handler, 200, b"[]")])
-def test_a_judge_out_of_reach_leaves_the_answer_unjudged(endpoint: Endpoint, answer: Answer) -> None:
+def test_an_unreachable_judge_leaves_the_answer_unjudged(endpoint: Endpoint, answer: Answer) -> None:
     endpoint.answer = answer
     alone = JudgeGrader(url=endpoint.url, model="m", timeout_s=0.3, retries=0)
     combined = BothGrader(of=(MathGrader(), alone))
@@ -193,7 +193,7 @@ def test_a_verdict_and_another_graders_crash_are_not_unjudged(endpoint: Endpoint
     assert not any(map(is_unjudged, found))
 
 
-def test_a_damaged_cache_entry_is_asked_again(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_a_damaged_cache_entry_is_requested_again(endpoint: Endpoint, tmp_path: Path) -> None:
     judge(endpoint, "4", tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_text("{")
@@ -219,7 +219,7 @@ def test_a_damaged_cache_entry_is_asked_again(endpoint: Endpoint, tmp_path: Path
         ),
     ],
 )
-def test_failures_are_tried_again_so_often_and_named(
+def test_failures_are_retried_up_to_the_limit_and_named(
     endpoint: Endpoint, answer: Answer, outcome: Outcome, reason: str
 ) -> None:
     endpoint.answer = answer
@@ -261,7 +261,7 @@ def test_the_key_comes_from_its_variable(endpoint: Endpoint, monkeypatch: pytest
     assert endpoint.keys == ["Bearer abc"]
 
 
-def test_questions_are_asked_side_by_side(endpoint: Endpoint) -> None:
+def test_requests_run_concurrently(endpoint: Endpoint) -> None:
     def slowly(own: Endpoint, handler: BaseHTTPRequestHandler, prompt: str) -> None:
         all_asked.wait(PATIENCE_S)
         says("VERDICT: CORRECT")(own, handler, prompt)
@@ -274,7 +274,7 @@ def test_questions_are_asked_side_by_side(endpoint: Endpoint) -> None:
     assert {grade.outcome for grade in grades} == {Outcome.CORRECT}
 
 
-def test_closing_the_pool_ends_a_question_in_the_queue(endpoint: Endpoint) -> None:
+def test_closing_the_pool_ends_a_queued_request(endpoint: Endpoint) -> None:
     endpoint.answer = drips
     kind = JudgeGrader(url=endpoint.url, model="m", parallel=1, timeout_s=2.0, retries=0)
     pool = GraderPool(1, PATIENCE_S)

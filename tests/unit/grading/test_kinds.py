@@ -91,7 +91,7 @@ def test_verdicts_by_kind(pool: GraderPool, kind: GraderKind, response: str, gol
     assert grade.reason
 
 
-def test_an_answer_without_a_box_says_what_it_was_read_from(pool: GraderPool) -> None:
+def test_an_answer_without_a_box_names_its_cue(pool: GraderPool) -> None:
     grade = pool.grade_one("The answer is x + 1", "1+x", kind=PREFERRED)
     assert (grade.outcome, grade.extracted) == (Outcome.CORRECT, "x + 1")
     assert grade.reason.startswith("no box: read from 'the answer is'")
@@ -132,7 +132,7 @@ def test_a_problem_names_its_grader(pool: GraderPool) -> None:
     assert [grade.outcome is Outcome.CORRECT for grade in grades] == [False, True, True, False]
 
 
-def test_a_grader_that_nobody_has_is_named(pool: GraderPool) -> None:
+def test_an_unknown_grader_is_named(pool: GraderPool) -> None:
     with pytest.raises(DataError, match="no grader is called 'prose'"):
         pool.grade([GradeRequest("5", "5", Problem(grader="prose"))])
 

@@ -172,7 +172,7 @@ def test_a_timeout_under_another_limit_does_not_count(tmp_path: Path) -> None:
         assert grade_one(pool, slow, "3").outcome is Outcome.WRONG
 
 
-def test_short_work_overtakes_what_runs_long() -> None:
+def test_short_jobs_overtake_long_ones() -> None:
     with GraderPool(num_workers=1, timeout_s=PATIENCE_S) as pool, ThreadPoolExecutor(1) as thread:
         hanging = thread.submit(pool.grade, [GradeRequest(HANGS.replace("60", str(n)), "3") for n in (60, 61, 62)])
         wait_until(lambda: bool(pool.worker_pids()))
@@ -184,7 +184,7 @@ def test_short_work_overtakes_what_runs_long() -> None:
             hanging.result(PATIENCE_S)
 
 
-def test_what_was_put_aside_goes_on_where_it_stopped() -> None:
+def test_a_job_put_aside_continues_where_it_stopped() -> None:
     slow = HANGS.replace("60", "7")
     with GraderPool(num_workers=1, timeout_s=PATIENCE_S) as pool:
         requests = [GradeRequest(slow.replace("11", str(11 + n)), "3") for n in (0, 2, 6)]
@@ -192,7 +192,7 @@ def test_what_was_put_aside_goes_on_where_it_stopped() -> None:
     assert [grade.outcome for grade in grades] == [Outcome.WRONG] * 23
 
 
-def test_a_pair_that_several_threads_ask_for_is_graded_once() -> None:
+def test_a_pair_requested_by_several_threads_is_graded_once() -> None:
     with GraderPool(num_workers=4, timeout_s=1.0) as pool, ThreadPoolExecutor(4) as threads:
         grades = list(threads.map(lambda _: grade_one(pool, HANGS, "3"), range(4)))
     assert {grade.outcome for grade in grades} == {Outcome.TIMED_OUT}
@@ -217,7 +217,7 @@ def test_threads_share_a_pool(pool: GraderPool) -> None:
         assert set(threads.map(grade, range(40))) == {Outcome.CORRECT}
 
 
-def test_a_worker_outlives_the_thread_that_asked_first(pool: GraderPool) -> None:
+def test_a_worker_outlives_the_thread_that_started_it(pool: GraderPool) -> None:
     asking = threading.Thread(target=grade_one, args=(pool, r"\boxed{x+1}", "1+x"))
     asking.start()
     asking.join()

@@ -27,17 +27,17 @@ POWER, FACTORIAL = "a power too large to write out", "a factorial too large to w
         ("((9!)!)!", FACTORIAL),
         ("9!!!", FACTORIAL),
         (r"\binom{10^9}{5\cdot 10^8}", "a binomial coefficient too large to write out"),
-        (r"\sum_{k=1}^{10^9} k^k", "a sum or product of more than 10000 terms"),
-        (r"\prod_{k=1}^{10000000} k", "a sum or product of more than 10000 terms"),
-        ("x" + "9" * 1001, "a number of more than 1000 digits"),
-        ("{" + ",".join(f"x_{{{n}}}" for n in range(200)) + "}", "a list of too many elements"),
-        (r"\cup".join(f"({n},{n + 1})" for n in range(0, 200, 2)), "a list of too many elements"),
+        (r"\sum_{k=1}^{10^9} k^k", "a sum or product with more than 10000 terms"),
+        (r"\prod_{k=1}^{10000000} k", "a sum or product with more than 10000 terms"),
+        ("x" + "9" * 1001, "a number with more than 1000 digits"),
+        ("{" + ",".join(f"x_{{{n}}}" for n in range(200)) + "}", "a list with too many elements"),
+        (r"\cup".join(f"({n},{n + 1})" for n in range(0, 200, 2)), "a list with too many elements"),
         (r"\begin{vmatrix}" + r"\\".join("&".join("abcdefgh") for _ in range(8)), "a determinant too large to expand"),
         ("x" * 5000, "longer than 4096 characters"),
         ("(" * 200, "nested deeper than 50"),
     ],
 )
-def test_what_would_never_end_is_refused(answer: str, reason: str) -> None:
+def test_answers_that_would_never_finish_are_refused(answer: str, reason: str) -> None:
     assert refusal(answer) == reason
 
 
@@ -61,7 +61,7 @@ def test_what_would_never_end_is_refused(answer: str, reason: str) -> None:
         "9" * 1000,
     ],
 )
-def test_what_references_hold_is_computed(answer: str) -> None:
+def test_answers_like_real_references_are_computed(answer: str) -> None:
     assert refusal(answer) is None
 
 

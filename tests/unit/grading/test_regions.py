@@ -31,7 +31,7 @@ def holds(interval: Interval, point: Fraction) -> bool:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(_intervals, min_size=1, max_size=3), st.lists(_intervals, min_size=1, max_size=3))
-def test_unions_are_the_same_where_they_hold_the_same_points(one: list[Interval], other: list[Interval]) -> None:
+def test_unions_of_the_same_points_are_equal(one: list[Interval], other: list[Interval]) -> None:
     points = [Fraction(number, 2) for number in range(-40, 41)]
     equal = all(any(holds(a, point) for a in one) == any(holds(b, point) for b in other) for point in points)
     left = "\\cup".join(written(*interval) for interval in one)
@@ -41,7 +41,7 @@ def test_unions_are_the_same_where_they_hold_the_same_points(one: list[Interval]
 
 @pytest.mark.parametrize("left", _WRITINGS)
 @pytest.mark.parametrize("right", _WRITINGS)
-def test_one_set_in_several_writings(left: str, right: str) -> None:
+def test_one_set_in_several_notations(left: str, right: str) -> None:
     assert same_regions(left % (-1, 2), right % (-1, 2)) is True
     assert same_regions(left % (-1, 2), right % (-1, 3)) is False
 
@@ -65,5 +65,5 @@ def test_equal_sets(left: str, right: str) -> None:
     ("left", "right"),
     [("(2,3)", "(2,3)"), ("2, 3", "x > 2"), ("x > 2, x < 5", "(2,5)"), ("x^2 > 4", r"x>2"), ("e < 3", "x<3")],
 )
-def test_what_is_not_evidently_a_set_is_left_to_others(left: str, right: str) -> None:
+def test_texts_that_are_not_clearly_sets_are_left_undecided(left: str, right: str) -> None:
     assert same_regions(left, right) is None

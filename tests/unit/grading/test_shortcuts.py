@@ -29,7 +29,7 @@ _numbers = st.from_regex(r"[+-]?(0{0,2}[0-9]{1,6}(\.[0-9]{0,6})?|\.[0-9]{1,6})",
         ("32\\!348", "32348"),
     ],
 )
-def test_writings_of_one_thing_are_equal(answer: str, truth: str) -> None:
+def test_notations_of_one_value_are_equal(answer: str, truth: str) -> None:
     assert settle(answer, truth) is Outcome.CORRECT
 
 
@@ -42,7 +42,7 @@ def test_different_plain_numbers_are_wrong(answer: str, truth: str) -> None:
     ("answer", "truth"),
     [("1 1/2", "11/2"), ("1,234", "1234"), ("50\\%", "50"), ("\\sin x", "\\sinx"), ("x", "y"), ("", "."), ("٣", "3")],
 )
-def test_what_is_not_certain_is_left_to_a_worker(answer: str, truth: str) -> None:
+def test_uncertain_pairs_are_left_to_a_worker(answer: str, truth: str) -> None:
     assert settle(answer, truth) is None
 
 

@@ -216,7 +216,7 @@ def test_a_filter_that_nothing_keeps_says_what_there_is(tmp_path: Path) -> None:
     rows = [row(f"Problem {n}?", boxed("x"), data_source=f"s{n}") for n in range(12)]
     source = written(tmp_path / "d.jsonl", rows, only={"data_source": "amc"})
     with pytest.raises(
-        DataError, match=r"no row keeps only: \{'data_source': 'amc'\}; data_source is s0, .*s9, \.\.\."
+        DataError, match=r"no row matches only: \{'data_source': 'amc'\}; data_source is s0, .*s9, \.\.\."
     ):
         prepare(tmp_path / "out", suites={"s": source})
 
@@ -261,6 +261,6 @@ def test_a_confidential_source_that_cannot_be_used_says_no_more_than_where(tmp_p
     with pytest.raises(DataError, match=r"the first: row 1, field q\[0\]: cannot be used") as caught:
         prepare(tmp_path / "out", suites={"s": source})
     assert "hush" not in str(caught.value)
-    with pytest.raises(DataError, match="no row keeps only") as caught:
+    with pytest.raises(DataError, match="no row matches only") as caught:
         prepare(tmp_path / "other", suites={"s": {**source, "only": {"a": "2"}}})
     assert "a is" not in str(caught.value)

@@ -100,13 +100,13 @@ def kept(package):
     return file
 
 
-def test_what_was_parsed_is_not_parsed_again(package, monkeypatch):
+def test_parsed_files_are_not_parsed_again(package, monkeypatch):
     before = in_a_new_process(package)
     monkeypatch.setattr("ast.parse", lambda *args, **options: pytest.fail("parsed"))
     assert in_a_new_process(package) == before
 
 
-def test_a_changed_file_is_parsed_again_though_its_time_and_size_be_the_same(package):
+def test_a_changed_file_is_parsed_again_even_with_the_same_time_and_size(package):
     before, file = in_a_new_process(package), package / "late.py"
     stat = file.stat()
     file.write_text("late = 2")

@@ -41,7 +41,7 @@ def test_rl_starts_from_the_last_checkpoint_before_it(smoke_path, chain, start):
         ("sft", ["prepare_data", "base", "sft", "difficulty", "rl"]),
     ],
 )
-def test_difficulty_stands_behind_the_policy_it_measures_and_rl_alone_reads_it(smoke_path, policy, order):
+def test_difficulty_follows_the_policy_it_measures_and_only_rl_reads_it(smoke_path, policy, order):
     nodes = build_graph(load_experiment(smoke_path, [f"difficulty.policy={policy}"]))
     assert [node.name for node in nodes][:5] == order
     inputs = {node.name: node.inputs for node in nodes}
@@ -57,7 +57,7 @@ def test_report_reads_every_other_stage(smoke_path):
     assert report.inputs["data"] == "prepare_data"
 
 
-def test_a_stage_that_comes_again_is_a_round_of_its_own(smoke_path):
+def test_a_repeated_stage_is_its_own_round(smoke_path):
     config = load_experiment(smoke_path)
     rounds = ("prepare_data", "base", "sft", "rl", "sft", "rl", "evaluate")
     nodes = {node.name: node for node in build_graph(config.model_copy(update={"stages": rounds}))}
@@ -73,7 +73,7 @@ def test_the_name_of_a_node_tells_its_kind(smoke_path, chain):
         assert kind_of(node.name) is node.kind
 
 
-def test_rounds_have_their_kind_and_foreign_names_none():
+def test_rounds_have_a_kind_and_unknown_names_have_none():
     names = ["sft_1", "rl_2", "evaluate_sft_1", "reinforce"]
     assert [kind.name if (kind := kind_of(name)) else None for name in names] == ["sft", "rl", "evaluate", None]
 

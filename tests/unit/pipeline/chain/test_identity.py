@@ -47,9 +47,7 @@ GRADED = {"prepare_data", "base", "sft", "rl", "evaluate_base", "evaluate_sft", 
     ],
 )
 @pytest.mark.parametrize("form", ["{{{}}}", "{{kind: any, of: [math, {{{}}}]}}"], ids=["alone", "within another"])
-def test_how_fast_and_with_which_key_a_judge_is_asked_changes_no_key_but_that_of_the_page(
-    opened, form, setting, stages
-):
+def test_a_judges_rate_and_api_key_change_only_the_key_of_the_report(opened, form, setting, stages):
     other = JUDGE.replace("url: 'http://judge:8000/v1'", setting) if "url" in setting else f"{JUDGE}, {setting}"
     before, after = (opened(f"grading.kind={form.format(judge)}") for judge in (JUDGE, other))
     assert changed(keys(before), keys(after)) == stages
@@ -57,25 +55,25 @@ def test_how_fast_and_with_which_key_a_judge_is_asked_changes_no_key_but_that_of
     assert setting.split(":")[0] in json.dumps(node.settings.model_dump(mode="json"))
 
 
-BEHIND_DIFFICULTY = {"rl", "evaluate_rl", "report"}
+AFTER_DIFFICULTY = {"rl", "evaluate_rl", "report"}
 
 
 @pytest.mark.parametrize(
     ("override", "stages"),
     [
-        ("difficulty.max_pass_rate=0.8", {"difficulty"} | BEHIND_DIFFICULTY),
-        ("difficulty.policy=sft", {"difficulty"} | BEHIND_DIFFICULTY),
-        ("rl.temperature=0.9", {"difficulty"} | BEHIND_DIFFICULTY),
+        ("difficulty.max_pass_rate=0.8", {"difficulty"} | AFTER_DIFFICULTY),
+        ("difficulty.policy=sft", {"difficulty"} | AFTER_DIFFICULTY),
+        ("rl.temperature=0.9", {"difficulty"} | AFTER_DIFFICULTY),
         ("difficulty.temperature=1.0", {"report"}),
-        ("sft.epochs=3", {"sft", "evaluate_sft"} | BEHIND_DIFFICULTY),
+        ("sft.epochs=3", {"sft", "evaluate_sft"} | AFTER_DIFFICULTY),
     ],
 )
-def test_difficulty_depends_on_what_it_asks_and_rl_on_it(opened, override, stages):
+def test_difficulty_depends_on_its_settings_and_rl_on_difficulty(opened, override, stages):
     assert changed(keys(opened("difficulty={}")), keys(opened("difficulty={}", override))) == stages
 
 
 def test_difficulty_leaves_the_keys_before_rl_as_they_are(opened):
-    assert changed(keys(opened()), keys(opened("difficulty={}"))) == BEHIND_DIFFICULTY
+    assert changed(keys(opened()), keys(opened("difficulty={}"))) == AFTER_DIFFICULTY
 
 
 def test_code_changes_every_key(opened):
@@ -106,7 +104,7 @@ def test_no_series_when_the_schedule_depends_on_the_length(opened):
     assert opened().identities["sft"].series is None
 
 
-def test_a_record_comes_back_as_it_was_written(tmp_path, opened):
+def test_a_record_is_read_as_written(tmp_path, opened):
     identity = opened().identities["rl"]
     record = IdentityRecord(identity.key, "rl", identity, {"data": "abc"})
     write_identity(tmp_path, record)

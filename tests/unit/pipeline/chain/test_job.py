@@ -5,7 +5,7 @@ from luffy.pipeline.chain.job import read_job, write_job
 
 
 @pytest.mark.parametrize("index", range(9))
-def test_a_job_comes_back_from_yaml_as_it_was(opened, tmp_path, index):
+def test_a_job_is_read_from_yaml_as_written(opened, tmp_path, index):
     experiment = opened("data.train.stepwise_share={2: 0.5, 3: 1.0}", "sft.optimizer.lr=1e-5", "difficulty={}")
     job = experiment.job(experiment.plan()[index])
     write_job(tmp_path / "config.yaml", job)

@@ -17,8 +17,8 @@ def test_folders_are_expanded_and_hashed(done):
     assert all(len(output.sha256) == 64 for output in manifest.outputs)
 
 
-def test_an_output_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(LuffyError, match="model: the stage names it"):
+def test_a_missing_output_is_refused(tmp_path):
+    with pytest.raises(LuffyError, match="model: the stage lists it"):
         collect_outputs(tmp_path, ("model",))
 
 
@@ -45,7 +45,7 @@ def test_only_verify_sees_a_change_that_keeps_size_and_time(done):
     assert not manifest.is_intact(done.directory, verify=True)
 
 
-def test_what_is_consumed_of_a_model_is_its_folder_alone(opened, finish):
+def test_only_the_folder_of_a_model_is_consumed(opened, finish):
     experiment = opened()
     before = read_manifest(finish(experiment, "prepare_data").directory)
     after = before.model_copy(update={"outputs": before.outputs[1:]})

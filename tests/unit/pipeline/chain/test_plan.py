@@ -34,11 +34,11 @@ def test_a_changed_setting_is_named_with_both_values(opened, finish_all):
     found = reasons(opened("sft.optimizer.lr=2e-3"))
     assert found["sft"].startswith("sft.optimizer.lr 0.001 -> 0.002 (against ")
     keys = [opened(*overrides).identities["sft"].key for overrides in ((), ("sft.optimizer.lr=2e-3",))]
-    assert found["rl"].startswith(f"other result of sft ({keys[0]} -> {keys[1]}) (against ")
+    assert found["rl"].startswith(f"different result of sft ({keys[0]} -> {keys[1]}) (against ")
     assert decisions(opened("sft.optimizer.lr=2e-3"))["base"] == "reused"
 
 
-def test_the_nearest_result_explains_and_of_equals_the_newest(opened, finish_all):
+def test_the_most_similar_result_explains_and_ties_go_to_the_newest(opened, finish_all):
     finish_all(opened())
     finish_all(opened("sft.optimizer.lr=2e-3", "sft.epochs=9"))
     assert reasons(opened("sft.epochs=8"))["sft"].startswith("sft.epochs 2 -> 8 (against ")
@@ -104,7 +104,7 @@ def test_a_docstring_keeps_the_cache_and_the_loss_loses_it(own_code, finish_all)
     assert decisions(experiment())["prepare_data"] == "reused"
     for name in ("base", "sft", "rl"):
         assert "code changed (luffy.objectives.losses)" in found[name]
-    assert found["evaluate_rl"].startswith("other result of rl (")
+    assert found["evaluate_rl"].startswith("different result of rl (")
 
 
 def test_a_file_with_other_content_is_named_with_both_hashes(opened, finish_all, tmp_path):

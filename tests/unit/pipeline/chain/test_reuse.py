@@ -24,7 +24,7 @@ def test_a_damaged_export_leaves_what_training_wrote(opened, finish):
     assert {path.name for path in plan.directory.iterdir()} == {"identity.json", "metrics.jsonl", "checkpoints"}
 
 
-def test_a_directory_that_is_no_stage_is_never_cleared(tmp_path):
+def test_a_directory_that_is_not_a_stage_is_never_cleared(tmp_path):
     (tmp_path / "thesis.tex").touch()
     condition = examine(tmp_path, "abc", {})
     clear(tmp_path, condition)
@@ -32,7 +32,7 @@ def test_a_directory_that_is_no_stage_is_never_cleared(tmp_path):
     assert (tmp_path / "thesis.tex").exists()
 
 
-def test_a_directory_of_another_key_is_not_taken_for_this_one(opened, finish):
+def test_a_directory_with_a_different_key_is_not_reusable(opened, finish):
     plan = finish(opened(), "prepare_data", steps=5)
     condition = examine(plan.directory, "0123456789abcdef", {})
     assert (condition.reusable, condition.step) == (False, 0)
@@ -49,11 +49,11 @@ def test_checkpoints_of_other_inputs_are_not_resumed(opened, finish, begin):
     assert (look(plan).step, look(plan).reason) == (0, "data came out differently")
 
 
-def test_nothing_at_all_is_neither_reusable_nor_stale(tmp_path):
+def test_a_missing_directory_is_not_reusable(tmp_path):
     assert not examine(tmp_path / "none", "abc", {}).reusable
 
 
-def test_a_result_of_code_that_was_edited_meanwhile_is_not_reused(opened, finish):
+def test_a_result_from_code_edited_meanwhile_is_not_reused(opened, finish):
     plan = finish(opened(), "prepare_data")
     write_manifest(plan.directory, read_manifest(plan.directory).model_copy(update={"code_changed": ("luffy.types",)}))
     assert not look(plan).reusable

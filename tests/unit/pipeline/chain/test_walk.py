@@ -47,7 +47,7 @@ def test_an_evaluation_runs_beside_training(nodes):
     walk(nodes, make, room(nodes, 2), stop=lambda: None)
 
 
-def test_no_more_run_at_once_than_there_is_room_for_and_training_comes_first(nodes):
+def test_parallel_stages_stay_within_the_room_and_training_comes_first(nodes):
     lock, running, seen, order = threading.Lock(), [], [], []
 
     def make(node, inputs):
@@ -64,7 +64,7 @@ def test_no_more_run_at_once_than_there_is_room_for_and_training_comes_first(nod
     assert order.index("rl") < order.index("evaluate_sft")
 
 
-def test_after_a_failure_nothing_begins_and_what_runs_is_finished(nodes):
+def test_after_a_failure_nothing_starts_and_running_stages_finish(nodes):
     failed, finished = threading.Event(), []
 
     def make(node, inputs):

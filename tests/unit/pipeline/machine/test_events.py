@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from luffy.pipeline.machine.events import EventReader, EventWriter
 
 
-def test_events_come_out_as_they_went_in(tmp_path):
+def test_events_are_read_as_written(tmp_path):
     writer = EventWriter(tmp_path / "events.jsonl")
     writer.started("from step 3")
     writer.progress(4, 10, loss=0.5, reward=1.0)
@@ -31,7 +31,7 @@ def test_progress_is_written_four_times_a_second_and_always_first_and_last(tmp_p
     assert steps == [1, 26, 51, 76, 100]
 
 
-def test_reader_returns_only_what_is_new_and_complete(tmp_path):
+def test_reader_returns_only_new_and_complete_events(tmp_path):
     path = tmp_path / "events.jsonl"
     reader = EventReader(path)
     assert reader.read() == []

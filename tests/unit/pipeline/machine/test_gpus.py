@@ -58,7 +58,7 @@ def test_gpus_keep_the_names_that_the_user_has_given_them(machine, monkeypatch):
         assert shown == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
 
 
-def test_who_finds_too_few_waits_and_keeps_none_of_them(machine):
+def test_a_stage_that_finds_too_few_gpus_waits_and_holds_none(machine):
     told, got = [], []
 
     def two():
@@ -82,7 +82,7 @@ def test_a_run_that_is_stopped_waits_no_longer(machine):
     assert caught.value.exit_code == EXIT_INTERRUPTED
 
 
-def test_more_than_there_are_is_refused_in_one_line(machine):
+def test_more_gpus_than_exist_are_refused_in_one_line(machine):
     with pytest.raises(ConfigError, match="takes 3 GPUs, this machine has 2") as caught, take(3):
         pass
     assert "\n" not in str(caught.value)
@@ -102,7 +102,7 @@ def test_the_death_of_the_holder_frees_its_gpu(machine, monkeypatch):
     holder.wait()
 
 
-def test_the_turn_comes_before_the_gpu_and_only_for_who_takes_one(machine, monkeypatch):
+def test_the_turn_comes_before_the_gpu_and_only_for_stages_that_take_one(machine, monkeypatch):
     asked = []
 
     @contextmanager

@@ -70,7 +70,7 @@ def model_of(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Pr
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parameters_are_those_of_the_real_model(kind: str) -> None:
+def test_parameter_counts_equal_those_of_the_real_model(kind: str) -> None:
     config = config_of(kind)
     with torch.device("meta"):
         assert architecture(config).num_parameters == model_of(config).num_parameters()
@@ -95,7 +95,7 @@ def test_known_models_have_their_published_size(path: str, published: int) -> No
     assert known is not None and known.num_parameters == published
 
 
-def test_a_folder_says_its_shape(tmp_path: Path) -> None:
+def test_the_shape_is_read_from_a_model_folder(tmp_path: Path) -> None:
     config = config_of("qwen2 tied")
     config.save_pretrained(tmp_path)
     assert architecture_of(ModelConfig(path=str(tmp_path))) == architecture(config)
@@ -106,7 +106,7 @@ def test_the_embedded_base_policy_is_known_up_to_its_vocabulary() -> None:
     assert tiny is not None and tiny.vocabulary_size == TINY_VOCABULARY == MAX_VOCABULARY
 
 
-def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:
+def test_unknown_shapes_are_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert architecture_of(ModelConfig(path=str(tmp_path))) is None
     assert architecture_of(ModelConfig(path="nobody/has-this-model")) is None
@@ -121,7 +121,7 @@ def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:
         ('{"model_type": "qwen2"}', "is no model's configuration ('hidden_size')"),
     ],
 )
-def test_a_local_path_that_is_no_model_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_local_path_that_is_not_a_model_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(DataError) as refusal:
@@ -152,7 +152,7 @@ def kept_bytes(model: PreTrainedModel, rows: int = 2, width: int = 48) -> int:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_layer_keeps_what_is_counted_for_it(kind: str, dtype: torch.dtype) -> None:
+def test_a_layer_saves_the_counted_bytes(kind: str, dtype: torch.dtype) -> None:
     longer, shorter = (kept_bytes(model_of(config_of(kind, num_hidden_layers=layers), dtype)) for layers in (3, 2))
     assert layer_activation_bytes(architecture(config_of(kind)), DTYPES[dtype], 48) == (longer - shorter) / (2 * 48)
 
@@ -172,9 +172,7 @@ def test_a_checkpointed_layer_keeps_its_input(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("vocabulary", [64, 8192], ids=["fullest in a layer", "fullest in the head"])
-def test_the_fullest_moment_of_a_pass_is_estimated_from_above(
-    vocabulary: int, checkpointing: bool, dtype: torch.dtype
-) -> None:
+def test_the_estimate_bounds_the_peak_of_a_pass(vocabulary: int, checkpointing: bool, dtype: torch.dtype) -> None:
     config = config_of("qwen2 untied", vocab_size=vocabulary)
     model, tokens, chunk = model_of(config, dtype), 4 * 256, 128
     if checkpointing:
@@ -232,9 +230,7 @@ def state_bytes_per_parameter(zero_stage: int, dtype: torch.dtype) -> float:
     ("zero_stage", "dtype"),
     [(0, "float32"), (1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16"), (2, "bfloat16"), (3, "bfloat16")],
 )
-def test_deepspeed_holds_the_states_that_are_counted(
-    zero_stage: int, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deepspeed_holds_the_counted_states(zero_stage: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed_engine, "_REDUCE_BUCKET", 1000)  # so that it does not show
     config = experiment(f"execution.zero_stage={zero_stage}", f"model.dtype={dtype}", "execution.ray.trainer_ranks=1")
     shape = ModelArchitecture(64, 1, 2, 2, 32, 64, 100, tied=False)
@@ -276,7 +272,7 @@ def test_an_engine_gives_the_rest_of_its_share_to_the_cache() -> None:
 
 
 @pytest.mark.parametrize(("engine", "longest"), [("vllm", 1024 + 16384), ("transformers", 1024 + 8192)])
-def test_an_engine_has_room_for_the_longest_response_that_difficulty_draws(engine: str, longest: int) -> None:
+def test_an_engine_has_room_for_the_longest_response_of_difficulty(engine: str, longest: int) -> None:
     measured = experiment(f"difficulty={{engine: {engine}, max_response_tokens: 16384}}")
     least = engine_share(seven_b(), measured, None).gib("KV cache")
     assert least == pytest.approx(longest * kv_cache_bytes_per_token(seven_b(), measured) / GIB)
@@ -296,7 +292,7 @@ def test_colocated_the_trainer_stays_and_the_engine_sleeps() -> None:
     assert sharded.gib("gradients") > 0  # ZeRO 3 holds them in a buffer of its own
 
 
-def test_an_objective_brings_its_reference_and_its_critic() -> None:
+def test_the_reference_and_the_critic_of_an_objective_are_counted() -> None:
     critic = "rl.critic={optimizer: {lr: 1e-5}}"
     trainer = estimate_memory(seven_b(), experiment("method=ppo", critic), 79.0)[0]
     assert trainer.gib("critic weights") == pytest.approx((7_615_616_512 - 152064 * 3584 + 3585) * 2 / GIB)

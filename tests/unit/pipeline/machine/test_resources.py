@@ -57,14 +57,14 @@ def test_only_visible_gpus_count(driver, monkeypatch, visible, expected):
 
 
 @pytest.mark.parametrize("script", ["sleep 60", "echo 'No devices were found'", "exit 9"])
-def test_a_driver_that_does_not_answer_is_no_verdict(driver, monkeypatch, script):
+def test_an_unresponsive_driver_means_no_check(driver, monkeypatch, script):
     monkeypatch.setattr(gpus, "_QUERY_TIMEOUT_S", 0.5)
     driver(script)
     assert detected_gpus_gib() is None
     found = find_resources(load_experiment(SEVEN_B, [DETECTED]))
     assert found.complaints == ()
-    assert "how many there are is not known" in found.notes[0]
-    assert "memory is not judged" in found.notes[1]
+    assert "the number of GPUs is unknown" in found.notes[0]
+    assert "memory not checked" in found.notes[1]
 
 
 def test_without_gpus_ranks_and_engines_run_on_the_cpu(driver):
@@ -149,19 +149,19 @@ SPLIT = ["execution.ray.placement=disaggregated"]
         (["execution.vllm.max_num_seqs=1000000"], "raise gpu_memory_utilization or tensor_parallel_size"),
     ],
 )
-def test_what_cannot_work_is_one_line_that_says_what_to_change(driver, overrides, message):
+def test_an_impossible_layout_is_one_line_with_a_remedy(driver, overrides, message):
     assert message in refusals(*overrides)[0]
 
 
-def test_a_local_path_that_is_no_model_is_refused(tmp_path):
+def test_a_local_path_that_is_not_a_model_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"has no config\.json; give a Hugging Face model folder"):
         check_resources(load_experiment(SEVEN_B, [f"model.path={tmp_path}"]))
 
 
-def test_a_model_that_is_not_known_is_said_to_be(driver):
+def test_an_unknown_model_is_reported(driver):
     found = find_resources(load_experiment(SEVEN_B, ["model.path=nobody/has-this-model"]))
     assert found.gpus == () == found.complaints
-    assert "the shape of nobody/has-this-model is not known here" in found.notes[1]
+    assert "the shape of nobody/has-this-model is unknown here" in found.notes[1]
 
 
 def test_a_local_run_is_not_checked(driver):
@@ -198,7 +198,7 @@ def test_an_engine_that_is_slow_or_will_refuse_is_advised_against(driver, tmp_pa
     assert [advised in note for note in found.notes] == ([] if advised is None else [True])
 
 
-def test_torch_is_not_loaded_for_it():
+def test_the_check_does_not_load_torch():
     code = "import sys, luffy.pipeline.machine.resources; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

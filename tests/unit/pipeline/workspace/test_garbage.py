@@ -66,11 +66,11 @@ def own_stages(experiment):
     return directories(experiment, "sft", "rl", "evaluate_sft", "evaluate_rl", "report")
 
 
-def test_nothing_goes_while_runs_use_it(workspace, two):
+def test_nothing_in_use_by_runs_is_deleted(workspace, two):
     assert found(workspace) == {}
 
 
-def test_what_no_run_uses_goes_with_a_reason(workspace, opened, finish_all):
+def test_unused_results_are_deleted_with_a_reason(workspace, opened, finish_all):
     finish_all(opened())
     run_of(opened())
     finish_all(opened(OTHER_SFT))
@@ -101,7 +101,7 @@ def test_sources_of_a_used_result_stay_though_the_run_does_not_name_them(workspa
     assert set(found(workspace)) == directories(opened(), "evaluate_base", "evaluate_sft", "report")
 
 
-def test_a_record_that_cannot_be_read_keeps_what_is_linked_beside_it(workspace, opened, finish_all):
+def test_an_unreadable_record_keeps_the_results_linked_beside_it(workspace, opened, finish_all):
     finish_all(opened())
     directory = run_of(opened())
     (directory / "run.json").write_text("{")
@@ -109,7 +109,7 @@ def test_a_record_that_cannot_be_read_keeps_what_is_linked_beside_it(workspace, 
 
 
 @pytest.mark.parametrize("held_before", [True, False])
-def test_what_another_process_works_on_stays(workspace, opened, finish_all, held_before):
+def test_a_stage_in_use_by_another_process_stays(workspace, opened, finish_all, held_before):
     finish_all(opened())
     workspace.runs.mkdir()
     (victim,) = directories(opened(), "rl")
@@ -135,7 +135,7 @@ def test_what_another_process_works_on_stays(workspace, opened, finish_all, held
     )
 
 
-def test_kill_9_in_the_midst_of_it_leaves_what_runs_need_and_the_next_one_ends_it(workspace, two):
+def test_kill_9_during_a_deletion_keeps_needed_results_and_the_next_one_finishes_it(workspace, two):
     first, second = two
     command = [sys.executable, "-c", SLOW, "--keep-runs", "1", "--workspace", str(workspace.root)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -153,7 +153,7 @@ def test_kill_9_in_the_midst_of_it_leaves_what_runs_need_and_the_next_one_ends_i
     assert {plan.action for plan in second.plan()} == {"reuse"}
 
 
-def test_a_run_under_way_keeps_what_it_will_reuse_and_cannot_be_given_up(workspace, opened, finish_all):
+def test_a_run_under_way_keeps_the_results_it_will_reuse_and_cannot_be_given_up(workspace, opened, finish_all):
     # The keys are those of the real code, as the running flow would compute them.
     from luffy.pipeline.experiment import open_experiment
 
@@ -166,7 +166,7 @@ def test_a_run_under_way_keeps_what_it_will_reuse_and_cannot_be_given_up(workspa
         survey(workspace, Retention(names=("smoke-1",)))
 
 
-def test_a_killed_run_does_not_live_even_if_its_number_was_given_away(workspace, opened):
+def test_a_killed_run_counts_as_killed_even_if_its_pid_is_reused(workspace, opened):
     directory = workspace.new_run("smoke", {})
     child = subprocess.Popen(["sleep", "7200"])
     record = {"state": "running", "pid": child.pid, "host": os.uname().nodename, "stages": {}}
@@ -194,14 +194,14 @@ def test_links_are_not_followed(workspace, opened, finish_all, tmp_path):
     assert (outside / "manifest.json").is_file() and moved.is_symlink()
 
 
-def test_what_is_no_result_is_left_alone(workspace, opened):
+def test_folders_that_are_not_results_are_left_alone(workspace, opened):
     (workspace.stages / "rl" / "notes").mkdir(parents=True)
     (workspace.stages / "rl" / "notes" / "mine.txt").touch()
     result = survey(workspace, ALL)
     assert result.garbage == () and "rl/notes: is no stage's result" in result.notes[0]
 
 
-def test_of_a_finished_stage_the_newest_checkpoint_stays(workspace, opened, finish_all):
+def test_a_finished_stage_keeps_its_newest_checkpoint(workspace, opened, finish_all):
     for steps in (20, 40):
         finish_all(opened(), steps=steps)
     run_of(opened())
@@ -213,7 +213,7 @@ def test_of_a_finished_stage_the_newest_checkpoint_stays(workspace, opened, fini
     assert opened("rl.steps=90").plan_node("rl").step == 40
 
 
-def test_checkpoints_that_were_asked_for_stay_unless_all_may_go(workspace, opened, finish_all):
+def test_requested_checkpoints_stay_unless_all_may_be_deleted(workspace, opened, finish_all):
     kept = opened("execution.checkpoint.keep=5")
     for steps in (20, 40):
         finish_all(kept, steps=steps)
@@ -222,7 +222,7 @@ def test_checkpoints_that_were_asked_for_stay_unless_all_may_go(workspace, opene
     assert found(workspace, Retention(all_checkpoints=True))
 
 
-def test_what_a_kill_left_in_a_stage_goes(workspace, opened, finish, begin):
+def test_leftovers_of_a_kill_are_deleted_from_a_stage(workspace, opened, finish, begin):
     experiment = opened()
     finish(experiment, "prepare_data")
     plan = experiment.plan_node("base")
@@ -241,7 +241,7 @@ def test_what_a_kill_left_in_a_stage_goes(workspace, opened, finish, begin):
     assert opened().plan_node("base").step == 20
 
 
-def test_what_a_kept_configuration_names_by_a_path_stays(workspace, opened, finish_all):
+def test_results_named_by_path_in_a_kept_configuration_stay(workspace, opened, finish_all):
     finish_all(opened())
     model = opened().plan_node("rl").directory / "model"
     source = run_of(opened())
@@ -279,7 +279,7 @@ def test_both_limits_must_agree(workspace, two):
     assert workspace.runs / "smoke-1" not in found(workspace, Retention(keep_runs=5, older_than_s=3600.0))
 
 
-def test_a_run_takes_up_no_stage_while_somebody_deletes(workspace, opened, finish_all):
+def test_a_run_takes_up_no_stage_during_a_deletion(workspace, opened, finish_all):
     finish_all(opened())
     experiment = opened()
     run = ExperimentRun(experiment, workspace.new_run("smoke", {}))
@@ -294,7 +294,7 @@ def test_a_run_takes_up_no_stage_while_somebody_deletes(workspace, opened, finis
     assert directories(experiment, "prepare_data").isdisjoint(found(workspace))
 
 
-def test_what_has_come_into_use_since_it_was_listed_stays(workspace, opened, finish_all):
+def test_results_that_came_into_use_after_the_listing_stay(workspace, opened, finish_all):
     finish_all(opened())
     listed = survey(workspace, ALL).garbage
     run_of(opened())
@@ -302,7 +302,7 @@ def test_what_has_come_into_use_since_it_was_listed_stays(workspace, opened, fin
     assert done.gone == () and {reason for _, reason in done.spared} == {"needed by now, or gone"}
 
 
-def test_a_file_with_a_name_elsewhere_frees_nothing(tmp_path):
+def test_a_file_hard_linked_elsewhere_frees_nothing(tmp_path):
     for folder in ("a", "b", "c"):
         (tmp_path / folder).mkdir()
     (tmp_path / "a" / "file").write_bytes(b"x" * 1000)
@@ -314,7 +314,7 @@ def test_a_file_with_a_name_elsewhere_frees_nothing(tmp_path):
     assert joined(parts).freed_bytes == 1000
 
 
-def test_the_command_deletes_nothing_unless_it_is_told_to(workspace, two, capsys, monkeypatch):
+def test_the_command_deletes_nothing_without_its_flag(workspace, two, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     asked = ["gc", "--keep-runs", "1", "--workspace", str(workspace.root)]
     assert main(asked) == 0
@@ -334,7 +334,7 @@ def test_runs_are_found_by_name_path_and_experiment(workspace, two):
         find_run(workspace, "smoek")
 
 
-def test_who_waits_for_a_stage_that_is_deleted_is_told(tmp_path):
+def test_waiting_for_a_stage_that_is_then_deleted_is_an_error(tmp_path):
     directory, said, waits = tmp_path / "stage", [], threading.Event()
     directory.mkdir()
 

@@ -22,7 +22,7 @@ def test_the_holder_is_known_by_its_pid(tmp_path):
     assert holder_of(tmp_path) is None
 
 
-def test_a_waiter_is_told_for_whom_and_gets_the_lock_when_the_holder_is_killed(tmp_path):
+def test_a_waiter_learns_the_holder_and_gets_the_lock_when_it_is_killed(tmp_path):
     process, told = hold(tmp_path), []
     waiter = threading.Thread(target=lambda: StageLock(tmp_path, told.append).__enter__())
     waiter.start()
