@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE_S
 from safetensors.torch import load_file
 
 from luffy.config import available_presets, load_experiment
@@ -120,7 +121,7 @@ def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
     """Killed before the second update of step 4: steps 3 and 4 lie in the journal, the last checkpoint is step 2's."""
     config, out = experiment(method, *TWO_UPDATES), tmp_path / "killed"
     arguments = [method, "8", str(out), str(upstream["data"]), str(upstream["model"])]
-    killed = subprocess.run([sys.executable, Path(__file__).with_name("killed_run.py"), *arguments], timeout=500)
+    killed = subprocess.run([sys.executable, Path(__file__).with_name("killed_run.py"), *arguments], timeout=PATIENCE_S)
     assert killed.returncode == -signal.SIGKILL
     assert (out / "journal/step_000004.parquet").exists()
     assert [row["step"] for row in read_metrics(out / "metrics.jsonl")] == [1, 2, 3]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,7 @@ def flow(project, *arguments):
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     env |= {"PYTHONPATH": str(project), "LUFFY_WORKSPACE": str(project / "workspace")}
     command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *arguments]
-    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=500)
+    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_a_chain_with_a_custom_stage_runs_and_is_reused(project):

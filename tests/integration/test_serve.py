@@ -313,7 +313,7 @@ def test_stages_share_no_gpu_and_a_cached_one_does_not_queue(served, one_gpu):
     wait_until(waiting)
     assert (started(), taken(), waiter.poll()) == (begun, 1, None)
     holder.send_signal(signal.SIGINT)
-    assert holder.wait(60) == 130
+    assert holder.wait(PATIENCE_S) == 130
     said, _ = waiter.communicate(timeout=PATIENCE_S)
     assert waiter.returncode == 0, said
     assert "waiting for a slot" in said
@@ -385,5 +385,5 @@ def test_kill_9_leaves_no_process_and_the_next_server_frees_what_ran(tmp_path):
         assert result.returncode == 0, result.stdout
     finally:
         again.send_signal(signal.SIGINT)
-        assert again.wait(60) == 0
+        assert again.wait(PATIENCE_S) == 0
     assert checkout.processes() == []

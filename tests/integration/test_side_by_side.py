@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def test_ctrl_c_ends_the_stages_that_run_side_by_side(tmp_path):
         if begun == {"sft", "evaluate_base"}:
             break
     flow.send_signal(signal.SIGINT)
-    _, err = flow.communicate(timeout=200)
+    _, err = flow.communicate(timeout=PATIENCE_S)
     assert flow.returncode == 130, err
     assert "interrupted; the same command resumes" in err
     assert processes_of(tmp_path) == []

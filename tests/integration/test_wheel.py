@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ def wheel(tmp_path_factory):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, source / name, follow_symlinks=False)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out)]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "."], cwd=source, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "."], cwd=source, check=True, timeout=PATIENCE_S)
     (found,) = out.glob("*.whl")
     return found
 
@@ -43,7 +44,7 @@ def installed(wheel, tmp_path_factory):
         "--python",
         str(folder / "bin" / "python"),
     ]  # so that its scripts start this one
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, timeout=300)
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, timeout=PATIENCE_S)
     (site / "third_party.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")  # lines of its own .pth stay out
     return folder / "bin"
 
@@ -52,7 +53,13 @@ def run(installed, folder, program, *arguments):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "LUFFY", "PYTHON"))}
     command = [str(installed / program), *arguments]
     return subprocess.run(
-        command, cwd=folder, env={**kept, "COLUMNS": "200"}, capture_output=True, text=True, check=False, timeout=500
+        command,
+        cwd=folder,
+        env={**kept, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
 
 

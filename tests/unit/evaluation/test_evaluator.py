@@ -161,17 +161,17 @@ def test_a_batch_is_graded_while_the_next_one_is_generated() -> None:
     class Grader(GraderPool):
         def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
             grading.set()
-            assert generating.wait(20)
+            assert generating.wait(PATIENCE_S)
             return super().grade(requests)
 
     class Engine(ScriptedEngine):
         def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
             if self.requests:
-                assert grading.wait(20)
+                assert grading.wait(PATIENCE_S)
                 generating.set()
             return super().generate(requests, params)
 
-    with Grader(1, 5.0) as grader:
+    with Grader(1, PATIENCE_S) as grader:
         evaluator = Evaluator(TokenModelClient(Engine(TOKENIZER, solve), TOKENIZER), grader, CONFIG, 7, 6)
         records = evaluator.evaluate(Suite("sums", problems(12)), "greedy", lambda batch: None)
     assert [record.uid for record in records] == [f"p{i}" for i in range(12)]

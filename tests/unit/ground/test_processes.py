@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from patience import PATIENCE_S
 
 from luffy.processes import end, end_group
 
@@ -63,4 +64,8 @@ def test_a_group_ends_though_its_leader_has_ended_before(started) -> None:
     leader, line = start(started, PARENT)
     grandchild = psutil.Process(int(line))
     end_group(leader, grace_s=60.0)
-    assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE or grandchild.wait(30) is None
+    assert (
+        not grandchild.is_running()
+        or grandchild.status() == psutil.STATUS_ZOMBIE
+        or grandchild.wait(PATIENCE_S) is None
+    )

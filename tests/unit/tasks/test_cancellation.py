@@ -6,6 +6,7 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.tasks import cancellation
 
@@ -47,10 +48,10 @@ def cancelled(monkeypatch):
 def wait_for_the_end():
     for thread in threading.enumerate():
         if thread.name in ("cancellation", "cancelled"):
-            thread.join(5)
+            thread.join(PATIENCE_S)
     for thread in threading.enumerate():  # the second is started by the first
         if thread.name == "cancelled":
-            thread.join(5)
+            thread.join(PATIENCE_S)
 
 
 @pytest.mark.parametrize(("ignored", "expected"), [(False, signal.SIGINT), (True, signal.SIGTERM)])

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.errors import StageFailed
 from luffy.tasks.comparison import SharedStages
@@ -25,7 +26,7 @@ def test_the_others_wait_for_the_first():
         return MADE
 
     def ask(key):
-        started.wait(5)
+        started.wait(PATIENCE_S)
         return shared.make(key, make)
 
     with ThreadPoolExecutor(4) as pool:
@@ -37,7 +38,7 @@ def test_different_stages_do_not_wait_for_each_other():
     shared, both = SharedStages(), threading.Barrier(2)
 
     def make():
-        both.wait(5)
+        both.wait(PATIENCE_S)
         return MADE
 
     with ThreadPoolExecutor(2) as pool:

@@ -289,7 +289,7 @@ def test_a_run_takes_up_no_stage_during_a_deletion(workspace, opened, finish_all
         taking.join(0.5)
         assert taking.is_alive()
         assert "prepare_data" not in read_run(run.directory).stages
-    taking.join(5)
+    taking.join(PATIENCE_S)
     assert "prepare_data" in read_run(run.directory).stages
     assert directories(experiment, "prepare_data").isdisjoint(found(workspace))
 

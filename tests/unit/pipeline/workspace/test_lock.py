@@ -3,6 +3,7 @@ import subprocess
 import sys
 import threading
 
+from patience import PATIENCE_S, wait_until
 from luffy.pipeline.workspace.lock import StageLock, holder_of
 
 HOLD = "import sys, time; from pathlib import Path; from luffy.pipeline.workspace.lock import StageLock\n"
@@ -26,12 +27,12 @@ def test_a_waiter_learns_the_holder_and_gets_the_lock_when_it_is_killed(tmp_path
     process, told = hold(tmp_path), []
     waiter = threading.Thread(target=lambda: StageLock(tmp_path, told.append).__enter__())
     waiter.start()
-    waiter.join(0.5)
+    wait_until(lambda: told)
     assert waiter.is_alive()
     assert [f"pid {process.pid} " in name for name in told] == [True]
     process.kill()
     process.wait()
-    waiter.join(5)
+    waiter.join(PATIENCE_S)
     assert not waiter.is_alive()
 
 
