@@ -277,7 +277,8 @@ def one_gpu(served, tmp_path, monkeypatch):
         command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *overrides]
         env = {**served.environment, "LUFFY_WORKSPACE": str(served.workspace), "PATH": os.environ["PATH"]}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen(command, cwd=served.root, env=env, **streams))
+        as_in_a_terminal = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+        started.append(subprocess.Popen(command, cwd=served.root, env=env, **streams, **as_in_a_terminal))
         return started[-1]
 
     assert limit_gpus(served.api) == 1
