@@ -16,7 +16,7 @@ _ROUNDING = 1.03
 """Tolerance on the stated memory: a card sold as 80 GB reports 79.2 to 79.6 GiB."""
 _LARGE_FOR_EMBEDDED = 50_000_000
 """Number of parameters from which vLLM is recommended over the embedded engine. For SmolLM2 (135 million), on two CPU
-cores in float32, vLLM generates four times as many tokens per second (`tests/benchmarks/rollout_engines.py`)."""
+cores in float32, vLLM generates three times as many tokens per second (`tests/benchmarks/rollout_engines.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _advice_on_engine(config: ExperimentConfig) -> list[str]:
     architecture = architecture_of(config.model)
     if architecture is not None and architecture.num_parameters < _LARGE_FOR_EMBEDDED:
         return []
-    better = "cluster: ray generates with vLLM" if detected_gpus() else "rl.engine: vllm is several times as fast"
+    better = "cluster: ray generates with vLLM" if detected_gpus() else "rl.engine: vllm is about three times as fast"
     return [f"the embedded engine is slow for a model of this size; {better}"]
 
 

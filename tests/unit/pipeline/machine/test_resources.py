@@ -182,7 +182,7 @@ UNTRAINED = ["chain=rl", "method=luffy", "base=null", "data.corpus=null", "model
 @pytest.mark.parametrize(
     ("layers", "gpus", "overrides", "advised"),
     [
-        (30, 0, [], "rl.engine: vllm is several times as fast"),
+        (30, 0, [], "rl.engine: vllm is about three times as fast"),
         (30, 1, [], "cluster: ray generates with vLLM"),
         (3, 0, [], None),
         (30, 0, ["rl.engine=vllm"], None),
