@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from test_methods import TWO_UPDATES, experiment, run_rl
 
 from luffy.config.experiment import ExperimentConfig
