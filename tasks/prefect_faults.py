@@ -13,6 +13,6 @@ def tolerating_prefect(what: str, level: int = logging.DEBUG) -> Iterator[list[E
     faults: list[Exception] = []
     try:
         yield faults
-    except Exception as error:
+    except Exception as error:  # its client, its server and the network in between raise anything
         faults.append(error)
         logger.log(level, "%s: %s", what, error, exc_info=level == logging.DEBUG)

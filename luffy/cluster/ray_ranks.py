@@ -52,16 +52,10 @@ class RayRanks(Generic[Rank]):
         self, method: Callable[[Rank, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
     ) -> list[Result]:
         """Call a method of the rank in every actor at once; `arguments` and the results are in order of rank."""
-        return self.ask(RankActor.call, [(method, *of_rank) for of_rank in arguments])
-
-    def ask(
-        self, method: Callable[[RankActor, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
-    ) -> list[Result]:
-        """Call a method of every actor at once."""
         # The calls contain collectives, so every rank has to receive them in the same order.
         with self._submitting:
             asked = [
-                getattr(member.handle, method.__name__).remote(*of_rank)
+                member.handle.call.remote(method, *of_rank)
                 for member, of_rank in zip(self.members, arguments, strict=True)
             ]
         return self._supervisor.answers(self.members, asked, self._config.call_timeout_s)
