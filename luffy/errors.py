@@ -60,5 +60,9 @@ class LostError(ClusterError):
     exit_code = EXIT_TEMPORARY
 
 
+class EnvironmentFault(LuffyError):
+    """An environment failed in too many episodes: a bug in it, or something that it needs is missing."""
+
+
 class NumericalError(LuffyError):
     """Training produced a NaN or an infinity."""

@@ -7,7 +7,7 @@ Importable without torch; `TrainBatch` names its tensors only for the type check
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
@@ -25,6 +25,8 @@ class Source(IntEnum):
     """Taken from a demonstration."""
     REPLAY = 2
     """Sampled by the policy in an earlier step; off-policy, with the log-probabilities of that time."""
+    ENVIRONMENT = 3
+    """Written by the environment between two turns: part of the context, never learned from and never counted."""
 
 
 class Outcome(StrEnum):
@@ -49,21 +51,13 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """The stop token was sampled (it is part of the response)."""
     LENGTH = "length"
-    """The token limit was reached."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A demonstration for a prompt, by a stronger model or a person."""
-
-    text: str
-    """The assistant's whole reply, without the stop token."""
-    author: str
-    """Who wrote it, e.g. `deepseek-r1` or `arithmetic-teacher`."""
-    verified: bool | None = None
-    """Whether its answer was graded correct; None: not graded yet."""
-    logprobs: tuple[float, ...] | None = None
-    """The author's own log-probabilities of the trace's tokens (and stop token), where known."""
+    """The token limit of the whole response was reached."""
+    TURN_LENGTH = "turn_length"
+    """The token limit of one turn was reached."""
+    TURNS = "turns"
+    """The limit of turns was reached, and the environment would have gone on."""
+    ENVIRONMENT_ERROR = "environment_error"
+    """The environment failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +66,27 @@ class Message:
 
     role: str
     content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A demonstration for a prompt, by a stronger model or a person."""
+
+    text: str
+    """The assistant's whole reply, without the stop token. For a trace of many turns: all of them, a line break between."""
+    author: str
+    """Who wrote it, e.g. `deepseek-r1` or `arithmetic-teacher`."""
+    verified: bool | None = None
+    """Whether its answer was graded correct; None: not graded yet."""
+    logprobs: tuple[float, ...] | None = None
+    """The author's own log-probabilities of the trace's tokens (and stop token), where known."""
+    turns: tuple[Message, ...] = ()
+    """A trace of many turns: the assistant's, and the environment's answers between them. Empty for a single reply."""
+
+    @property
+    def reply(self) -> str:
+        """The last turn, which gives the answer."""
+        return self.turns[-1].content if self.turns else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +121,8 @@ class Trajectory:
     reward: float
     outcome: Outcome
     finish_reason: FinishReason
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """Rewards by component and counts of the episode, by name; empty for a single turn."""
 
     @property
     def num_tokens(self) -> int:
@@ -114,8 +131,14 @@ class Trajectory:
 
     @property
     def is_off_policy(self) -> bool:
-        """Whether any token was not sampled for this step: demonstrations, prefix-conditioned rows, replayed rows."""
-        return any(source is not Source.ON_POLICY for source in self.source)
+        """Whether a token comes from elsewhere than this step's policy: demonstrations, prefix-conditioned rows,
+        replayed rows."""
+        return Source.OFF_POLICY in self.source or Source.REPLAY in self.source
+
+    @property
+    def num_learnable(self) -> int:
+        """Response tokens that the policy or a demonstration wrote: the length of the response for every count."""
+        return len(self.source) - self.source.count(Source.ENVIRONMENT)
 
     @property
     def is_correct(self) -> bool:
@@ -123,7 +146,7 @@ class Trajectory:
 
     @property
     def is_truncated(self) -> bool:
-        return self.finish_reason is FinishReason.LENGTH
+        return self.finish_reason is not FinishReason.STOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +204,7 @@ class TrainBatch:
     position_ids_BT: Tensor
     """Position in the sequence; where rows are packed, positions restart at each sequence."""
     response_mask_BT: Tensor
-    """True on response tokens that may be trained on."""
+    """True on response tokens that may be trained on: all but those of an environment."""
     is_off_policy_BT: Tensor
     advantage_BT: Tensor
     logp_old_BT: Tensor

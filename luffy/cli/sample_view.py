@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -78,10 +79,12 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
     from tokenizers import Tokenizer  # without transformers, which loads for seconds
 
     from luffy.data.confidential_prompts import confidential_uids
+    from luffy.environments.transcript import transcript
 
     job = read_job(directory / JOB_FILE)
     hidden = confidential_uids(Path(job.inputs["data"]) / "train.parquet")
     tokenizer = Tokenizer.from_file(str(Path(job.inputs["model"]) / "model" / "tokenizer.json"))
+    decode = partial(tokenizer.decode, skip_special_tokens=False)
     for file in sorted((directory / _JOURNAL).glob("step_*.parquet"), reverse=True):
         step = int(file.stem.removeprefix("step_"))
         for row in pq.read_table(file, columns=_COLUMNS).to_pylist():
@@ -90,7 +93,7 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
             yield ShownSample(
                 f"step {step}, {_who(row['source'])}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}",
                 tokenizer.decode(row["prompt_ids"], skip_special_tokens=False),
-                tokenizer.decode(row["response_ids"], skip_special_tokens=False),
+                transcript(row["response_ids"], row["source"], decode),
                 row["reward"],
             )
 
@@ -121,6 +124,8 @@ def _responses(directory: Path) -> Iterator[ShownSample]:
 
 
 def _who(sources: list[int]) -> str:
-    if all(sources):
+    """0 is a sampled token and 3 one of the environment (`luffy.types.Source`)."""
+    given = [source not in (0, 3) for source in sources]
+    if any(given) and 0 not in sources:
         return "demonstration"
-    return "rollout after a demonstration's prefix" if any(sources) else "rollout"
+    return "rollout after a demonstration's prefix" if any(given) else "rollout"

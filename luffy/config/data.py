@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from luffy.config.strict import StrictModel
 
-Operation = Literal["add", "subtract", "reverse"]
+Operation = Literal["add", "subtract", "reverse", "multiply"]
 
 
 class ArithmeticSource(StrictModel):
@@ -22,6 +22,9 @@ class ArithmeticSource(StrictModel):
     """Relative frequency of each operation."""
     stepwise_share: dict[int, Annotated[float, Field(ge=0.0, le=1.0)]] | Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
     """Share of prompts whose trace reasons in steps; the others answer directly. One number, or one for each length."""
+    by_calculator: tuple[Operation, ...] = ()
+    """Operations that the teacher does not do itself: a stepwise trace calls the tool `calculator` for each, in the
+    format `hermes`, and goes on in a turn of its own."""
     unique: bool = True
     """Sample every prompt at most once (a corpus for the base policy may repeat, a benchmark may not)."""
 

@@ -151,6 +151,7 @@ def _evaluation(
         model=model,
         evaluation=evaluation,
         grading=config.grading,
+        environment=config.environment,
         execution=execution,
         tracking=config.tracking,
     )

@@ -14,11 +14,21 @@ class EpisodeLimits(StrictModel):
     """Bounds of an episode, in turns of the policy and in tokens; the finish reason names the one that was reached."""
 
     max_turns: PositiveInt = 8
-    """Turns of the policy. After the last one the environment is not asked again."""
+    """Turns of the policy. An episode that would go on after them ends there."""
     max_turn_tokens: PositiveInt | None = None
     """Limit of one turn of the policy; None: only the limit of the whole response holds."""
     max_observation_tokens: PositiveInt = 1024
     """A longer message of the environment is cut in the middle, and says so."""
+    history: Literal["exact", "as_sampled"] = "exact"
+    """`exact` refuses a chat template that rewrites earlier turns (Qwen3's drops their reasoning). `as_sampled` accepts
+    it and keeps the turns as they were sampled, which is not how such a model was trained."""
+    max_failed_share: float = Field(default=0.1, ge=0.0, le=1.0)
+    """The stage ends when more than this share of a step's episodes failed by a fault of the environment."""
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether turns are kept as they were sampled, whatever the chat template makes of them."""
+        return self.history == "as_sampled"
 
 
 class ToolsEnvironment(StrictModel):
@@ -29,6 +39,8 @@ class ToolsEnvironment(StrictModel):
     """Names of built-in tools (`calculator`), or `package.module:function` of functions with typed parameters and a
     docstring, importable from the working directory or the environment."""
     calls: CallFormat = "hermes"
+    describe: bool = True
+    """Whether the system message describes the tools; false for a policy that knows them from demonstrations alone."""
     timeout_s: PositiveFloat = 10.0
     """Limit of one call; the policy is told of a call that takes longer."""
     limits: EpisodeLimits = EpisodeLimits()

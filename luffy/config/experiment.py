@@ -7,6 +7,7 @@ from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, mod
 
 from luffy.config.data import DataConfig
 from luffy.config.difficulty import DifficultyConfig
+from luffy.config.environment import EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
@@ -42,6 +43,8 @@ class ExperimentConfig(StrictModel):
     objective: ObjectiveConfig | None = None
     evaluation: EvaluationConfig | None = None
     grading: GradingConfig = GradingConfig()
+    environment: EnvironmentConfig | None = None
+    """Answers the policy between its turns, in RL and in evaluation; None: a response is a single turn."""
     execution: ExecutionConfig = ExecutionConfig()
     tracking: TrackingConfig = TrackingConfig()
 
@@ -89,6 +92,21 @@ class ExperimentConfig(StrictModel):
             raise ValueError("stages: difficulty has no effect without rl, the only stage that reads its prompts")
         if self.measured_policy == "sft" and "sft" not in self.stages:
             raise ValueError("difficulty.policy: sft needs the stage sft in the chain; use base")
+        return self
+
+    @model_validator(mode="after")
+    def _environment_has_its_engine(self) -> "ExperimentConfig":
+        if self.environment is None:
+            return self
+        if self.model.endpoint is not None:
+            raise ValueError("environment: model.endpoint answers with text; an environment needs token ids")
+        if "difficulty" in self.stages:
+            raise ValueError("environment: the stage difficulty samples single turns; remove one of the two sections")
+        decodings = self.evaluation.decodings.items() if self.evaluation is not None else ()
+        if stopping := [name for name, decoding in decodings if decoding.stop]:
+            raise ValueError(
+                f"evaluation.decodings.{stopping[0]}.stop would end a turn in the middle; remove it with an environment"
+            )
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from pydantic import Field, PositiveInt, SerializationInfo, SerializerFunctionWr
 
 from luffy.config.data import DataConfig
 from luffy.config.difficulty import DifficultyConfig
+from luffy.config.environment import EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import GradingConfig
@@ -31,6 +32,7 @@ class PrepareDataSettings(StrictModel):
     model_path: str | None
     """`ModelConfig.source` whose tokenizer is adapted; None: a tokenizer is built from the data."""
     chat_template: str | None
+    environment: EnvironmentConfig | None = None
 
 
 class BaseSettings(StrictModel):
@@ -60,6 +62,7 @@ class SFTSettings(StrictModel):
     """Where it trains. Not part of the stage's identity, like the number of ranks: it changes the last bits of a step,
     and the masks of a model with dropout."""
     sft: SFTConfig
+    environment: EnvironmentConfig | None = None
 
     @model_serializer(mode="wrap")
     def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
@@ -78,6 +81,7 @@ class RLSettings(StrictModel):
     rl: RLConfig
     objective: ObjectiveConfig
     grading: GradingConfig
+    environment: EnvironmentConfig | None = None
 
     @property
     def depends_on_length(self) -> bool:
@@ -94,6 +98,7 @@ class EvaluateSettings(StrictModel):
     dtype: DType
     evaluation: EvaluationConfig
     grading: GradingConfig
+    environment: EnvironmentConfig | None = None
 
 
 class SweepSettings(StrictModel):

@@ -92,6 +92,7 @@ def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
         grading=config.grading,
         model_path=config.model.source,
         chat_template=config.model.chat_template,
+        environment=config.environment,
     )
 
 
@@ -112,7 +113,11 @@ def _difficulty(config: ExperimentConfig) -> DifficultySettings:
 def _sft(config: ExperimentConfig) -> SFTSettings:
     assert config.sft is not None
     return SFTSettings(
-        seed=_seed(config, config.sft), dtype=config.model.dtype, cluster=config.cluster, sft=_seedless(config.sft)
+        seed=_seed(config, config.sft),
+        dtype=config.model.dtype,
+        cluster=config.cluster,
+        sft=_seedless(config.sft),
+        environment=config.environment,
     )
 
 
@@ -127,6 +132,7 @@ def _rl(config: ExperimentConfig) -> RLSettings:
         rl=_seedless(config.rl).model_copy(update={"correction": None}),
         objective=config.objective if correction is None else config.objective.with_correction(correction),
         grading=config.grading,
+        environment=config.environment,
     )
 
 
@@ -143,7 +149,11 @@ def evaluate_settings(config: ExperimentConfig) -> EvaluateSettings:
     """The experiment's protocol for evaluating a checkpoint."""
     assert config.evaluation is not None
     return EvaluateSettings(
-        seed=config.seed, dtype=config.model.dtype, evaluation=config.evaluation, grading=config.grading
+        seed=config.seed,
+        dtype=config.model.dtype,
+        evaluation=config.evaluation,
+        grading=config.grading,
+        environment=config.environment,
     )
 
 

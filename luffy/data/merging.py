@@ -15,13 +15,14 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.selection import PassedRows, Selection
 from luffy.data.shards import finished_shards
-from luffy.types import Prompt, Trace
+from luffy.types import Message, Prompt, Trace
 
 MERGED = ".merged.parquet"
 _SPILL = ".spill.jsonl"
@@ -60,7 +61,7 @@ def _spilled(path: Path, rows: PassedRows, selection: Selection, starts: list[in
         target = int(np.searchsorted(starts, owner, side="right")) - 1
         taken = selection.taken[ends[row] - rows.num_traces[row] : ends[row]]
         for trace in itertools.compress(prompt.traces, taken):
-            line = (owner - starts[target], trace.text, trace.author, trace.verified, trace.logprobs)
+            line = (owner - starts[target], dataclasses.asdict(trace))
             lines[target].append(json.dumps(line) + "\n")
     return lines
 
@@ -70,11 +71,18 @@ def _with_spilled(path: Path, spill: Path) -> Iterator[Prompt]:
     arrived: dict[int, list[Trace]] = defaultdict(list)
     with spill.open(encoding="utf-8") as lines:
         for line in lines:
-            row, text, author, verified, logprobs = json.loads(line)
-            arrived[row].append(Trace(text, author, verified, None if logprobs is None else tuple(logprobs)))
+            row, trace = json.loads(line)
+            arrived[row].append(_trace(trace))
     for row, prompt in enumerate(_prompts(path)):
         yield dataclasses.replace(prompt, traces=(*prompt.traces, *arrived[row])) if row in arrived else prompt
 
 
 def _prompts(path: Path) -> Iterator[Prompt]:
     return iterate_prompts(path.with_suffix(".parquet"))
+
+
+def _trace(values: dict[str, Any]) -> Trace:
+    logprobs, turns = values.pop("logprobs"), values.pop("turns")
+    return Trace(
+        **values, logprobs=None if logprobs is None else tuple(logprobs), turns=tuple(Message(**turn) for turn in turns)
+    )

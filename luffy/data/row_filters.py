@@ -9,6 +9,7 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from luffy.data.contamination import BenchmarkIndex, Hit
+from luffy.data.conversations import encode_demonstrations
 from luffy.data.language import is_foreign
 from luffy.data.prompt_identity import problem_text
 from luffy.data.templates import is_complete, prompt_lengths, prompt_opener, trace_lengths, with_opened_thinking
@@ -71,6 +72,8 @@ class Rules:
     near_duplicates: float | None = None
     keeps_traces: bool = True
     """False: an evaluation suite, whose demonstrations are dropped and which is not compared with the benchmarks."""
+    keeps_history: bool = False
+    """Whether traces of many turns are accepted under a chat template that rewrites earlier turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +112,23 @@ class RowFilter:
         prompts = [self._normalised(prompt) for prompt in prompts]
         outcomes = grade_traces(prompts, grader)
         lengths = prompt_lengths(self.tokenizer, [prompt.messages for prompt in prompts])
-        texts = [trace.text for prompt in prompts for trace in prompt.traces]
+        traces_of_all = [trace for prompt in prompts for trace in prompt.traces]
+        texts = [trace.text for trace in traces_of_all]
         in_prompts = self._in_prompts(prompts)
-        of_traces = zip(trace_lengths(self.tokenizer, texts), self.benchmarks.find(texts), strict=True)
+        of_traces = zip(self._lengths(traces_of_all), self.benchmarks.find(texts), strict=True)
         opener = prompt_opener(self.tokenizer)
         judged = []
         for prompt, found, length, held in zip(prompts, outcomes, lengths, in_prompts, strict=True):
             traces = [(trace, outcome, *next(of_traces)) for trace, outcome in zip(prompt.traces, found, strict=True)]
             judged.append(self._row(prompt, traces, length, held, opener))
         return judged
+
+    def _lengths(self, traces: Sequence[Trace]) -> list[int]:
+        """Tokens of each trace, with those of the environment in a trace of many turns."""
+        if not any(trace.turns for trace in traces):
+            return trace_lengths(self.tokenizer, [trace.text for trace in traces])
+        encoded = encode_demonstrations(self.tokenizer, traces, keeps_history=self.rules.keeps_history)
+        return [len(found.token_ids) for found in encoded]
 
     def _in_prompts(self, prompts: Sequence[Prompt]) -> Sequence[Hit | None]:
         if not self._checks:
@@ -132,7 +143,7 @@ class RowFilter:
     def _normalised(self, prompt: Prompt) -> Prompt:
         if not self.rules.keeps_traces:
             return dataclasses.replace(prompt, traces=()) if prompt.traces else prompt
-        opened = [with_opened_thinking(trace.text) for trace in prompt.traces]
+        opened = [trace.text if trace.turns else with_opened_thinking(trace.text) for trace in prompt.traces]
         if all(text is trace.text for text, trace in zip(opened, prompt.traces, strict=True)):
             return prompt
         return dataclasses.replace(
@@ -209,6 +220,17 @@ def _with_traces(prompt: Prompt, traces: tuple[Trace, ...]) -> Prompt:
     # `dataclasses.replace` would take a tenth of the time of a large corpus.
     uid, data_source, messages, truth = prompt.uid, prompt.data_source, prompt.messages, prompt.ground_truth
     return Prompt(uid, data_source, messages, truth, traces, prompt.ability, prompt.extra_info, prompt.grader)
+
+
+def with_instructions(prompts: Iterable[Prompt], instructions: str) -> list[Prompt]:
+    """Return the prompts with `instructions` at the end of their system message, or as one of their own."""
+    return [dataclasses.replace(prompt, messages=_instructed(prompt.messages, instructions)) for prompt in prompts]
+
+
+def _instructed(messages: tuple[Message, ...], instructions: str) -> tuple[Message, ...]:
+    if messages[0].role != "system":
+        return (Message("system", instructions), *messages)
+    return (Message("system", f"{messages[0].content}\n\n{instructions}"), *messages[1:])
 
 
 def with_system_prompt(prompts: Iterable[Prompt], system_prompt: str | None) -> list[Prompt]:

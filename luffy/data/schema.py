@@ -1,10 +1,11 @@
 """The rows of prepared data, and the reading of one row from whatever a file holds.
 
 Columns of LUFFY and verl (`data_source, prompt, target, ability, reward_model, extra_info`), plus `uid` and `traces`:
-several demonstrations a prompt, each with its author, verdict and log-probabilities. `target` repeats the first trace
-for readers that know a single one. `reward_model.style` is `rule` for what the experiment's grader grades; another
-word names the grader of the row (`luffy.config.grading`). `extra_info` is written as JSON text, since its keys are
-arbitrary; on reading a struct (LUFFY's files) is as good.
+several demonstrations a prompt, each with its author, verdict and log-probabilities. A trace of many turns has them as
+messages in `traces.turns`, in place of `text`. `target` repeats the first trace, if it is a single reply, for readers
+that know one. `reward_model.style` is `rule` for what the experiment's grader grades; another word names the grader of
+the row (`luffy.config.grading`). `extra_info` is written as JSON text, since its keys are arbitrary; on reading a
+struct (LUFFY's files) is as good.
 """
 
 import difflib
@@ -31,6 +32,7 @@ _TRACES = pa.list_(
             ("author", pa.string()),
             ("verified", pa.bool_()),
             ("logprobs", pa.list_(pa.float64())),
+            ("turns", _MESSAGES),
         ]
     )
 )
@@ -118,7 +120,8 @@ def record_batch(prompts: Sequence[Prompt]) -> pa.RecordBatch:
     """Return the prompts as one batch of `SCHEMA`, built column by column."""
     truths = pa.array([prompt.ground_truth for prompt in prompts], pa.string())
     styles = pa.array([prompt.grader or _RULE for prompt in prompts], pa.string())
-    first_traces = [prompt.traces[:1] for prompt in prompts]
+    # A trace of many turns is no single reply.
+    first_traces = [[trace for trace in prompt.traces[:1] if not trace.turns] for prompt in prompts]
     columns = [
         pa.array([prompt.uid for prompt in prompts], pa.string()),
         pa.array([prompt.data_source for prompt in prompts], pa.string()),
@@ -146,6 +149,7 @@ def _trace_column(rows: Sequence[Sequence[Trace]]) -> pa.ListArray:
         pa.array([trace.author for trace in traces], pa.string()),
         pa.array([trace.verified for trace in traces], pa.bool_()),
         pa.array([trace.logprobs for trace in traces], pa.list_(pa.float64())),
+        _message_column([[(turn.role, turn.content) for turn in trace.turns] for trace in traces]),
     ]
     values = pa.StructArray.from_arrays(fields, fields=list(_TRACES.value_type))
     return pa.ListArray.from_arrays(_offsets(rows), values, type=_TRACES)
@@ -238,12 +242,31 @@ def _trace(value: object, field: str, author: str) -> Trace:
     if verified is not None and not isinstance(verified, bool):
         raise RowError(f"{field}.verified", f"must be true, false or null, found {_short(verified)}")
     written_by = value.get("author")
+    turns = _turns(value.get("turns"), f"{field}.turns")
     return Trace(
-        text=checked_text(value.get("text"), f"{field}.text"),
+        text=joined_text(turns) if turns else checked_text(value.get("text"), f"{field}.text"),
         author=author if written_by is None else checked_text(written_by, f"{field}.author"),
         verified=verified,
         logprobs=checked_logprobs(value.get("logprobs"), f"{field}.logprobs"),
+        turns=turns,
     )
+
+
+def joined_text(turns: Sequence[Message]) -> str:
+    """Return the text of a trace of many turns."""
+    return "\n".join(turn.content for turn in turns)
+
+
+def _turns(value: object, field: str) -> tuple[Message, ...]:
+    if value is None or value == []:
+        return ()
+    turns = _messages(value, field, role_of_text="assistant")
+    roles = [turn.role for turn in turns]
+    if roles[0] != "assistant" or roles[-1] != "assistant":
+        raise RowError(field, f"must begin and end with an assistant's message, found {roles}")
+    if "system" in roles or ("assistant", "assistant") in itertools.pairwise(roles):
+        raise RowError(field, f"must have a tool's or a user's message between two of an assistant, found {roles}")
+    return turns
 
 
 def checked_logprobs(value: object, field: str) -> tuple[float, ...] | None:

@@ -38,7 +38,7 @@ from luffy.data.contamination import BenchmarkIndex
 from luffy.data.near_duplicates import NUM_HASHES, signature
 from luffy.data.parquet import chunked, text_size, write_prompts
 from luffy.data.prompt_identity import problem_key, problem_text
-from luffy.data.row_filters import FilteredRow, RowFilter, Rules, with_system_prompt
+from luffy.data.row_filters import FilteredRow, RowFilter, Rules, with_instructions, with_system_prompt
 from luffy.data.sources import QuarantinedRow, Row, TraceSource
 from luffy.errors import DataError, LuffyError
 from luffy.files import replacing, write_atomic
@@ -65,6 +65,8 @@ class FilterJob:
     rules: Rules
     benchmarks: BenchmarkIndex
     system_prompt: str | None
+    instructions: str
+    """Of the environment, for the system message."""
     grading: GradingConfig
     judge_cache: Path
     """Folder of the judge's verdicts, shared by all processes."""
@@ -150,7 +152,10 @@ class ShardWorker:
         """Filter the rows and write the shard's files; DataError where a row names a grader that does not exist."""
         prompts = [row for row in rows if isinstance(row, Prompt)]
         _check_graders(self._job.name, prompts, self._job.grading)
-        judged = self._filter.apply(with_system_prompt(prompts, self._job.system_prompt), grader)
+        prompts = with_system_prompt(prompts, self._job.system_prompt)
+        if self._job.instructions:
+            prompts = with_instructions(prompts, self._job.instructions)
+        judged = self._filter.apply(prompts, grader)
         passed = [row for row in judged if row.reason is None]
         write_prompts(_file(folder, index, "parquet"), [row.prompt for row in passed])
         complement = [row.prompt for row in judged if row.lost_its_traces]

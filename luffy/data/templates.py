@@ -41,7 +41,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 def render_prompts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
     """Return the ids of each conversation under the chat template, up to where the assistant begins to write."""
-    return _encode(tokenizer, _prompt_texts(tokenizer, conversations))
+    return _encode(tokenizer, prompt_texts(tokenizer, conversations))
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
@@ -62,7 +62,7 @@ def encode_traces(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> l
 
 def prompt_lengths(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]) -> list[int]:
     """Return the number of tokens of each rendered prompt."""
-    return [len(encoding) for encoding in _encodings(tokenizer, _prompt_texts(tokenizer, conversations))]
+    return [len(encoding) for encoding in _encodings(tokenizer, prompt_texts(tokenizer, conversations))]
 
 
 def trace_lengths(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int]:
@@ -86,7 +86,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 def prompt_opener(tokenizer: PreTrainedTokenizerBase) -> str:
     r"""Return the `<think>` or `<think>\n` with which the template's generation prompt ends, or ""."""
-    return opener_of(_prompt_texts(tokenizer, [_PROBE])[0])
+    return opener_of(prompt_texts(tokenizer, [_PROBE])[0])
 
 
 def with_opened_thinking(text: str) -> str:
@@ -115,7 +115,7 @@ def _after_opener(opener: str, text: str) -> str:
     return rest.removeprefix("\n") if opener.endswith("\n") else rest
 
 
-def _prompt_texts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]) -> list[str]:
+def prompt_texts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]) -> list[str]:
     if tokenizer.chat_template == PLAIN_TEMPLATE:
         # The same text without Jinja, which takes most of the time of preparing a large corpus.
         start = str(tokenizer.bos_token)

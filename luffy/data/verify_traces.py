@@ -9,7 +9,7 @@ from luffy.types import Outcome, Prompt, Trace
 def grade_traces(prompts: Sequence[Prompt], grader: GraderPool) -> list[list[Outcome]]:
     """Return what grading found for each trace of each prompt."""
     requests = [
-        GradeRequest(trace.text, prompt.ground_truth, problem_of(prompt))
+        GradeRequest(trace.reply, prompt.ground_truth, problem_of(prompt))
         for prompt in prompts
         for trace in prompt.traces
     ]
@@ -20,4 +20,4 @@ def grade_traces(prompts: Sequence[Prompt], grader: GraderPool) -> list[list[Out
 def with_verdict(trace: Trace, outcome: Outcome) -> Trace:
     """Return the trace with `verified` set; a verdict that its source brought along is replaced."""
     # `dataclasses.replace` would take most of the time of a large corpus.
-    return Trace(trace.text, trace.author, outcome is Outcome.CORRECT, trace.logprobs)
+    return Trace(trace.text, trace.author, outcome is Outcome.CORRECT, trace.logprobs, trace.turns)

@@ -100,8 +100,7 @@ class Evaluator:
             yield waiting.result()
 
     def _generate(self, samples: Sequence[SampleRequest], request: EvaluationRequest) -> Iterable[Response]:
-        prompts, seeds = [sample.rendered for sample in samples], [sample.seed for sample in samples]
-        return self._client.generate(prompts, seeds, request.protocol, request.max_response_tokens)
+        return self._client.generate(samples, request.protocol, request.max_response_tokens)
 
     def _graded(
         self, samples: Sequence[SampleRequest], responses: Iterable[Response], request: EvaluationRequest
@@ -142,7 +141,9 @@ def protocol_of(config: EvaluationConfig, suite: str, decoding: str) -> Sampling
 def _response_in(record: SampleRecord | None, sample: SampleRequest) -> Response:
     if record is None or (record.uid, record.sample, record.seed, record.prompt) != (*sample.key, sample.rendered.text):
         raise DataError(f"no response to sample {sample.sample} of problem {sample.prompt.uid}")
-    return Response(record.response, record.num_tokens, FinishReason(record.finish_reason))
+    return Response(
+        record.response, record.num_tokens, FinishReason(record.finish_reason), record.reply, record.measures
+    )
 
 
 def _graded(
@@ -154,7 +155,9 @@ def _graded(
     second: bool = True,
 ) -> list[SampleRecord]:
     requests = [
-        GradeRequest(response.text, sample.prompt.ground_truth, problem_of(sample.prompt), request.protocol.grader)
+        GradeRequest(
+            response.graded_text, sample.prompt.ground_truth, problem_of(sample.prompt), request.protocol.grader
+        )
         for sample, response in zip(samples, responses, strict=True)
     ]
     grades = grade_responses(grader, requests, second=second)
@@ -198,6 +201,8 @@ def _record(request: EvaluationRequest, sample: SampleRequest, response: Respons
         level=_label(prompt, _LEVELS),
         num_options=num_options if isinstance(num_options, int) and num_options else None,
         confidential=not may_show_prompt(prompt),
+        reply=response.reply,
+        measures=dict(response.measures),
     )
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.evaluation import SuiteProtocol
 from luffy.data.prompt_templates import OWN, ask, prompt_text, stops_of, template_opener
 from luffy.data.templates import decode, stop_token_ids
-from luffy.evaluation.requests import Render, RenderedPrompt, Response
+from luffy.evaluation.requests import Render, RenderedPrompt, Response, SampleRequest
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.text_answers import TextCompletion
 from luffy.rollout.text_endpoint import TextEndpoint, TextRequest
@@ -24,9 +24,9 @@ class ModelClient(Protocol):
         ...
 
     def generate(
-        self, prompts: Sequence[RenderedPrompt], seeds: Sequence[int], protocol: SuiteProtocol, max_response_tokens: int
+        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
     ) -> Iterable[Response]:
-        """One response per prompt, in order: all are generated when this returns, and decoded as they are consumed."""
+        """One response per sample, in order: all are generated when this returns, and decoded as they are consumed."""
         ...
 
 
@@ -41,11 +41,11 @@ class TokenModelClient:
         return render_as_ids(self._tokenizer)(prompts, template)
 
     def generate(
-        self, prompts: Sequence[RenderedPrompt], seeds: Sequence[int], protocol: SuiteProtocol, max_response_tokens: int
+        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
     ) -> Iterable[Response]:
         """Generate with the engine; a stop text stays in its response."""
-        params = _params(protocol, max_response_tokens, stop_token_ids(self._tokenizer))
-        requests = [RolloutRequest(prompt.ids, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+        params = sampling_params(protocol, max_response_tokens, stop_token_ids(self._tokenizer))
+        requests = [RolloutRequest(sample.rendered.ids, sample.seed) for sample in samples]
         # A template may have opened the reasoning in the prompt: without its opener, a box inside unfinished reasoning
         # would pass for an answer.
         opener = template_opener(self._tokenizer, protocol.template)
@@ -72,13 +72,11 @@ class TextModelClient:
         return render_as_text(prompts, template)
 
     def generate(
-        self, prompts: Sequence[RenderedPrompt], seeds: Sequence[int], protocol: SuiteProtocol, max_response_tokens: int
+        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
     ) -> Iterable[Response]:
         """Generate with the endpoint, which also counts the tokens."""
-        params = _params(protocol, max_response_tokens, ())
-        requests = [
-            TextRequest(prompt.messages or prompt.text, seed) for prompt, seed in zip(prompts, seeds, strict=True)
-        ]
+        params = sampling_params(protocol, max_response_tokens, ())
+        requests = [TextRequest(sample.rendered.messages or sample.rendered.text, sample.seed) for sample in samples]
         opener = template_opener(None, protocol.template)
         return map(partial(_read_text, stops=params.stop, opener=opener), self._endpoint.generate(requests, params))
 
@@ -110,7 +108,10 @@ def _read_text(completion: TextCompletion, stops: Sequence[str], opener: str) ->
     return Response(opener + completion.text[:end], completion.num_tokens, FinishReason.STOP)
 
 
-def _params(protocol: SuiteProtocol, max_response_tokens: int, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+def sampling_params(
+    protocol: SuiteProtocol, max_response_tokens: int, stop_token_ids: tuple[int, ...]
+) -> SamplingParams:
+    """The engine's parameters for a suite."""
     stop = (*stops_of(protocol.template), *protocol.stop)
     return SamplingParams(protocol.temperature, max_response_tokens, stop_token_ids, protocol.top_p, stop)
 

@@ -7,8 +7,8 @@ grading, so requests with equal digests (`EvaluationRequest.digest`) can share t
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from luffy.config.evaluation import EvaluationConfig, SuiteProtocol
 from luffy.data.prompt_templates import stops_of
@@ -63,8 +63,19 @@ class Response:
     """Generated text, cut after the first stop text."""
 
     text: str
+    """Of an episode with an environment, all turns."""
     num_tokens: int
+    """Without those of an environment."""
     finish_reason: FinishReason
+    reply: str | None = None
+    """The last turn of an episode; None: the text is a single turn."""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """Counts of the episode."""
+
+    @property
+    def graded_text(self) -> str:
+        """What graders read."""
+        return self.text if self.reply is None else self.reply
 
 
 class EvaluationRequest:

@@ -166,7 +166,7 @@ class Tally:
         second_is_correct = record.second_outcome == Outcome.CORRECT
         self._verdicts[record.grader, record.second_grader, record.correct, second_is_correct] += 1
         self._num_tokens += record.num_tokens
-        self._num_truncated += record.finish_reason == FinishReason.LENGTH
+        self._num_truncated += record.finish_reason != FinishReason.STOP
 
     def row(self, confidence: float, protocol: SamplingProtocol | None = None) -> ResultRow:
         """The finished row; LuffyError unless every problem has the same number of responses."""

@@ -1,7 +1,7 @@
 """A graded response, and the line of JSON that stands for it in files."""
 
 import json
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 
 from luffy.confidential import is_confidential
 
@@ -42,6 +42,15 @@ class SampleRecord:
     """For multiple-choice questions."""
     confidential: bool = False
     """What the problem's data says; whether it may be shown is `may_be_shown`."""
+    reply: str | None = None
+    """The last turn of an episode with an environment, which was graded; None: the response is a single turn."""
+    measures: dict[str, float] = field(default_factory=dict)
+    """Counts of the episode, by name."""
+
+    @property
+    def graded_text(self) -> str:
+        """What graders read."""
+        return self.response if self.reply is None else self.reply
 
     @property
     def may_be_shown(self) -> bool:
@@ -50,7 +59,9 @@ class SampleRecord:
 
 
 _NAMES = tuple(field.name for field in fields(SampleRecord))
-_REQUIRED = frozenset(field.name for field in fields(SampleRecord) if field.default is MISSING)
+_REQUIRED = frozenset(
+    field.name for field in fields(SampleRecord) if field.default is MISSING and field.default_factory is MISSING
+)
 
 
 def record_line(record: SampleRecord) -> bytes:

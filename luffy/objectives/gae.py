@@ -20,21 +20,24 @@ def generalized_advantages(
     Args:
         reward_B: reward of the whole response; it falls on the last token.
         value_BT: value of the state before each token.
-        mask_BT: response tokens, contiguous in each row.
+        mask_BT: response tokens. Tokens of an environment lie between them, in no state of their own: the state after
+            the last token of a turn is the one before the first token of the next.
 
     A row without a response token has 0 everywhere.
     """
     mask = mask_BT.double()
     value = value_BT.double() * mask
-    last_BT = mask - torch.cat([mask[:, 1:], mask.new_zeros(len(mask), 1)], dim=1).minimum(mask)
+    num_left_BT = mask.flip(1).cumsum(dim=1).flip(1)
+    last_BT = mask * (num_left_BT == 1)
     reward_BT = last_BT * reward_B.double().unsqueeze(-1)
     advantage_BT = torch.zeros_like(value)
     next_value_B = next_advantage_B = torch.zeros_like(reward_B, dtype=torch.float64)
     for t in reversed(range(value.shape[1])):
         delta_B = reward_BT[:, t] + config.gamma * next_value_B - value[:, t]
-        next_advantage_B = (delta_B + config.gamma * config.lam * next_advantage_B) * mask[:, t]
-        next_value_B = value[:, t]
-        advantage_BT[:, t] = next_advantage_B
+        step_B = mask_BT[:, t]
+        next_advantage_B = torch.where(step_B, delta_B + config.gamma * config.lam * next_advantage_B, next_advantage_B)
+        next_value_B = torch.where(step_B, value[:, t], next_value_B)
+        advantage_BT[:, t] = next_advantage_B * step_B
     return advantage_BT, (advantage_BT + value) * mask
 
 

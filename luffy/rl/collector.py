@@ -2,16 +2,18 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from luffy.config.objective import GroupConfig
-from luffy.grading import GradeRequest, GraderPool
+from luffy.environments.episodes import EpisodePlayer, EpisodeStart
+from luffy.grading import Grade, GradeRequest, GraderPool
 from luffy.rl.prefixes import PrefixedRow, prefix_length
 from luffy.rl.rows import Row, replayed_row
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.seeds import derive_seed
-from luffy.types import Group, Trajectory
+from luffy.types import Group, Outcome, Source, Trajectory
+
+_FAILED = Grade(Outcome.CRASHED, reason="the environment failed")
 
 
 class GroupCollector:
@@ -20,6 +22,8 @@ class GroupCollector:
     Off-policy rows are whole traces or, with `group.prefix`, prefixes of traces that the policy continues. A whole
     trace is used once per group, so a prompt with too few traces gets more rollouts instead; prefixes may all come
     from one trace. All rows except replayed ones are graded; a prefix and its continuation are graded as one text.
+
+    With a `player` a response is an episode: an environment answers the policy's turns, and the last turn is graded.
     """
 
     def __init__(
@@ -30,6 +34,7 @@ class GroupCollector:
         group: GroupConfig,
         seed: int,
         total_steps: int,
+        player: EpisodePlayer | None = None,
     ) -> None:
         self._grader = grader
         self._decode = decode
@@ -37,6 +42,7 @@ class GroupCollector:
         self._group = group
         self._seed = seed
         self._total_steps = total_steps
+        self._player = player
 
     def collect(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()
@@ -48,7 +54,7 @@ class GroupCollector:
         """
         visits = _visits(tasks, earlier)
         plans = [self._plan(task, visit, step) for task, visit in zip(tasks, visits, strict=True)]
-        rows = self._graded(tasks, self._generated(engine, plans))
+        rows = self._graded(tasks, self._generated(engine, tasks, plans))
         groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
         return self._with_traces_where_failing(tasks, groups, step)
 
@@ -79,24 +85,38 @@ class GroupCollector:
         if self._group.prefix is None:
             return len(trace.token_ids)
         row = PrefixedRow(task.uid, index, count, visit)
-        return prefix_length(self._group.prefix, len(trace.token_ids), row, step, self._total_steps, self._seed)
+        wanted = prefix_length(self._group.prefix, len(trace.token_ids), row, step, self._total_steps, self._seed)
+        while wanted and trace.source and trace.source[wanted - 1] is Source.ENVIRONMENT:
+            wanted -= 1  # the live environment answers the turn, so that its state is real
+        return wanted
 
-    def _generated(self, engine: RolloutEngine, plans: Sequence[Sequence[Row]]) -> list[list[Row]]:
-        """The planned rows with what the policy sampled, from a single call of the engine."""
-        requests = [row.request() for plan in plans for row in plan if not row.is_whole_trace]
-        completions = iter(engine.generate(requests, self._params))
-        return [
-            [row if row.is_whole_trace else replace(row, sampled=next(completions)) for row in plan] for plan in plans
+    def _generated(
+        self, engine: RolloutEngine, tasks: Sequence[RolloutTask], plans: Sequence[Sequence[Row]]
+    ) -> list[list[Row]]:
+        """The planned rows with what the policy sampled."""
+        planned = [
+            (task, row) for task, plan in zip(tasks, plans, strict=True) for row in plan if not row.is_whole_trace
         ]
+        finished = iter(self._continued(engine, planned))
+        return [[row if row.is_whole_trace else next(finished) for row in plan] for plan in plans]
+
+    def _continued(self, engine: RolloutEngine, planned: Sequence[tuple[RolloutTask, Row]]) -> list[Row]:
+        """Each row, continued by the policy: in a single call of the engine, or turn by turn with an environment."""
+        if self._player is None:
+            completions = engine.generate([row.request() for _, row in planned], self._params)
+            return [row.continued(completion) for (_, row), completion in zip(planned, completions, strict=True)]
+        episodes = self._player.play([_start(task, row) for task, row in planned], engine, self._params)
+        return [row.played(episode) for (_, row), episode in zip(planned, episodes, strict=True)]
 
     def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
         wanted = [
-            GradeRequest(row.text(self._decode), task.ground_truth, task.problem)
+            GradeRequest(row.reply(self._decode), task.ground_truth, task.problem)
             for task, found in zip(tasks, rows, strict=True)
             for row in found
+            if not row.has_failed
         ]
         grades = iter(self._grader.grade(wanted))
-        return [[row.trajectory(next(grades)) for row in found] for found in rows]
+        return [[row.trajectory(_FAILED if row.has_failed else next(grades)) for row in found] for found in rows]
 
     def _with_traces_where_failing(
         self, tasks: Sequence[RolloutTask], groups: Sequence[Group], step: int
@@ -114,6 +134,10 @@ class GroupCollector:
             [[_whole(task, trace) for trace in found] for task, found in zip(tasks, chosen, strict=True)],
         )
         return [_in_place_of_wrong(*pair) for pair in zip(groups, traces, strict=True)]
+
+
+def _start(task: RolloutTask, row: Row) -> EpisodeStart:
+    return EpisodeStart(task.problem, task.messages, row.prompt_ids, row.seed, row.given_ids, row.given_source)
 
 
 def _visits(tasks: Sequence[RolloutTask], earlier: Sequence[str]) -> list[int]:

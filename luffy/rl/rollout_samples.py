@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 
 from luffy.config.objective import AdvantageConfig, GroupAdvantage
+from luffy.environments.transcript import transcript
 from luffy.tracking.samples import SampleRollout
 from luffy.training.group_sharding import row_advantages
 from luffy.types import Group, Trajectory
@@ -45,9 +46,10 @@ def _sample(
     return SampleRollout(
         uid=uid,
         prompt=decode_prompt(row.prompt_ids),
-        response=decode_response(row.response_ids),
+        response=transcript(row.response_ids, row.source, decode_response),
         source="off_policy" if row.is_off_policy else "on_policy",
         reward=row.reward,
         outcome=row.outcome.value,
         advantage=advantage,
+        measures=dict(row.measures),
     )

@@ -4,9 +4,12 @@ A row begins with none of a trace's tokens (a rollout), some (a prefix-condition
 all (a demonstration).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from luffy.environments.episodes import Episode, Segment
 from luffy.grading import Grade
 from luffy.rl.tasks import Demonstration
 from luffy.rollout.engine import Completion, RolloutRequest
@@ -14,12 +17,12 @@ from luffy.types import FinishReason, Source, Trajectory
 
 DEMONSTRATION_VERSION = -1
 """Weight version of tokens that were not sampled in this run."""
-_NOTHING = Completion((), (), FinishReason.STOP, ())
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a row begins with, and what the policy sampled after it."""
+    """What a row begins with, and what the policy sampled after it, perhaps in several turns."""
 
     prompt_ids: tuple[int, ...]
     seed: int = 0
@@ -27,8 +30,12 @@ class Row:
     trace: Demonstration | None = None
     num_given: int = 0
     """Number of tokens of `trace` that the row begins with."""
-    sampled: Completion = _NOTHING
-    """Empty before generation, and for a whole trace."""
+    segments: tuple[Segment, ...] = ()
+    """Turns of the policy, and what the environment wrote between them. Empty before generation, and for a whole
+    trace."""
+    finish_reason: FinishReason = FinishReason.STOP
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """Of the episode (`Episode.measures`)."""
 
     @property
     def is_whole_trace(self) -> bool:
@@ -36,8 +43,18 @@ class Row:
         return self.trace is not None and self.num_given == len(self.trace.token_ids)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the environment failed, so that there is nothing to grade."""
+        return self.finish_reason is FinishReason.ENVIRONMENT_ERROR
+
+    @property
     def given_ids(self) -> tuple[int, ...]:
         return self.trace.token_ids[: self.num_given] if self.trace else ()
+
+    @property
+    def given_source(self) -> tuple[Source, ...]:
+        known = self.trace.source if self.trace else ()
+        return known[: self.num_given] or (Source.OFF_POLICY,) * self.num_given
 
     @property
     def given_logprobs(self) -> tuple[float, ...]:
@@ -48,28 +65,74 @@ class Row:
         """The engine's request for the continuation."""
         return RolloutRequest(self.prompt_ids, self.seed, self.given_ids)
 
-    def text(self, decode: Callable[[Sequence[int]], str]) -> str:
-        """The response as text; for a demonstration, the original text of the trace."""
+    def continued(self, completion: Completion) -> "Row":
+        """The row with what the policy sampled in a single turn."""
+        return replace(self, segments=(completion,), finish_reason=completion.finish_reason)
+
+    def played(self, episode: Episode) -> "Row":
+        """The row with the episode that continued it."""
+        return replace(
+            self,
+            prompt_ids=episode.prompt_ids,
+            segments=episode.segments,
+            finish_reason=episode.finish_reason,
+            measures=episode.measures,
+        )
+
+    def reply(self, decode: Callable[[Sequence[int]], str]) -> str:
+        """What is graded: the last turn as text; for a demonstration, the original text of the trace's last turn."""
         if self.trace is not None and self.is_whole_trace:
-            return self.trace.text
-        return decode(self.given_ids + self.sampled.token_ids)
+            return self.trace.reply
+        ids = [*zip(self._token_ids, self._source, strict=True)]
+        turn = itertools.takewhile(lambda token: token[1] is not Source.ENVIRONMENT, reversed(ids))
+        return decode([token_id for token_id, _ in reversed([*turn])])
 
     def trajectory(self, grade: Grade) -> Trajectory:
         """The graded row; tokens of the trace are off-policy, with their author's log-probabilities if known."""
-        given, own = self.num_given, self.sampled
-        assert len(own.weight_versions) == len(own.token_ids)
         return Trajectory(
             prompt_ids=self.prompt_ids,
-            response_ids=self.given_ids + own.token_ids,
-            source=(Source.OFF_POLICY,) * given + (Source.ON_POLICY,) * len(own.token_ids),
-            logp_behavior=self.given_logprobs + own.logprobs,
-            weight_version=(DEMONSTRATION_VERSION,) * given + own.weight_versions,
+            response_ids=self._token_ids,
+            source=self._source,
+            logp_behavior=self.given_logprobs + _joined(self.segments, _logprobs_of),
+            weight_version=(DEMONSTRATION_VERSION,) * self.num_given + _joined(self.segments, _versions_of),
             reward=grade.reward,
             outcome=grade.outcome,
-            finish_reason=own.finish_reason,
+            finish_reason=self.finish_reason,
+            measures=self.measures,
         )
+
+    @property
+    def _token_ids(self) -> tuple[int, ...]:
+        return self.given_ids + _joined(self.segments, lambda segment: segment.token_ids)
+
+    @property
+    def _source(self) -> tuple[Source, ...]:
+        return self.given_source + _joined(self.segments, _source_of)
+
+
+def _source_of(segment: Segment) -> tuple[Source, ...]:
+    source = Source.ON_POLICY if isinstance(segment, Completion) else Source.ENVIRONMENT
+    return (source,) * len(segment.token_ids)
+
+
+def _logprobs_of(segment: Segment) -> tuple[float, ...]:
+    return segment.logprobs if isinstance(segment, Completion) else (float("nan"),) * len(segment.token_ids)
+
+
+def _versions_of(segment: Segment) -> tuple[int, ...]:
+    if isinstance(segment, Completion):
+        assert len(segment.weight_versions) == len(segment.token_ids)
+        return segment.weight_versions
+    return (DEMONSTRATION_VERSION,) * len(segment.token_ids)
+
+
+def _joined(segments: Sequence[Segment], part: Callable[[Segment], tuple[_Item, ...]]) -> tuple[_Item, ...]:
+    return tuple(item for segment in segments for item in part(segment))
 
 
 def replayed_row(stored: Trajectory) -> Trajectory:
-    """A stored rollout as a row of this step, with its tokens marked as REPLAY."""
-    return replace(stored, source=(Source.REPLAY,) * len(stored.source))
+    """A stored rollout as a row of this step, with its sampled tokens marked as REPLAY."""
+    return replace(
+        stored,
+        source=tuple(source if source is Source.ENVIRONMENT else Source.REPLAY for source in stored.source),
+    )

@@ -3,17 +3,20 @@
 from dataclasses import dataclass, field
 
 from luffy.grading import Problem
-from luffy.types import Trajectory
+from luffy.types import Message, Source, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
     """A tokenized trace that ends with the stop token."""
 
-    text: str
+    reply: str
+    """Text of its last turn, which is graded."""
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
     """Log-probabilities under the model that wrote it, if known."""
+    source: tuple[Source, ...] = ()
+    """Per token of a trace of many turns: its author or the environment. Empty where the author wrote all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +31,5 @@ class RolloutTask:
     """A stored success of the policy, which takes the place of one rollout."""
     problem: Problem = field(default_factory=Problem)
     """Input of grading besides the reference answer."""
+    messages: tuple[Message, ...] = ()
+    """The prompt's, for an environment; may be empty where there is none."""

@@ -33,6 +33,15 @@ class RolloutRequest:
     prefix_ids: tuple[int, ...] = ()
     """Start of the response, which the engine continues (prefix-conditioned rows); not part of the completion. Shorter
     than `SamplingParams.max_response_tokens`, so that at least one token is generated."""
+    max_new_tokens: int | None = None
+    """Limit of the completion, where it is lower than what the whole response leaves: that of one turn."""
+
+
+def room(request: RolloutRequest, params: SamplingParams) -> int:
+    """Number of tokens that the request may generate, at least one."""
+    left = params.max_response_tokens - len(request.prefix_ids)
+    assert left > 0, f"a prefix of {len(request.prefix_ids)} tokens leaves none of {params.max_response_tokens}"
+    return left if request.max_new_tokens is None else min(left, request.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True)

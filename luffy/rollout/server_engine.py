@@ -25,9 +25,9 @@ from typing import Any
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError
 from luffy.http_client import HTTPClient, LoopThread
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, room
 from luffy.rollout.server_checks import GENERATE, check_folder, check_servers, load_folder
-from luffy.rollout.vllm_limits import check_lengths, check_params, room
+from luffy.rollout.vllm_limits import check_lengths, check_params
 from luffy.types import FinishReason
 
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, room
 from luffy.types import FinishReason
 
 _STOP_TOKENS = 32
@@ -83,7 +83,7 @@ class TransformersEngine:
         """Nothing to free: the model is the caller's, or is garbage-collected with this object."""
 
     def _generate_batch(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        rows = [_DecodingRow(_room(request, params), _uniforms(request, params)) for request in requests]
+        rows = [_DecodingRow(room(request, params), _uniforms(request, params)) for request in requests]
         input_ids_BT, mask_BT = _left_pad([_context(request) for request in requests], self.model.device)
         cache = DynamicCache(config=self.model.config)
         running = rows
@@ -133,13 +133,6 @@ class TransformersEngine:
 
 def _context(request: RolloutRequest) -> tuple[int, ...]:
     return request.prompt_ids + request.prefix_ids
-
-
-def _room(request: RolloutRequest, params: SamplingParams) -> int:
-    """Tokens left for the response after its prefix."""
-    room = params.max_response_tokens - len(request.prefix_ids)
-    assert room > 0, f"a prefix of {len(request.prefix_ids)} tokens leaves none of {params.max_response_tokens}"
-    return room
 
 
 def _uniforms(request: RolloutRequest, params: SamplingParams) -> Tensor:

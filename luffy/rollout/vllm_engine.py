@@ -20,7 +20,7 @@ from torch import Tensor
 
 from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError, LuffyError
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, room
 from luffy.rollout.fair_lock import FairLock
 from luffy.rollout.vllm_limits import (
     check_installed,
@@ -30,7 +30,6 @@ from luffy.rollout.vllm_limits import (
     context_length,
     cpu_cache_bytes,
     read_shape,
-    room,
 )
 from luffy.rollout.vllm_reload import begin_reload, end_reload, load_tensor
 from luffy.types import FinishReason

@@ -87,13 +87,6 @@ def _longest(request: RolloutRequest, params: SamplingParams) -> int:
     return len(request.prompt_ids) + params.max_response_tokens
 
 
-def room(request: RolloutRequest, params: SamplingParams) -> int:
-    """Tokens left for the response after its prefix."""
-    room = params.max_response_tokens - len(request.prefix_ids)
-    assert room > 0, f"a prefix of {len(request.prefix_ids)} tokens leaves none of {params.max_response_tokens}"
-    return room
-
-
 def read_shape(folder: Path) -> Mapping[str, object]:
     """The folder's config.json; ConfigError when there is none."""
     path = folder / "config.json"

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 RESPONSES_FILE = "responses.json"
 _GENERATING = ("luffy.evaluation.requests", "luffy.evaluation.model_clients", "luffy.stages.responses")
 """Responses depend on these modules and everything they import."""
+_EPISODES = "luffy.evaluation.episode_client"
+"""With an environment, on this one, too."""
 
 
 class _Line(StrictModel):
@@ -62,7 +64,10 @@ class EvaluationRequests:
         manifest = read_manifest(stage)
         self.digests: dict[Cell, str] = {}
         if manifest is not None:
-            code = (f"{module} {digest}" for module, digest in module_fingerprint(_GENERATING).items())
+            modules = _GENERATING if settings.environment is None else (*_GENERATING, _EPISODES)
+            code = [f"{module} {digest}" for module, digest in module_fingerprint(modules).items()]
+            if settings.environment is not None:
+                code.append(settings.environment.model_dump_json())
             model = consumed_digest("model", manifest) + variant
             sampled_by = [model, settings.dtype, settings.evaluation.engine, *code]
             self.digests = {cell: self.request(cell).digest(sampled_by) for cell in self._cells}

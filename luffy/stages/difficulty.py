@@ -203,7 +203,7 @@ def _pass_rate(uid: str, records: Sequence[SampleRecord]) -> PassRate:
         uid=uid,
         outcomes=dict(Counter(record.outcome for record in records)),
         num_tokens=sum(record.num_tokens for record in records),
-        num_truncated=sum(record.finish_reason == FinishReason.LENGTH for record in records),
+        num_truncated=sum(record.finish_reason != FinishReason.STOP for record in records),
     )
 
 

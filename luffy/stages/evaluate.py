@@ -18,13 +18,17 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
+from transformers import PreTrainedTokenizerBase
+
 from luffy.config.model import EndpointModel
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
+from luffy.environments.opening import open_player
 from luffy.errors import DataError
+from luffy.evaluation.episode_client import EpisodeClient
 from luffy.evaluation.evaluator import Evaluator, protocol_of
-from luffy.evaluation.model_clients import TextModelClient, TokenModelClient, render_as_ids, render_as_text
+from luffy.evaluation.model_clients import ModelClient, TextModelClient, TokenModelClient, render_as_ids, render_as_text
 from luffy.evaluation.requests import Render, Suite
 from luffy.evaluation.results import (
     RESULTS_FILE,
@@ -45,7 +49,7 @@ from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint, read_endpoint
 from luffy.stages.adoption import RESPONSES_FILE, EvaluationRequests, adopt, find_sampled, write_digests
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.stages.responses import ResponseProgress, open_endpoint, open_generator
+from luffy.stages.responses import Generator, ResponseProgress, open_endpoint, open_generator
 
 logger = logging.getLogger(__name__)
 _PARTS = "parts"
@@ -158,11 +162,18 @@ def open_evaluator(
     generator = open_generator(settings.evaluation.engine, model, settings.dtype, context.execution, longest)
     try:
         with open_grader(settings, context) as grader:
-            client = TokenModelClient(generator.engine, load_tokenizer(model))
+            client = _client(settings, generator, load_tokenizer(model))
             evaluator = Evaluator(client, grader, settings.evaluation, settings.seed, generator.batch_size)
             yield evaluator, generator.engine
     finally:
         generator.engine.close()
+
+
+def _client(settings: EvaluateSettings, generator: Generator, tokenizer: PreTrainedTokenizerBase) -> ModelClient:
+    if settings.environment is None:
+        return TokenModelClient(generator.engine, tokenizer)
+    player = open_player(settings.environment, tokenizer, generator.lanes)
+    return EpisodeClient(generator.engine, tokenizer, player)
 
 
 def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[SuiteDecoding]:

@@ -29,6 +29,7 @@ from luffy.config.settings import PrepareDataSettings
 from luffy.config.shipped import benchmark_names
 from luffy.data.card import DataCard, SourceCard, card_json, card_markdown, source_card
 from luffy.data.contamination import BenchmarkIndex
+from luffy.data.conversations import ConversationEncoder
 from luffy.data.golds import FAILS, TEXT_ALONE, GoldCheck, check_golds
 from luffy.data.merging import write_merged
 from luffy.data.parquet import iterate_prompts
@@ -49,6 +50,7 @@ from luffy.data.sources import Row, TraceSource, open_source
 from luffy.data.sources.local_files import sha256_of
 from luffy.data.splits import write_complement, write_correct, write_luffy, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer, texts_of
+from luffy.environments.registry import instructions_of, open_environment
 from luffy.errors import DataError
 from luffy.files import write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
@@ -58,6 +60,7 @@ from luffy.types import Prompt
 logger = logging.getLogger(__name__)
 
 _SUITES = "suites"
+_CORPUS = "corpus"
 _SHARDS = "shards"
 _MEANINGS = {FAILS: "are not graded correct as answers", TEXT_ALONE: "can only be matched by their exact text"}
 _MAX_UIDS_LOGGED = 5
@@ -75,6 +78,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     steps = _Steps(context, total=2 + len(sources))
     tokenizer = _tokenizer(settings, sources)
     save_tokenizer(tokenizer, out / "tokenizer")
+    instructions = _checked_environment(settings, tokenizer)
     steps.done()
     others = _other_benchmarks(settings)
     benchmarks, checked = _benchmarks(data, sources, others)
@@ -88,9 +92,10 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
             task = FilterJob(
                 name=name,
                 tokenizer=tokenizer,
-                rules=_rules(name, data),
+                rules=_rules(name, settings),
                 benchmarks=benchmarks,
                 system_prompt=data.system_prompt,
+                instructions="" if name == _CORPUS else instructions,
                 grading=settings.grading,
                 judge_cache=judge_cache,
                 samples=data.rejected_samples,
@@ -181,9 +186,19 @@ def _prompts(source: TraceSource) -> Iterator[Prompt]:
 def _tokenizer(settings: PrepareDataSettings, sources: Mapping[str, TraceSource]) -> PreTrainedTokenizerBase:
     if settings.model_path is not None:
         return adapt_tokenizer(settings.model_path, settings.chat_template)
-    system = [settings.data.system_prompt] if settings.data.system_prompt else []
+    environment = settings.environment
+    system = [settings.data.system_prompt or "", instructions_of(environment) if environment else ""]
     texts = (text for source in sources.values() for text in texts_of(_prompts(source)))
     return build_tokenizer(itertools.chain(system, texts))
+
+
+def _checked_environment(settings: PrepareDataSettings, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Instructions of the environment, "" without one; an error where it cannot be used with this chat template."""
+    if settings.environment is None:
+        return ""
+    open_environment(settings.environment)
+    ConversationEncoder(tokenizer, keeps_history=settings.environment.limits.keeps_history)
+    return instructions_of(settings.environment)
 
 
 def _other_benchmarks(settings: PrepareDataSettings) -> dict[str, TraceSource]:
@@ -208,18 +223,20 @@ def _benchmarks(
     return index.finish(), checked
 
 
-def _rules(name: str, data: DataConfig) -> Rules:
+def _rules(name: str, settings: PrepareDataSettings) -> Rules:
+    data, environment = settings.data, settings.environment
     is_train = name == "train"
     return Rules(
         # Without its long problems a suite would be a different benchmark under the same name.
         max_prompt_tokens=None if _is_suite(name) else data.max_prompt_tokens,
         max_trace_tokens=data.max_trace_tokens,
         require_verified_traces=data.require_verified_traces,
-        repeats="allow" if name == "corpus" else data.filters.repeats if is_train else "fold",
+        repeats="allow" if name == _CORPUS else data.filters.repeats if is_train else "fold",
         unique_problems=is_train,
         languages=data.filters.languages if is_train else None,
         near_duplicates=data.filters.near_duplicates if is_train else None,
         keeps_traces=not _is_suite(name),
+        keeps_history=environment is not None and environment.limits.keeps_history,
     )
 
 

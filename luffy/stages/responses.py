@@ -17,6 +17,7 @@ from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages.program import StageContext
 
+_LANES = 16
 _FULL_BATCHES = 4
 """Batches of prompts per engine call: with continuous batching, only the end of a call leaves slots empty."""
 
@@ -28,6 +29,8 @@ class Generator:
     engine: SwappableEngine
     batch_size: int
     """Number of prompts per call."""
+    lanes: int = 0
+    """Calls of the engine that may run at once, where episodes with an environment make them; 0: only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +100,13 @@ def _embedded(model: Path, dtype: DType, execution: ExecutionConfig, longest: in
 def _vllm(model: Path, dtype: DType, execution: ExecutionConfig, longest: int) -> Generator:
     # The model's full context may need more KV cache than there is; only the longest request has to fit.
     engine = VLLMEngine.from_folder(model, execution.vllm, dtype, max_model_len=longest, reads_text=True)
-    return Generator(engine, _FULL_BATCHES * execution.vllm.max_num_seqs)
+    return Generator(engine, _FULL_BATCHES * execution.vllm.max_num_seqs, _LANES)
 
 
 def _servers(model: Path, dtype: DType, execution: ExecutionConfig, longest: int) -> Generator:
     config = execution.server
     engine = ServerEngine.from_folder(model, config, dtype, max_model_len=longest)
-    return Generator(engine, _FULL_BATCHES * config.concurrency * len(config.urls))
+    return Generator(engine, _FULL_BATCHES * config.concurrency * len(config.urls), _LANES)
 
 
 _GENERATORS: dict[str, Callable[[Path, DType, ExecutionConfig, int], Generator]] = {

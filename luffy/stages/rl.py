@@ -3,6 +3,7 @@
 Run: python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ from luffy.cluster.rl_cluster import open_cluster
 from luffy.config.settings import RLSettings
 from luffy.config.training import RLConfig
 from luffy.data.confidential_prompts import confidential_uids
+from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts
-from luffy.data.templates import decode, encode_traces, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
+from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
+from luffy.environments.episodes import EpisodePlayer
+from luffy.environments.opening import open_player
 from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, GraderPool, problem_of
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
@@ -35,6 +39,8 @@ from luffy.training.base_model import copy_tokenizer
 from luffy.training.trainer import Trainer, TrainerSpec
 from luffy.types import Group, Prompt
 
+_LANES = 16
+"""Calls of the engines at a time, with an environment."""
 _HEADLINE = ("reward/mean", "actor/loss")
 
 
@@ -115,6 +121,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
         group=settings.objective.group,
         total_steps=settings.rl.steps,
         seed=settings.seed,
+        player=_player(settings, tokenizer),
     )
     confidential = confidential_uids(context.inputs["data"] / "train.parquet")
 
@@ -129,8 +136,22 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
     )
 
 
+def _player(settings: RLSettings, tokenizer: PreTrainedTokenizerBase) -> EpisodePlayer | None:
+    """Plays the episodes of `environment`; None: a response is a single turn."""
+    if settings.environment is None:
+        return None
+    # In one process the calls of the engine must not depend on the time that tools take: a resumed run repeats them.
+    lanes = 0 if settings.cluster == "local" else _LANES
+    return open_player(settings.environment, tokenizer, lanes)
+
+
 def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase) -> Sequence[RolloutTask]:
-    tasks = tokenize_tasks(tokenizer, read_prompts(context.inputs["data"] / "train.parquet"))
+    environment = settings.environment
+    tasks = tokenize_tasks(
+        tokenizer,
+        read_prompts(context.inputs["data"] / "train.parquet"),
+        keeps_history=environment is not None and environment.limits.keeps_history,
+    )
     if not tasks:
         raise DataError("data.train: no prompts are left; see card.md for why rows were rejected")
     _check_buffer_fills(settings, tasks)
@@ -156,19 +177,24 @@ def _longest(tasks: Sequence[RolloutTask], rl: RLConfig) -> int:
     return max(len(task.prompt_ids) for task in tasks) + rl.max_response_tokens
 
 
-def tokenize_tasks(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[RolloutTask]:
+def tokenize_tasks(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, keeps_history: bool = False
+) -> list[RolloutTask]:
     """Tokenized prompts and traces."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
-    trace_ids = iter(encode_traces(tokenizer, [trace.text for prompt in prompts for trace in prompt.traces]))
+    traces = [trace for prompt in prompts for trace in prompt.traces]
+    encoded = iter(encode_demonstrations(tokenizer, traces, keeps_history=keeps_history))
     return [
         RolloutTask(
             uid=prompt.uid,
             prompt_ids=tuple(ids),
             ground_truth=prompt.ground_truth,
             demonstrations=tuple(
-                Demonstration(trace.text, tuple(next(trace_ids)), trace.logprobs) for trace in prompt.traces
+                Demonstration(trace.reply, turns.token_ids, trace.logprobs, turns.source)
+                for trace, turns in zip(prompt.traces, itertools.islice(encoded, len(prompt.traces)), strict=True)
             ),
             problem=problem_of(prompt),
+            messages=prompt.messages,
         )
         for prompt, ids in zip(prompts, prompt_ids, strict=True)
     ]

@@ -30,7 +30,10 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     sft = settings.sft
     tokenizer = load_tokenizer(context.inputs["model"] / "model")
     prompts = choose_prompts(read_prompts(context.inputs["data"] / "sft.parquet"), sft.num_traces, settings.seed)
-    examples = trace_examples(tokenizer, prompts)
+    environment = settings.environment
+    examples = trace_examples(
+        tokenizer, prompts, keeps_history=environment is not None and environment.limits.keeps_history
+    )
     if not examples:
         raise DataError("data.train: no row has a trace; SFT needs demonstrations")
     plan = SupervisedPlan(

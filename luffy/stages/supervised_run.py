@@ -1,11 +1,13 @@
 """The supervised training run of `base` and `sft`: resume, train, export."""
 
+import itertools
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.settings import BaseSettings, SFTSettings
-from luffy.data.templates import encode_traces, render_prompts
+from luffy.data.conversations import encode_demonstrations
+from luffy.data.templates import render_prompts
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.stages.program import StageContext, StageResult
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
@@ -16,15 +18,18 @@ from luffy.training.supervised import SupervisedPlan, SupervisedRank, Supervised
 from luffy.types import Prompt, Trajectory
 
 
-def trace_examples(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[Trajectory]:
-    """One training example per trace."""
+def trace_examples(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, keeps_history: bool = False
+) -> list[Trajectory]:
+    """One training example per trace; tokens of an environment are context alone."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
-    trace_ids = iter(encode_traces(tokenizer, [trace.text for prompt in prompts for trace in prompt.traces]))
-    return [
-        demonstration(ids, next(trace_ids))
-        for prompt, ids in zip(prompts, prompt_ids, strict=True)
-        for _ in prompt.traces
-    ]
+    traces = [trace for prompt in prompts for trace in prompt.traces]
+    encoded = iter(encode_demonstrations(tokenizer, traces, keeps_history=keeps_history))
+    examples = []
+    for prompt, ids in zip(prompts, prompt_ids, strict=True):
+        for turns in itertools.islice(encoded, len(prompt.traces)):
+            examples.append(demonstration(ids, turns.token_ids, turns.source))
+    return examples
 
 
 def run_supervised(

@@ -27,6 +27,7 @@ _SCHEMA = pa.schema(
         pa.field("reward", pa.float64(), nullable=False),
         pa.field("outcome", pa.string(), nullable=False),
         pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("measures", pa.map_(pa.string(), pa.float64())),
         pa.field("group", pa.int32(), nullable=False),
         pa.field("displaced", pa.bool_(), nullable=False),
     ]
@@ -93,6 +94,7 @@ def _row(group: int, uid: str, trajectory: Trajectory, displaced: int) -> dict[s
         "reward": trajectory.reward,
         "outcome": trajectory.outcome.value,
         "finish_reason": trajectory.finish_reason.value,
+        "measures": list(trajectory.measures.items()),
         "group": group,
         "displaced": bool(displaced),
     }
@@ -108,4 +110,5 @@ def _trajectory(row: dict) -> Trajectory:
         reward=row["reward"],
         outcome=Outcome(row["outcome"]),
         finish_reason=FinishReason(row["finish_reason"]),
+        measures=dict(row.get("measures") or ()),
     )

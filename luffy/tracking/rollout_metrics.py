@@ -23,7 +23,9 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
         "batch/solve_none": _mean(not any(row.is_correct for row in found) for found in judged if found),
         "batch/solve_all": _mean(all(row.is_correct for row in found) for found in judged if found),
         "batch/zero_variance_share": _mean(len(set(group.rewards)) <= 1 for group in groups),
-        "batch/off_policy_token_share": _mean(source is not Source.ON_POLICY for row in rows for source in row.source),
+        "batch/off_policy_token_share": _mean(
+            source is not Source.ON_POLICY for row in rows for source in row.source if source is not Source.ENVIRONMENT
+        ),
     }
     sampled = [row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.replaced)]
     metrics |= {"rollout/num_drawn": float(sum(map(bool, sampled))), "rollout/tokens_drawn": float(sum(sampled))}
@@ -38,7 +40,7 @@ def learned_metrics(groups: Sequence[Group], demonstrations: Sequence[Trajectory
     rows = [*(row for group in groups for row in group.trajectories), *demonstrations]
     return {
         "batch/num_rows": float(len(rows)),
-        "batch/response_tokens": float(sum(len(row.response_ids) for row in rows)),
+        "batch/response_tokens": float(sum(row.num_learnable for row in rows)),
     }
 
 
@@ -70,10 +72,12 @@ def _policy_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
     reward = _mean(row.reward for row in rows)
     metrics = {
         "reward/mean": reward,
-        "rollout/response_length_mean": _mean(len(row.response_ids) for row in rows),
+        "rollout/response_length_mean": _mean(row.num_learnable for row in rows),
         "rollout/truncated_share": _mean(row.is_truncated for row in rows),
         "batch/on_reward": reward,
     }
+    names = sorted({name for row in rows for name in row.measures})
+    metrics |= {f"episode/{name}_mean": _mean(row.measures.get(name, 0.0) for row in rows) for name in names}
     return metrics | {f"reward/{outcome}_share": _mean(row.outcome is outcome for row in rows) for outcome in Outcome}
 
 
@@ -83,11 +87,11 @@ def _off_policy_metrics(off_policy: Sequence[Trajectory]) -> dict[str, float]:
         return {}
     metrics = {
         "batch/off_reward": _mean(row.reward for row in off_policy),
-        "rollout/off_policy_length_mean": _mean(len(row.response_ids) for row in off_policy),
+        "rollout/off_policy_length_mean": _mean(row.num_learnable for row in off_policy),
     }
     prefixed = [row for row in off_policy if Source.ON_POLICY in row.source]
     if prefixed:
-        shares = (row.source.count(Source.OFF_POLICY) / len(row.source) for row in prefixed)
+        shares = (row.source.count(Source.OFF_POLICY) / row.num_learnable for row in prefixed)
         metrics["batch/prefix_share_mean"] = _mean(shares)
     return metrics
 

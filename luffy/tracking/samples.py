@@ -1,7 +1,7 @@
 """`samples.jsonl`: a few rollouts at intervals, as readable text."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +25,8 @@ class SampleRollout:
     outcome: str
     advantage: float | None
     """Advantage of the whole response, before any scaling; None where each token has its own (GAE)."""
+    measures: dict[str, float] = field(default_factory=dict)
+    """Rewards by component and counts of an episode with an environment."""
 
 
 class SamplesWriter:

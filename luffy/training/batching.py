@@ -17,6 +17,8 @@ def collate(
 ) -> TrainBatch:
     """Right-padded batch of prompts and responses; every response token gets its row's advantage.
 
+    Tokens of an environment lie between response tokens, as context that the response mask leaves out.
+
     What the models add is empty: `logp_old_BT` is NaN; `logp_ref_BT`, `value_old_BT` and `return_BT` are 0. Without
     `group_accuracy_B` (SFT has no rollouts) the group accuracy is 0.
     """
@@ -42,8 +44,9 @@ def collate(
         start, end = len(row.prompt_ids), row.num_tokens
         batch.input_ids_BT[b, :end] = torch.tensor(row.prompt_ids + row.response_ids)
         batch.attention_mask_BT[b, :end] = True
-        batch.response_mask_BT[b, start:end] = True
-        batch.is_off_policy_BT[b, start:end] = torch.tensor([s is not Source.ON_POLICY for s in row.source])
+        source_T = torch.tensor(row.source, dtype=torch.long)
+        batch.response_mask_BT[b, start:end] = source_T != Source.ENVIRONMENT
+        batch.is_off_policy_BT[b, start:end] = (source_T == Source.OFF_POLICY) | (source_T == Source.REPLAY)
         assert len(row.logp_behavior) == len(row.source) == len(row.response_ids)
         batch.logp_behavior_BT[b, start:end] = torch.tensor(row.logp_behavior)
         batch.advantage_BT[b, start:end] = advantage_B[b].float()

@@ -99,13 +99,13 @@ class SupervisedRank:
         self._policy.export(folder)
 
 
-def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Trajectory:
-    """A (prompt, response) pair as a trajectory of off-policy tokens."""
+def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int], source: Sequence[Source] = ()) -> Trajectory:
+    """A (prompt, response) pair as a trajectory of off-policy tokens, or of those in `source`."""
     length = len(response_ids)
     return Trajectory(
         prompt_ids=tuple(prompt_ids),
         response_ids=tuple(response_ids),
-        source=(Source.OFF_POLICY,) * length,
+        source=tuple(source) or (Source.OFF_POLICY,) * length,
         logp_behavior=(float("nan"),) * length,
         weight_version=(-1,) * length,
         reward=0.0,
@@ -148,7 +148,7 @@ class SupervisedTrainer:
         seconds = time.perf_counter() - began
         return metrics | {
             "batch/num_rows": float(len(rows)),
-            "batch/response_tokens": float(sum(len(row.response_ids) for row in rows)),
+            "batch/response_tokens": float(sum(row.num_learnable for row in rows)),
             "perf/tokens_per_s": sum(row.num_tokens for row in rows) / seconds,
             "perf/step_s": seconds,
         }

@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[2]
 FLOORS = (
     {"config", "errors", "types", "seeds", "files", "confidential", "processes", "http_client"},
     {"objectives", "grading", "pipeline", "tracking"},
-    {"data", "environments", "rollout", "training", "statistics"},
+    {"data", "rollout", "training", "statistics"},
+    {"environments"},
     {"cluster", "evaluation"},
     {"pages", "rl"},
     {"stages"},

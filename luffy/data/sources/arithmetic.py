@@ -1,14 +1,14 @@
 """Chains of operations on two-digit numbers modulo 100, with a teacher that writes every step.
 
-`47 a:+8 b:r c:-3 =` means ((47 + 8) with its digits reversed) - 3; each result is taken modulo 100. The letters let a
-small policy find the next operation. A prompt depends only on the settings, the seed and the purpose: lengths, starting
+`47 a:+8 b:r c:-3 d:*21 =` means (((47 + 8) with its digits reversed) - 3) * 21; each result is taken modulo 100. The
+letters let a small policy find the next operation. The teacher may leave operations to a calculator. A prompt depends only on the settings, the seed and the purpose: lengths, starting
 numbers and operations are sampled with numpy's PCG64, whole columns at a time.
 """
 
 import hashlib
 import json
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from luffy.config.data import ArithmeticSource
 from luffy.data.prompt_identity import prompt_uid
+from luffy.data.schema import joined_text
 from luffy.errors import DataError
 from luffy.types import Message, Prompt, Trace
 
@@ -45,6 +46,7 @@ def _operations() -> tuple[tuple[str, Operation], ...]:
     found = [("add", Operation(f"+{d}", tuple((n + d) % MODULUS for n in numbers))) for d in range(1, 10)]
     found += [("subtract", Operation(f"-{d}", tuple((n - d) % MODULUS for n in numbers))) for d in range(1, 10)]
     found += [("reverse", Operation("r", tuple(n % 10 * 10 + n // 10 for n in numbers)))]
+    found += [("multiply", Operation(f"*{d}", tuple(n * d % MODULUS for n in numbers))) for d in range(12, MODULUS)]
     return tuple(found)
 
 
@@ -71,7 +73,32 @@ def render_solution(start: int, operations: Sequence[Operation], *, stepwise: bo
     for label, operation in zip(_LABELS, operations, strict=False):
         number = operation.results[number]
         lines.append(f" {_labelled(label, operation)} ={_TEXT[number]}")
-    return "<think>" + "\n".join(lines) + f"\n</think>{box}"
+    return _thought(lines) + box
+
+
+def render_turns(start: int, operations: Sequence[Operation], by_calculator: Set[Operation]) -> list[Message]:
+    r"""Return the teacher's turns, which call the calculator for the operations in `by_calculator`, and its answers.
+
+    `47 a:+8 b:*21 c:-3 =` takes two turns: ` a:+8 =55` and a call of `(55*21)%100`, then ` c:-3 =52` and the box.
+    """
+    turns: list[Message] = []
+    number, lines = start, [_TEXT[start]]
+    for label, operation in zip(_LABELS, operations, strict=False):
+        if operation in by_calculator:
+            arguments = {"expression": f"({number}{operation.symbol})%{MODULUS}"}
+            call = json.dumps({"name": "calculator", "arguments": arguments})
+            number = operation.results[number]
+            turns.append(Message("assistant", f"{_thought(lines)}<tool_call>\n{call}\n</tool_call>"))
+            turns.append(Message("user", f"<tool_response>\n{number}\n</tool_response>"))
+            lines = [_TEXT[number]]
+        else:
+            number = operation.results[number]
+            lines.append(f" {_labelled(label, operation)} ={_TEXT[number]}")
+    return [*turns, Message("assistant", f"{_thought(lines)}\\boxed{{{_TEXT[number]}}}")]
+
+
+def _thought(lines: Sequence[str]) -> str:
+    return "<think>" + "\n".join(lines) + "\n</think>"
 
 
 def _labelled(label: str, operation: Operation) -> str:
@@ -97,6 +124,7 @@ class ArithmeticPrompts:
 
     def __init__(self, source: ArithmeticSource, purpose: str, seed: int) -> None:
         self._source, self._purpose, self._seed = source, purpose, seed
+        self._by_calculator = frozenset(found for kind, found in OPERATIONS if kind in source.by_calculator)
 
     def inputs(self) -> dict[str, str]:
         """The settings: prompts are a function of them."""
@@ -114,10 +142,10 @@ class ArithmeticPrompts:
             stepwise = rng.permutation(quota) < round(_stepwise_share(source, length) * quota)
             drawn += zip(chains.tolist(), stepwise.tolist(), strict=True)
         for index in rng.permutation(len(drawn)).tolist():
-            yield _prompt(*drawn[index])
+            yield _prompt(*drawn[index], self._by_calculator)
 
 
-def _prompt(row: Sequence[int], stepwise: bool) -> Prompt:
+def _prompt(row: Sequence[int], stepwise: bool, by_calculator: Set[Operation]) -> Prompt:
     start, operations = row[0], [OPERATIONS[code][1] for code in row[1:]]
     messages = (Message("user", render_question(start, operations)),)
     return Prompt(
@@ -125,10 +153,17 @@ def _prompt(row: Sequence[int], stepwise: bool) -> Prompt:
         data_source="arithmetic",
         messages=messages,
         ground_truth=solve(start, operations),
-        traces=(Trace(render_solution(start, operations, stepwise=stepwise), AUTHOR),),
+        traces=(_trace(start, operations, stepwise, by_calculator),),
         ability="arithmetic",
         extra_info={"num_operations": len(operations), "style": "stepwise" if stepwise else "direct"},
     )
+
+
+def _trace(start: int, operations: Sequence[Operation], stepwise: bool, by_calculator: Set[Operation]) -> Trace:
+    if not stepwise or by_calculator.isdisjoint(operations):
+        return Trace(render_solution(start, operations, stepwise=stepwise), AUTHOR)
+    turns = tuple(render_turns(start, operations, by_calculator))
+    return Trace(joined_text(turns), AUTHOR, turns=turns)
 
 
 def _quotas(source: ArithmeticSource) -> dict[int, int]:

@@ -1,0 +1,212 @@
+"""Token ids of conversations, turn by turn: what stands between two turns of the policy, and traces of many turns.
+
+    encoder = ConversationEncoder(tokenizer)
+    ids = encoder.between([Message("tool", "42")])     # from the policy's stop token to where its next turn begins
+    turns = encoder.trace(trace.turns)                 # ids with the source of each
+
+A conversation is append-only: the ids of a turn are those that were sampled, and nothing is tokenised twice. Chat
+templates that rewrite earlier turns (Qwen3's drops their reasoning) are refused.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import cast
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from luffy.data.templates import decode, encode_traces, prompt_opener, prompt_texts, render_prompts, stop_token_ids
+from luffy.errors import DataError
+from luffy.types import Message, Source, Trace
+
+_REPLY = Message("assistant", "LUFFYREPLY")
+_ASKED = Message("user", "LUFFYASKED")
+_THOUGHT = "<think>\nLUFFYTHOUGHT\n</think>\n\nLUFFYANSWER"
+_AWKWARD = 'a "quoted"\n<word>'
+"""A content that shows how a template changes what it is given."""
+_HELD_OUT = " ... [{count} tokens left out] ... "
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTurns:
+    """Token ids of a trace of many turns, or of any response."""
+
+    token_ids: tuple[int, ...]
+    source: tuple[Source, ...]
+    """`OFF_POLICY` for the author's tokens, `ENVIRONMENT` for those between the turns."""
+
+
+def encode_demonstrations(
+    tokenizer: PreTrainedTokenizerBase, traces: Sequence[Trace], *, keeps_history: bool = False
+) -> list[EncodedTurns]:
+    """Return the ids of each trace, the stop token at the end of every turn included.
+
+    Raises DataError for traces of many turns under a chat template that rewrites earlier turns, unless `keeps_history`.
+    """
+    written = iter(encode_traces(tokenizer, [trace.text for trace in traces if not trace.turns]))
+    encoder = None
+    encoded = []
+    for trace in traces:
+        if trace.turns:
+            encoder = encoder or ConversationEncoder(tokenizer, keeps_history=keeps_history)
+            encoded.append(encoder.trace(trace.turns))
+        else:
+            ids = tuple(next(written))
+            encoded.append(EncodedTurns(ids, (Source.OFF_POLICY,) * len(ids)))
+    return encoded
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where the content of a message stands."""
+
+    message: int
+
+
+_Piece = str | int | _Slot
+"""Text of the template, one of its special tokens, or a content."""
+
+
+class ConversationEncoder:
+    """Encodes conversations under a tokenizer's chat template.
+
+    Contents are tokenised as plain text, so that a tool's output cannot forge the marks of a role. Raises DataError for
+    a template that rewrites earlier turns, unless `keeps_history` says to keep them as they were sampled.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, keeps_history: bool = False) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.added_tokens_decoder.items()
+        self._special = {token.content: token_id for token_id, token in added if token.special and token.content}
+        # Special tokens in the text are encoded as text; those of the template are entered by their ids.
+        self._plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._plain.encode_special_tokens = True
+        self._plain.no_padding()
+        self._plain.no_truncation()
+        self._pieces = cache(self._pieces_of)
+        self.opener = prompt_opener(tokenizer)
+        if not keeps_history:
+            self._check_append_only()
+
+    def is_stopped(self, token_ids: Sequence[int]) -> bool:
+        """Whether a turn ends with the stop token."""
+        return bool(token_ids) and token_ids[-1] in stop_token_ids(self._tokenizer)
+
+    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Ids of a prompt, up to where the policy begins to write."""
+        return tuple(render_prompts(self._tokenizer, [messages])[0])
+
+    def reply(self, token_ids: Sequence[int]) -> Message:
+        """A turn of the policy as a message, with the `<think>` that the template opened for it."""
+        return Message(_REPLY.role, self.opener + decode(self._tokenizer, token_ids))
+
+    def between(self, messages: Sequence[Message], max_content_tokens: int | None = None) -> tuple[int, ...]:
+        """Ids that follow the stop token of a turn: `messages`, and what opens the next turn.
+
+        A content of more than `max_content_tokens` is cut in the middle.
+        """
+        roles = tuple(message.role for message in messages)
+        if max_content_tokens is not None:
+            messages = [self._within(message, max_content_tokens) for message in messages]
+        pieces, written = self._pieces(roles)
+        ids: list[int] = []
+        text = ""
+        for piece in pieces:
+            if isinstance(piece, int):
+                ids += [*self._encode(text), piece]
+                text = ""
+            else:
+                text += written[piece.message](messages[piece.message].content) if isinstance(piece, _Slot) else piece
+        return (*ids, *self._encode(text))
+
+    def trace(self, turns: Sequence[Message]) -> EncodedTurns:
+        """Ids of a trace: `turns` begins and ends with an assistant's; the others are the environment's."""
+        ids: list[int] = []
+        source: list[Source] = []
+        waiting: list[Message] = []
+        for turn in turns:
+            if turn.role != _REPLY.role:
+                waiting.append(turn)
+                continue
+            between = self.between(waiting) if waiting else ()
+            written = encode_traces(self._tokenizer, [turn.content])[0]
+            ids += [*between, *written]
+            source += [Source.ENVIRONMENT] * len(between) + [Source.OFF_POLICY] * len(written)
+            waiting = []
+        return EncodedTurns(tuple(ids), tuple(source))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._plain.encode(text, add_special_tokens=False).ids) if text else []
+
+    def _within(self, message: Message, limit: int) -> Message:
+        ids = self._encode(message.content)
+        if len(ids) <= limit:
+            return message
+        half = limit // 2
+        start, end = (cast(str, self._tokenizer.decode(part)) for part in (ids[:half], ids[len(ids) - half :]))
+        return Message(message.role, start + _HELD_OUT.format(count=len(ids) - 2 * half) + end)
+
+    def _pieces_of(self, roles: tuple[str, ...]) -> tuple[list[_Piece], list[Callable[[str], str]]]:
+        """What the template writes for messages of these roles, and how it writes the content of each."""
+        slots = [f"LUFFYSLOT{index}END" for index in range(len(roles))]
+        text = self._after_reply(roles, slots)
+        text = text.removeprefix(str(self._tokenizer.eos_token))  # the policy has sampled it
+        written = [self._writes(roles, slots, index) for index in range(len(roles))]
+        marks = [re.escape(token) for token in sorted(self._special, key=len, reverse=True)] + slots
+        pieces: list[_Piece] = []
+        for part in re.split(f"({'|'.join(marks)})", text):
+            if part in slots:
+                pieces.append(_Slot(slots.index(part)))
+            elif part:
+                pieces.append(self._special.get(part, part))
+        return pieces, written
+
+    def _after_reply(self, roles: Sequence[str], contents: Sequence[str]) -> str:
+        messages = [Message(role, content) for role, content in zip(roles, contents, strict=True)]
+        (text,) = prompt_texts(self._tokenizer, [[_ASKED, _REPLY, *messages]])
+        _, found, after = text.partition(_REPLY.content)
+        if not found or any(content not in after for content in contents if "LUFFY" in content):
+            raise DataError(
+                f"{self._tokenizer.name_or_path}: the chat template leaves out a message (roles: "
+                f"{', '.join(roles)}), so an environment could not answer; choose another model.chat_template"
+            )
+        return after
+
+    def _writes(self, roles: Sequence[str], slots: Sequence[str], index: int) -> Callable[[str], str]:
+        """How the template writes the content of message `index`: as it is, without outer spaces, or escaped."""
+        text = self._after_reply(roles, slots)
+        found = self._after_reply(roles, [*slots[:index], _AWKWARD, *slots[index + 1 :]])
+        for write in (_as_it_is, _escaped):
+            if text.replace(slots[index], write(_AWKWARD)) == found:
+                return write
+        raise DataError(
+            f"{self._tokenizer.name_or_path}: the chat template changes the text of {roles[index]} messages, so it "
+            "cannot be extended turn by turn; choose another model.chat_template"
+        )
+
+    def _check_append_only(self) -> None:
+        """Raise DataError where the text of a longer conversation does not start with that of a shorter one."""
+        reply = Message(_REPLY.role, _THOUGHT)
+        conversation = [_ASKED]
+        for _ in range(2):
+            (before,) = prompt_texts(self._tokenizer, [conversation])
+            conversation = [*conversation, reply, _ASKED]
+            (after,) = prompt_texts(self._tokenizer, [conversation])
+            if not after.startswith(before.removesuffix(self.opener) + reply.content):
+                raise DataError(
+                    f"{self._tokenizer.name_or_path}: the chat template rewrites earlier turns (it drops their "
+                    "reasoning), so a conversation cannot be extended token by token; choose another "
+                    "model.chat_template, or set environment.limits.history: as_sampled to keep the turns as they were"
+                )
+
+
+def _as_it_is(content: str) -> str:
+    return content
+
+
+def _escaped(content: str) -> str:
+    """As inside a JSON string: Llama 3.1 writes tools' results so."""
+    return json.dumps(content, ensure_ascii=False)[1:-1]

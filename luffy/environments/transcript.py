@@ -1,0 +1,20 @@
+"""Episodes as text for people: the turns of the policy and of the environment told apart."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from luffy.types import Source
+
+_HEADINGS = {Source.ENVIRONMENT: "environment", Source.OFF_POLICY: "demonstration"}
+
+
+def transcript(token_ids: Sequence[int], source: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
+    """The response, each turn under a heading that says who wrote it; a single turn has none."""
+    if Source.ENVIRONMENT not in source:
+        return decode(token_ids)
+    tokens = zip(token_ids, source, strict=True)
+    parts = []
+    for written_by, run in itertools.groupby(tokens, key=lambda token: token[1]):
+        text = decode([token_id for token_id, _ in run]).strip("\n")
+        parts.append(f"--- {_HEADINGS.get(Source(written_by), 'policy')} ---\n{text}")
+    return "\n".join(parts)
