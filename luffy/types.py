@@ -73,7 +73,7 @@ class Trace:
     """A demonstration for a prompt, by a stronger model or a person."""
 
     text: str
-    """The assistant's whole reply, without the stop token. For a trace of many turns: all of them, a line break between."""
+    """The assistant's whole reply, without the stop token; where there are `turns`, all of them as lines."""
     author: str
     """Who wrote it, e.g. `deepseek-r1` or `arithmetic-teacher`."""
     verified: bool | None = None

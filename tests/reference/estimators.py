@@ -13,7 +13,7 @@ Estimator = Callable[[Rows], list[Tensor]]
 
 
 def spread(row: ReferenceRow, value: float) -> Tensor:
-    return torch.full((len(row.response_ids),), value, dtype=torch.float64)
+    return torch.full((len(row.given),), value, dtype=torch.float64)
 
 
 def _by_group(value: Callable[[ReferenceRow, Rows], float], among: Callable[[ReferenceRow], bool]) -> Estimator:
@@ -57,7 +57,7 @@ def _leave_one_out(row: ReferenceRow, population: Rows) -> float:
 
 
 def _length_weighted(row: ReferenceRow, population: Rows) -> float:
-    lengths = [len(other.response_ids) for other in population]
+    lengths = [len(other.given) for other in population]
     baseline = sum(n * other.reward for n, other in zip(lengths, population, strict=True)) / sum(lengths)
     return row.reward - baseline
 
@@ -125,7 +125,7 @@ def generalised(rows: Rows) -> list[Tensor]:
     """GAE (arXiv 1506.02438, eq. 16) with gamma 1, lambda 0.95 as the sum it is defined by, then whitened."""
     found = []
     for row in rows:
-        n = len(row.response_ids)
+        n = len(row.given)
         after = [*row.value[1:].tolist(), 0.0]
         reward = [0.0] * (n - 1) + [row.reward]
         delta = [reward[t] + after[t] - float(row.value[t]) for t in range(n)]

@@ -23,7 +23,7 @@ from luffy.training.group_sharding import one_shard
 from luffy.training.learner import batch_of
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
-from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward
+from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward, learned_places
 from reference.variants import ADAPTIVE, STEP, TOTAL_STEPS, VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,7 +111,7 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
     The kinds of rows (`Reference.rows`): `rollouts`; `demonstrations`, the last row of a group being one;
     `where_failing`, the same, but only where all rollouts are wrong; `replayed`, it being an earlier rollout; `guided`,
     it beginning with a prefix of a trace; `all_guided`, every row beginning with the same; `demonstrations_only`. Every
-    fifth group has rollouts alone.
+    fifth group has rollouts alone. Every third row has tokens of an environment between its own.
     """
     kind = reference_of(case).rows
     writer = _Writer(seed)
@@ -121,7 +121,26 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
         for sample in range(4):
             rows.append(_row(kind, writer, prompt, trace, group, sample))
             groups.append(group)
-    return rows, groups
+    between = _Writer(seed + 100)
+    return [_with_environment(row, between) if i % 3 == 0 else row for i, row in enumerate(rows)], groups
+
+
+def _with_environment(row: Trajectory, writer: _Writer) -> Trajectory:
+    """The row, with up to three tokens of an environment in the middle: between two turns, whoever wrote them."""
+    if len(row.response_ids) < 2:
+        return row
+    place, written = len(row.response_ids) // 2, writer.ids(1, 4)
+
+    def insert(values: tuple, value: object) -> tuple:
+        return (*values[:place], *(value,) * len(written), *values[place:])
+
+    return dataclasses.replace(
+        row,
+        response_ids=(*row.response_ids[:place], *written, *row.response_ids[place:]),
+        source=insert(row.source, Source.ENVIRONMENT),
+        logp_behavior=insert(row.logp_behavior, float("nan")),
+        weight_version=insert(row.weight_version, -1),
+    )
 
 
 def _row(
@@ -186,7 +205,7 @@ def noisy_logp(model: PreTrainedModel, rows: Sequence[Trajectory], seed: int = 5
     noisy = []
     with torch.no_grad():
         for row in rows:
-            n = len(row.response_ids)
+            n = row.num_learnable
             own, _ = evaluate(model, row)
             far = 2.0 * (torch.rand(n, generator=generator) < 0.1) * torch.randn(n, generator=generator).sign()
             noisy.append((own + 0.3 * torch.randn(n, generator=generator) + far).float().double())
@@ -195,7 +214,7 @@ def noisy_logp(model: PreTrainedModel, rows: Sequence[Trajectory], seed: int = 5
 
 def critic_values(rows: Sequence[Trajectory]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(11)
-    return [torch.rand(len(row.response_ids), generator=generator).double() for row in rows]
+    return [torch.rand(row.num_learnable, generator=generator).double() for row in rows]
 
 
 class _GivenCritic:
@@ -264,15 +283,16 @@ def reference_rows(
 ) -> list[ReferenceRow]:
     """The rows as the papers speak of them, from the trajectories themselves."""
     values = critic_values(rows)
-    start = logp_start or [torch.zeros(len(row.response_ids), dtype=torch.float64) for row in rows]
+    start = logp_start or [torch.zeros(row.num_learnable, dtype=torch.float64) for row in rows]
     written = [
         ReferenceRow(
             prompt_ids=row.prompt_ids,
             response_ids=row.response_ids,
-            given=torch.tensor([source is not Source.ON_POLICY for source in row.source]),
-            advantage=torch.zeros(len(row.response_ids), dtype=torch.float64),
+            source=row.source,
+            given=torch.tensor([row.source[place] is not Source.ON_POLICY for place in learned_places(row)]),
+            advantage=torch.zeros(row.num_learnable, dtype=torch.float64),
             logp_old=logp_old[i],
-            logp_sampler=torch.tensor(row.logp_behavior).double(),
+            logp_sampler=torch.tensor(row.logp_behavior).double()[learned_places(row)],
             logp_start=start[i],
             value=values[i],
             group=groups[i],

@@ -100,7 +100,7 @@ def one_demonstration(num_ranks: int = 1, rank: int = 0, **settings: object) -> 
     assert config is not None
 
     model64 = tiny_model().double()
-    written = reference_rows("relift_sft", rows[:1], [0], [torch.zeros(len(rows[0].response_ids)).double()])
+    written = reference_rows("relift_sft", rows[:1], [0], [torch.zeros(rows[0].num_learnable).double()])
     reference_of("relift_sft")([forward(model64, row) for row in written]).backward()
     adamw_step(model64, reference_optimizer(model64), config.lr_scale * rate(1))
     return _movement_error(learner.policy, model64)

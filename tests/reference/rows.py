@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from luffy.types import Source
+
 LENGTH_LIMIT = 12
 """Of a response, in tokens: the constant of Dr.GRPO."""
 
@@ -22,14 +24,22 @@ class Text(Protocol):
     def prompt_ids(self) -> Sequence[int]: ...
     @property
     def response_ids(self) -> Sequence[int]: ...
+    @property
+    def source(self) -> Sequence[Source]: ...
+
+
+def learned_places(text: Text) -> list[int]:
+    """Of the response: all but the tokens of an environment, which no formula sees."""
+    return [place for place in range(len(text.response_ids)) if text.source[place] is not Source.ENVIRONMENT]
 
 
 @dataclass(frozen=True)
 class ReferenceRow:
-    """One response; every tensor has an entry for each of its tokens."""
+    """One response; every tensor has an entry for each of its learned tokens."""
 
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
+    source: Sequence[Source]
     given: Tensor
     """bool: not written by the policy in this step, but by a demonstration's author or by the policy of an earlier."""
     advantage: Tensor
@@ -86,7 +96,7 @@ class Reference:
 
 
 def evaluate(model: nn.Module, text: Text, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy at each token of the response."""
+    """Log-probability and entropy at each learned token of the response."""
     return _scores(_logits(model, text), text, temperature)
 
 
@@ -102,8 +112,9 @@ def _logits(model: nn.Module, text: Text) -> Tensor:
 
 
 def _scores(logits: Tensor, text: Text, temperature: float) -> tuple[Tensor, Tensor]:
-    logp_all = torch.log_softmax(logits / temperature, dim=-1)
-    logp = logp_all[torch.arange(len(text.response_ids)), torch.tensor(text.response_ids)]
+    places = learned_places(text)
+    logp_all = torch.log_softmax(logits[places] / temperature, dim=-1)
+    logp = logp_all[torch.arange(len(places)), torch.tensor(text.response_ids)[places]]
     return logp, -(logp_all.exp() * logp_all).sum(-1)
 
 

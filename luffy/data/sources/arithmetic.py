@@ -1,8 +1,9 @@
 """Chains of operations on two-digit numbers modulo 100, with a teacher that writes every step.
 
 `47 a:+8 b:r c:-3 d:*21 =` means (((47 + 8) with its digits reversed) - 3) * 21; each result is taken modulo 100. The
-letters let a small policy find the next operation. The teacher may leave operations to a calculator. A prompt depends only on the settings, the seed and the purpose: lengths, starting
-numbers and operations are sampled with numpy's PCG64, whole columns at a time.
+letters let a small policy find the next operation. The teacher may leave operations to a calculator. A prompt depends
+only on the settings, the seed and the purpose: lengths, starting numbers and operations are sampled with numpy's PCG64,
+whole columns at a time.
 """
 
 import hashlib
