@@ -15,6 +15,7 @@ _MAX_DIGITS = 100
 _MAX_PLACES = 20
 """An exact result is written with at most so many digits after the point."""
 _ROUNDED_DIGITS = 12
+_USE = "numbers, + - * / // % ** and parentheses"
 _ALLOWED = re.compile(r"[0-9eE.+\-*/%() ]+")
 _NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-", "\n": " ", "\t": " "})
@@ -34,14 +35,12 @@ def _parsed(text: str) -> ast.expr:
     if len(text) > _MAX_LENGTH:
         raise ValueError(f"an expression has at most {_MAX_LENGTH} characters")
     if not _ALLOWED.fullmatch(text):
-        strange = next((sign for sign in text if not _ALLOWED.fullmatch(sign)), "")
-        raise ValueError(
-            f"{ascii(strange) if strange else 'no text'} is not allowed: use numbers, + - * / // % ** and parentheses"
-        )
+        found = next((ascii(sign) for sign in text if not _ALLOWED.fullmatch(sign)), "an empty expression")
+        raise ValueError(f"{found} is not allowed: use {_USE}")
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, MemoryError, RecursionError):  # the parser's own answers to deep nesting
-        raise ValueError("this is not an arithmetic expression") from None
+        raise ValueError(f"this is not an arithmetic expression: use {_USE}") from None
 
 
 def _value(node: ast.expr, text: str, depth: int) -> Fraction:
@@ -57,7 +56,7 @@ def _value(node: ast.expr, text: str, depth: int) -> Fraction:
         case ast.BinOp():
             left, right = _value(node.left, text, depth + 1), _value(node.right, text, depth + 1)
             return _bounded(_OPERATIONS[type(node.op)](left, right))
-    raise ValueError("only numbers, + - * / // % ** and parentheses are allowed")
+    raise ValueError(f"this is not an arithmetic expression: use {_USE}")
 
 
 def _number(written: str) -> Fraction:
