@@ -43,6 +43,10 @@ class ToolsEnvironment(StrictModel):
     """Whether the system message describes the tools; false for a policy that knows them from demonstrations alone."""
     timeout_s: PositiveFloat = 10.0
     """Limit of one call; the policy is told of a call that takes longer."""
+    max_calls: PositiveInt = 16
+    """Calls in one turn; the policy is told how many were not run."""
+    max_result_characters: PositiveInt = 8192
+    """A longer result of a call is cut in the middle, and says so."""
     limits: EpisodeLimits = EpisodeLimits()
 
 

@@ -1,0 +1,134 @@
+"""The built-in tool `calculator`: exact arithmetic within bounds."""
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+_MAX_LENGTH = 1000
+_MAX_DEPTH = 400
+_MAX_BITS = 4096
+"""Size of the numerator and of the denominator of every intermediate result: about 1200 digits."""
+_MAX_DIGITS = 100
+"""A longer whole number is rounded."""
+_MAX_PLACES = 20
+"""An exact result is written with at most so many digits after the point."""
+_ROUNDED_DIGITS = 12
+_USE = "numbers, + - * / // % ** and parentheses"
+_ALLOWED = re.compile(r"[0-9eE.+\-*/%() ]+")
+_NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+_SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-", "\n": " ", "\t": " "})
+
+
+def calculator(expression: str) -> str:
+    """Evaluate an arithmetic expression exactly.
+
+    Args:
+        expression: Numbers, + - * / // % ** and parentheses, for example (3 + 4.5) * 2.
+    """
+    text = expression.translate(_SIGNS).strip()
+    return _written(_value(_parsed(text), text, 0))
+
+
+def _parsed(text: str) -> ast.expr:
+    if len(text) > _MAX_LENGTH:
+        raise ValueError(f"an expression has at most {_MAX_LENGTH} characters")
+    if not _ALLOWED.fullmatch(text):
+        found = next((ascii(sign) for sign in text if not _ALLOWED.fullmatch(sign)), "an empty expression")
+        raise ValueError(f"{found} is not allowed: use {_USE}")
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, MemoryError, RecursionError):  # the parser's own answers to deep nesting
+        raise ValueError(f"this is not an arithmetic expression: use {_USE}") from None
+
+
+def _value(node: ast.expr, text: str, depth: int) -> Fraction:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"operations are nested more than {_MAX_DEPTH} deep")
+    match node:
+        case ast.Constant():
+            return _number(text[node.col_offset : node.end_col_offset])
+        case ast.UnaryOp(op=ast.USub()):
+            return -_value(node.operand, text, depth + 1)
+        case ast.UnaryOp(op=ast.UAdd()):
+            return _value(node.operand, text, depth + 1)
+        case ast.BinOp():
+            left, right = _value(node.left, text, depth + 1), _value(node.right, text, depth + 1)
+            return _bounded(_OPERATIONS[type(node.op)](left, right))
+    raise ValueError(f"this is not an arithmetic expression: use {_USE}")
+
+
+def _number(written: str) -> Fraction:
+    if not _NUMBER.fullmatch(written):
+        raise ValueError(f"{written} is not a decimal number")
+    return _bounded(Fraction(written))
+
+
+def _bounded(value: Fraction) -> Fraction:
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
+        raise ValueError("a result is too large")
+    return value
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1:
+        raise ValueError("an exponent is a whole number")
+    size = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if size > 1 and abs(exponent.numerator) * (size - 1) > _MAX_BITS:
+        raise ValueError("a result is too large")
+    if not base and exponent < 0:
+        raise ValueError("division by zero")
+    return Fraction(base**exponent.numerator)
+
+
+def _divisor(operation: Callable[[Fraction, Fraction], Fraction | int]) -> Callable[[Fraction, Fraction], Fraction]:
+    def divided(left: Fraction, right: Fraction) -> Fraction:
+        if not right:
+            raise ValueError("division by zero")
+        return Fraction(operation(left, right))
+
+    return divided
+
+
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: _divisor(operator.truediv),
+    ast.FloorDiv: _divisor(operator.floordiv),
+    ast.Mod: _divisor(operator.mod),
+    ast.Pow: _power,
+}
+
+
+def _written(value: Fraction) -> str:
+    """The shortest decimal that equals `value`, or a rounded one that says so."""
+    if value.denominator == 1 and abs(value) < 10**_MAX_DIGITS:
+        return str(value.numerator)
+    for places in range(1, _MAX_PLACES + 1):
+        if 10**places % value.denominator == 0 and abs(value) < 10**_MAX_DIGITS:
+            return _decimal(value.numerator * (10**places // value.denominator), places)
+    return f"{_rounded(value)} (rounded)"
+
+
+def _decimal(scaled: int, places: int) -> str:
+    digits = str(abs(scaled)).rjust(places + 1, "0")
+    return f"{'-' * (scaled < 0)}{digits[:-places]}.{digits[-places:]}"
+
+
+def _rounded(value: Fraction) -> str:
+    """With 12 significant digits, by integers alone: a float would overflow, and round twice."""
+    size = abs(value)
+    exponent = len(str(size.numerator)) - len(str(size.denominator))
+    if size < Fraction(10) ** exponent:
+        exponent -= 1
+    places = _ROUNDED_DIGITS - 1 - exponent
+    scaled = round(value * Fraction(10) ** places)
+    if places == 0:
+        return str(scaled)
+    if 0 < places <= 2 * _ROUNDED_DIGITS:
+        return _decimal(scaled, places).rstrip("0").rstrip(".")
+    if abs(scaled) == 10**_ROUNDED_DIGITS:  # rounded up to one more digit
+        scaled, exponent = scaled // 10, exponent + 1
+    return f"{_decimal(scaled, _ROUNDED_DIGITS - 1)}e{exponent}"

@@ -1,0 +1,340 @@
+r"""How the policy writes tool calls, and how it is told of the tools and their results.
+
+    syntax = CALL_FORMATS["hermes"]
+    syntax.instructions(tools)                      # for the system message
+    syntax.parse(turn, tools)                       # [ToolCall("calculator", {"expression": "1+1"})]
+    syntax.results(["2"])                           # [Message("user", "<tool_response>\n2\n</tool_response>")]
+    syntax.render([call])                           # the call as a policy should write it
+
+Parsing is linear in the length of the turn and never raises: what cannot be read is a `BrokenCall`. Reasoning between
+`<think>` and `</think>` holds no calls, and nothing after an unclosed `<think>` is one. The tags of reasoning may stand
+inside the arguments of a call.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+from luffy.config.environment import CallFormat
+from luffy.environments.tool_functions import Tool, ToolParameter
+from luffy.environments.tool_schemas import json_types
+from luffy.errors import ConfigError
+from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
+from luffy.types import Message
+
+Tools = Mapping[str, Tool]
+
+_MOST_READ = 1000
+"""Calls that are read in one turn; what follows them is ignored."""
+_MOST_DIGITS = 1000
+"""Digits of a whole number."""
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call as the policy wrote it; the arguments have not been checked."""
+
+    name: str
+    arguments: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenCall:
+    """Something that was meant as a call."""
+
+    reason: str
+    """For the policy: what is wrong with it."""
+
+
+FoundCall = ToolCall | BrokenCall
+_Reading = tuple[FoundCall, int]
+"""A call, and the position in the turn where reading goes on."""
+
+
+class CallSyntax(Protocol):
+    """A way to write calls."""
+
+    def instructions(self, tools: Tools) -> str:
+        """Return the text that tells the policy of the tools; ConfigError where a tool cannot be called this way."""
+        ...
+
+    def parse(self, turn: str, tools: Tools) -> list[FoundCall]:
+        """Return the calls of a turn in order; none where the turn is an answer."""
+        ...
+
+    def render(self, calls: Sequence[ToolCall]) -> str:
+        """Return the text that `parse` reads as `calls`."""
+        ...
+
+    def results(self, results: Sequence[str]) -> list[Message]:
+        """Return the messages that answer a turn, given one result for each call."""
+        ...
+
+
+class HermesCalls:
+    """The format of Hermes 2 Pro and later, and of Qwen 2.5 and 3, byte for byte as Qwen2.5's chat template writes it
+    for `tools`.
+
+    With a system message the template joins the two by a blank line.
+    """
+
+    _OPENING = re.compile(f"{THINK_OPEN}|{THINK_CLOSE}|<tool_call>")
+    _CLOSING = re.compile(r"\s*</tool_call>")
+
+    def instructions(self, tools: Tools) -> str:
+        signatures = "".join(f"{_json(tool.schema)}\n" for tool in tools.values())
+        return (
+            "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+            f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{signatures}</tools>"
+            "\n\nFor each function call, return a json object with function name and arguments within "
+            '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": '
+            "<args-json-object>}\n</tool_call>"
+        )
+
+    def parse(self, turn: str, tools: Tools) -> list[FoundCall]:
+        return _found(turn, self._OPENING, self._read)
+
+    def render(self, calls: Sequence[ToolCall]) -> str:
+        return "\n".join(f"<tool_call>\n{_json_call(call, 'arguments')}\n</tool_call>" for call in calls)
+
+    def results(self, results: Sequence[str]) -> list[Message]:
+        parts = [f"<tool_response>\n{_without(result, '</tool_response>')}\n</tool_response>" for result in results]
+        return [Message("user", "\n".join(parts))]
+
+    def _read(self, turn: str, opening: re.Match[str]) -> _Reading:
+        call, end = _read_json_call(turn, opening.end(), "arguments", resume=opening.end())
+        if isinstance(call, BrokenCall):
+            return call, end
+        closing = self._CLOSING.match(turn, end)
+        if closing is None:
+            return BrokenCall("</tool_call> has to follow the JSON object"), end
+        return call, closing.end()
+
+
+class Llama3Calls:
+    """The JSON calls of Llama 3.1 and 3.2: an object that begins with the key `name`, anywhere in the turn.
+
+    The instructions are those of the chat template for tools in the system message, where they stand before the
+    system's own text and not, as here, after it. Results have the role `tool`, which the template writes as `ipython`.
+    """
+
+    _OPENING = re.compile(THINK_OPEN + "|" + THINK_CLOSE + r'|<\|python_tag\|>(?!\s*\{\s*"name"\s*:)|\{\s*"name"\s*:')
+
+    def instructions(self, tools: Tools) -> str:
+        signatures = "\n\n".join(json.dumps(tool.schema, indent=4, ensure_ascii=False) for tool in tools.values())
+        return (
+            "You have access to the following functions. To call a function, please respond with JSON for a function "
+            'call.Respond in the format {"name": function name, "parameters": dictionary of argument name and its '
+            f"value}}.Do not use variables.\n\n{signatures}"
+        )
+
+    def parse(self, turn: str, tools: Tools) -> list[FoundCall]:
+        return _found(turn, self._OPENING, self._read)
+
+    def render(self, calls: Sequence[ToolCall]) -> str:
+        return "\n".join(_json_call(call, "parameters") for call in calls)
+
+    def results(self, results: Sequence[str]) -> list[Message]:
+        return [Message("tool", result) for result in results]
+
+    def _read(self, turn: str, opening: re.Match[str]) -> _Reading:
+        start = opening.start() if opening.group().startswith("{") else opening.end()
+        line_end = turn.find("\n", opening.end())  # an object inside a broken one is no call
+        return _read_json_call(turn, start, "parameters", resume=line_end if line_end >= 0 else len(turn))
+
+
+class XmlCalls:
+    """An element with the tool's name, which holds one element for each argument.
+
+    Text stands as it is, with `&lt;`, `&gt;` and `&amp;` read as in XML; one line break at each end does not belong to
+    it. Other values are JSON. An element with another name than a tool's is text and no call.
+    """
+
+    _NEXT = re.compile(r"\s*<(/?)(\w+)>")
+
+    def instructions(self, tools: Tools) -> str:
+        for tool in tools.values():
+            _check_readable_as_xml(tool)
+        signatures = "".join(f"{_json(tool.schema['function'])}\n" for tool in tools.values())
+        return (
+            "# Tools\n\nYou may call these tools. Their signatures:\n"
+            f"<tools>\n{signatures}</tools>\n\n"
+            "A call is an element with the tool's name, which holds one element for each argument:\n"
+            "<tool_name>\n<argument_name>value</argument_name>\n</tool_name>\n\n"
+            "Write text as it is, and any other value as JSON. The result follows within <result></result>. "
+            "A reply without a call is your final answer."
+        )
+
+    def parse(self, turn: str, tools: Tools) -> list[FoundCall]:
+        return _found(turn, _openings(tuple(tools)), lambda text, opening: self._read(text, opening, tools))
+
+    def render(self, calls: Sequence[ToolCall]) -> str:
+        return "\n".join(
+            f"<{call.name}>\n"
+            + "".join(
+                f"<{key}>{_xml_text(value)}</{key}>\n" for key, value in call.arguments.items() if value is not None
+            )
+            + f"</{call.name}>"
+            for call in calls
+        )
+
+    def results(self, results: Sequence[str]) -> list[Message]:
+        parts = [f"<result>\n{_without(result, '</result>')}\n</result>" for result in results]
+        return [Message("user", "\n".join(parts))]
+
+    def _read(self, turn: str, opening: re.Match[str], tools: Tools) -> _Reading:
+        name = opening.group()[1:-1]
+        arguments: dict[str, object] = {}
+        position = opening.end()
+        while element := self._NEXT.match(turn, position):
+            closes, key = element.groups()
+            if closes and key == name:
+                return ToolCall(name, arguments), element.end()
+            end = turn.find(f"</{key}>", element.end())
+            if closes or end < 0:
+                break
+            if key in arguments:
+                return BrokenCall(f"<{name}> has the argument <{key}> twice"), opening.end()
+            try:
+                arguments[key] = _xml_value(turn[element.end() : end], tools[name].parameters.get(key))
+            except _NotJson as fault:
+                return BrokenCall(f"<{key}> is not JSON: {fault}"), opening.end()
+            position = end + len(f"</{key}>")
+        reason = f"<{name}> may hold nothing but closed elements, one for each argument, and ends with </{name}>"
+        return BrokenCall(reason), opening.end()
+
+
+CALL_FORMATS: Mapping[CallFormat, CallSyntax] = {"hermes": HermesCalls(), "llama3": Llama3Calls(), "xml": XmlCalls()}
+
+
+def _found(turn: str, opening: re.Pattern[str], read: Callable[[str, re.Match[str]], _Reading]) -> list[FoundCall]:
+    """The calls outside of reasoning; `opening` finds the tags of reasoning and where a call begins."""
+    found: list[FoundCall] = []
+    position = 0
+    while (mark := opening.search(turn, position)) and len(found) < _MOST_READ:
+        position = mark.end()
+        if mark.group() == THINK_OPEN:
+            end = turn.find(THINK_CLOSE, position)
+            if end < 0:
+                break
+            position = end + len(THINK_CLOSE)
+        elif mark.group() == THINK_CLOSE:
+            found.clear()  # the reasoning was opened by the prompt: all until here belongs to it
+        else:
+            call, position = read(turn, mark)
+            found.append(call)
+    return found
+
+
+class _NotJson(Exception):
+    """A text is not JSON; the message says why."""
+
+
+def _decoded(text: str, start: int) -> tuple[object, int]:
+    """The JSON value at `start` and where it ends; _NotJson where there is none."""
+    start = _end_of_space(text, start)
+    try:
+        return _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        raise _NotJson(f"{error.msg} (character {error.pos - start} of the JSON)") from None
+    except (ValueError, RecursionError) as error:
+        raise _NotJson("it is nested too deep" if isinstance(error, RecursionError) else str(error)) from None
+
+
+def _end_of_space(text: str, start: int) -> int:
+    space = _SPACE.match(text, start)
+    return space.end() if space else start
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
+def _finite(written: str) -> float:
+    if math.isinf(value := float(written)):
+        raise ValueError("a number is too large")
+    return value
+
+
+def _whole(written: str) -> int:
+    if len(written) > _MOST_DIGITS:
+        raise ValueError(f"a number has more than {_MOST_DIGITS} digits")
+    return int(written)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_float=_finite, parse_int=_whole, parse_constant=_no_constant
+)
+
+
+def _read_json_call(text: str, start: int, key: str, resume: int) -> _Reading:
+    """The call `{"name": ..., KEY: {...}}` at `start`; reading goes on at `resume` where it is not JSON."""
+    try:
+        value, end = _decoded(text, start)
+    except _NotJson as fault:
+        return BrokenCall(f"it is not JSON: {fault}"), resume
+    if isinstance(value, dict) and value.keys() == {"name", key}:
+        name, arguments = value["name"], value[key]
+        if isinstance(name, str) and isinstance(arguments, dict):
+            return ToolCall(name, arguments), end
+    return BrokenCall(f'a call is a JSON object {{"name": "...", "{key}": {{...}}}} with these two keys alone'), end
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _json_call(call: ToolCall, key: str) -> str:
+    return _json({"name": call.name, key: call.arguments})
+
+
+def _without(result: str, closing: str) -> str:
+    r"""The result with the format's own closing tag as `<\/...>`, so that a tool's output cannot end it early."""
+    return result.replace(closing, closing.replace("</", "<\\/"))
+
+
+@cache
+def _openings(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join((THINK_OPEN, THINK_CLOSE, *(f"<{name}>" for name in names))))
+
+
+def _xml_value(text: str, parameter: ToolParameter | None) -> object:
+    if parameter is None or "string" in json_types(parameter.schema):
+        text = text.removeprefix("\n").removesuffix("\n")
+        return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+    value, end = _decoded(text, 0)
+    if _end_of_space(text, end) < len(text):
+        raise _NotJson("something follows it")
+    return value
+
+
+def _xml_text(value: object) -> str:
+    if not isinstance(value, str):
+        return _json(value)
+    text = value.replace("&", "&amp;").replace("<", "&lt;")
+    return "\n" * text.startswith("\n") + text + "\n" * text.endswith("\n")
+
+
+def _check_readable_as_xml(tool: Tool) -> None:
+    """ConfigError where a value of a parameter could be text or something else, which XML does not tell apart."""
+    if tool.name in ("result", "think"):
+        raise ConfigError(f"environment.tools: with calls: xml no tool can be called {tool.name}; rename the function")
+    for name, parameter in tool.parameters.items():
+        others = json_types(parameter.schema) - {"string", "null"}
+        if "string" in json_types(parameter.schema) and others:
+            raise ConfigError(
+                f"environment.tools: {tool.name}: `{name}` may be text or {' or '.join(sorted(others))}, which "
+                "calls: xml cannot tell apart; give it one type, or choose hermes"
+            )

@@ -1,0 +1,89 @@
+"""From an environment's configuration to its episodes: `open_environment` and `instructions_of`.
+
+To add a kind: a config class in `luffy/config/environment.py`, in its union, and a function registered here.
+"""
+
+import inspect
+from functools import singledispatch
+from typing import cast
+
+from luffy.config.environment import CustomEnvironment, EnvironmentConfig, GuessNumberEnvironment, ToolsEnvironment
+from luffy.environments.call_formats import CALL_FORMATS
+from luffy.environments.guess_number import GuessingGame
+from luffy.environments.import_paths import imported
+from luffy.environments.protocol import Environment, EnvironmentFactory
+from luffy.environments.tool_functions import load_tools
+from luffy.environments.tool_runner import ToolRunner
+from luffy.environments.tools import ToolEpisode
+from luffy.errors import ConfigError
+
+_TOOLS = "environment.tools"
+_FACTORY = "environment.factory"
+_AWAITED = ("reset", "respond", "close")
+
+
+def open_environment(config: EnvironmentConfig) -> EnvironmentFactory:
+    """Return what makes the environment of each episode; ConfigError when the user's own code cannot be used."""
+    return _factory(config)
+
+
+def instructions_of(config: EnvironmentConfig) -> str:
+    """Return the text that the system message of every prompt ends with, "" for none; ConfigError as above."""
+    return _instructions(config)
+
+
+@singledispatch
+def _factory(config: EnvironmentConfig) -> EnvironmentFactory:
+    raise AssertionError(f"no environment is registered for {type(config).__name__}")
+
+
+@_factory.register
+def _tools(config: ToolsEnvironment) -> EnvironmentFactory:
+    tools = load_tools(config.tools, _TOOLS)
+    CALL_FORMATS[config.calls].instructions(tools)  # refuses tools that cannot be called in this format
+    runner = ToolRunner(config.timeout_s)
+    return lambda: ToolEpisode(config, tools, runner)
+
+
+@_factory.register
+def _guess_number(config: GuessNumberEnvironment) -> EnvironmentFactory:
+    return GuessingGame
+
+
+@_factory.register
+def _custom(config: CustomEnvironment) -> EnvironmentFactory:
+    made = imported(config.factory, _FACTORY)
+    if not isinstance(made, type):
+        raise ConfigError(f"{_FACTORY}: {config.factory} is a {type(made).__name__}; it has to be a class")
+    for name in _AWAITED:
+        if not inspect.iscoroutinefunction(getattr(made, name, None)):
+            raise ConfigError(
+                f"{_FACTORY}: {config.factory} needs `async def {name}`; see luffy.environments.Environment"
+            )
+    if not callable(counts := getattr(made, "counts", None)) or inspect.iscoroutinefunction(counts):
+        raise ConfigError(f"{_FACTORY}: {config.factory} needs `def counts`; see luffy.environments.Environment")
+    try:
+        inspect.signature(made).bind(**config.options)
+    except TypeError as error:
+        raise ConfigError(f"{_FACTORY}: {config.factory} does not take environment.options: {error}") from None
+    return lambda: cast(Environment, made(**config.options))
+
+
+@singledispatch
+def _instructions(config: EnvironmentConfig) -> str:
+    raise AssertionError(f"no environment is registered for {type(config).__name__}")
+
+
+@_instructions.register
+def _instructions_of_tools(config: ToolsEnvironment) -> str:
+    return CALL_FORMATS[config.calls].instructions(load_tools(config.tools, _TOOLS)) if config.describe else ""
+
+
+@_instructions.register
+def _instructions_of_game(config: GuessNumberEnvironment) -> str:
+    return ""  # the prompt has the rules
+
+
+@_instructions.register
+def _instructions_of_custom(config: CustomEnvironment) -> str:
+    return config.instructions

@@ -1,0 +1,78 @@
+"""The game of guessing a number."""
+
+import asyncio
+
+import pytest
+
+from luffy.config.environment import GuessNumberEnvironment
+from luffy.environments.registry import instructions_of, open_environment
+from luffy.errors import DataError
+from luffy.grading import Problem
+from luffy.types import Message
+
+CONFIG = GuessNumberEnvironment(kind="guess_number")
+
+
+def play(number, turns):
+    """The environment's answers to the turns, and its counts."""
+
+    async def game():
+        environment = open_environment(CONFIG)()
+        assert await environment.reset(Problem(extra_info={"number": number})) == ()
+        answers = [await environment.respond([Message("user", "Guess."), Message("assistant", turn)]) for turn in turns]
+        counts = environment.counts()
+        await environment.close()
+        return [answer and answer[0].content for answer in answers], counts
+
+    return asyncio.run(game())
+
+
+def test_a_game_ends_with_the_right_guess():
+    answers, counts = play(37, ["50", "I guess 25!", "37<|im_end|>"])
+    assert answers == ["lower", "higher", None]
+    assert counts == {"guesses": 3.0, "turns_without_guess": 0.0, "found": 1.0}
+
+
+def test_a_turn_without_a_number_is_answered_and_counted():
+    answers, counts = play(3, ["no idea", "<think>perhaps 3", "3.5", "1" * 40, ""])
+    assert answers == ["Please guess a whole number."] * 5
+    assert counts == {"guesses": 0.0, "turns_without_guess": 5.0, "found": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("turn", "answer"),
+    [
+        ("<think>It is 5.</think> 7", "lower"),
+        ("between 1 and 4", "higher"),
+        ("-5", "higher"),
+        ("3-4", "higher"),
+        ("**5**", None),
+        ("\\boxed{5}", None),
+        ("<answer>5</answer>.", None),
+        ("My guess is 5.", None),
+    ],
+)
+def test_the_last_whole_number_after_the_reasoning_is_the_guess(turn, answer):
+    assert play(5, [turn])[0] == [answer]
+
+
+def test_binary_search_wins_in_seven_turns():
+    for number in range(1, 101):
+        low, high, turns = 1, 100, []
+        while not turns or turns[-1] != str(number):
+            middle = (low + high) // 2
+            turns.append(str(middle))
+            low, high = (middle + 1, high) if number > middle else (low, middle - 1)
+        answers, counts = play(number, turns)
+        assert answers[-1] is None and None not in answers[:-1]
+        assert counts["guesses"] == len(turns) <= 7
+
+
+@pytest.mark.parametrize("info", [{}, {"number": "5"}, {"number": True}])
+def test_a_problem_without_a_number_is_refused(info):
+    with pytest.raises(DataError, match=r"quiz: guess_number needs a whole number as extra_info.number"):
+        asyncio.run(open_environment(CONFIG)().reset(Problem(data_source="quiz", extra_info=info)))
+
+
+def test_the_rules_are_left_to_the_prompt():
+    assert instructions_of(CONFIG) == ""
