@@ -102,10 +102,15 @@ class ExperimentConfig(StrictModel):
             raise ValueError("environment: model.endpoint answers with text; an environment needs token ids")
         if "difficulty" in self.stages:
             raise ValueError("environment: the stage difficulty samples single turns; remove one of the two sections")
-        decodings = self.evaluation.decodings.items() if self.evaluation is not None else ()
-        if stopping := [name for name, decoding in decodings if decoding.stop]:
+        evaluation = self.evaluation
+        if evaluation is None:
+            return self
+        cut = [name for name, suite in evaluation.suites.items() if suite.stop or suite.template not in (None, "own")]
+        if evaluation.stop or evaluation.template != "own" or cut:
+            where = "evaluation" if not cut else f"evaluation.suites.{cut[0]}"
             raise ValueError(
-                f"evaluation.decodings.{stopping[0]}.stop would end a turn in the middle; remove it with an environment"
+                f"{where}: stop and template have no use with an environment, whose turns follow the chat template; "
+                "remove them"
             )
         return self
 

@@ -18,7 +18,7 @@ from luffy.config.environment import EpisodeLimits
 from luffy.data.conversations import ConversationEncoder
 from luffy.environments.protocol import Environment, EnvironmentFactory
 from luffy.environments.turn_sampler import TurnSampler
-from luffy.errors import EnvironmentFault
+from luffy.errors import EnvironmentFault, UserError
 from luffy.grading import Problem
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.seeds import derive_seed
@@ -202,6 +202,8 @@ class _FailedCall(Exception):
 async def _called(method: Awaitable[_Result]) -> _Result:
     try:
         return await method
+    except UserError:  # a problem lacks what the environment needs, which other episodes will lack, too
+        raise
     except Exception as error:  # an environment may raise anything, which ends its own episode alone
         raise _FailedCall from error
 

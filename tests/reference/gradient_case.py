@@ -89,7 +89,7 @@ def step_of(case: str) -> StepObjective:
 # ---- the rows ----
 
 
-class _Writer:
+class RowWriter:
     """Rows of uneven lengths, reproducible by seed."""
 
     def __init__(self, seed: int) -> None:
@@ -114,18 +114,18 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
     fifth group has rollouts alone. Every third row has tokens of an environment between its own.
     """
     kind = reference_of(case).rows
-    writer = _Writer(seed)
+    writer = RowWriter(seed)
     rows, groups = [], []
     for group in range(num_groups):
         prompt, trace = writer.ids(2, 7), writer.ids(6, MAX_RESPONSE_TOKENS + 1)
         for sample in range(4):
             rows.append(_row(kind, writer, prompt, trace, group, sample))
             groups.append(group)
-    between = _Writer(seed + 100)
-    return [_with_environment(row, between) if i % 3 == 0 else row for i, row in enumerate(rows)], groups
+    between = RowWriter(seed + 100)
+    return [with_environment(row, between) if i % 3 == 0 else row for i, row in enumerate(rows)], groups
 
 
-def _with_environment(row: Trajectory, writer: _Writer) -> Trajectory:
+def with_environment(row: Trajectory, writer: RowWriter) -> Trajectory:
     """The row, with up to three tokens of an environment in the middle: between two turns, whoever wrote them."""
     if len(row.response_ids) < 2:
         return row
@@ -144,7 +144,7 @@ def _with_environment(row: Trajectory, writer: _Writer) -> Trajectory:
 
 
 def _row(
-    kind: str, writer: _Writer, prompt: tuple[int, ...], trace: tuple[int, ...], group: int, sample: int
+    kind: str, writer: RowWriter, prompt: tuple[int, ...], trace: tuple[int, ...], group: int, sample: int
 ) -> Trajectory:
     own = writer.ids(1, MAX_RESPONSE_TOKENS + 1)
     num_given = _num_given(kind, group, sample, len(own), len(trace))

@@ -17,10 +17,11 @@ from luffy.config.training import CriticConfig
 from luffy.training.batching import collate
 from luffy.training.critic import Critic
 from luffy.types import FinishReason, Outcome, Source, TrainBatch, Trajectory
-from reference.gradient_case import OPTIMIZER, VOCABULARY, execution
+from reference.gradient_case import OPTIMIZER, VOCABULARY, RowWriter, execution, with_environment
+from reference.rows import learned_places
 
 LENGTHS = ((3, 5), (2, 11), (6, 1), (4, 8), (5, 3), (2, 7))
-"""Of prompt and response, row by row."""
+"""Of prompt and response, row by row; every other row has tokens of an environment besides."""
 FIRST_LR = 1.0
 LAST_LR = OPTIMIZER.lr
 
@@ -44,12 +45,14 @@ def rows() -> list[Trajectory]:
     def ids(length: int) -> tuple[int, ...]:
         return tuple(torch.randint(1, VOCABULARY, (length,), generator=generator).tolist())
 
-    return [
+    found = [
         Trajectory(
             ids(prompt), ids(n), (Source.ON_POLICY,) * n, (-1.0,) * n, (0,) * n, 0.0, Outcome.WRONG, FinishReason.STOP
         )
         for prompt, n in LENGTHS
     ]
+    writer = RowWriter(seed=13)
+    return [with_environment(row, writer) if i % 2 else row for i, row in enumerate(found)]
 
 
 def batch() -> TrainBatch:
@@ -100,7 +103,7 @@ def _reference_loss(
     for row, old_values, returns in zip(rows(), old, targets().returns, strict=True):
         ids = torch.tensor([row.prompt_ids + row.response_ids])
         hidden = model64.model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        for t, (before, wanted) in enumerate(zip(old_values.double(), returns.double(), strict=True)):
+        for t, before, wanted in zip(learned_places(row), old_values.double(), returns.double(), strict=True):
             value = hidden[len(row.prompt_ids) + t - 1] @ weight + bias[0]
             loss = (value - wanted) ** 2
             if value_clip is not None:

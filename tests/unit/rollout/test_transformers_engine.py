@@ -12,7 +12,7 @@ from synthetic.arithmetic import tiny_tokenizer
 
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.types import FinishReason
+from luffy.types import FinishReason, Source
 
 STOP = 4
 PROMPTS = ((1, 2, 3), (5,), (7, 8, 9, 10, 11, 12), (3, 3))
@@ -41,7 +41,14 @@ def test_logprobs_are_those_of_the_distribution_that_was_drawn_from(temperature:
     scaled = tiny_model().eval()
     scaled.lm_head.weight.data /= temperature
     for request, completion in zip(requests, completions, strict=True):
-        row = ReferenceRow(request.prompt_ids, completion.token_ids, False, 0.0, torch.zeros(0))
+        row = ReferenceRow(
+            request.prompt_ids,
+            completion.token_ids,
+            (Source.ON_POLICY,) * len(completion.token_ids),
+            torch.zeros(0),
+            torch.zeros(0),
+            torch.zeros(0),
+        )
         assert forward(scaled, row).logp.tolist() == pytest.approx(completion.logprobs, abs=1e-5)
 
 

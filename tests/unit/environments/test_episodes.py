@@ -1,0 +1,257 @@
+"""Episodes: turns of a scripted policy and of environments, token by token."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from patience import PATIENCE_S
+from transformers import PreTrainedTokenizerBase
+
+from luffy.config.environment import EpisodeLimits
+from luffy.data.conversations import ConversationEncoder
+from luffy.data.templates import decode, encode_traces, stop_token_ids
+from luffy.data.tokenizer import build_tokenizer
+from luffy.environments.episodes import Episode, EpisodePlayer, EpisodeStart, Observation
+from luffy.environments.transcript import transcript
+from luffy.errors import DataError, EnvironmentFault, LuffyError
+from luffy.grading import Problem
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, room
+from luffy.types import FinishReason, Message, Source
+
+PROMPT = (Message("user", "Begin."),)
+START = EpisodeStart(Problem(), PROMPT, (5, 6), seed=3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return build_tokenizer(["Begin. turn 0 turn 1 turn 2 said go on higher lower"] * 4)
+
+
+class Scripted:
+    """A policy whose n-th turn of an episode is `turns[n]`, with the stop token; it remembers its calls."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, turns: Sequence[str]) -> None:
+        self.calls: list[list[RolloutRequest]] = []
+        self._written = [tuple(ids) for ids in encode_traces(tokenizer, turns)]
+        self._stop = stop_token_ids(tokenizer)[0]
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        self.calls.append(list(requests))
+        return [self._completion(request, room(request, params)) for request in requests]
+
+    def close(self) -> None: ...
+
+    def _completion(self, request: RolloutRequest, limit: int) -> Completion:
+        ids = self._written[request.prefix_ids.count(self._stop)][:limit]
+        reason = FinishReason.STOP if ids[-1] == self._stop else FinishReason.LENGTH
+        return Completion(ids, (-0.5,) * len(ids), reason, (2,) * len(ids))
+
+
+class Echo:
+    """Answers `num_answers` turns by repeating them, and remembers what it saw."""
+
+    def __init__(self, num_answers: int = 1, wait: Callable[[], object] | None = None) -> None:
+        self.left = num_answers
+        self.seen: list[tuple[Message, ...]] = []
+        self.is_closed = False
+        self._wait = wait
+
+    async def reset(self, problem: Problem) -> Sequence[Message]:
+        return ()
+
+    async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
+        self.seen.append(tuple(conversation))
+        if self._wait is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._wait)
+        self.left -= 1
+        return [Message("user", f"said {conversation[-1].content}")] if self.left >= 0 else None
+
+    def counts(self) -> Mapping[str, float]:
+        return {"answers": float(len(self.seen))}
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def _play(
+    tokenizer: PreTrainedTokenizerBase,
+    environment: Echo,
+    turns: Sequence[str],
+    start: EpisodeStart = START,
+    max_tokens: int = 200,
+    lanes: int = 0,
+    **limits: int,
+) -> tuple[Episode, Scripted]:
+    engine = Scripted(tokenizer, turns)
+    player = EpisodePlayer(lambda: environment, ConversationEncoder(tokenizer), EpisodeLimits(**limits), lanes)
+    return player.play([start], engine, SamplingParams(1.0, max_tokens, stop_token_ids(tokenizer)))[0], engine
+
+
+def _ids(episode: Episode) -> list[int]:
+    return [token for segment in episode.segments for token in segment.token_ids]
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_each_turn_extends_the_ids_of_all_before_it(tokenizer: PreTrainedTokenizerBase, lanes: int) -> None:
+    environment = Echo(num_answers=2)
+    episode, engine = _play(tokenizer, environment, ["turn 0", "turn 1", "turn 2"], lanes=lanes)
+    prefixes = [request.prefix_ids for call in engine.calls for request in call]
+    whole = tuple(_ids(episode))
+    assert len(prefixes) == 3
+    assert all(whole[: len(prefix)] == prefix for prefix in prefixes)
+    assert [type(segment) for segment in episode.segments] == [Completion, Observation] * 2 + [Completion]
+    assert episode.finish_reason is FinishReason.STOP
+    assert episode.measures == {"answers": 3.0, "turns": 3.0}
+    assert environment.is_closed
+    assert [message.content for message in environment.seen[-1]] == [
+        "Begin.", "turn 0", "said turn 0", "turn 1", "said turn 1", "turn 2",
+    ]  # fmt: skip
+
+
+def test_turns_have_random_numbers_of_their_own(tokenizer: PreTrainedTokenizerBase) -> None:
+    _, engine = _play(tokenizer, Echo(2), ["turn 0", "turn 1", "turn 2"])
+    seeds = [request.seed for call in engine.calls for request in call]
+    assert seeds[0] == START.seed
+    assert len({*seeds}) == 3
+
+
+@pytest.mark.parametrize(
+    ("limits", "max_tokens", "reason"),
+    [
+        ({"max_turns": 2}, 200, FinishReason.TURNS),
+        ({"max_turn_tokens": 1}, 200, FinishReason.TURN_LENGTH),
+        ({}, 1, FinishReason.LENGTH),
+        ({}, 8, FinishReason.LENGTH),  # room for the first turn, none for an answer
+    ],
+)
+def test_the_finish_reason_names_the_bound(
+    tokenizer: PreTrainedTokenizerBase, limits: dict[str, int], max_tokens: int, reason: FinishReason
+) -> None:
+    episode, _ = _play(tokenizer, Echo(9), ["turn 0"] * 9, max_tokens=max_tokens, **limits)
+    assert episode.finish_reason is reason
+    assert isinstance(episode.segments[-1], Completion)
+    assert len(_ids(episode)) <= max_tokens
+
+
+def test_a_last_turn_that_the_environment_accepts_is_no_reached_bound(tokenizer: PreTrainedTokenizerBase) -> None:
+    episode, _ = _play(tokenizer, Echo(1), ["turn 0", "turn 1"], max_turns=2)
+    assert episode.finish_reason is FinishReason.STOP
+
+
+@given(st.lists(st.text("turn 0123 said", min_size=1, max_size=12), min_size=1, max_size=5), st.integers(1, 120))
+def test_an_episode_ends_with_a_token_of_the_policy_and_keeps_its_budget(turns: list[str], max_tokens: int) -> None:
+    tokenizer = build_tokenizer(["turn 0 said"] * 4)
+    episode, engine = _play(tokenizer, Echo(len(turns) - 1), turns, max_tokens=max_tokens)
+    sampled = [segment for segment in episode.segments if isinstance(segment, Completion)]
+    assert isinstance(episode.segments[-1], Completion)
+    assert len(_ids(episode)) <= max_tokens
+    assert len(sampled) == sum(map(len, engine.calls)) == episode.measures["turns"]
+
+
+def test_a_recorded_start_is_replayed_into_the_environment(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Its first turn and observation stand; the second turn is answered by the live environment."""
+    encoder = ConversationEncoder(tokenizer)
+    recorded = encoder.trace([Message("assistant", "turn 0"), Message("user", "go on"), Message("assistant", "turn 1")])
+    start = EpisodeStart(Problem(), PROMPT, (5, 6), 3, recorded.token_ids, recorded.source)
+    environment = Echo(num_answers=2)
+    episode, engine = _play(tokenizer, environment, ["-", "-", "turn 2"], start)
+    assert [conversation[-1].content for conversation in environment.seen] == ["turn 0", "turn 1", "turn 2"]
+    live = encoder.between([Message("user", "said turn 1")])
+    assert episode.segments[0] == Observation(live)
+    assert engine.calls[0][0].prefix_ids == recorded.token_ids + live
+    assert episode.measures["turns"] == 3
+
+
+def test_a_turn_that_was_begun_is_finished_and_read_as_one(tokenizer: PreTrainedTokenizerBase) -> None:
+    begun = tuple(encode_traces(tokenizer, ["go on"])[0][:-1])
+    start = EpisodeStart(Problem(), PROMPT, (5, 6), 3, begun, (Source.OFF_POLICY,) * len(begun))
+    environment = Echo(num_answers=0)
+    _play(tokenizer, environment, [" higher"], start)
+    assert environment.seen[0][-1].content == "go on higher"
+
+
+class Failing(Echo):
+    async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
+        raise RuntimeError("a bug")
+
+
+def test_a_bug_ends_its_own_episode_and_the_run_above_a_share(tokenizer: PreTrainedTokenizerBase) -> None:
+    made = [Failing(), Echo(), Echo(), Echo()]
+    left = iter(made)
+    encoder, params = ConversationEncoder(tokenizer), SamplingParams(1.0, 99, stop_token_ids(tokenizer))
+    engine = Scripted(tokenizer, ["turn 0", "turn 1"])
+    player = EpisodePlayer(lambda: next(left), encoder, EpisodeLimits(max_failed_share=0.25))
+    episodes = player.play([START] * 4, engine, params)
+    reasons = [episode.finish_reason for episode in episodes]
+    assert reasons == [FinishReason.ENVIRONMENT_ERROR, *[FinishReason.STOP] * 3]
+    assert all(environment.is_closed for environment in made)
+    left = iter([Failing(), Failing(), Echo(), Echo()])
+    with pytest.raises(EnvironmentFault, match="failed in 2 of 4 episodes"):
+        player.play([START] * 4, engine, params)
+
+
+class Refusing(Echo):
+    async def reset(self, problem: Problem) -> Sequence[Message]:
+        raise DataError("the problem has no number")
+
+
+def test_what_the_user_has_to_mend_is_raised_at_once(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(DataError, match="has no number"):
+        _play(tokenizer, Refusing(), ["turn 0"])
+
+
+class Breaking(Scripted):
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        raise LuffyError("the engine broke")
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_a_failure_of_the_engine_closes_all_environments(tokenizer: PreTrainedTokenizerBase, lanes: int) -> None:
+    made = [Echo() for _ in range(5)]
+    left = iter(made)
+    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), EpisodeLimits(), lanes)
+    with pytest.raises(LuffyError, match="the engine broke"):
+        player.play([START] * 5, Breaking(tokenizer, ["-"]), SamplingParams(1.0, 99, stop_token_ids(tokenizer)))
+    assert all(environment.is_closed for environment in made)
+
+
+def test_in_lockstep_a_call_has_the_turns_of_all_episodes_in_their_order(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Whichever tool answers first."""
+    first_answered = threading.Event()
+    slow, quick = Echo(1, wait=lambda: first_answered.wait(PATIENCE_S)), Echo(1, wait=first_answered.set)
+    left = iter([slow, quick])
+    engine = Scripted(tokenizer, ["turn 0", "turn 1"])
+    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), EpisodeLimits())
+    starts = [EpisodeStart(Problem(), PROMPT, (seed,), seed) for seed in (1, 2)]
+    player.play(starts, engine, SamplingParams(1.0, 99, stop_token_ids(tokenizer)))
+    assert [[request.prompt_ids for request in call] for call in engine.calls] == [[(1,), (2,)], [(1,), (2,)]]
+
+
+def test_with_lanes_a_slow_tool_holds_up_its_own_episode_alone(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The slow tool answers only when the other episode is over."""
+    over = threading.Event()
+
+    class Quick(Echo):
+        async def close(self) -> None:
+            over.set()
+
+    left = iter([Echo(1, wait=lambda: over.wait(PATIENCE_S)), Quick(3)])
+    engine = Scripted(tokenizer, ["turn 0", "turn 1", "turn 2", "turn 3"])
+    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), EpisodeLimits(), lanes=2)
+    episodes = player.play([START] * 2, engine, SamplingParams(1.0, 200, stop_token_ids(tokenizer)))
+    assert over.is_set()
+    assert [episode.measures["turns"] for episode in episodes] == [2.0, 4.0]
+
+
+def test_a_transcript_tells_turns_apart(tokenizer: PreTrainedTokenizerBase) -> None:
+    episode, _ = _play(tokenizer, Echo(1), ["turn 0", "turn 1"])
+    source = [
+        Source.ENVIRONMENT if isinstance(segment, Observation) else Source.ON_POLICY
+        for segment in episode.segments
+        for _ in segment.token_ids
+    ]
+    shown = transcript(_ids(episode), source, lambda ids: decode(tokenizer, ids))
+    assert shown == "--- policy ---\nturn 0\n--- environment ---\nsaid turn 0\n--- policy ---\nturn 1"
