@@ -121,7 +121,7 @@ class Trajectory:
     reward: float
     outcome: Outcome
     finish_reason: FinishReason
-    measures: Mapping[str, float] = field(default_factory=dict)
+    measures: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Rewards by component and counts of the episode, by name; empty for a single turn."""
 
     @property

@@ -66,7 +66,7 @@ class FilterJob:
     benchmarks: BenchmarkIndex
     system_prompt: str | None
     instructions: str
-    """Of the environment, for the system message."""
+    """The environment's, for the system message."""
     grading: GradingConfig
     judge_cache: Path
     """Folder of the judge's verdicts, shared by all processes."""

@@ -116,6 +116,7 @@ def _after_opener(opener: str, text: str) -> str:
 
 
 def prompt_texts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]) -> list[str]:
+    """Return each conversation as the chat template writes it, up to where the assistant begins to write."""
     if tokenizer.chat_template == PLAIN_TEMPLATE:
         # The same text without Jinja, which takes most of the time of preparing a large corpus.
         start = str(tokenizer.bos_token)

@@ -1,7 +1,7 @@
 """Environments: what answers the policy between its turns, and how episodes are played."""
 
+from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.episode_state import EpisodeState
 from luffy.environments.parsers import after_thinking, xml_fields
-from luffy.environments.protocol import Environment, EnvironmentFactory
 
 __all__ = ["Environment", "EnvironmentFactory", "EpisodeState", "after_thinking", "xml_fields"]

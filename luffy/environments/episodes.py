@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from luffy.config.environment import EpisodeLimits
 from luffy.data.conversations import ConversationEncoder
-from luffy.environments.protocol import Environment, EnvironmentFactory
+from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.turn_sampler import TurnSampler
 from luffy.errors import EnvironmentFault, UserError
 from luffy.grading import Problem
@@ -93,6 +93,7 @@ class EpisodePlayer:
     ) -> None:
         self._make = make
         self._lanes = lanes
+        self._plays = itertools.count()
         self._encoder = encoder
         self._limits = limits
 
@@ -102,7 +103,8 @@ class EpisodePlayer:
         Raises EnvironmentFault when more than `max_failed_share` of the episodes failed by an exception of the
         environment. Whatever the engine raises ends all episodes.
         """
-        episodes = asyncio.run(self._play_all(starts, TurnSampler(engine, params, self._lanes, len(starts))))
+        sampler = TurnSampler(engine, params, self._lanes, len(starts), f"play {next(self._plays)}")
+        episodes = asyncio.run(self._play_all(starts, sampler))
         failed = sum(episode.finish_reason is FinishReason.ENVIRONMENT_ERROR for episode in episodes)
         if failed > self._limits.max_failed_share * len(episodes):
             raise EnvironmentFault(

@@ -9,9 +9,9 @@ from typing import cast
 
 from luffy.config.environment import CustomEnvironment, EnvironmentConfig, GuessNumberEnvironment, ToolsEnvironment
 from luffy.environments.call_formats import CALL_FORMATS
+from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.guess_number import GuessingGame
 from luffy.environments.import_paths import imported
-from luffy.environments.protocol import Environment, EnvironmentFactory
 from luffy.environments.tool_functions import load_tools
 from luffy.environments.tool_runner import ToolRunner
 from luffy.environments.tools import ToolEpisode

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 
@@ -14,12 +15,16 @@ class TurnSampler:
 
     With `lanes` 0, a call starts when every episode that has not ended waits for one: the calls depend on the episodes
     alone. Otherwise up to `lanes` calls run at once, each in a thread, and a free lane takes its share of the requests
-    that wait, so that a slow tool holds up its own episode alone.
+    that wait, so that a slow tool holds up its own episode alone. Requests share their KV cache under `name`: a turn
+    does not compute the earlier ones of its episode again.
     """
 
-    def __init__(self, engine: RolloutEngine, params: SamplingParams, lanes: int, num_episodes: int) -> None:
+    def __init__(
+        self, engine: RolloutEngine, params: SamplingParams, lanes: int, num_episodes: int, name: str = ""
+    ) -> None:
         self.params = params
         self._engine = engine
+        self._name = name
         self._free = lanes
         self._threads = ThreadPoolExecutor(lanes, thread_name_prefix="turns") if lanes else None
         self._num_playing = num_episodes
@@ -30,7 +35,7 @@ class TurnSampler:
         """The completion of the request; `episode` orders the requests of a call."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Completion] = loop.create_future()
-        self._waiting.append((episode, request, done))
+        self._waiting.append((episode, replace(request, shares_cache_with=self._name), done))
         # Later, so that all requests that become ready now share the calls.
         loop.call_soon(self._start)
         return await done

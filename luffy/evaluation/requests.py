@@ -63,7 +63,7 @@ class Response:
     """Generated text, cut after the first stop text."""
 
     text: str
-    """Of an episode with an environment, all turns."""
+    """All turns, where an environment answered."""
     num_tokens: int
     """Without those of an environment."""
     finish_reason: FinishReason

@@ -34,8 +34,8 @@ class Row:
     """Turns of the policy, and what the environment wrote between them. Empty before generation, and for a whole
     trace."""
     finish_reason: FinishReason = FinishReason.STOP
-    measures: Mapping[str, float] = field(default_factory=dict)
-    """Of the episode (`Episode.measures`)."""
+    measures: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Those of the episode (`Episode.measures`)."""
 
     @property
     def is_whole_trace(self) -> bool:

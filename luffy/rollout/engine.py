@@ -35,6 +35,9 @@ class RolloutRequest:
     than `SamplingParams.max_response_tokens`, so that at least one token is generated."""
     max_new_tokens: int | None = None
     """Limit of the completion, where it is lower than what the whole response leaves: that of one turn."""
+    shares_cache_with: str = ""
+    """Requests with this text in common may reuse each other's KV cache, also from earlier calls: the turns of episodes
+    that are played together. Empty: only those of the same call may."""
 
 
 def room(request: RolloutRequest, params: SamplingParams) -> int:

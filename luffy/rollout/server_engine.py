@@ -159,7 +159,7 @@ class ServerEngine:
     ) -> Completion:
         async with server.places:
             async with server.steady:
-                salt = f"{self._run}.{call}.{self._weight_version}"
+                salt = f"{self._run}.{request.shares_cache_with or call}.{self._weight_version}"
             answer = await server.client.post_with_retries(GENERATE, _body(request, params, salt))
         return self._completion(server.client.url, answer)
 

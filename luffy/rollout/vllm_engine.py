@@ -88,7 +88,7 @@ class VLLMEngine:
 
     A response depends on its seed and its logits. The last bits of the logits vary with the rest of the batch, so a
     sampled token may differ where two candidates are nearly tied. Earlier calls have no influence: their KV cache is
-    never reused.
+    reused only where requests ask for it (`shares_cache_with`).
 
     One engine per process at a time: vLLM keeps its process groups in module state.
     """
@@ -275,7 +275,7 @@ class VLLMEngine:
             self._running[name] = row
             self._llm.add_request(
                 name,
-                _prompt(row.request, f"{row.call.number}/{self._num_updates}"),
+                _prompt(row.request, f"{row.request.shares_cache_with or row.call.number}/{self._num_updates}"),
                 _sampling(row.request, row.params, self._reads_text),
             )
 

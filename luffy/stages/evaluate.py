@@ -24,7 +24,7 @@ from luffy.config.model import EndpointModel
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
-from luffy.environments.opening import open_player
+from luffy.environments.players import open_player
 from luffy.errors import DataError
 from luffy.evaluation.episode_client import EpisodeClient
 from luffy.evaluation.evaluator import Evaluator, protocol_of

@@ -18,7 +18,7 @@ from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.environments.episodes import EpisodePlayer
-from luffy.environments.opening import open_player
+from luffy.environments.players import open_player
 from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, GraderPool, problem_of
 from luffy.pipeline.chain.checkpoints import complete_checkpoints

@@ -143,7 +143,8 @@ class ArithmeticPrompts:
             stepwise = rng.permutation(quota) < round(_stepwise_share(source, length) * quota)
             drawn += zip(chains.tolist(), stepwise.tolist(), strict=True)
         for index in rng.permutation(len(drawn)).tolist():
-            yield _prompt(*drawn[index], self._by_calculator)
+            chain, is_stepwise = drawn[index]
+            yield _prompt(chain, is_stepwise, self._by_calculator)
 
 
 def _prompt(row: Sequence[int], stepwise: bool, by_calculator: Set[Operation]) -> Prompt:

@@ -1,17 +1,25 @@
 """Groups: rollouts first, then guided rows, then a replayed row; everything but the last is graded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from patience import PATIENCE_S
+from transformers import PreTrainedTokenizerBase
 
+from luffy.config.environment import EpisodeLimits
 from luffy.config.objective import GroupConfig
+from luffy.data.conversations import ConversationEncoder, encode_demonstrations
+from luffy.data.templates import decode, encode_traces, stop_token_ids
+from luffy.data.tokenizer import build_tokenizer
+from luffy.environments.episodes import EpisodePlayer
+from luffy.grading import Problem
 from luffy.grading.pool import GraderPool
 from luffy.rl.collector import GroupCollector
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Message, Outcome, Source, Trace, Trajectory
 
 RIGHT, WRONG = 1, 2
 """Tokens that the decoder below reads as the answer 7 and as another."""
@@ -204,3 +212,105 @@ def test_a_replayed_row_takes_the_place_of_one_rollout_and_keeps_what_was_record
     assert [row.source[0] for row in group.trajectories] == [0, 0, Source.OFF_POLICY, Source.REPLAY]
     assert group.trajectories[-1] == replace(stored, source=(Source.REPLAY,) * 2)
     assert len(group.rollouts) == 2
+
+
+class Asking:
+    """Answers every first turn with a token of its own."""
+
+    async def reset(self, problem: Problem) -> Sequence[Message]:
+        return ()
+
+    async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
+        return [Message("user", "7")] if sum(turn.role == "assistant" for turn in conversation) == 1 else None
+
+    def counts(self) -> Mapping[str, float]:
+        return {"calls": 1.0}
+
+    async def close(self) -> None: ...
+
+
+def _episodes(task: RolloutTask, tokenizer: PreTrainedTokenizerBase, **group: object) -> Group:
+    """The group of a task whose responses are episodes of two turns, each `right` and the stop token."""
+    (right,) = encode_traces(tokenizer, [r"\boxed{7}"])
+    engine = SayingInFull(tuple(right))
+    config = GroupConfig.model_validate({"size": 4, "off_policy": 1} | group)
+    player = EpisodePlayer(Asking, ConversationEncoder(tokenizer), EpisodeLimits())
+    with GraderPool(1, PATIENCE_S) as grader:
+        params = SamplingParams(1.0, 60, stop_token_ids(tokenizer))
+        collector = GroupCollector(grader, partial(decode, tokenizer), params, config, 0, 10, player)
+        return collector.collect(engine, [task], 1)[0]
+
+
+class SayingInFull(Parrot):
+    def __init__(self, turn: tuple[int, ...]) -> None:
+        super().__init__()
+        self._turn = turn
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        self.requests += requests
+        n = len(self._turn)
+        return [Completion(self._turn, (-0.5,) * n, FinishReason.STOP, (6,) * n) for _ in requests]
+
+
+def _conversation_task(tokenizer: PreTrainedTokenizerBase) -> tuple[RolloutTask, Demonstration]:
+    turns = (Message("assistant", r"\boxed{8}"), Message("user", "7"), Message("assistant", r"\boxed{7}"))
+    (encoded,) = encode_demonstrations(tokenizer, [Trace("", "me", turns=turns)])
+    trace = Demonstration(r"\boxed{7}", encoded.token_ids, None, encoded.source)
+    return RolloutTask("a", (5, 6), "7", (trace,), messages=(Message("user", "3 + 4"),)), trace
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return build_tokenizer([r"3 + 4 = \boxed{7} \boxed{8}"] * 4)
+
+
+def test_rollouts_and_a_demonstration_of_many_turns_share_a_group(tokenizer: PreTrainedTokenizerBase) -> None:
+    task, trace = _conversation_task(tokenizer)
+    group = _episodes(task, tokenizer)
+    between = ConversationEncoder(tokenizer).between([Message("user", "7")])
+    turn = tuple(encode_traces(tokenizer, [r"\boxed{7}"])[0])
+    for row in group.trajectories[:3]:
+        assert row.response_ids == turn + between + turn
+        assert row.source == (
+            (Source.ON_POLICY,) * len(turn) + (Source.ENVIRONMENT,) * len(between) + (Source.ON_POLICY,) * len(turn)
+        )
+        assert row.num_learnable == 2 * len(turn)
+        assert row.measures == {"calls": 1.0, "turns": 2.0}
+        assert row.weight_version == (6,) * len(turn) + (-1,) * len(between) + (6,) * len(turn)
+    demonstration = group.trajectories[3]
+    assert (demonstration.response_ids, demonstration.source) == (trace.token_ids, trace.source)
+    assert demonstration.outcome is Outcome.CORRECT  # its first turn would be wrong
+    assert [row.is_off_policy for row in group.trajectories] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.45, 0.55, 0.7])
+def test_a_prefix_never_ends_within_an_observation(tokenizer: PreTrainedTokenizerBase, share: float) -> None:
+    task, trace = _conversation_task(tokenizer)
+    group = _episodes(task, tokenizer, prefix={"length": {"kind": "uniform", "low": share, "high": share}})
+    row = group.trajectories[3]
+    between = ConversationEncoder(tokenizer).between([Message("user", "7")])
+    observed = [token for token, who in zip(row.response_ids, row.source, strict=True) if who is Source.ENVIRONMENT]
+    assert tuple(observed[: len(between)]) == between
+    num_given = len(row.source) - row.source[::-1].index(Source.OFF_POLICY)
+    assert row.response_ids[:num_given] == trace.token_ids[:num_given]
+    assert row.source[-1] is Source.ON_POLICY
+
+
+def test_a_failed_episode_is_a_crash_and_not_a_wrong_answer(tokenizer: PreTrainedTokenizerBase) -> None:
+    task, _ = _conversation_task(tokenizer)
+    encoder = ConversationEncoder(tokenizer)
+
+    class Broken(Asking):
+        async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
+            raise RuntimeError("a bug")
+
+    player = EpisodePlayer(Broken, encoder, EpisodeLimits(max_failed_share=1.0))
+    engine = SayingInFull(tuple(encode_traces(tokenizer, [r"\boxed{7}"])[0]))
+    with GraderPool(1, PATIENCE_S) as grader:
+        params = SamplingParams(1.0, 60, stop_token_ids(tokenizer))
+        config = GroupConfig(size=2, off_policy=0)
+        collector = GroupCollector(grader, partial(decode, tokenizer), params, config, 0, 10, player)
+        (group,) = collector.collect(engine, [task], 1)
+    assert [(row.outcome, row.reward, row.finish_reason) for row in group.trajectories] == [
+        (Outcome.CRASHED, 0.0, FinishReason.ENVIRONMENT_ERROR)
+    ] * 2
