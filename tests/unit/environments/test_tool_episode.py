@@ -5,7 +5,7 @@ import json
 import threading
 
 import pytest
-from patience import wait_until
+from patience import PATIENCE_S, wait_until
 from synthetic import sample_tools
 
 from luffy.config.environment import ToolsEnvironment
@@ -37,9 +37,7 @@ def hanging_threads():
 
 def opened(*names, **settings):
     paths = tuple(name if name == "calculator" else f"synthetic.sample_tools:{name}" for name in names)
-    return open_environment(
-        ToolsEnvironment(kind="tools", tools=paths, timeout_s=settings.pop("timeout_s", 60.0), **settings)
-    )
+    return open_environment(ToolsEnvironment(kind="tools", tools=paths, **{"timeout_s": PATIENCE_S, **settings}))
 
 
 async def turns(environment, *contents):
@@ -221,7 +219,7 @@ def test_counts_have_every_name_from_the_start():
 
 
 def test_a_runner_serves_one_event_loop_after_another():
-    runner = ToolRunner(60.0)
+    runner = ToolRunner(PATIENCE_S)
     texts = [asyncio.run(runner.run("nothing", sample_tools.nothing, {}, False)) for _ in range(2)]
     assert texts == ["null", "null"]
 
