@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from luffy.config.environment import ToolsEnvironment
 from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, FoundCall
 from luffy.environments.episode_state import EpisodeState
-from luffy.environments.tool_functions import Tool, WrongArguments
+from luffy.environments.tool_functions import Function, Tool, WrongArguments
 from luffy.environments.tool_runner import FailedCall, ToolFault, ToolRunner
+from luffy.errors import LuffyError
 from luffy.grading import Problem
 from luffy.types import Message
 
@@ -74,16 +75,16 @@ class ToolEpisode:
         """Free what the tools registered with `EpisodeState.on_close`; what fails is logged."""
         for closing in self._state.end():
             try:
-                await self._runner.run(_name_of(closing), closing, {}, inspect.iscoroutinefunction(closing))
-            except FailedCall as fault:
-                logger.warning("closing an episode: %s", fault)
+                await self._run(_name_of(closing), closing, {}, inspect.iscoroutinefunction(closing))
+            except (FailedCall, LuffyError) as fault:
+                logger.warning("closing an episode: %s: %s", _name_of(closing), fault)
 
     async def _answer(self, call: FoundCall) -> str:
         try:
             return self._shown(await self._result(call))
         except FailedCall as failed:
             self._faults[failed.fault] += 1
-            return self._shown(f"Error: {failed}")
+            return self._shown(str(failed))
 
     async def _result(self, call: FoundCall) -> str:
         if isinstance(call, BrokenCall):
@@ -99,7 +100,19 @@ class ToolEpisode:
             raise FailedCall(ToolFault.WRONG_ARGUMENTS, f"{tool.name}: {fault}") from None
         if tool.state_parameter is not None:
             arguments[tool.state_parameter] = self._state
-        return await self._runner.run(tool.name, tool.function, arguments, tool.is_async)
+        self._runner.refuse_when_full()
+        return await self._run(tool.name, tool.function, arguments, tool.is_async, tool.limits_itself)
+
+    async def _run(
+        self,
+        name: str,
+        function: Function,
+        arguments: Mapping[str, object],
+        is_async: bool,
+        limits_itself: bool = False,
+    ) -> str:
+        timeout_s = None if limits_itself else self._config.timeout_s
+        return await self._runner.run(name, function, arguments, is_async=is_async, timeout_s=timeout_s)
 
     def _shown(self, text: str) -> str:
         """The text with nothing that cannot be written, cut in the middle where it is too long."""

@@ -53,7 +53,9 @@ def turn(chance, calls):
         elif calls == "llama3":
             pieces.append(f'{{"name": "{name}", "parameters": {{{arguments}}}}}')
         else:
-            fields = "".join(f"<{key}>{value(chance)}</{key}>" for key in chance.choices(KEYS, k=chance.randrange(1, 3)))
+            fields = "".join(
+                f"<{key}>{value(chance)}</{key}>" for key in chance.choices(KEYS, k=chance.randrange(1, 3))
+            )
             pieces.append(f"<{name}>{fields}</{name}>")
     text = "\n".join(pieces)
     if chance.random() < 0.3:  # a cut or a copied character
