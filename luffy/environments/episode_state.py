@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from luffy.grading import Problem
 
 Closing = Callable[[], object]
-"""Frees something; may be asynchronous."""
+"""Frees something; may be an `async def`."""
 
 
 class EpisodeState(dict[str, object]):

@@ -8,6 +8,7 @@ belongs into a sandbox and not into a thread.
 
 import asyncio
 import contextlib
+import inspect
 import json
 import threading
 from collections import Counter
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
-from luffy.errors import LuffyError
+from luffy.errors import LuffyError, UserError
 
 MOST_HANGING = 32
 """Calls past their time limit that may still run in this process."""
@@ -145,6 +146,10 @@ async def _awaited(function: Callable[..., object], arguments: Mapping[str, obje
 def _as_text(value: object) -> str:
     if isinstance(value, str):
         return str(value)
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise UserError("a function that returns an awaitable has to be defined with `async def`")
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from luffy.config.environment import ToolsEnvironment
 from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, FoundCall
 from luffy.environments.episode_state import EpisodeState
-from luffy.environments.tool_functions import Function, Tool, WrongArguments
+from luffy.environments.tool_functions import Tool, WrongArguments
 from luffy.environments.tool_runner import FailedCall, ToolFault, ToolRunner
 from luffy.errors import LuffyError
 from luffy.grading import Problem
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 """Characters that a tokenizer or a file may not take."""
+_WITHOUT_A_TOOL = (ToolFault.BROKEN_CALL, ToolFault.UNKNOWN_TOOL, ToolFault.NOT_RUN)
 _MAX_NAME = 80
 
 
@@ -60,9 +61,7 @@ class ToolEpisode:
         """Calls, errors and cut results, in all and by tool and kind; a name is there from the start, with 0."""
         errors = {f"tool_errors/{fault}": float(self._faults[fault]) for fault in ToolFault}
         calls = {f"tool_calls/{name}": float(self._calls[name]) for name in self._tools}
-        num_unrun = sum(
-            self._faults[fault] for fault in (ToolFault.BROKEN_CALL, ToolFault.UNKNOWN_TOOL, ToolFault.NOT_RUN)
-        )
+        num_unrun = sum(self._faults[fault] for fault in _WITHOUT_A_TOOL)
         return {
             "tool_calls": float(self._calls.total() + num_unrun),
             "tool_errors": float(self._faults.total()),
@@ -74,10 +73,11 @@ class ToolEpisode:
     async def close(self) -> None:
         """Free what the tools registered with `EpisodeState.on_close`; what fails is logged."""
         for closing in self._state.end():
+            name, is_async = _name_of(closing), inspect.iscoroutinefunction(closing)
             try:
-                await self._run(_name_of(closing), closing, {}, inspect.iscoroutinefunction(closing))
+                await self._runner.run(name, closing, {}, is_async=is_async, timeout_s=self._config.timeout_s)
             except (FailedCall, LuffyError) as fault:
-                logger.warning("closing an episode: %s: %s", _name_of(closing), fault)
+                logger.warning("closing an episode: %s: %s", name, fault)
 
     async def _answer(self, call: FoundCall) -> str:
         try:
@@ -101,18 +101,8 @@ class ToolEpisode:
         if tool.state_parameter is not None:
             arguments[tool.state_parameter] = self._state
         self._runner.refuse_when_full()
-        return await self._run(tool.name, tool.function, arguments, tool.is_async, tool.limits_itself)
-
-    async def _run(
-        self,
-        name: str,
-        function: Function,
-        arguments: Mapping[str, object],
-        is_async: bool,
-        limits_itself: bool = False,
-    ) -> str:
-        timeout_s = None if limits_itself else self._config.timeout_s
-        return await self._runner.run(name, function, arguments, is_async=is_async, timeout_s=timeout_s)
+        timeout_s = None if tool.limits_itself else self._config.timeout_s
+        return await self._runner.run(tool.name, tool.function, arguments, is_async=tool.is_async, timeout_s=timeout_s)
 
     def _shown(self, text: str) -> str:
         """The text with nothing that cannot be written, cut in the middle where it is too long."""

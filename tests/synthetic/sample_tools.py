@@ -72,6 +72,11 @@ def leave() -> str:
     raise SystemExit(3)
 
 
+def half_asynchronous() -> object:
+    """Return a coroutine that nobody can await in a thread."""
+    return slow_echo("a", 0.0)
+
+
 def explain() -> str:
     """Raise an error whose text is shown as it is."""
     raise ToolError("Traceback: all of it")

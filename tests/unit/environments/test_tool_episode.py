@@ -185,6 +185,11 @@ def test_a_fault_of_what_a_tool_depends_on_is_no_answer_to_the_policy():
         play(opened("lose_service"), call("lose_service"))
 
 
+def test_a_function_that_forgot_async_is_a_fault_and_no_answer():
+    with pytest.raises(LuffyError, match="has to be defined with `async def`"):
+        play(opened("half_asynchronous"), call("half_asynchronous"))
+
+
 def test_too_many_calls_in_a_turn_are_not_run():
     answers, counts = play(opened("remember", max_calls=2), call("remember", text="a") * 5)
     assert answers == ["\n".join(map(result, ("1", "2", "Error: 3 more calls were not run; a turn may have 2")))]
