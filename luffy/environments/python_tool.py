@@ -1,7 +1,8 @@
 """The tool `python`: an interpreter of the episode's own, which remembers names from call to call.
 
 The code runs in a session that `open_session` starts, outside of this process and under limits of its own
-(`luffy.sandbox`). The session is opened by the first call and closed with the episode.
+(`luffy.sandbox`). The session is opened by the first call and closed with the episode; a call after its end opens
+another one.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,7 +12,6 @@ from luffy.environments.episode_state import EpisodeState
 from luffy.environments.tool_runner import ToolError
 
 _SESSION = "python session"
-_RESTARTED = "[the interpreter has ended; the next call starts a new one, without the names defined so far]"
 
 
 class ExecutedCode(Protocol):
@@ -19,7 +19,7 @@ class ExecutedCode(Protocol):
 
     @property
     def output(self) -> str:
-        """What the code printed, the value of its last expression, or its traceback."""
+        """What the code printed, the value of its last expression, its traceback, and what ended the session."""
         ...
 
     @property
@@ -63,7 +63,7 @@ def python_tool(open_session: Callable[[], Awaitable[CodeSession]]) -> Callable[
         if result.session_is_over:
             del state[_SESSION]
             await session.close()
-        output = f"{result.output.rstrip()}\n{_RESTARTED}" if result.session_is_over else result.output.rstrip("\n")
+        output = result.output.removesuffix("\n")
         if result.status != "ok":
             raise ToolError(output)
         return output
