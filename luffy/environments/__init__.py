@@ -3,5 +3,6 @@
 from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.episode_state import EpisodeState
 from luffy.environments.parsers import after_thinking, xml_fields
+from luffy.environments.tool_runner import ToolError
 
-__all__ = ["Environment", "EnvironmentFactory", "EpisodeState", "after_thinking", "xml_fields"]
+__all__ = ["Environment", "EnvironmentFactory", "EpisodeState", "ToolError", "after_thinking", "xml_fields"]

@@ -6,6 +6,8 @@
         return "kept"
 
 The parameter is given by the environment: it is not part of the tool's schema, and the policy cannot pass it.
+A tool tells the policy of a failure by an exception: of `ToolError` it is shown the message alone, of any other one its
+type and message.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ from collections.abc import Callable, Sequence
 from luffy.grading import Problem
 
 Closing = Callable[[], object]
-"""Frees something; may be asynchronous."""
+"""Frees something; may be an `async def`."""
 
 
 class EpisodeState(dict[str, object]):

@@ -41,7 +41,7 @@ def _factory(config: EnvironmentConfig) -> EnvironmentFactory:
 def _tools(config: ToolsEnvironment) -> EnvironmentFactory:
     tools = load_tools(config.tools, _TOOLS)
     CALL_FORMATS[config.calls].instructions(tools)  # refuses tools that cannot be called in this format
-    runner = ToolRunner(config.timeout_s)
+    runner = ToolRunner()
     return lambda: ToolEpisode(config, tools, runner)
 
 

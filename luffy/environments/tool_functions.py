@@ -79,6 +79,8 @@ class Tool:
     is_async: bool
     state_parameter: str | None = None
     """Parameter that takes the episode's state."""
+    limits_itself: bool = False
+    """Whether every call ends by a limit of its own, so that `environment.timeout_s` is not for it."""
 
     @property
     def schema(self) -> Schema:

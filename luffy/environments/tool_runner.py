@@ -1,13 +1,14 @@
 """Calls of tools with a time limit: asynchronous ones in the event loop, others in a thread each.
 
 Python cannot end a thread. One that runs past its limit goes on, unseen, until its function returns; `ToolRunner`
-counts these and refuses further calls once there are too many, which ends the episodes that ask for them as failed
-instead of filling the process with threads. A tool that may hang should have a limit of its own, and code of the policy
+counts these, and once there are too many, environments refuse further calls: their episodes end as failed instead of
+filling the process with threads. A tool that may hang should have a limit of its own, and code of the policy
 belongs into a sandbox and not into a thread.
 """
 
 import asyncio
 import contextlib
+import inspect
 import json
 import threading
 from collections import Counter
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
-from luffy.errors import LuffyError
+from luffy.errors import LuffyError, UserError
 
 MOST_HANGING = 32
 """Calls past their time limit that may still run in this process."""
@@ -38,12 +39,20 @@ class ToolFault(StrEnum):
     """The turn had more calls than are allowed."""
 
 
+class ToolError(Exception):
+    """For tools to raise: the message is shown to the policy as it is, and the call counts as failed."""
+
+
 class FailedCall(Exception):
     """A call has no result; the message is for the policy."""
 
-    def __init__(self, fault: ToolFault, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, fault: ToolFault, message: str, prefix: str = "Error: ") -> None:
+        super().__init__(prefix + message)
         self.fault = fault
+
+
+_Outcome = str | FailedCall | LuffyError
+"""The result of a call, what the policy is told instead, or a fault of what the tool depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,39 +64,44 @@ class _Hanging:
 class ToolRunner:
     """Runs functions; shared by the episodes of an environment, in one event loop at a time."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self) -> None:
         self._hanging: list[_Hanging] = []
 
     async def run(
-        self, name: str, function: Callable[..., object], arguments: Mapping[str, object], is_async: bool
+        self,
+        name: str,
+        function: Callable[..., object],
+        arguments: Mapping[str, object],
+        *,
+        is_async: bool,
+        timeout_s: float | None,
     ) -> str:
         """Return the function's result as text; FailedCall when it raises, or does not end in time.
 
-        LuffyError when too many earlier calls still run.
+        A LuffyError of the function is no answer to the policy but raised here: what the tool depends on has failed.
         """
-        self._refuse_when_full()
         if is_async:
             task = asyncio.ensure_future(_awaited(function, arguments))
-            return await self._result(task, _Hanging(name, lambda: not task.done()))
+            return await self._result(task, _Hanging(name, lambda: not task.done()), timeout_s)
         delivered, thread = _started(function, arguments)
-        return await self._result(delivered, _Hanging(name, thread.is_alive))
+        return await self._result(delivered, _Hanging(name, thread.is_alive), timeout_s)
 
-    async def _result(self, outcome: "asyncio.Future[str | FailedCall]", call: _Hanging) -> str:
+    async def _result(self, outcome: asyncio.Future[_Outcome], call: _Hanging, timeout_s: float | None) -> str:
         try:
-            await asyncio.wait({outcome}, timeout=self._timeout_s)
+            await asyncio.wait({outcome}, timeout=timeout_s)
             if not outcome.done():
-                raise FailedCall(ToolFault.TIMED_OUT, f"{call.name} did not end within {self._timeout_s:g} s")
+                raise FailedCall(ToolFault.TIMED_OUT, f"{call.name} did not end within {timeout_s:g} s")
         finally:
             if not outcome.done():  # past the limit, or the episode was cancelled
                 outcome.cancel()
                 self._hanging.append(call)
         found = FailedCall(ToolFault.RAISED, "CancelledError") if outcome.cancelled() else outcome.result()
-        if isinstance(found, FailedCall):
+        if isinstance(found, FailedCall | LuffyError):
             raise found
         return found
 
-    def _refuse_when_full(self) -> None:
+    def refuse_when_full(self) -> None:
+        """Raise LuffyError when too many calls still run past their limit."""
         self._hanging = [call for call in self._hanging if call.is_alive()]
         if len(self._hanging) >= MOST_HANGING:
             names = Counter(call.name for call in self._hanging)
@@ -100,18 +114,18 @@ class ToolRunner:
 
 def _started(
     function: Callable[..., object], arguments: Mapping[str, object]
-) -> "tuple[asyncio.Future[str | FailedCall], threading.Thread]":
+) -> tuple[asyncio.Future[_Outcome], threading.Thread]:
     """Run a function in a thread that the interpreter does not wait for at its end."""
     loop = asyncio.get_running_loop()
-    delivered: asyncio.Future[str | FailedCall] = loop.create_future()
+    delivered: asyncio.Future[_Outcome] = loop.create_future()
 
-    def deliver(outcome: str | FailedCall) -> None:
+    def deliver(outcome: _Outcome) -> None:
         if not delivered.done():
             delivered.set_result(outcome)
 
     def work() -> None:
         try:
-            outcome: str | FailedCall = _as_text(function(**arguments))
+            outcome: _Outcome = _as_text(function(**arguments))
         except BaseException as error:  # noqa: BLE001 - whatever ends the function, the episode has to be told
             outcome = _raised(error)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -122,7 +136,7 @@ def _started(
     return delivered, thread
 
 
-async def _awaited(function: Callable[..., object], arguments: Mapping[str, object]) -> str | FailedCall:
+async def _awaited(function: Callable[..., object], arguments: Mapping[str, object]) -> _Outcome:
     try:
         return _as_text(await cast(Awaitable[object], function(**arguments)))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool may raise anything; it must not end the loop
@@ -132,13 +146,21 @@ async def _awaited(function: Callable[..., object], arguments: Mapping[str, obje
 def _as_text(value: object) -> str:
     if isinstance(value, str):
         return str(value)
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise UserError("a function that returns an awaitable has to be defined with `async def`")
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         return str(value)
 
 
-def _raised(error: BaseException) -> FailedCall:
+def _raised(error: BaseException) -> FailedCall | LuffyError:
+    if isinstance(error, LuffyError):
+        return error
+    if isinstance(error, ToolError):
+        return FailedCall(ToolFault.RAISED, str(error), prefix="")
     kind = type(error).__name__
     try:
         message = str(error)[:_MAX_MESSAGE]

@@ -15,6 +15,7 @@ from luffy.environments.call_formats import CALL_FORMATS, BrokenCall, FoundCall
 from luffy.environments.episode_state import EpisodeState
 from luffy.environments.tool_functions import Tool, WrongArguments
 from luffy.environments.tool_runner import FailedCall, ToolFault, ToolRunner
+from luffy.errors import LuffyError
 from luffy.grading import Problem
 from luffy.types import Message
 
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
 """Characters that a tokenizer or a file may not take."""
+_WITHOUT_A_TOOL = (ToolFault.BROKEN_CALL, ToolFault.UNKNOWN_TOOL, ToolFault.NOT_RUN)
 _MAX_NAME = 80
 
 
@@ -59,9 +61,7 @@ class ToolEpisode:
         """Calls, errors and cut results, in all and by tool and kind; a name is there from the start, with 0."""
         errors = {f"tool_errors/{fault}": float(self._faults[fault]) for fault in ToolFault}
         calls = {f"tool_calls/{name}": float(self._calls[name]) for name in self._tools}
-        num_unrun = sum(
-            self._faults[fault] for fault in (ToolFault.BROKEN_CALL, ToolFault.UNKNOWN_TOOL, ToolFault.NOT_RUN)
-        )
+        num_unrun = sum(self._faults[fault] for fault in _WITHOUT_A_TOOL)
         return {
             "tool_calls": float(self._calls.total() + num_unrun),
             "tool_errors": float(self._faults.total()),
@@ -73,17 +73,18 @@ class ToolEpisode:
     async def close(self) -> None:
         """Free what the tools registered with `EpisodeState.on_close`; what fails is logged."""
         for closing in self._state.end():
+            name, is_async = _name_of(closing), inspect.iscoroutinefunction(closing)
             try:
-                await self._runner.run(_name_of(closing), closing, {}, inspect.iscoroutinefunction(closing))
-            except FailedCall as fault:
-                logger.warning("closing an episode: %s", fault)
+                await self._runner.run(name, closing, {}, is_async=is_async, timeout_s=self._config.timeout_s)
+            except (FailedCall, LuffyError) as fault:
+                logger.warning("closing an episode: %s: %s", name, fault)
 
     async def _answer(self, call: FoundCall) -> str:
         try:
             return self._shown(await self._result(call))
         except FailedCall as failed:
             self._faults[failed.fault] += 1
-            return self._shown(f"Error: {failed}")
+            return self._shown(str(failed))
 
     async def _result(self, call: FoundCall) -> str:
         if isinstance(call, BrokenCall):
@@ -99,7 +100,9 @@ class ToolEpisode:
             raise FailedCall(ToolFault.WRONG_ARGUMENTS, f"{tool.name}: {fault}") from None
         if tool.state_parameter is not None:
             arguments[tool.state_parameter] = self._state
-        return await self._runner.run(tool.name, tool.function, arguments, tool.is_async)
+        self._runner.refuse_when_full()
+        timeout_s = None if tool.limits_itself else self._config.timeout_s
+        return await self._runner.run(tool.name, tool.function, arguments, is_async=tool.is_async, timeout_s=timeout_s)
 
     def _shown(self, text: str) -> str:
         """The text with nothing that cannot be written, cut in the middle where it is too long."""

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from luffy.environments import EpisodeState
+from luffy.environments import EpisodeState, ToolError
+from luffy.errors import LostError
 
 RELEASED = threading.Event()
 """Lets the calls of `hang` return."""
@@ -69,6 +70,21 @@ def refuse(reason: str) -> str:
 def leave() -> str:
     """End the process, or try to."""
     raise SystemExit(3)
+
+
+def half_asynchronous() -> object:
+    """Return a coroutine that nobody can await in a thread."""
+    return slow_echo("a", 0.0)
+
+
+def explain() -> str:
+    """Raise an error whose text is shown as it is."""
+    raise ToolError("Traceback: all of it")
+
+
+def lose_service() -> str:
+    """Raise the exception of a service that is gone."""
+    raise LostError("the service is gone")
 
 
 def hang() -> str:

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from patience import PATIENCE_S
 
 from luffy.config.environment import ToolsEnvironment
 from luffy.environments.registry import open_environment
@@ -52,7 +53,9 @@ def turn(chance, calls):
         elif calls == "llama3":
             pieces.append(f'{{"name": "{name}", "parameters": {{{arguments}}}}}')
         else:
-            fields = "".join(f"<{key}>{value(chance)}</{key}>" for key in chance.choices(KEYS, k=2))
+            fields = "".join(
+                f"<{key}>{value(chance)}</{key}>" for key in chance.choices(KEYS, k=chance.randrange(1, 3))
+            )
             pieces.append(f"<{name}>{fields}</{name}>")
     text = "\n".join(pieces)
     if chance.random() < 0.3:  # a cut or a copied character
@@ -65,7 +68,7 @@ async def played(calls, count):
     """The counts of an environment that has answered `count` turns."""
     chance = random.Random(f"hostile {calls}")
     config = ToolsEnvironment(
-        kind="tools", tools=TOOLS, calls=calls, timeout_s=600.0, max_calls=CALLS, max_result_characters=LIMIT
+        kind="tools", tools=TOOLS, calls=calls, timeout_s=PATIENCE_S, max_calls=CALLS, max_result_characters=LIMIT
     )
     environment = open_environment(config)()
     await environment.reset(Problem())

@@ -1,11 +1,12 @@
 """Episodes with tools: what the policy is told, what is counted, and what is freed at the end."""
 
 import asyncio
+import functools
 import json
 import threading
 
 import pytest
-from patience import wait_until
+from patience import PATIENCE_S, wait_until
 from synthetic import sample_tools
 
 from luffy.config.environment import ToolsEnvironment
@@ -37,9 +38,7 @@ def hanging_threads():
 
 def opened(*names, **settings):
     paths = tuple(name if name == "calculator" else f"synthetic.sample_tools:{name}" for name in names)
-    return open_environment(
-        ToolsEnvironment(kind="tools", tools=paths, timeout_s=settings.pop("timeout_s", 60.0), **settings)
-    )
+    return open_environment(ToolsEnvironment(kind="tools", tools=paths, **{"timeout_s": PATIENCE_S, **settings}))
 
 
 async def turns(environment, *contents):
@@ -116,12 +115,14 @@ def test_text_is_shown_as_it_is_and_other_results_as_json(name, arguments, text)
         (call("refuse_later"), "raised", "LookupError: later"),
         (call("leave"), "raised", "SystemExit: 3"),
         (call("cancel_itself"), "raised", "CancelledError"),
+        (call("explain"), "raised", "Traceback: all of it"),
     ],
 )
 def test_a_failed_call_is_told_to_the_policy_and_counted_by_its_kind(turn, kind, words):
-    made = opened("echo", "refuse", "nothing", "refuse_later", "leave", "cancel_itself")
+    made = opened("echo", "refuse", "nothing", "refuse_later", "leave", "cancel_itself", "explain")
     answers, counts = play(made, turn, call("echo", text="again"))
-    assert answers[0].startswith("<tool_response>\nError: ") and words in answers[0] and len(answers[0]) < 700
+    assert ("Error: " in answers[0]) != ("explain" in turn)
+    assert words in answers[0] and len(answers[0]) < 700
     assert answers[1] == result("again")
     assert counts["tool_calls"] == 2 and counts["tool_errors"] == counts[f"tool_errors/{kind}"] == 1
 
@@ -179,6 +180,16 @@ def test_a_cancelled_episode_is_closed_and_its_call_given_up():
     assert sample_tools.CLOSED == ["cities"]
 
 
+def test_a_fault_of_what_a_tool_depends_on_is_no_answer_to_the_policy():
+    with pytest.raises(LuffyError, match="the service is gone"):
+        play(opened("lose_service"), call("lose_service"))
+
+
+def test_a_function_that_forgot_async_is_a_fault_and_no_answer():
+    with pytest.raises(LuffyError, match="has to be defined with `async def`"):
+        play(opened("half_asynchronous"), call("half_asynchronous"))
+
+
 def test_too_many_calls_in_a_turn_are_not_run():
     answers, counts = play(opened("remember", max_calls=2), call("remember", text="a") * 5)
     assert answers == ["\n".join(map(result, ("1", "2", "Error: 3 more calls were not run; a turn may have 2")))]
@@ -221,8 +232,9 @@ def test_counts_have_every_name_from_the_start():
 
 
 def test_a_runner_serves_one_event_loop_after_another():
-    runner = ToolRunner(60.0)
-    texts = [asyncio.run(runner.run("nothing", sample_tools.nothing, {}, False)) for _ in range(2)]
+    runner = ToolRunner()
+    run = functools.partial(runner.run, "nothing", sample_tools.nothing, {}, is_async=False, timeout_s=None)
+    texts = [asyncio.run(run()) for _ in range(2)]
     assert texts == ["null", "null"]
 
 

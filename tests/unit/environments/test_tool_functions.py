@@ -54,7 +54,7 @@ def test_the_schema_is_the_one_that_chat_templates_are_given():
     }
 
 
-def area(width: float, height: float, names: list[str], unit: str, exact: bool) -> float:
+def area(width: float, height: float, names: list[str], unit: str, exact: bool):
     """Area of a rectangle.
 
     Args:
@@ -107,7 +107,6 @@ def test_arguments_become_what_the_annotations_say():
         ("maybe", "none"),
         ("level", 3),
         ("level", "1"),
-        ("level", True),
         ("text", "\ud800"),
         ("numbers", functools.reduce(lambda inner, _: [inner], range(300), [])),
     ],

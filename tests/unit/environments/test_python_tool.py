@@ -1,0 +1,118 @@
+"""The tool `python`: one session an episode, opened late, closed with the episode, replaced when it has ended."""
+
+import asyncio
+import contextlib
+import io
+from dataclasses import dataclass, replace
+
+import pytest
+
+from luffy.config.environment import ToolsEnvironment
+from luffy.environments.call_formats import HermesCalls, ToolCall
+from luffy.environments.python_tool import python_tool
+from luffy.environments.tool_functions import tool_of
+from luffy.environments.tool_runner import ToolRunner
+from luffy.environments.tools import ToolEpisode
+from luffy.errors import LuffyError
+from luffy.grading import Problem
+from luffy.types import Message
+
+CONFIG = ToolsEnvironment(kind="tools", tools=("calculator",), timeout_s=0.001)
+
+
+@dataclass(frozen=True)
+class Result:
+    output: str
+    status: str = "ok"
+    session_is_over: bool = False
+
+
+class TrustedSession:
+    """Runs the test's own code here, with the interface of a sandbox's session."""
+
+    def __init__(self):
+        self.names = {}
+        self.is_closed = False
+
+    async def run(self, code):
+        await asyncio.sleep(0.01)  # longer than the limit of other tools
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                exec(code, self.names)
+        except SystemExit:
+            return Result(printed.getvalue() + "[ended]\n", "killed", True)
+        except Exception as error:
+            return Result(f"{printed.getvalue()}{type(error).__name__}: {error}\n", "raised")
+        return Result(printed.getvalue())
+
+    async def close(self):
+        self.is_closed = True
+
+
+def play(*codes, sessions=None):
+    """The answers to code, and the environment's counts."""
+    opened = [] if sessions is None else sessions
+
+    async def open_session():
+        opened.append(TrustedSession())
+        return opened[-1]
+
+    async def episode():
+        tool = replace(tool_of(python_tool(open_session)), limits_itself=True)
+        environment = ToolEpisode(CONFIG, {tool.name: tool}, ToolRunner())
+        await environment.reset(Problem())
+        answers = []
+        for code in codes:
+            turn = HermesCalls().render([ToolCall("python", {"code": code})])
+            (message,) = await environment.respond([Message("assistant", turn)])
+            answers.append(message.content.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>"))
+        await environment.close()
+        return answers, environment.counts()
+
+    return asyncio.run(episode())
+
+
+def test_names_are_kept_from_call_to_call_and_the_session_is_closed():
+    sessions = []
+    answers, counts = play("x = 6", "print(x * 7)", sessions=sessions)
+    assert answers == ["", "42"]
+    assert [session.is_closed for session in sessions] == [True]
+    assert counts["tool_calls"] == 2 and counts["tool_errors"] == 0
+
+
+def test_a_traceback_is_shown_as_it_is_and_counted():
+    answers, counts = play("print('a'); 1 / 0", "print('b')")
+    assert answers == ["a\nZeroDivisionError: division by zero", "b"]
+    assert counts["tool_errors/raised"] == 1
+
+
+def test_an_interpreter_that_has_ended_is_replaced():
+    sessions = []
+    answers, _ = play("x = 1", "raise SystemExit", "print('x' in globals())", sessions=sessions)
+    assert answers[1:] == ["[ended]", "False"]
+    assert [session.is_closed for session in sessions] == [True, True]
+
+
+def test_no_session_is_opened_without_a_call():
+    sessions = []
+    play(sessions=sessions)
+    assert sessions == []
+
+
+def test_a_sandbox_that_does_not_start_is_a_fault_of_the_environment():
+    async def fails():
+        raise LuffyError("no sandbox here")
+
+    async def respond():
+        tool = tool_of(python_tool(fails))
+        turn = HermesCalls().render([ToolCall("python", {"code": "1"})])
+        await ToolEpisode(CONFIG, {"python": tool}, ToolRunner()).respond([Message("assistant", turn)])
+
+    with pytest.raises(LuffyError, match="no sandbox here"):
+        asyncio.run(respond())
+
+
+def test_the_policy_sees_code_as_the_one_parameter():
+    schema = tool_of(python_tool(TrustedSession)).schema["function"]
+    assert schema["name"] == "python" and list(schema["parameters"]["properties"]) == ["code"]
