@@ -46,6 +46,27 @@ class WordProblemSource(StrictModel):
     """Changes that a problem tells of, with equal shares; each takes one or two calculations."""
 
 
+class GuessNumberSource(StrictModel):
+    """Generated games of `environment.kind: guess_number`, with a player's turns as traces
+    (`luffy.data.sources.guessing`)."""
+
+    kind: Literal["guess_number"]
+    num_prompts: PositiveInt
+    low: int = 1
+    high: int = 63
+    """The number to find is between `low` and `high`, both included."""
+    player: Literal["bisecting", "random"] = "bisecting"
+    """Who plays the traces: one that halves the interval, or one that ignores the answers (text for a base policy)."""
+    max_turns: PositiveInt = 8
+    """A trace ends here, found or not."""
+
+    @model_validator(mode="after")
+    def _range_holds_a_game(self) -> "GuessNumberSource":
+        if self.high <= self.low:
+            raise ValueError(f"high {self.high} must be above low {self.low}")
+        return self
+
+
 Scalar = str | int | float | bool
 
 
@@ -241,7 +262,13 @@ class CustomSource(StrictModel):
 
 
 SourceConfig = Annotated[
-    ArithmeticSource | WordProblemSource | FileSource | HubSource | ReasoningGymSource | CustomSource,
+    ArithmeticSource
+    | WordProblemSource
+    | GuessNumberSource
+    | FileSource
+    | HubSource
+    | ReasoningGymSource
+    | CustomSource,
     Field(discriminator="kind"),
 ]
 PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]

@@ -11,6 +11,7 @@ from typing import Any
 from luffy.config.data import SourceConfig
 from luffy.data.sources.arithmetic import ArithmeticPrompts
 from luffy.data.sources.custom import custom_source
+from luffy.data.sources.guessing import GuessingGames
 from luffy.data.sources.hub import HubPrompts
 from luffy.data.sources.local_files import FilePrompts
 from luffy.data.sources.reasoning_gym import ReasoningGymPrompts
@@ -22,6 +23,7 @@ from luffy.types import Prompt
 SOURCES: dict[str, Callable[[Any, str, int], TraceSource]] = {
     "arithmetic": ArithmeticPrompts,
     "word_problems": WordProblems,
+    "guess_number": GuessingGames,
     "file": FilePrompts,
     "hub": HubPrompts,
     "reasoning_gym": ReasoningGymPrompts,
