@@ -1,0 +1,128 @@
+"""Episodes through the real flow: data, SFT, RL and evaluation with an environment, and a kill in the middle of one."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from patience import PATIENCE_S
+
+from luffy.evaluation.sample_files import read_samples_of
+from luffy.tracking.metrics import METRICS_FILE, read_metrics, without_times
+from luffy.tracking.samples import SAMPLES_FILE, read_samples
+from luffy.types import Source
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+GAME = [
+    "chain=sft_then_luffy",
+    "data.train={kind: guess_number, num_prompts: 24, high: 7, max_turns: 3}",
+    "data.corpus={kind: guess_number, num_prompts: 256, high: 7, player: random, max_turns: 3}",
+    "data.suites={games: {kind: guess_number, num_prompts: 8, high: 7, max_turns: 3}}",
+    "model.architecture={hidden_size: 32, intermediate_size: 64, num_layers: 2, num_heads: 2, "
+    "max_position_embeddings: 128}",
+    "data.max_trace_tokens=64",
+    "base.steps=60",
+    "base.batch_size=32",
+    "sft={epochs: 3, batch_size: 8, optimizer: {lr: 3e-3}}",
+    "rl={steps: 3, prompts_per_step: 4, max_response_tokens: 64, optimizer: {lr: 1e-3}}",
+    "evaluation={max_response_tokens: 64, decodings: {greedy: {temperature: 0.0}}}",
+    "environment={kind: custom, factory: 'dying_game:DyingGame', limits: {max_turns: 3, max_turn_tokens: 8}}",
+    "execution={num_threads: 1, retries: 0, checkpoint: {rl_every: 1}}",
+    "tracking.samples_every=1",
+]
+
+
+def flow(workspace: Path, die_at: Path | None = None) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(__file__).parent / "episodes"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONPATH": path}
+    if die_at is not None:
+        env["TEST_DIE_AT"] = str(die_at)
+    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/guess_number.yaml", *GAME]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stages of an undisturbed flow."""
+    workspace = tmp_path_factory.mktemp("finished")
+    result = flow(workspace)
+    assert result.returncode == 0, result.stderr
+    return workspace / "stages"
+
+
+def only(stages: Path, kind: str) -> Path:
+    (directory,) = (path.parent for path in (stages / kind).glob("*/manifest.json"))
+    return directory
+
+
+def journal(stages: Path) -> list[dict]:
+    files = sorted((only(stages, "rl") / "journal").glob("*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def test_groups_hold_rollouts_and_demonstrations_of_many_turns(finished: Path) -> None:
+    rows = journal(finished)
+    guided = [row for row in rows if Source.OFF_POLICY in row["source"]]
+    assert len(rows) == 3 * 4 * 8 and len(guided) == 3 * 4
+    assert any(Source.ENVIRONMENT in row["source"] for row in guided)
+    for row in rows:
+        assert row["source"][-1] != Source.ENVIRONMENT
+        versions = dict(zip(row["source"], row["weight_version"], strict=True))
+        assert versions.get(Source.ENVIRONMENT, -1) == -1
+        assert Source.OFF_POLICY in row["source"] or 1 <= dict(row["measures"])["turns"] <= 3
+
+
+def test_metrics_and_samples_tell_of_the_episodes(finished: Path) -> None:
+    metrics = read_metrics(only(finished, "rl") / METRICS_FILE)
+    assert all(1 <= row["rollout/turns_mean"] <= 3 for row in metrics)
+    written = [sum(who != Source.ENVIRONMENT for who in row["source"]) for row in journal(finished)]
+    learned = [row["batch/response_tokens"] for row in metrics]
+    assert learned == [sum(written[step * 32 : step * 32 + 32]) for step in range(3)]
+    samples = [sample for _, sample in read_samples(only(finished, "rl") / SAMPLES_FILE)]
+    assert any("--- environment ---" in sample.response for sample in samples)
+
+
+def test_evaluation_grades_the_last_turn_and_counts_the_policys_tokens(finished: Path) -> None:
+    for directory in (path.parent for path in (finished / "evaluate").glob("*/manifest.json")):
+        for record in read_samples_of(directory):
+            assert record.reply is not None
+            assert record.response.endswith(record.reply)
+            assert 1 <= record.measures["turns"] <= 3
+            assert record.correct == (record.reply.strip() == record.ground_truth)
+            assert record.correct == bool(record.measures["found"])
+
+
+def test_a_kill_in_the_middle_of_an_episode_costs_no_bit(finished: Path, tmp_path: Path) -> None:
+    die_at = tmp_path / "die_at"
+    die_at.write_text("90")  # of about 60 answers a step
+    killed = flow(tmp_path / "workspace", die_at)
+    assert killed.returncode != 0
+    assert not die_at.exists()
+    assert [path.name for path in (tmp_path / "workspace/stages/rl").glob("*/journal/*.parquet")] == [
+        "step_000001.parquet"
+    ]
+    again = flow(tmp_path / "workspace")
+    assert again.returncode == 0, again.stderr
+    assert _metrics(tmp_path / "workspace/stages") == _metrics(finished)
+    assert _model(tmp_path / "workspace/stages") == _model(finished)
+
+
+def _metrics(stages: Path) -> list[dict]:
+    return [without_times(row) for row in read_metrics(only(stages, "rl") / METRICS_FILE)]
+
+
+def _model(stages: Path) -> str:
+    return hashlib.sha256((only(stages, "rl") / "model/model.safetensors").read_bytes()).hexdigest()
+
+
+def test_the_samples_are_readable_on_the_terminal(finished: Path) -> None:
+    env = {**os.environ, "LUFFY_WORKSPACE": str(finished.parent)}
+    command = [sys.executable, "-m", "luffy", "show", "guess_number", "--samples", "8"]
+    shown = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert "--- policy ---" in shown.stdout and "--- environment ---" in shown.stdout
+    assert json.dumps("<|pad|>") not in shown.stdout
