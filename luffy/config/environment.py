@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from luffy.config.strict import StrictModel
 
@@ -31,6 +31,30 @@ class EpisodeLimits(StrictModel):
         return self.history == "as_sampled"
 
 
+_Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+_Import = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+ANSWER = "answer"
+"""Name of the grader's reward among the weights."""
+
+
+class EpisodeScoring(StrictModel):
+    """What is measured of an episode, and what of it is rewarded (the rubric)."""
+
+    measures: dict[_Name, _Import] = Field(default={})
+    """Functions by name, `package.module:function`, of any of `prompt, completion, answer, info, task, counts`, as in
+    verifiers; they return a number and may be asynchronous. Every measure is logged and kept with its sample."""
+    weights: dict[str, float] = Field(default={ANSWER: 1.0}, min_length=1)
+    """The reward of an episode: the weighted sum of `answer` (the grader's reward), of measures, of `turns`, and of
+    what the environment counts, e.g. `tool_errors: -0.1`."""
+    version: NonNegativeInt = 0
+    """The functions' code is not part of a stage's identity: increase this when it changes."""
+
+    @property
+    def is_answer_alone(self) -> bool:
+        """Whether the reward is the grader's."""
+        return self.weights == {ANSWER: 1.0}
+
+
 class ToolsEnvironment(StrictModel):
     """Python functions that the policy may call. A turn without a call is the final one."""
 
@@ -38,6 +62,8 @@ class ToolsEnvironment(StrictModel):
     tools: tuple[str, ...] = Field(min_length=1)
     """Names of built-in tools (`calculator`), or `package.module:function` of functions with typed parameters and a
     docstring, importable from the working directory or the environment."""
+    version: NonNegativeInt = 0
+    """The functions' code is not part of a stage's identity: increase this when it changes."""
     calls: CallFormat = "hermes"
     describe: bool = True
     """Whether the system message describes the tools; false for a policy that knows them from demonstrations alone."""
@@ -48,6 +74,7 @@ class ToolsEnvironment(StrictModel):
     max_result_characters: PositiveInt = 8192
     """A longer result of a call is cut in the middle, and says so."""
     limits: EpisodeLimits = EpisodeLimits()
+    scoring: EpisodeScoring = EpisodeScoring()
 
 
 class GuessNumberEnvironment(StrictModel):
@@ -55,18 +82,22 @@ class GuessNumberEnvironment(StrictModel):
 
     kind: Literal["guess_number"]
     limits: EpisodeLimits = EpisodeLimits()
+    scoring: EpisodeScoring = EpisodeScoring()
 
 
 class CustomEnvironment(StrictModel):
     """A class of your own with the methods of `luffy.environments.Environment`."""
 
     kind: Literal["custom"]
-    factory: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    factory: _Import
     """`package.module:Class`, called with `options` for every episode."""
+    version: NonNegativeInt = 0
+    """The class's code is not part of a stage's identity: increase this when it changes."""
     options: dict[str, int | float | bool | str | None] = Field(default={})
     instructions: str = ""
     """Added to the system message of every prompt."""
     limits: EpisodeLimits = EpisodeLimits()
+    scoring: EpisodeScoring = EpisodeScoring()
 
 
 EnvironmentConfig = Annotated[

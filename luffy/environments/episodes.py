@@ -17,6 +17,7 @@ from typing import TypeVar
 from luffy.config.environment import EpisodeLimits
 from luffy.data.conversations import ConversationEncoder
 from luffy.environments.environment import Environment, EnvironmentFactory
+from luffy.environments.rubric import EpisodeScorer, EpisodeView
 from luffy.environments.turn_sampler import TurnSampler
 from luffy.errors import EnvironmentFault, UserError
 from luffy.grading import Problem
@@ -43,6 +44,7 @@ class EpisodeStart:
     """A prompt, and the part of a recorded episode that this one continues."""
 
     problem: Problem
+    ground_truth: str
     messages: tuple[Message, ...]
     """The prompt's."""
     prompt_ids: tuple[int, ...]
@@ -64,7 +66,7 @@ class Episode:
     """After the given tokens; the last one is a completion."""
     finish_reason: FinishReason
     measures: Mapping[str, float]
-    """Counts of the environment, and `turns`: those of the policy, given ones included."""
+    """Counts of the environment, `turns` (those of the policy, given ones included), and what the scorer measures."""
 
 
 @dataclass(slots=True)
@@ -79,6 +81,7 @@ class _Play:
     conversation: list[Message]
     segments: list[Segment] = field(default_factory=list)
     num_turns: int = 0
+    measures: dict[str, float] = field(default_factory=dict)
 
 
 class EpisodePlayer:
@@ -89,8 +92,14 @@ class EpisodePlayer:
     """
 
     def __init__(
-        self, make: EnvironmentFactory, encoder: ConversationEncoder, limits: EpisodeLimits, lanes: int = 0
+        self,
+        make: EnvironmentFactory,
+        encoder: ConversationEncoder,
+        limits: EpisodeLimits,
+        scorer: EpisodeScorer,
+        lanes: int = 0,
     ) -> None:
+        self.scorer = scorer
         self._make = make
         self._lanes = lanes
         self._plays = itertools.count()
@@ -132,14 +141,14 @@ class EpisodePlayer:
                 finish = await self._open(play, sampler.params.max_response_tokens)
                 if finish is None:
                     finish = await self._take_turns(play, index, sampler)
+                play.measures |= await _called(self.scorer.measure(_view(play)))
             except _FailedCall as failure:
                 logger.warning("%s: the environment failed: %r", start.problem.data_source, failure.__cause__)
                 finish = FinishReason.ENVIRONMENT_ERROR
-            counts = {**play.environment.counts(), "turns": float(play.num_turns)}
         finally:
             sampler.leave()
             await play.environment.close()
-        return Episode(play.prompt_ids, tuple(play.segments), finish, counts)
+        return Episode(play.prompt_ids, tuple(play.segments), finish, _counts(play) | play.measures)
 
     async def _open(self, play: _Play, limit: int) -> FinishReason | None:
         """Reset the environment and replay the given turns; returns why no turn of the policy follows, if so."""
@@ -197,8 +206,24 @@ class EpisodePlayer:
         return True
 
 
+def _counts(play: _Play) -> dict[str, float]:
+    return {**play.environment.counts(), "turns": float(play.num_turns)}
+
+
+def _view(play: _Play) -> EpisodeView:
+    prompt, problem = play.start.messages, play.start.problem
+    return EpisodeView(
+        prompt=prompt,
+        completion=play.conversation[len(prompt) :],
+        answer=play.start.ground_truth,
+        info=problem.extra_info,
+        task=problem.data_source,
+        counts=_counts(play),
+    )
+
+
 class _FailedCall(Exception):
-    """An environment's method raised; the cause is its exception."""
+    """A method of the environment, or a measure, raised; the cause is its exception."""
 
 
 async def _called(method: Awaitable[_Result]) -> _Result:

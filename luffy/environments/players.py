@@ -4,8 +4,10 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EnvironmentConfig
 from luffy.data.conversations import ConversationEncoder
+from luffy.environments.environment import EnvironmentFactory
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.registry import open_environment
+from luffy.environments.rubric import EpisodeScorer
 
 
 def open_player(config: EnvironmentConfig, tokenizer: PreTrainedTokenizerBase, lanes: int) -> EpisodePlayer:
@@ -15,4 +17,11 @@ def open_player(config: EnvironmentConfig, tokenizer: PreTrainedTokenizerBase, l
     turns.
     """
     encoder = ConversationEncoder(tokenizer, keeps_history=config.limits.keeps_history)
-    return EpisodePlayer(open_environment(config), encoder, config.limits, lanes)
+    make, scorer = open_scored(config)
+    return EpisodePlayer(make, encoder, config.limits, scorer, lanes)
+
+
+def open_scored(config: EnvironmentConfig) -> tuple[EnvironmentFactory, EpisodeScorer]:
+    """What makes environments, and what measures their episodes; ConfigError where one cannot be loaded."""
+    make = open_environment(config)
+    return make, EpisodeScorer(config.scoring, tuple(make().counts()))

@@ -33,11 +33,7 @@ class EpisodeClient:
     ) -> Iterable[Response]:
         """One response per sample, in order."""
         params = sampling_params(protocol, max_response_tokens, stop_token_ids(self._tokenizer))
-        starts = [
-            EpisodeStart(problem_of(sample.prompt), sample.prompt.messages, sample.rendered.ids, sample.seed)
-            for sample in samples
-        ]
-        return map(self._response, self._player.play(starts, self._engine, params))
+        return map(self._response, self._player.play([_start(sample) for sample in samples], self._engine, params))
 
     def _response(self, episode: Episode) -> Response:
         source = [
@@ -57,3 +53,8 @@ class EpisodeClient:
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return decode(self._tokenizer, token_ids)
+
+
+def _start(sample: SampleRequest) -> EpisodeStart:
+    prompt = sample.prompt
+    return EpisodeStart(problem_of(prompt), prompt.ground_truth, prompt.messages, sample.rendered.ids, sample.seed)

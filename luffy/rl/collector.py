@@ -56,7 +56,7 @@ class GroupCollector:
         plans = [self._plan(task, visit, step) for task, visit in zip(tasks, visits, strict=True)]
         rows = self._graded(tasks, self._generated(engine, tasks, plans))
         groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
-        return self._with_traces_where_failing(tasks, groups, step)
+        return self._with_traces_where_failing(engine, tasks, groups, step)
 
     def _plan(self, task: RolloutTask, visit: int, step: int) -> list[Row]:
         """The rows of a group before generation: rollouts, then off-policy rows."""
@@ -94,11 +94,13 @@ class GroupCollector:
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], plans: Sequence[Sequence[Row]]
     ) -> list[list[Row]]:
         """The planned rows with what the policy sampled."""
-        planned = [
-            (task, row) for task, plan in zip(tasks, plans, strict=True) for row in plan if not row.is_whole_trace
-        ]
+        planned = [(task, row) for task, plan in zip(tasks, plans, strict=True) for row in plan if self._is_played(row)]
         finished = iter(self._continued(engine, planned))
-        return [[row if row.is_whole_trace else next(finished) for row in plan] for plan in plans]
+        return [[next(finished) if self._is_played(row) else row for row in plan] for plan in plans]
+
+    def _is_played(self, row: Row) -> bool:
+        """Whether something is to be sampled, or measured of a demonstration."""
+        return not row.is_whole_trace or (self._player is not None and self._player.scorer.needs_demonstrations)
 
     def _continued(self, engine: RolloutEngine, planned: Sequence[tuple[RolloutTask, Row]]) -> list[Row]:
         """Each row, continued by the policy: in a single call of the engine, or turn by turn with an environment."""
@@ -116,10 +118,15 @@ class GroupCollector:
             if not row.has_failed
         ]
         grades = iter(self._grader.grade(wanted))
-        return [[row.trajectory(_FAILED if row.has_failed else next(grades)) for row in found] for found in rows]
+        return [[self._trajectory(row, _FAILED if row.has_failed else next(grades)) for row in found] for found in rows]
+
+    def _trajectory(self, row: Row, grade: Grade) -> Trajectory:
+        if self._player is None or row.has_failed:
+            return row.trajectory(grade)
+        return row.trajectory(grade, self._player.scorer.reward(grade.reward, row.measures))
 
     def _with_traces_where_failing(
-        self, tasks: Sequence[RolloutTask], groups: Sequence[Group], step: int
+        self, engine: RolloutEngine, tasks: Sequence[RolloutTask], groups: Sequence[Group], step: int
     ) -> list[Group]:
         """The groups, with wrong rollouts replaced by traces where accuracy is at most the configured bound."""
         bound = self._group.off_policy_when_accuracy_at_most
@@ -129,15 +136,15 @@ class GroupCollector:
             self._traces(task, step) if group.accuracy <= bound else []
             for task, group in zip(tasks, groups, strict=True)
         ]
-        traces = self._graded(
-            tasks,
-            [[_whole(task, trace) for trace in found] for task, found in zip(tasks, chosen, strict=True)],
-        )
+        plans = [[_whole(task, trace) for trace in found] for task, found in zip(tasks, chosen, strict=True)]
+        traces = self._graded(tasks, self._generated(engine, tasks, plans))
         return [_in_place_of_wrong(*pair) for pair in zip(groups, traces, strict=True)]
 
 
 def _start(task: RolloutTask, row: Row) -> EpisodeStart:
-    return EpisodeStart(task.problem, task.messages, row.prompt_ids, row.seed, row.given_ids, row.given_source)
+    return EpisodeStart(
+        task.problem, task.ground_truth, task.messages, row.prompt_ids, row.seed, row.given_ids, row.given_source
+    )
 
 
 def _visits(tasks: Sequence[RolloutTask], earlier: Sequence[str]) -> list[int]:

@@ -70,7 +70,9 @@ class Row:
         return replace(self, segments=(completion,), finish_reason=completion.finish_reason)
 
     def played(self, episode: Episode) -> "Row":
-        """The row with the episode that continued it."""
+        """The row with the episode that continued it, or, for a whole trace, that played it again to measure it."""
+        if self.is_whole_trace:
+            return replace(self, measures=episode.measures)
         return replace(
             self,
             prompt_ids=episode.prompt_ids,
@@ -87,15 +89,18 @@ class Row:
         turn = itertools.takewhile(lambda token: token[1] is not Source.ENVIRONMENT, reversed(ids))
         return decode([token_id for token_id, _ in reversed([*turn])])
 
-    def trajectory(self, grade: Grade) -> Trajectory:
-        """The graded row; tokens of the trace are off-policy, with their author's log-probabilities if known."""
+    def trajectory(self, grade: Grade, reward: float | None = None) -> Trajectory:
+        """The graded row; tokens of the trace are off-policy, with their author's log-probabilities if known.
+
+        `reward` is that of an episode's scoring; None: the grade's.
+        """
         return Trajectory(
             prompt_ids=self.prompt_ids,
             response_ids=self._token_ids,
             source=self._source,
             logp_behavior=self.given_logprobs + _joined(self.segments, _logprobs_of),
             weight_version=(DEMONSTRATION_VERSION,) * self.num_given + _joined(self.segments, _versions_of),
-            reward=grade.reward,
+            reward=grade.reward if reward is None else reward,
             outcome=grade.outcome,
             finish_reason=self.finish_reason,
             measures=self.measures,

@@ -50,7 +50,8 @@ from luffy.data.sources import Row, TraceSource, open_source
 from luffy.data.sources.local_files import sha256_of
 from luffy.data.splits import write_complement, write_correct, write_luffy, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer, texts_of
-from luffy.environments.registry import instructions_of, open_environment
+from luffy.environments.players import open_scored
+from luffy.environments.registry import instructions_of
 from luffy.errors import DataError
 from luffy.files import write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
@@ -196,7 +197,7 @@ def _checked_environment(settings: PrepareDataSettings, tokenizer: PreTrainedTok
     """Instructions of the environment, "" without one; an error where it cannot be used with this chat template."""
     if settings.environment is None:
         return ""
-    open_environment(settings.environment)
+    open_scored(settings.environment)
     ConversationEncoder(tokenizer, keeps_history=settings.environment.limits.keeps_history)
     return instructions_of(settings.environment)
 

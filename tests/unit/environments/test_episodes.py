@@ -10,19 +10,21 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.environment import EpisodeLimits
+from luffy.config.environment import EpisodeLimits, EpisodeScoring
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.episodes import Episode, EpisodePlayer, EpisodeStart, Observation
+from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import transcript
 from luffy.errors import DataError, EnvironmentFault, LuffyError
 from luffy.grading import Problem
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, room
 from luffy.types import FinishReason, Message, Source
 
+SCORER = EpisodeScorer(EpisodeScoring(), ())
 PROMPT = (Message("user", "Begin."),)
-START = EpisodeStart(Problem(), PROMPT, (5, 6), seed=3)
+START = EpisodeStart(Problem(), "7", PROMPT, (5, 6), seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +88,7 @@ def _play(
     **limits: int,
 ) -> tuple[Episode, Scripted]:
     engine = Scripted(tokenizer, turns)
-    player = EpisodePlayer(lambda: environment, ConversationEncoder(tokenizer), EpisodeLimits(**limits), lanes)
+    player = EpisodePlayer(lambda: environment, ConversationEncoder(tokenizer), EpisodeLimits(**limits), SCORER, lanes)
     return player.play([start], engine, SamplingParams(1.0, max_tokens, stop_token_ids(tokenizer)))[0], engine
 
 
@@ -155,7 +157,7 @@ def test_a_recorded_start_is_replayed_into_the_environment(tokenizer: PreTrained
     """Its first turn and observation stand; the second turn is answered by the live environment."""
     encoder = ConversationEncoder(tokenizer)
     recorded = encoder.trace([Message("assistant", "turn 0"), Message("user", "go on"), Message("assistant", "turn 1")])
-    start = EpisodeStart(Problem(), PROMPT, (5, 6), 3, recorded.token_ids, recorded.source)
+    start = EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, recorded.token_ids, recorded.source)
     environment = Echo(num_answers=2)
     episode, engine = _play(tokenizer, environment, ["-", "-", "turn 2"], start)
     assert [conversation[-1].content for conversation in environment.seen] == ["turn 0", "turn 1", "turn 2"]
@@ -167,7 +169,7 @@ def test_a_recorded_start_is_replayed_into_the_environment(tokenizer: PreTrained
 
 def test_a_turn_that_was_begun_is_finished_and_read_as_one(tokenizer: PreTrainedTokenizerBase) -> None:
     begun = tuple(encode_traces(tokenizer, ["go on"])[0][:-1])
-    start = EpisodeStart(Problem(), PROMPT, (5, 6), 3, begun, (Source.OFF_POLICY,) * len(begun))
+    start = EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, begun, (Source.OFF_POLICY,) * len(begun))
     environment = Echo(num_answers=0)
     _play(tokenizer, environment, [" higher"], start)
     assert environment.seen[0][-1].content == "go on higher"
@@ -183,7 +185,7 @@ def test_a_bug_ends_its_own_episode_and_the_run_above_a_share(tokenizer: PreTrai
     left = iter(made)
     encoder, params = ConversationEncoder(tokenizer), SamplingParams(1.0, 99, stop_token_ids(tokenizer))
     engine = Scripted(tokenizer, ["turn 0", "turn 1"])
-    player = EpisodePlayer(lambda: next(left), encoder, EpisodeLimits(max_failed_share=0.25))
+    player = EpisodePlayer(lambda: next(left), encoder, EpisodeLimits(max_failed_share=0.25), SCORER)
     episodes = player.play([START] * 4, engine, params)
     reasons = [episode.finish_reason for episode in episodes]
     assert reasons == [FinishReason.ENVIRONMENT_ERROR, *[FinishReason.STOP] * 3]
@@ -212,7 +214,7 @@ class Breaking(Scripted):
 def test_a_failure_of_the_engine_closes_all_environments(tokenizer: PreTrainedTokenizerBase, lanes: int) -> None:
     made = [Echo() for _ in range(5)]
     left = iter(made)
-    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), EpisodeLimits(), lanes)
+    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), EpisodeLimits(), SCORER, lanes)
     with pytest.raises(LuffyError, match="the engine broke"):
         player.play([START] * 5, Breaking(tokenizer, ["-"]), SamplingParams(1.0, 99, stop_token_ids(tokenizer)))
     assert all(environment.is_closed for environment in made)
@@ -224,8 +226,8 @@ def test_in_lockstep_a_call_has_the_turns_of_all_episodes_in_their_order(tokeniz
     slow, quick = Echo(1, wait=lambda: first_answered.wait(PATIENCE_S)), Echo(1, wait=first_answered.set)
     left = iter([slow, quick])
     engine = Scripted(tokenizer, ["turn 0", "turn 1"])
-    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), EpisodeLimits())
-    starts = [EpisodeStart(Problem(), PROMPT, (seed,), seed) for seed in (1, 2)]
+    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), EpisodeLimits(), SCORER)
+    starts = [EpisodeStart(Problem(), "7", PROMPT, (seed,), seed) for seed in (1, 2)]
     player.play(starts, engine, SamplingParams(1.0, 99, stop_token_ids(tokenizer)))
     assert [[request.prompt_ids for request in call] for call in engine.calls] == [[(1,), (2,)], [(1,), (2,)]]
 
@@ -240,7 +242,7 @@ def test_with_lanes_a_slow_tool_holds_up_its_own_episode_alone(tokenizer: PreTra
 
     left = iter([Echo(1, wait=lambda: over.wait(PATIENCE_S)), Quick(3)])
     engine = Scripted(tokenizer, ["turn 0", "turn 1", "turn 2", "turn 3"])
-    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), EpisodeLimits(), lanes=2)
+    player = EpisodePlayer(lambda: next(left), ConversationEncoder(tokenizer), EpisodeLimits(), SCORER, lanes=2)
     episodes = player.play([START] * 2, engine, SamplingParams(1.0, 200, stop_token_ids(tokenizer)))
     assert over.is_set()
     assert [episode.measures["turns"] for episode in episodes] == [2.0, 4.0]
@@ -255,3 +257,12 @@ def test_a_transcript_tells_turns_apart(tokenizer: PreTrainedTokenizerBase) -> N
     ]
     shown = transcript(_ids(episode), source, lambda ids: decode(tokenizer, ids))
     assert shown == "--- policy ---\nturn 0\n--- environment ---\nsaid turn 0\n--- policy ---\nturn 1"
+
+
+def test_a_recorded_episode_is_measured_without_sampling(tokenizer: PreTrainedTokenizerBase) -> None:
+    encoder = ConversationEncoder(tokenizer)
+    recorded = encoder.trace([Message("assistant", "turn 0"), Message("user", "go on"), Message("assistant", "turn 1")])
+    start = EpisodeStart(Problem(), "7", PROMPT, (5, 6), 3, recorded.token_ids, recorded.source)
+    episode, engine = _play(tokenizer, Echo(num_answers=1), [], start)
+    assert (episode.segments, engine.calls) == ((), [])
+    assert episode.measures == {"answers": 2.0, "turns": 2.0}

@@ -8,12 +8,13 @@ import pytest
 from patience import PATIENCE_S
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.environment import EpisodeLimits
+from luffy.config.environment import EpisodeLimits, EpisodeScoring
 from luffy.config.objective import GroupConfig
 from luffy.data.conversations import ConversationEncoder, encode_demonstrations
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.episodes import EpisodePlayer
+from luffy.environments.rubric import EpisodeScorer
 from luffy.grading import Problem
 from luffy.grading.pool import GraderPool
 from luffy.rl.collector import GroupCollector
@@ -21,6 +22,7 @@ from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.types import FinishReason, Group, Message, Outcome, Source, Trace, Trajectory
 
+SCORER = EpisodeScorer(EpisodeScoring(), ("calls",))
 RIGHT, WRONG = 1, 2
 """Tokens that the decoder below reads as the answer 7 and as another."""
 
@@ -229,12 +231,14 @@ class Asking:
     async def close(self) -> None: ...
 
 
-def _episodes(task: RolloutTask, tokenizer: PreTrainedTokenizerBase, **group: object) -> Group:
+def _episodes(
+    task: RolloutTask, tokenizer: PreTrainedTokenizerBase, scorer: EpisodeScorer = SCORER, **group: object
+) -> Group:
     """The group of a task whose responses are episodes of two turns, each `right` and the stop token."""
     (right,) = encode_traces(tokenizer, [r"\boxed{7}"])
     engine = SayingInFull(tuple(right))
     config = GroupConfig.model_validate({"size": 4, "off_policy": 1} | group)
-    player = EpisodePlayer(Asking, ConversationEncoder(tokenizer), EpisodeLimits())
+    player = EpisodePlayer(Asking, ConversationEncoder(tokenizer), EpisodeLimits(), scorer)
     with GraderPool(1, PATIENCE_S) as grader:
         params = SamplingParams(1.0, 60, stop_token_ids(tokenizer))
         collector = GroupCollector(grader, partial(decode, tokenizer), params, config, 0, 10, player)
@@ -304,7 +308,7 @@ def test_a_failed_episode_is_a_crash_and_not_a_wrong_answer(tokenizer: PreTraine
         async def respond(self, conversation: Sequence[Message]) -> Sequence[Message] | None:
             raise RuntimeError("a bug")
 
-    player = EpisodePlayer(Broken, encoder, EpisodeLimits(max_failed_share=1.0))
+    player = EpisodePlayer(Broken, encoder, EpisodeLimits(max_failed_share=1.0), SCORER)
     engine = SayingInFull(tuple(encode_traces(tokenizer, [r"\boxed{7}"])[0]))
     with GraderPool(1, PATIENCE_S) as grader:
         params = SamplingParams(1.0, 60, stop_token_ids(tokenizer))
@@ -314,3 +318,12 @@ def test_a_failed_episode_is_a_crash_and_not_a_wrong_answer(tokenizer: PreTraine
     assert [(row.outcome, row.reward, row.finish_reason) for row in group.trajectories] == [
         (Outcome.CRASHED, 0.0, FinishReason.ENVIRONMENT_ERROR)
     ] * 2
+
+
+def test_a_rubric_rewards_rollouts_and_demonstrations_alike(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The demonstration is played again to be measured: two turns, as the rollouts."""
+    task, trace = _conversation_task(tokenizer)
+    scorer = EpisodeScorer(EpisodeScoring(weights={"answer": 2.0, "turns": -0.25}), ("calls",))
+    group = _episodes(task, tokenizer, scorer)
+    assert [row.reward for row in group.trajectories] == [2.0 - 0.5] * 4
+    assert group.trajectories[3].response_ids == trace.token_ids
