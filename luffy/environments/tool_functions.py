@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -176,7 +176,7 @@ def _parameter(
         raise ConfigError(f"{place} is {parameter.kind.description}; a tool's parameters can be given by name")
     if parameter.name not in hints:
         raise ConfigError(f"{place} has no type; annotate it")
-    annotation = hints[parameter.name]
+    annotation: Any = hints[parameter.name]  # any type of the language
     try:
         schema = schema_of(annotation)
     except UnsupportedType as error:
