@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import get_type_hints
+from typing import cast, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -183,7 +183,7 @@ def _parameter(
         raise ConfigError(f"{place}: {error}") from None
     if description and "description" not in schema:
         schema["description"] = description
-    adapter: TypeAdapter[object] = TypeAdapter(annotation, config=_STRICT)
+    adapter: TypeAdapter[object] = TypeAdapter(cast(type[object], annotation), config=_STRICT)
     is_required = parameter.default is parameter.empty
     if not is_required:
         try:
