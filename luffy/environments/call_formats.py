@@ -6,9 +6,9 @@ r"""How the policy writes tool calls, and how it is told of the tools and their 
     syntax.results(["2"])                           # [Message("user", "<tool_response>\n2\n</tool_response>")]
     syntax.render([call])                           # the call as a policy should write it
 
-Parsing is linear in the length of the turn and never raises: what cannot be read is a `BrokenCall`. Reasoning between
-`<think>` and `</think>` holds no calls, and nothing after an unclosed `<think>` is one. The tags of reasoning may stand
-inside the arguments of a call.
+Parsing takes time in proportion to the turn's length and never raises: what cannot be read is a `BrokenCall`.
+Reasoning between `<think>` and `</think>` holds no calls, and nothing after an unclosed `<think>` is one. The tags of
+reasoning may stand inside the arguments of a call.
 """
 
 import json
@@ -29,7 +29,7 @@ from luffy.types import Message
 Tools = Mapping[str, Tool]
 
 _MOST_READ = 1000
-"""Calls that are read in one turn; what follows them is ignored."""
+"""Calls that are read in one turn, reasoning included; what follows them is ignored. Bounds the time of parsing."""
 _MOST_DIGITS = 1000
 """Digits of a whole number."""
 _SPACE = re.compile(r"\s*")
@@ -215,8 +215,8 @@ CALL_FORMATS: Mapping[CallFormat, CallSyntax] = {"hermes": HermesCalls(), "llama
 def _found(turn: str, opening: re.Pattern[str], read: Callable[[str, re.Match[str]], _Reading]) -> list[FoundCall]:
     """The calls outside of reasoning; `opening` finds the tags of reasoning and where a call begins."""
     found: list[FoundCall] = []
-    position = 0
-    while (mark := opening.search(turn, position)) and len(found) < _MOST_READ:
+    position, num_read = 0, 0
+    while num_read < _MOST_READ and (mark := opening.search(turn, position)):
         position = mark.end()
         if mark.group() == THINK_OPEN:
             end = turn.find(THINK_CLOSE, position)
@@ -228,6 +228,7 @@ def _found(turn: str, opening: re.Pattern[str], read: Callable[[str, re.Match[st
         else:
             call, position = read(turn, mark)
             found.append(call)
+            num_read += 1
     return found
 
 

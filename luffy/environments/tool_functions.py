@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any, get_type_hints
+from typing import cast, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -176,14 +176,14 @@ def _parameter(
         raise ConfigError(f"{place} is {parameter.kind.description}; a tool's parameters can be given by name")
     if parameter.name not in hints:
         raise ConfigError(f"{place} has no type; annotate it")
-    annotation: Any = hints[parameter.name]  # any type of the language
+    annotation = hints[parameter.name]
     try:
         schema = schema_of(annotation)
     except UnsupportedType as error:
         raise ConfigError(f"{place}: {error}") from None
     if description and "description" not in schema:
         schema["description"] = description
-    adapter: TypeAdapter[object] = TypeAdapter(annotation, config=_STRICT)
+    adapter: TypeAdapter[object] = TypeAdapter(cast(type[object], annotation), config=_STRICT)
     is_required = parameter.default is parameter.empty
     if not is_required:
         try:

@@ -263,3 +263,13 @@ def test_json_formats_read_what_they_write(calls):
 @given(st.lists(st.builds(ToolCall, st.just("every_type"), TYPED), max_size=3))
 def test_xml_reads_what_it_writes(calls):
     assert XML.parse(XML.render(calls), TOOLS) == calls
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "xml"])
+def test_the_thousand_calls_include_those_of_reasoning(name):
+    """Each broken call may cost time in proportion to the turn: their number is bounded, whatever stands between."""
+    syntax = CALL_FORMATS[name]
+    late = ToolCall("nothing", {})
+    turn = f"{syntax.render([CALL])}</think>" * 1000 + syntax.render([late])
+    assert late not in syntax.parse(turn, TOOLS)
+    assert syntax.parse(f"{syntax.render([CALL] * 999)}</think>{syntax.render([CALL])}", TOOLS) == [CALL]
