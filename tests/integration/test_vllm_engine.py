@@ -288,3 +288,24 @@ def test_an_incomplete_update_is_an_error_and_ends_the_engine(started: Started) 
         started.engine.load_weights(weights, version=1)
     with pytest.raises(LuffyError, match="cannot be used: an update of its weights failed"):
         started.engine.generate(REQUESTS, PARAMS[1.0])
+
+
+def test_turns_that_share_a_cache_agree_with_the_model_over_the_whole_conversation(started: Started) -> None:
+    model = started.load(seed=11)
+    observation = (3, 17, 5)
+    params = SamplingParams(1.0, max_response_tokens=120, stop_token_ids=(STOP,))
+    prefixes: list[tuple[int, ...]] = [()] * len(REQUESTS)
+    for turn in range(4):
+        requests = [
+            RolloutRequest(request.prompt_ids, 100 * turn + i, prefix, max_new_tokens=9, shares_cache_with="play 1")
+            for i, (request, prefix) in enumerate(zip(REQUESTS, prefixes, strict=True))
+        ]
+        completions = started.engine.generate(requests, params)
+        for request, completion in zip(requests, completions, strict=True):
+            assert len(completion.token_ids) <= 9
+            expected = expected_logprobs({11: model}, request, completion, 1.0)
+            assert completion.logprobs == pytest.approx(expected, abs=MAX_GAP)
+        prefixes = [
+            request.prefix_ids + completion.token_ids + observation
+            for request, completion in zip(requests, completions, strict=True)
+        ]
