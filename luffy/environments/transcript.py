@@ -1,10 +1,12 @@
 """Episodes as text for people: the turns of the policy and of the environment told apart."""
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 
 from luffy.types import Source
 
+_HEADING = re.compile(r"^--- (policy|environment|demonstration) ---\n", re.MULTILINE)
 _HEADINGS = {Source.ENVIRONMENT: "environment", Source.OFF_POLICY: "demonstration"}
 
 
@@ -18,3 +20,13 @@ def transcript(token_ids: Sequence[int], source: Sequence[int], decode: Callable
         text = decode([token_id for token_id, _ in run]).strip("\n")
         parts.append(f"--- {_HEADINGS.get(Source(written_by), 'policy')} ---\n{text}")
     return "\n".join(parts)
+
+
+def turns_of(text: str) -> list[tuple[str, str]]:
+    """What `transcript` wrote as (who, text) for each turn; a single turn is nobody's in particular ("").
+
+    For display alone: a model may write a heading, too.
+    """
+    start, *parts = _HEADING.split(text)
+    turns = list(zip(parts[::2], parts[1::2], strict=True))
+    return turns if turns and not start.strip() else [("", text)]

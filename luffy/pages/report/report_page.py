@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import cycle, groupby
 
 from luffy.config.yaml_source import dump_yaml
+from luffy.environments.transcript import turns_of
 from luffy.evaluation.results import advice_on, checkpoint_name
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pages import wording
@@ -82,9 +83,20 @@ class TrainingSection:
 
 @dataclass(frozen=True, slots=True)
 class ReportSample:
-    """A rollout, its reasoning apart from its reply."""
+    """A rollout as the page shows it."""
 
     rollout: SampleRollout
+    turns: Sequence["ReportTurn"]
+    measures: Sequence[tuple[str, float]]
+    """Those of an episode that are not 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTurn:
+    """A turn of a rollout, its reasoning apart from its reply."""
+
+    written_by: str
+    """`policy`, `environment` or `demonstration`; "" for the only turn."""
     reasoning: str
     reply: str
 
@@ -251,7 +263,12 @@ def _early_and_late(samples: Sequence[tuple[int, SampleRollout]]) -> list[tuple[
 
 
 def _shown(rollout: SampleRollout) -> ReportSample:
-    before, close, after = rollout.response.rpartition(THINK_CLOSE)
-    if not close and THINK_OPEN in rollout.response:
-        return ReportSample(rollout, reasoning=rollout.response, reply="")
-    return ReportSample(rollout, reasoning=before + close, reply=after)
+    turns = [_turn(written_by, text) for written_by, text in turns_of(rollout.response)]
+    return ReportSample(rollout, turns, [(name, value) for name, value in rollout.measures.items() if value])
+
+
+def _turn(written_by: str, text: str) -> ReportTurn:
+    before, close, after = text.rpartition(THINK_CLOSE)
+    if not close and THINK_OPEN in text:
+        return ReportTurn(written_by, reasoning=text, reply="")
+    return ReportTurn(written_by, reasoning=before + close, reply=after)

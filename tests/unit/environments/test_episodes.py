@@ -16,7 +16,7 @@ from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.episodes import Episode, EpisodePlayer, EpisodeStart, Observation
 from luffy.environments.rubric import EpisodeScorer
-from luffy.environments.transcript import transcript
+from luffy.environments.transcript import transcript, turns_of
 from luffy.errors import DataError, EnvironmentFault, LuffyError
 from luffy.grading import Problem
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, room
@@ -257,6 +257,8 @@ def test_a_transcript_tells_turns_apart(tokenizer: PreTrainedTokenizerBase) -> N
     ]
     shown = transcript(_ids(episode), source, lambda ids: decode(tokenizer, ids))
     assert shown == "--- policy ---\nturn 0\n--- environment ---\nsaid turn 0\n--- policy ---\nturn 1"
+    assert turns_of(shown) == [("policy", "turn 0\n"), ("environment", "said turn 0\n"), ("policy", "turn 1")]
+    assert turns_of("7 --- policy ---") == [("", "7 --- policy ---")]
 
 
 def test_a_recorded_episode_is_measured_without_sampling(tokenizer: PreTrainedTokenizerBase) -> None:
