@@ -33,7 +33,12 @@ def answer_of(question: str) -> str:
     number = int(start)
     for operation in operations:
         symbol = operation.partition(":")[2]
-        number = int(f"{number:02d}"[::-1]) if symbol == "r" else (number + int(symbol)) % 100
+        if symbol == "r":
+            number = int(f"{number:02d}"[::-1])
+        elif symbol.startswith("*"):
+            number = number * int(symbol[1:]) % 100
+        else:
+            number = (number + int(symbol)) % 100
     return f"{number:02d}"
 
 
