@@ -84,8 +84,9 @@ class Evaluator:
         """For each suite and decoding, all graded responses, problem by problem."""
         records: list[SampleRecord] = []
         for batch, graded in self._graded(self._begin(suite, decoding) for suite, decoding in cells):
-            records += graded
-            progress(graded)
+            if graded:
+                records += graded
+                progress(graded)
             if batch.is_last:
                 yield [records[position] for position in positions(batch.cell.order)]
                 records = []
