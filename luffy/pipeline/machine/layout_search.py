@@ -32,6 +32,7 @@ _PRICES = {
     "logprob_chunk_tokens": 1.0,  # a halving
     "rollout_batch_size": 4.0,  # a halving
     "micro_batch_tokens": 2.0,  # a halving
+    "ray.trainer_ranks": 3.0,  # a doubling
     "vllm.gpu_memory_utilization": 0.5,  # 5 % of a GPU
     "vllm.tensor_parallel_size": 6.0,  # a doubling
     "zero_stage": 6.0,  # a stage
@@ -94,6 +95,7 @@ def _joined(choices: Sequence[_Choice]) -> _Choice:
 def _axes(placement: Placement) -> Iterator[_Axis]:
     execution = placement.config.execution
     if placement.trains_on_ray:
+        yield _axis("ray.trainer_ranks", _more_ranks(placement))
         stages = range(execution.zero_stage + 1, 4)
         yield _axis("zero_stage", [(stage, stage - execution.zero_stage) for stage in stages])
         for switch in ("gradient_checkpointing", "offload_optimizer"):
@@ -113,6 +115,15 @@ def _axes(placement: Placement) -> Iterator[_Axis]:
 def _axis(name: str, others: Sequence[tuple[object, float]]) -> _Axis:
     """`others` are the other values of the setting, with the number of steps to each."""
     return [_Choice({}, 0.0), *(_Choice({name: value}, _CHANGE + _PRICES[name] * steps) for value, steps in others)]
+
+
+def _more_ranks(placement: Placement) -> list[tuple[int, int]]:
+    """More ranks on GPUs that nobody else uses, with how often their number was doubled."""
+    execution, gpus = placement.config.execution, len(placement.training_here_gib or ())
+    if placement.num_engines and execution.ray.placement == "disaggregated":
+        gpus -= placement.num_engines * execution.vllm.tensor_parallel_size
+    doubled = [(execution.ray.trainer_ranks << times, times) for times in range(1, _HALVINGS + 1)]
+    return [(ranks, times) for ranks, times in doubled if ranks <= gpus]
 
 
 def _halved(tokens: int, fewest: int) -> list[tuple[int, int]]:
@@ -141,7 +152,8 @@ def _with_counts(placement: Placement, changes: Changes) -> Changes:
             found["vllm.engines"] = most
     if placement.trains_on_ray:
         gpus = len(placement.training_here_gib) if placement.training_here_gib else cluster_gpus(config)
-        ranks, engines = ray.trainer_ranks, ray.engines
+        ranks, engines = changes.get("ray.trainer_ranks", ray.trainer_ranks), ray.engines
+        assert isinstance(ranks, int)
         if ray.placement == "colocated":
             ranks = engines = min(ranks, gpus)
         elif placement.num_engines and ranks + engines * ways > gpus:
@@ -149,8 +161,8 @@ def _with_counts(placement: Placement, changes: Changes) -> Changes:
             ranks = min(ranks, gpus - engines * ways)
         else:
             ranks = min(ranks, gpus)
-        found |= {} if ranks == ray.trainer_ranks else {"ray.trainer_ranks": ranks}
-        found |= {} if engines == ray.engines else {"ray.engines": engines}
+        counts = {"ray.trainer_ranks": (ranks, ray.trainer_ranks), "ray.engines": (engines, ray.engines)}
+        found |= {name: number for name, (number, before) in counts.items() if number != before}
     return found
 
 
