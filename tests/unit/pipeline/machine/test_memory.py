@@ -26,6 +26,8 @@ from luffy.errors import DataError
 from luffy.pipeline.machine.architecture import TINY_VOCABULARY, ModelArchitecture, architecture_of, from_model_config
 from luffy.pipeline.machine.engine_memory import generation_memory, kv_cache_bytes_per_token, rl_engine_memory
 from luffy.pipeline.machine.memory import activation_bytes, estimate_memory, head_bytes, layer_activation_bytes
+from luffy.rollout.engine import RolloutRequest, SamplingParams
+from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training import deepspeed_engine
 from luffy.training.deepspeed_engine import start_engine
 from luffy.training.policy_model import PolicyModel
@@ -283,6 +285,37 @@ def test_evaluations_take_the_gpus_of_all_their_engines() -> None:
     assert generation_memory(seven_b(), config, 79.0, ("sweep",)) == (found,)
     served = experiment("evaluation.engine=openai", "execution.server.urls=[http://a]", "execution.vllm.engines=1")
     assert generation_memory(seven_b(), served, 79.0, ("evaluate", "rl")) == ()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "vocabulary"),
+    [(384, 2, 64), (16, 368, 64), (16, 8, 16384)],
+    ids=["fullest with its prompts", "fullest at its end", "fullest in its sampler"],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_estimate_bounds_the_peak_of_the_embedded_engine(
+    prompt: int, response: int, vocabulary: int, dtype: torch.dtype
+) -> None:
+    config = config_of("qwen2 untied", vocab_size=vocabulary)
+    engine = TransformersEngine(model_of(config, dtype).eval(), batch_size=8)
+    requests = [RolloutRequest(tuple(range(i, prompt - i % 2 + i)), seed=i) for i in range(8)]
+    requests = [RolloutRequest(tuple(token % vocabulary for token in each.prompt_ids), each.seed) for each in requests]
+    tracker = MemTracker()
+    with tracker:
+        engine.generate(requests, SamplingParams(1.0, response, stop_token_ids=()))
+    measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+
+    embedded = experiment(
+        "evaluation.engine=transformers",
+        "execution.vllm.engines=1",
+        "execution.rollout_batch_size=8",
+        f"data.max_prompt_tokens={prompt}",
+        f"evaluation.max_response_tokens={response}",
+        f"model.dtype={str(dtype).removeprefix('torch.')}",
+    )
+    (found,) = generation_memory(architecture(config), embedded, None, ("evaluate",))
+    estimated = sum(part.gib for part in found.components if part.name not in ("weights", "process")) * GIB
+    assert 0.99 * measured <= estimated <= 1.5 * measured
 
 
 def test_key_heads_are_repeated_where_there_are_fewer_than_gpus() -> None:
