@@ -144,7 +144,9 @@ def states_other_gpus(placement: Placement) -> bool:
     """Whether `execution.gpu_memory_gb` is more than a GPU has that is used here."""
     stated = placement.config.execution.gpu_memory_gb
     here = placement.here_gib if placement.vllm_users else placement.training_here_gib
-    return bool(here) and stated is not None and stated > min(here) * _ROUNDING
+    if not here or stated is None:
+        return False
+    return stated > min(here) * _ROUNDING
 
 
 def _smaller_gpus(placement: Placement) -> Iterator[str]:
