@@ -54,7 +54,7 @@ def _take(wanted: int) -> ExitStack | None:
     if wanted > limit.limit:
         raise ConfigError(
             f"the stage takes {wanted} GPUs, and Prefect's limit {QUEUE!r} has {limit.limit} slots; raise the limit or "
-            "lower execution.vllm.tensor_parallel_size, execution.ray or execution.gpus"
+            "lower execution.vllm.engines, execution.vllm.tensor_parallel_size, execution.ray or execution.gpus"
         )
     # Checked first, because Prefect logs an error for each refused slot.
     if limit.active_slots + wanted > limit.limit:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from luffy.pipeline.chain.manifest import Manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import StageObserver
 from luffy.pipeline.machine.events import Event
-from luffy.pipeline.machine.memory import GpuMemory
+from luffy.pipeline.machine.gpu_memory import GpuMemory
 
 _STYLES: dict[StageState, str] = {
     "pending": "dim",
@@ -172,14 +172,15 @@ def lines_table(lines: Iterable[StageLine]) -> Table:
     return table
 
 
-def plan_table(plans: Iterable[StagePlan]) -> Table:
-    """What would be done with each stage, and why."""
+def plan_table(plans: Iterable[StagePlan], gpus: Mapping[str, int] | None = None) -> Table:
+    """What would be done with each stage, and why; with `gpus`, also the number that each takes, by node."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("stage", "key", "plan", "why"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("stage", "key"))
+    for column in ("stage", "key", *([] if gpus is None else ["GPUs"]), "plan", "why"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("stage", "key", "GPUs"))
     for plan in plans:
         style = "green" if plan.action == "reuse" else "cyan"
-        table.add_row(plan.node.name, plan.identity.key, Text(plan.headline, style=style), Text(plan.reason))
+        taken = [] if gpus is None else [str(gpus[plan.node.name] or "-")]
+        table.add_row(plan.node.name, plan.identity.key, *taken, Text(plan.headline, style=style), Text(plan.reason))
     return table
 
 

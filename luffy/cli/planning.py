@@ -8,6 +8,7 @@ from luffy.config.comparison import SHARED_NODES, Comparison
 from luffy.errors import ConfigError
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import open_experiment
+from luffy.pipeline.machine.gpus import detected_gpus, gpus_of_stage
 from luffy.pipeline.machine.resources import find_resources
 from luffy.pipeline.workspace import Workspace
 
@@ -17,17 +18,17 @@ _COMPARISON_HEADER = ("run", "stage", "key", "plan", "why")
 def show_plan(
     config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
 ) -> None:
-    """Print what a run would do with each stage, and why; under `cluster: ray` first what its GPUs would hold.
+    """Print what a run would do with each stage, on how many GPUs, and why; first what its GPUs would hold.
 
     Raises ConfigError, after the estimate, where that cannot fit.
     """
-    show_resources(config, estimate=True)
+    show_resources(config, estimate=True, sweep_steps=sweep_steps)
     plans = plans_of(config, workspace, verify=verify, sweep_steps=sweep_steps)
     console = terminal()
     if config.cluster == "ray":
         console.print()
     say(f"workspace {workspace.root}")
-    console.print(plan_table(plans))
+    console.print(plan_table(plans, _gpus_of_stages(config, plans)))
 
 
 def show_comparison_plan(comparison: Comparison, workspace: Workspace, *, verify: bool) -> None:
@@ -56,8 +57,7 @@ def comparison_plans(comparison: Comparison, workspace: Workspace, *, verify: bo
 
 def check(config: ExperimentConfig, workspace: Workspace, *, sweep_steps: tuple[int, ...] = ()) -> None:
     """Raise UserError where a file is missing or the machines are too small, before anything is started."""
-    if not sweep_steps:  # its RL run is finished and needs no machine
-        show_resources(config, estimate=False)
+    show_resources(config, estimate=False, sweep_steps=sweep_steps)
     # Finds missing files; the flow computes the keys.
     open_experiment(config, workspace, fingerprint=lambda stage: {}, sweep_steps=sweep_steps)
 
@@ -67,12 +67,13 @@ def arm_configs(comparison: Comparison) -> list[ExperimentConfig]:
     return [comparison.runs_of(name)[0].config for name in comparison.config.arms]
 
 
-def show_resources(config: ExperimentConfig, *, estimate: bool) -> None:
-    """Print what a run under `cluster: ray` needs of its machines, with or without the `estimate` of each GPU's memory.
+def show_resources(config: ExperimentConfig, *, estimate: bool, sweep_steps: tuple[int, ...] = ()) -> None:
+    """Print what a run needs of its machines, with or without the `estimate` of each GPU's memory.
 
-    Raises ConfigError, a line a mistake, where they do not have it.
+    A sweep needs nothing for training, since its RL run is finished. Raises ConfigError, a line a mistake, where the
+    machines do not have it.
     """
-    resources = find_resources(config)
+    resources = find_resources(config, ("sweep",) if sweep_steps else None)
     console = terminal()
     for gpu in resources.gpus if estimate else ():
         console.print(memory_table(gpu))
@@ -81,6 +82,13 @@ def show_resources(config: ExperimentConfig, *, estimate: bool) -> None:
         say(note)
     if resources.complaints:
         raise ConfigError("\n".join(resources.complaints))
+
+
+def _gpus_of_stages(config: ExperimentConfig, plans: Sequence[StagePlan]) -> dict[str, int] | None:
+    """The GPUs that each stage takes, by node; None where neither this machine nor the experiment has any."""
+    if config.cluster == "local" and not detected_gpus():
+        return None
+    return {plan.node.name: gpus_of_stage(config, plan.node.stage) for plan in plans}
 
 
 def _titled_plans(comparison: Comparison, workspace: Workspace, verify: bool) -> Iterator[tuple[str, StagePlan]]:

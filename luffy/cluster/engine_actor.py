@@ -35,14 +35,31 @@ class EngineActor:
         return os.getpid()
 
     def open(
-        self, model: Path, config: VLLMConfig, dtype: str, max_model_len: int, timeout_s: float, sleeps: bool
+        self,
+        model: Path,
+        config: VLLMConfig,
+        dtype: str,
+        max_model_len: int,
+        timeout_s: float,
+        *,
+        sleeps: bool = False,
+        reads_text: bool = False,
     ) -> None:
-        """Load the model folder; `sleeps` enables vLLM's sleep mode, for a GPU shared with a trainer rank."""
+        """Load the model folder.
+
+        `sleeps` enables vLLM's sleep mode, for a GPU shared with a trainer rank; `reads_text` enables stop texts.
+        """
         from luffy.rollout.vllm_engine import VLLMEngine
 
         self._timeout_s = timeout_s
         self._engine = VLLMEngine.from_folder(
-            model, config, dtype, max_model_len=max_model_len, wait_timeout_s=timeout_s, sleep_mode=sleeps
+            model,
+            config,
+            dtype,
+            max_model_len=max_model_len,
+            wait_timeout_s=timeout_s,
+            sleep_mode=sleeps,
+            reads_text=reads_text,
         )
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
@@ -60,6 +77,10 @@ class EngineActor:
     def load_weights(self, version: int) -> None:
         """Load all weights from the buckets passed to `receive`, up to the final None."""
         self._engine.load_weights(self._buckets(), version)
+
+    def load_weights_from(self, folder: Path, version: int) -> None:
+        """Load all weights from a model folder."""
+        self._engine.load_weights_from(folder, version)
 
     def receive(self, bucket: Bucket | None) -> None:
         """Queue one bucket of weights; blocks while another is queued, so at most two are in memory."""

@@ -46,10 +46,15 @@ def layout(config: RayConfig, tensor_parallel_size: int, gpus: bool, num_engines
     if gpus and num_engines and config.placement == "colocated":
         halves = [Place(rank, cpus=1, gpus=0.5) for rank in range(config.trainer_ranks)]
         return Layout([{"CPU": 2, "GPU": 1}] * config.trainer_ranks, halves, halves)
+    return layout_apart(config.trainer_ranks, num_engines, tensor_parallel_size, gpus)
+
+
+def layout_apart(num_ranks: int, num_engines: int, tensor_parallel_size: int, gpus: bool) -> Layout:
+    """Every rank and every engine on GPUs of its own; without GPUs, a CPU each."""
     of_engine = tensor_parallel_size if gpus else 0
     of_rank = 1 if gpus else 0
-    ranks = [Place(rank, 1, of_rank) for rank in range(config.trainer_ranks)]
-    engines = [Place(config.trainer_ranks + engine, 1, of_engine) for engine in range(num_engines)]
+    ranks = [Place(rank, 1, of_rank) for rank in range(num_ranks)]
+    engines = [Place(num_ranks + engine, 1, of_engine) for engine in range(num_engines)]
     bundles: list[Bundle] = [{"CPU": 1} | ({"GPU": place.gpus} if gpus else {}) for place in (*ranks, *engines)]
     return Layout(bundles, ranks, engines)
 
@@ -64,8 +69,8 @@ def reserve(wanted: Layout, timeout_s: float) -> PlacementGroup:
         number = wanted.total(kind)
         if number > there.get(kind, 0):
             raise ConfigError(
-                f"execution.ray: trainer_ranks {len(wanted.ranks)} and engines {len(wanted.engines)} need "
-                f"{number:g} {kind}s, the cluster has {there.get(kind, 0):g}; lower them or add machines"
+                f"{_claim(wanted)} need {number:g} {kind}s, the cluster has {there.get(kind, 0):g}; lower them or add "
+                "machines"
             )
     group = placement_group(list(wanted.bundles), strategy="PACK")
     if not group.wait(timeout_s):
@@ -75,6 +80,13 @@ def reserve(wanted: Layout, timeout_s: float) -> PlacementGroup:
             f"{timeout_s:g} s; is another run using the cluster?"
         )
     return group
+
+
+def _claim(wanted: Layout) -> str:
+    """The settings that a layout comes from."""
+    if not wanted.ranks:  # an evaluation
+        return f"execution.vllm: engines {len(wanted.engines)} over tensor_parallel_size GPUs each"
+    return f"execution.ray: trainer_ranks {len(wanted.ranks)} and engines {len(wanted.engines)}"
 
 
 def stand_at(place: Place, group: PlacementGroup) -> dict[str, object]:

@@ -132,7 +132,7 @@ class RayCluster:
         spec, timeout_s = self._spec, self._config.call_timeout_s
         return [
             member.handle.open.remote(
-                spec.model, spec.execution.vllm, spec.settings.dtype, spec.longest, timeout_s, self._share_gpus
+                spec.model, spec.execution.vllm, spec.settings.dtype, spec.longest, timeout_s, sleeps=self._share_gpus
             )
             for member in engines
         ]

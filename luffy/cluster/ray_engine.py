@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,14 +47,23 @@ class RayEngine:
         self._replacing = threading.Lock()
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion a request, in the order of the requests.
+        """One completion a request, in the order of the requests, which are shared out over the engines.
 
         The requests of a dead engine are sent again to its replacement, with the same seeds. Raises MemberDied when
         engines keep dying.
         """
+        return self._generate(shares(requests, len(self.members)), requests, params)
+
+    def generate_at(self, place: int, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        """The same with all requests sent to the engine at `place`, or to its replacement."""
+        return self._generate({place: range(len(requests))}, requests, params)
+
+    def _generate(
+        self, parts: Mapping[int, Sequence[int]], requests: Sequence[RolloutRequest], params: SamplingParams
+    ) -> list[Completion]:
         completions: dict[int, Completion] = {}
         asked: dict[Any, _EngineShare] = {}
-        for place, part in shares(requests, len(self.members)).items():
+        for place, part in parts.items():
             asked |= self._ask(place, part, requests, params)
         num_deaths = 0
         while asked:

@@ -35,8 +35,11 @@ class CheckpointConfig(StrictModel):
 
 
 class VLLMConfig(StrictModel):
-    """How a vLLM engine is laid out on its devices."""
+    """How vLLM engines are laid out on their devices."""
 
+    engines: PositiveInt = 1
+    """Engines that answer the prompts of `evaluate`, `difficulty` and `sweep` at the same time, each on
+    `tensor_parallel_size` GPUs of this machine. RL has its own number of engines, `ray.engines`."""
     tensor_parallel_size: PositiveInt = 1
     """GPUs per engine; must divide the model's number of attention heads."""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
@@ -148,7 +151,7 @@ class ExecutionConfig(StrictModel):
     """GPUs of this machine that a training or generating stage takes exclusively, after waiting for busy ones; None: as
     many as it can use. 0: it uses all visible GPUs and may share them."""
     gpu_memory_gb: PositiveFloat | None = None
-    """Memory of each GPU in GiB, for the check of `cluster: ray`; None: as detected on this machine."""
+    """Memory of each GPU in GiB, for the check whether a run fits; None: as detected on this machine."""
     retries: NonNegativeInt = 1
     """How often a run resumes a stage that was killed (out of memory, say) or lost a process, a machine or an endpoint.
     A mistake, or a program that fails, is never retried."""

@@ -239,6 +239,19 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _several_engines_have_their_use(self) -> "ExperimentConfig":
+        number = self.execution.vllm.engines
+        difficulty = self.measured_difficulty
+        # As above, an evaluation outside the chain may use them.
+        evaluates = self.evaluation is not None and self.evaluation.engine == "vllm"
+        if number > 1 and not evaluates and (difficulty is None or difficulty.engine != "vllm"):
+            raise ValueError(
+                f"execution.vllm.engines: {number} has no effect without evaluation.engine or difficulty.engine: vllm; "
+                "remove it (RL has execution.ray.engines)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _temperatures_can_be_drawn_at(self) -> "ExperimentConfig":
         by_vllm: dict[str, float] = {}
         if "rl" in self.stages and self.rl is not None and (self.cluster == "ray" or self.rl.engine != "cluster"):

@@ -85,6 +85,11 @@ def cluster_gpus(config: ExperimentConfig) -> int:
     return ray.trainer_ranks + engines if ray.placement == "disaggregated" else max(ray.trainer_ranks, engines)
 
 
+def engine_gpus(config: ExperimentConfig) -> int:
+    """Total GPUs of the vLLM engines that answer the prompts of an evaluation or of `difficulty`."""
+    return config.execution.vllm.engines * config.execution.vllm.tensor_parallel_size
+
+
 def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
     return PrepareDataSettings(
         seed=config.seed,
@@ -171,7 +176,7 @@ def _gpus_of_sft(config: ExperimentConfig) -> int:
 
 def _gpus_of_generation(section: EvaluationConfig | DifficultyConfig | None, config: ExperimentConfig) -> int:
     engine = section.engine if section is not None else None
-    return {"openai": 0, "vllm": config.execution.vllm.tensor_parallel_size}.get(engine or "", 1)
+    return {"openai": 0, "vllm": engine_gpus(config)}.get(engine or "", 1)
 
 
 _KINDS = (
@@ -251,7 +256,7 @@ _KINDS = (
     ),
     StageKind(
         "sweep",
-        "Accuracy of checkpoints within an RL run, evaluated by one engine in turn",
+        "Accuracy of checkpoints within an RL run, evaluated in turn by the same engines",
         SweepSettings,
         None,
         inputs={"data": "data", "model": "policy"},

@@ -1,7 +1,9 @@
 """The evaluator: generates the responses to one suite under one decoding, grades them, and records both."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from luffy.confidential import may_show_prompt
 from luffy.config.evaluation import EvaluationConfig
@@ -24,11 +26,39 @@ _LEVELS = ("level", "difficulty")
 """Names that data sets give them in `extra_info`."""
 
 
+_WAITING_CALLS = 2
+"""Calls of the model that are requested at the same time, for each that can run: with one more, no engine waits for the
+batches before it to be graded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A suite under a decoding, and what is left of its responses."""
+
+    request: EvaluationRequest
+    order: Sequence[int]
+    """Positions of all responses, in the order of generation (`batching_order`)."""
+    left: Sequence[SampleRequest]
+    """Responses to generate, in that order."""
+    log: SampleLog | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Responses of a cell that are generated in one call."""
+
+    cell: _Cell
+    samples: Sequence[SampleRequest]
+    """Empty for a cell with nothing left."""
+    is_last: bool
+
+
 class Evaluator:
     """Evaluates one model.
 
     `batch_size` responses are generated at a time, and graded while the next batch is generated; math responses get a
-    second grade, too, unless `second_grade` is false.
+    second grade, too, unless `second_grade` is false. `calls_at_once` is the number of batches that the model can
+    generate at the same time; the batches themselves, and the order of all results, do not depend on it.
     """
 
     def __init__(
@@ -39,6 +69,7 @@ class Evaluator:
         seed: int,
         batch_size: int,
         *,
+        calls_at_once: int = 1,
         second_grade: bool = True,
     ) -> None:
         self._client = client
@@ -46,66 +77,103 @@ class Evaluator:
         self._config = config
         self._seed = seed
         self._batch_size = batch_size
+        self._calls_at_once = calls_at_once
         self._second_grade = second_grade
 
-    def evaluate(self, suite: Suite, decoding: str, progress: Progress) -> list[SampleRecord]:
-        """All graded responses to `suite` under the decoding of that name, problem by problem."""
-        request = self._request(suite, decoding)
-        samples = request.samples()
-        order = batching_order(samples)
+    def evaluate(self, cells: Iterable[tuple[Suite, str]], progress: Progress) -> Iterator[list[SampleRecord]]:
+        """For each suite and decoding, all graded responses, problem by problem."""
         records: list[SampleRecord] = []
-        for batch in self._graded_batches([samples[i] for i in order], request):
-            records += batch
-            progress(batch)
-        return [records[position] for position in positions(order)]
+        for batch, graded in self._graded(self._begin(suite, decoding) for suite, decoding in cells):
+            if graded:
+                records += graded
+                progress(graded)
+            if batch.is_last:
+                yield [records[position] for position in positions(batch.cell.order)]
+                records = []
 
-    def evaluate_into(self, log: SampleLog, suite: Suite, decoding: str, progress: Progress) -> Iterator[SampleRecord]:
-        """As `evaluate`, but through a file: everything is graded when this returns, and then read one by one.
+    def evaluate_into(
+        self, cells: Iterable[tuple[SampleLog, Suite, str]], progress: Progress
+    ) -> Iterator[Iterator[SampleRecord]]:
+        """As `evaluate`, but through files: all responses of a cell are graded, and then read one by one.
 
-        Each graded batch is appended to `log`. Batches that an earlier attempt left there are not generated again, nor
-        passed to `progress`. If the engine fails, everything it generated before stays in `log`.
+        Each graded batch is appended to the cell's log. Batches that an earlier attempt left there are not generated
+        again, nor passed to `progress`. If the engine fails, everything it generated before stays in the log.
         """
-        request = self._request(suite, decoding)
+        for batch, graded in self._graded(self._resume(log, suite, decoding) for log, suite, decoding in cells):
+            log = batch.cell.log
+            assert log is not None
+            if graded:
+                log.append(graded)
+                progress(graded)
+            if batch.is_last:
+                yield log.read(positions(batch.cell.order))
+
+    def _begin(self, suite: Suite, decoding: str) -> _Cell:
+        request = EvaluationRequest(suite, decoding, self._config, self._client.render, self._seed)
         samples = request.samples()
         order = batching_order(samples)
-        kept = log.resume([samples[i].key for i in order], self._batch_size)
-        for batch in self._graded_batches([samples[i] for i in order[kept:]], request):
-            log.append(batch)
-            progress(batch)
-        return log.read(positions(order))
+        return _Cell(request, order, [samples[i] for i in order])
 
-    def _request(self, suite: Suite, decoding: str) -> EvaluationRequest:
-        return EvaluationRequest(suite, decoding, self._config, self._client.render, self._seed)
+    def _resume(self, log: SampleLog, suite: Suite, decoding: str) -> _Cell:
+        cell = self._begin(suite, decoding)
+        kept = log.resume([sample.key for sample in cell.left], self._batch_size)
+        return _Cell(cell.request, cell.order, cell.left[kept:], log)
 
-    def _graded_batches(
-        self, samples: Sequence[SampleRequest], request: EvaluationRequest
-    ) -> Iterator[list[SampleRecord]]:
+    def _graded(self, cells: Iterable[_Cell]) -> Iterator[tuple[_Batch, list[SampleRecord]]]:
+        """All batches in order, each with its records; the next ones are generated meanwhile."""
         grading = ThreadPoolExecutor(1, thread_name_prefix="evaluate")
-        waiting: Future[list[SampleRecord]] | None = None
+        waiting: tuple[_Batch, Future[list[SampleRecord]]] | None = None
         try:
-            for start in range(0, len(samples), self._batch_size):
-                batch = samples[start : start + self._batch_size]
-                responses = self._generate(batch, request)
+            for batch, responses in self._generated(cells):
                 if waiting is not None:
-                    yield waiting.result()
-                waiting = grading.submit(self._graded, batch, responses, request)
+                    yield waiting[0], waiting[1].result()
+                waiting = batch, grading.submit(self._grade, batch, responses)
         except Exception:  # an engine may raise anything; the batch that it generated before is not lost
             if waiting is not None:
-                yield waiting.result()
+                yield waiting[0], waiting[1].result()
             raise
         finally:
             # An interrupt does not wait: closing the grader pool ends the thread, too.
             grading.shutdown(wait=False)
         if waiting is not None:
-            yield waiting.result()
+            yield waiting[0], waiting[1].result()
 
-    def _generate(self, samples: Sequence[SampleRequest], request: EvaluationRequest) -> Iterable[Response]:
-        return self._client.generate(samples, request.protocol, request.max_response_tokens)
+    def _generated(self, cells: Iterable[_Cell]) -> Iterator[tuple[_Batch, Iterable[Response]]]:
+        """All batches in order, each with its responses; calls of the model that run at once are some batches ahead."""
+        batches = (batch for cell in cells for batch in self._batches(cell))
+        if self._calls_at_once == 1:
+            yield from ((batch, self._generate(batch)) for batch in batches)
+            return
+        ahead: deque[tuple[_Batch, Future[Iterable[Response]]]] = deque()
+        calls = ThreadPoolExecutor(self._calls_at_once, thread_name_prefix="generate")
+        try:
+            for batch in batches:
+                ahead.append((batch, calls.submit(self._generate, batch)))
+                if len(ahead) > _WAITING_CALLS * self._calls_at_once:
+                    first, responses = ahead.popleft()
+                    yield first, responses.result()
+            while ahead:
+                first, responses = ahead.popleft()
+                yield first, responses.result()
+        finally:
+            # Nor is a call waited for: closing the engine ends it.
+            calls.shutdown(wait=False, cancel_futures=True)
 
-    def _graded(
-        self, samples: Sequence[SampleRequest], responses: Iterable[Response], request: EvaluationRequest
-    ) -> list[SampleRecord]:
-        return _graded(self._grader, request, samples, list(responses), second=self._second_grade)
+    def _batches(self, cell: _Cell) -> Iterator[_Batch]:
+        size, number = self._batch_size, len(cell.left)
+        for start in range(0, max(number, 1), size):
+            yield _Batch(cell, cell.left[start : start + size], is_last=start + size >= number)
+
+    def _generate(self, batch: _Batch) -> Iterable[Response]:
+        if not batch.samples:
+            return ()
+        request = batch.cell.request
+        return self._client.generate(batch.samples, request.protocol, request.max_response_tokens)
+
+    def _grade(self, batch: _Batch, responses: Iterable[Response]) -> list[SampleRecord]:
+        if not batch.samples:
+            return []
+        return _graded(self._grader, batch.cell.request, batch.samples, list(responses), second=self._second_grade)
 
 
 def grade_sampled(

@@ -76,5 +76,8 @@ class SwappableEngine(RolloutEngine, Protocol):
     """An engine whose weights can be replaced by others of the same architecture."""
 
     def load_weights_from(self, folder: Path, version: int) -> None:
-        """Replace all weights with those of a model folder, as `version`."""
+        """Replace all weights with those of a model folder, as `version`.
+
+        The folder has to stay until the next call or `close`.
+        """
         ...

@@ -145,7 +145,7 @@ def _measure(
     order = sorted(range(len(prompts)), key=lambda index: (lengths[index], index))
     waiting = [prompts[index] for index in order if prompts[index].uid not in known]
     assert config.engine is not None
-    generator = open_generator(config.engine, model, settings.dtype, context.execution, longest)
+    generator = open_generator(config.engine, model, settings.dtype, longest, context)
     try:
         cache = context.out / JUDGE_CACHE
         with GraderPool.configured(context.execution.grader_workers, settings.grading, cache) as grader:
@@ -155,15 +155,17 @@ def _measure(
                 _protocol(config),
                 settings.seed,
                 generator.batch_size,
+                calls_at_once=generator.calls_at_once,
                 second_grade=False,
             )
             at_once = max(generator.batch_size // config.num_samples, 1)
-            number = _next_number(context.out / _SHARDS)
-            for start in range(0, len(waiting), at_once):
-                suite = Suite(_SUITE, waiting[start : start + at_once])
-                records = evaluator.evaluate(suite, _DECODING, progress.add)
+            cells = (
+                (Suite(_SUITE, waiting[start : start + at_once]), _DECODING)
+                for start in range(0, len(waiting), at_once)
+            )
+            first = _next_number(context.out / _SHARDS)
+            for number, records in enumerate(evaluator.evaluate(cells, progress.add), first):
                 _write_shard(context.out / _SHARDS / f"{number:06d}.json", records)
-                number += 1
     finally:
         generator.engine.close()
 

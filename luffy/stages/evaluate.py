@@ -159,11 +159,18 @@ def open_evaluator(
 
     `longest` is the largest number of tokens of a prompt with its response.
     """
-    generator = open_generator(settings.evaluation.engine, model, settings.dtype, context.execution, longest)
+    generator = open_generator(settings.evaluation.engine, model, settings.dtype, longest, context)
     try:
         with open_grader(settings, context) as grader:
             client = _client(settings, generator, load_tokenizer(model))
-            evaluator = Evaluator(client, grader, settings.evaluation, settings.seed, generator.batch_size)
+            evaluator = Evaluator(
+                client,
+                grader,
+                settings.evaluation,
+                settings.seed,
+                generator.batch_size,
+                calls_at_once=generator.calls_at_once,
+            )
             yield evaluator, generator.engine
     finally:
         generator.engine.close()
@@ -232,10 +239,9 @@ def adopt_parts(
 
 def fill_parts(evaluator: Evaluator, cells: Sequence[SuiteDecoding], out: Path, progress: ResponseProgress) -> None:
     """Generate the responses of `cells` and save them, graded, in `out`."""
-    for suite, decoding in cells:
-        part = _part(out, suite, decoding)
-        log = SampleLog(_log_file(out, suite, decoding), progress.skip)
-        write_sample_records(part, evaluator.evaluate_into(log, suite, decoding, progress.add))
+    logged = [(SampleLog(_log_file(out, *cell), progress.skip), *cell) for cell in cells]
+    for (log, suite, decoding), records in zip(logged, evaluator.evaluate_into(logged, progress.add), strict=True):
+        write_sample_records(_part(out, suite, decoding), records)
         log.remove()
         logger.info("%s, %s: done", suite.name, decoding)
 

@@ -29,6 +29,8 @@ class Generator:
     engine: SwappableEngine
     batch_size: int
     """Number of prompts per call."""
+    calls_at_once: int = 1
+    """Calls that it answers at the same time."""
     lanes: int = 0
     """Calls of the engine that may run at once, where episodes with an environment make them; 0: only one."""
 
@@ -54,12 +56,12 @@ def open_endpoint(
     return EndpointGenerator(endpoint, _FULL_BATCHES * config.concurrency * len(config.urls))
 
 
-def open_generator(engine: str, model: Path, dtype: DType, execution: ExecutionConfig, longest: int) -> Generator:
+def open_generator(engine: str, model: Path, dtype: DType, longest: int, context: StageContext) -> Generator:
     """The engine of that name (`evaluation.engine`) on a model folder; the caller closes it.
 
     `longest` is the largest number of tokens of a prompt with its response.
     """
-    return _GENERATORS[engine](model, dtype, execution, longest)
+    return _GENERATORS[engine](model, dtype, longest, context)
 
 
 @dataclass(slots=True)
@@ -92,24 +94,31 @@ class ResponseProgress:
         self.context.events.progress(self.done, self.total, reward=self.correct / self.graded, tokens_per_s=speed)
 
 
-def _embedded(model: Path, dtype: DType, execution: ExecutionConfig, longest: int) -> Generator:
-    engine = TransformersEngine.from_folder(model, dtype, execution.rollout_batch_size)
-    return Generator(engine, execution.rollout_batch_size)
+def _embedded(model: Path, dtype: DType, longest: int, context: StageContext) -> Generator:
+    batch_size = context.execution.rollout_batch_size
+    return Generator(TransformersEngine.from_folder(model, dtype, batch_size), batch_size)
 
 
-def _vllm(model: Path, dtype: DType, execution: ExecutionConfig, longest: int) -> Generator:
+def _vllm(model: Path, dtype: DType, longest: int, context: StageContext) -> Generator:
+    config = context.execution.vllm
+    batch_size = _FULL_BATCHES * config.max_num_seqs
     # The model's full context may need more KV cache than there is; only the longest request has to fit.
-    engine = VLLMEngine.from_folder(model, execution.vllm, dtype, max_model_len=longest, reads_text=True)
-    return Generator(engine, _FULL_BATCHES * execution.vllm.max_num_seqs, _LANES)
+    if config.engines == 1:
+        engine = VLLMEngine.from_folder(model, config, dtype, max_model_len=longest, reads_text=True)
+        return Generator(engine, batch_size, lanes=_LANES)
+    from luffy.cluster.engine_pool import EnginePool  # imported here so that one engine needs no Ray
+
+    pool = EnginePool.start(model, context.execution, dtype, max_model_len=longest, out=context.out)
+    return Generator(pool, batch_size, config.engines)
 
 
-def _servers(model: Path, dtype: DType, execution: ExecutionConfig, longest: int) -> Generator:
-    config = execution.server
+def _servers(model: Path, dtype: DType, longest: int, context: StageContext) -> Generator:
+    config = context.execution.server
     engine = ServerEngine.from_folder(model, config, dtype, max_model_len=longest)
-    return Generator(engine, _FULL_BATCHES * config.concurrency * len(config.urls), _LANES)
+    return Generator(engine, _FULL_BATCHES * config.concurrency * len(config.urls), lanes=_LANES)
 
 
-_GENERATORS: dict[str, Callable[[Path, DType, ExecutionConfig, int], Generator]] = {
+_GENERATORS: dict[str, Callable[[Path, DType, int, StageContext], Generator]] = {
     "transformers": _embedded,
     "vllm": _vllm,
     "openai": _servers,

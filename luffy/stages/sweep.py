@@ -1,4 +1,4 @@
-"""Evaluates checkpoints of an RL run on all suites and decodings, with one engine whose weights are swapped.
+"""Evaluates checkpoints of an RL run on all suites and decodings, with engines whose weights are swapped.
 
 Run: python -m luffy.stages.sweep --config DIR/config.yaml --out DIR
 
@@ -8,7 +8,8 @@ continues with the batch it was at; responses from an earlier sweep of the same 
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from luffy.config.settings import SweepSettings
@@ -40,7 +41,7 @@ from luffy.training.export import export_checkpoint
 logger = logging.getLogger(__name__)
 PAGE_FILE = "curve.html"
 _SWAP = "swap"
-"""Temporary model folder of a checkpoint, while an engine loads it."""
+"""Temporary model folder of a checkpoint, while it is evaluated."""
 
 
 def run(settings: SweepSettings, context: StageContext) -> StageResult:
@@ -67,8 +68,8 @@ def run(settings: SweepSettings, context: StageContext) -> StageResult:
         checkpoints = _checkpoints(rl, list(waiting))
         with open_evaluator(rl / "model", protocol, context, longest) as (evaluator, engine):
             for step, cells_left in waiting.items():
-                _swap(engine, checkpoints[step], step, settings, context)
-                fill_parts(evaluator, cells_left, _folder(context, step), progress)
+                with _loaded(engine, checkpoints[step], step, settings, context):
+                    fill_parts(evaluator, cells_left, _folder(context, step), progress)
     for step in settings.steps:
         write_digests(_folder(context, step), requests[step].digests)
     metrics = _write(cells, settings, context)
@@ -85,15 +86,22 @@ def _checkpoints(rl: Path, steps: Sequence[int]) -> Mapping[int, Path]:
     return there
 
 
-def _swap(engine: SwappableEngine, checkpoint: Path, step: int, settings: SweepSettings, context: StageContext) -> None:
-    """Load a checkpoint into the engine, through a model folder, which every kind of engine can read."""
+@contextmanager
+def _loaded(
+    engine: SwappableEngine, checkpoint: Path, step: int, settings: SweepSettings, context: StageContext
+) -> Iterator[None]:
+    """Load a checkpoint into the engine, through a model folder, which every kind of engine can read.
+
+    The folder stays for the length of the context: an engine that has to be replaced reads it again.
+    """
     folder = context.out / _SWAP
     shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
     rl, tokenizer = context.inputs["model"], context.inputs["data"] / "tokenizer"
     export_checkpoint(checkpoint, rl / "model", tokenizer, settings.protocol.dtype, folder)
     engine.load_weights_from(folder, step)
-    shutil.rmtree(folder)
     logger.info("loaded the weights of step %d", step)
+    yield
+    shutil.rmtree(folder)
 
 
 def _write(cells: Sequence[SuiteDecoding], settings: SweepSettings, context: StageContext) -> dict[str, float]:

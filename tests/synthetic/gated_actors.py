@@ -51,8 +51,8 @@ class GatedEngineActor(EngineActor):
         super().__init__(setup)
         self._log = setup.log
 
-    def open(self, *arguments: Any) -> None:
-        super().open(*arguments)
+    def open(self, *arguments: Any, **options: bool) -> None:
+        super().open(*arguments, **options)
         step = self._engine._llm.step
 
         def gated_step() -> Sequence[Any]:

@@ -5,6 +5,8 @@ functions and in the `__init__` of packages, and modules named by a string such 
 trees without docstrings, comments and layout, and the files packaged next to them (templates, style sheets).
 
 The modules in `_FRAME` are left out: they affect a result only through settings and inputs, which the key contains.
+So does what they alone reach. `engine_pool` is the way of evaluations to Ray: it hands requests to engines whose own
+code (`luffy.rollout.vllm_engine`) is covered.
 """
 
 import ast
@@ -21,6 +23,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 _FRAME = (
     "luffy.pipeline",
     "luffy.stages.program",
+    "luffy.cluster.engine_pool",
     "luffy.config.chain_rules",
     "luffy.config.key_paths",
     "luffy.config.layers",

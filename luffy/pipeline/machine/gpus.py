@@ -91,8 +91,8 @@ def own_gpus(wanted: int, turn: Turn, waiting: Waiting, stopped: Stopped) -> Ite
         return
     if wanted > len(gpus):
         raise ConfigError(
-            f"the stage takes {wanted} GPUs, this machine has {len(gpus)}; lower execution.vllm.tensor_parallel_size, "
-            "execution.ray or execution.gpus"
+            f"the stage takes {wanted} GPUs, this machine has {len(gpus)}; lower execution.vllm.engines, "
+            "execution.vllm.tensor_parallel_size, execution.ray or execution.gpus"
         )
     with turn(wanted, waiting, stopped), ExitStack() as held:
         yield _environment(_lock(gpus, wanted, held, waiting, stopped))

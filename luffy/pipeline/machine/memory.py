@@ -1,4 +1,4 @@
-"""An upper estimate of the memory that each GPU of a run needs, component by component, without using a GPU.
+"""An upper estimate of the memory that each GPU needs in training, component by component, without using a GPU.
 
 Sources. Model states: ZeRO, arXiv 1910.02054, section 3.1 (2 + 2 + 12 bytes per parameter with Adam in mixed
 precision), with gradients summed in float32 as `luffy.training.deepspeed_engine` configures. Activations: the method of
@@ -17,56 +17,22 @@ from luffy.config import ExperimentConfig
 from luffy.config.objective import TermConfig
 from luffy.config.objective.losses import EntropyLoss, is_untempered
 from luffy.pipeline.machine.architecture import ModelArchitecture
+from luffy.pipeline.machine.engine_memory import rl_engine_memory
+from luffy.pipeline.machine.gpu_memory import (
+    DTYPE_BYTES,
+    ENGINE_PROCESS_GIB,
+    FLOAT32,
+    GIB,
+    Component,
+    GpuMemory,
+    process_allowance,
+    total_gib,
+)
 
-_GIB = 2**30
-_FLOAT32 = 4
-_BYTES = {"float32": 4, "bfloat16": 2}
 _REDUCE_BUCKET = 500_000_000
 """Elements of DeepSpeed's reduce bucket, unless the model is smaller."""
 _LIVE_PARAMETERS = 1_050_000_000
 """Parameters that ZeRO 3 keeps gathered at once: `max_live_parameters` and one prefetch bucket (defaults)."""
-_ENGINE_BATCH_TOKENS = 16384
-"""vLLM's default `max_num_batched_tokens` on a GPU of 70 GiB and more; 8192 on smaller ones."""
-_PROCESS_GIB = 1.5
-"""Empirical allowance for a process: CUDA context, library workspaces and NCCL."""
-_ENGINE_PROCESS_GIB = 2.0
-"""The same for an engine, with its CUDA graphs. A sleeping engine keeps it."""
-
-ENGINE_GPU = "engine GPU"
-
-
-@dataclass(frozen=True, slots=True)
-class Component:
-    """One use of a GPU's memory."""
-
-    name: str
-    gib: float
-    formula: str
-    """How the number is computed, in words."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
-    """Peak memory of the GPUs of one kind, by component."""
-
-    name: str
-    count: int
-    components: tuple[Component, ...]
-    limit_gib: float | None = None
-    """Memory available to it; None: unknown."""
-
-    @property
-    def total_gib(self) -> float:
-        return sum(component.gib for component in self.components)
-
-    @property
-    def fits(self) -> bool:
-        """Whether it fits; true if the limit is unknown."""
-        return self.limit_gib is None or self.total_gib <= self.limit_gib
-
-    def gib(self, name: str) -> float:
-        """Sum over the components of that name."""
-        return sum(component.gib for component in self.components if component.name == name)
 
 
 def estimate_memory(
@@ -89,29 +55,19 @@ def estimate_memory(
 def _in_rl(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> tuple[GpuMemory, ...]:
     ray = config.execution.ray
     trainer = _TrainerMemory(architecture, config, _rl_workload(config))
-    engine = engine_share(architecture, config, gpu_gib)
+    engine = rl_engine_memory(architecture, config, gpu_gib)
     of_trainer = _in_update("trainer GPU", trainer, gpu_gib)
     if not config.num_engines:
         return (of_trainer,)
     if ray.placement == "disaggregated":
         return of_trainer, engine
-    rollout = (*trainer.states_in_rollouts(), _context("trainer"), *_of("engine", engine.components))
-    asleep = Component("engine, asleep", _ENGINE_PROCESS_GIB, "allowance: its process; weights and cache are released")
+    rollout = (*trainer.states_in_rollouts(), process_allowance(), *_of("engine", engine.components))
+    asleep = Component("engine, asleep", ENGINE_PROCESS_GIB, "allowance: its process; weights and cache are released")
     count = max(ray.trainer_ranks, engine.count)
     return (
         GpuMemory("shared GPU in a rollout", count, rollout, gpu_gib),
         GpuMemory("shared GPU in an update", count, (*of_trainer.components, asleep), gpu_gib),
     )
-
-
-def engine_share(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> GpuMemory:
-    """Memory of one engine on each of its GPUs; vLLM gives the rest of its share to the KV cache."""
-    vllm, ray = config.execution.vllm, config.execution.ray
-    limit = None if gpu_gib is None else gpu_gib * vllm.gpu_memory_utilization
-    taken = (_engine_weights(architecture, config), _engine_work(architecture, config), _context("engine"))
-    left = None if limit is None else limit - sum(component.gib for component in taken)
-    cache = _kv_cache(architecture, config, left)
-    return GpuMemory(ENGINE_GPU, ray.engines * vllm.tensor_parallel_size, (*taken, cache), limit)
 
 
 def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, width: int) -> int:
@@ -122,12 +78,12 @@ def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, wi
     float32, the normalised and the scaled value, 4 h + 2 b h, and one scale.
     """
     mlp = 4 * dtype_bytes * architecture.intermediate_size
-    attention = dtype_bytes * (4 * architecture.attention_size + width) + _FLOAT32 * architecture.num_heads
+    attention = dtype_bytes * (4 * architecture.attention_size + width) + FLOAT32 * architecture.num_heads
     norms = 2 * _norm_bytes(architecture.hidden_size, dtype_bytes)
     if architecture.head_norms:
         # Their outputs are not saved again: the rotation that follows needs no saved input.
         heads = architecture.num_heads + architecture.num_kv_heads
-        norms += (_FLOAT32 + dtype_bytes) * heads * architecture.head_size + _FLOAT32 * heads
+        norms += (FLOAT32 + dtype_bytes) * heads * architecture.head_size + FLOAT32 * heads
     return mlp + attention + norms
 
 
@@ -141,7 +97,7 @@ def activation_bytes(
     pass takes 1 byte per token of the row.
     """
     layer = layer_activation_bytes(architecture, dtype_bytes, width)
-    passing = 2 * dtype_bytes * architecture.intermediate_size + (dtype_bytes + _FLOAT32) * architecture.hidden_size
+    passing = 2 * dtype_bytes * architecture.intermediate_size + (dtype_bytes + FLOAT32) * architecture.hidden_size
     # The final norm, its output's copy in the head, and the mask.
     last = _norm_bytes(architecture.hidden_size, dtype_bytes) + width
     if checkpointing:
@@ -166,7 +122,7 @@ def head_bytes(
     embeddings takes b V h, that of the hidden states b h per token.
     """
     tensors = (5 if entropy_gradient else 4) + (2 if entropy_gradient else 1) * untempered
-    logits = min(chunk_tokens, tokens) * architecture.vocabulary_size * _FLOAT32 * tensors
+    logits = min(chunk_tokens, tokens) * architecture.vocabulary_size * FLOAT32 * tensors
     return logits, dtype_bytes * (architecture.embedding_parameters + tokens * architecture.hidden_size)
 
 
@@ -208,7 +164,7 @@ def _differentiates_entropy(terms: Iterable[TermConfig]) -> bool:
 
 
 def _in_update(name: str, trainer: "_TrainerMemory", gpu_gib: float | None) -> GpuMemory:
-    components = (*trainer.states(), *trainer.transient(), _context("trainer"))
+    components = (*trainer.states(), *trainer.transient(), process_allowance())
     return GpuMemory(name, trainer.num_ranks, components, gpu_gib)
 
 
@@ -218,7 +174,7 @@ class _TrainerMemory:
     def __init__(self, architecture: ModelArchitecture, config: ExperimentConfig, workload: _Workload) -> None:
         self._shape = architecture
         self._execution = config.execution
-        self._bytes = _BYTES[config.model.dtype]
+        self._bytes = DTYPE_BYTES[config.model.dtype]
         self._workload = workload
         self.num_ranks = config.execution.ray.trainer_ranks
 
@@ -237,7 +193,7 @@ class _TrainerMemory:
 
     def transient(self) -> tuple[Component, ...]:
         """Peak of an update's temporary memory: in the head, in a layer's backward pass, or in Adam's step."""
-        return max(self._in_head(), self._in_layer(), self._in_step(), key=_sum)
+        return max(self._in_head(), self._in_layer(), self._in_step(), key=total_gib)
 
     @property
     def _critic_parameters(self) -> int:
@@ -248,7 +204,7 @@ class _TrainerMemory:
     @property
     def _sums_whole_gradients(self) -> bool:
         """ZeRO 1 in mixed precision sums whole gradients in float32 and shards them only at the step."""
-        return self._execution.zero_stage == 1 and self._bytes != _FLOAT32
+        return self._execution.zero_stage == 1 and self._bytes != FLOAT32
 
     def _learning(self, owner: str, parameters: int) -> list[Component]:
         named = f"{parameters:,} parameters"
@@ -256,9 +212,9 @@ class _TrainerMemory:
         gradients, gradient_words = self._gradient_bytes()
         optimizer, optimizer_words = self._optimizer_bytes()
         return [
-            Component(f"{owner}weights", weights[0] / _GIB, f"{named} x {self._bytes} bytes{weights[1]}"),
-            Component(f"{owner}gradients", gradients * parameters / _GIB, gradient_words),
-            Component(f"{owner}optimizer", optimizer * parameters / _GIB, optimizer_words),
+            Component(f"{owner}weights", weights[0] / GIB, f"{named} x {self._bytes} bytes{weights[1]}"),
+            Component(f"{owner}gradients", gradients * parameters / GIB, gradient_words),
+            Component(f"{owner}optimizer", optimizer * parameters / GIB, optimizer_words),
         ]
 
     def _weights(self, parameters: int) -> tuple[float, str]:
@@ -273,26 +229,26 @@ class _TrainerMemory:
         if stage >= 2:
             if self._execution.offload_optimizer:
                 return 0.0, "in CPU memory"
-            return _FLOAT32 / self.num_ranks, f"float32: 4 bytes per parameter / {self.num_ranks} ranks"
+            return FLOAT32 / self.num_ranks, f"float32: 4 bytes per parameter / {self.num_ranks} ranks"
         if not self._sums_whole_gradients:
-            return float(_FLOAT32), "float32: 4 bytes per parameter, whole on each rank"
-        return float(_FLOAT32 + self._bytes), "4 bytes per parameter summed and 2 of the pass, whole on each rank"
+            return float(FLOAT32), "float32: 4 bytes per parameter, whole on each rank"
+        return float(FLOAT32 + self._bytes), "4 bytes per parameter summed and 2 of the pass, whole on each rank"
 
     def _optimizer_bytes(self) -> tuple[float, str]:
         """Per parameter: Adam's two moments, and the master weights that ZeRO keeps for every compute type."""
         if self._execution.offload_optimizer:
             return 0.0, "in CPU memory"
         if self._execution.zero_stage == 0:
-            return 2.0 * _FLOAT32, "two moments: 8 bytes per parameter"
+            return 2.0 * FLOAT32, "two moments: 8 bytes per parameter"
         words = f"master weights and two moments: 12 bytes per parameter / {self.num_ranks} ranks"
-        return 3.0 * _FLOAT32 / self.num_ranks, words
+        return 3.0 * FLOAT32 / self.num_ranks, words
 
     def _reference(self) -> list[Component]:
         if not self._workload.has_reference:
             return []
         parameters = self._shape.num_parameters
         words = f"{parameters:,} parameters x {self._bytes} bytes, whole on each rank"
-        return [Component("frozen reference", parameters * self._bytes / _GIB, words)]
+        return [Component("frozen reference", parameters * self._bytes / GIB, words)]
 
     def _in_head(self) -> tuple[Component, ...]:
         chunk = min(self._execution.logprob_chunk_tokens, self._tokens)
@@ -308,8 +264,8 @@ class _TrainerMemory:
         words = f"{chunk:,} tokens x {self._shape.vocabulary_size:,} logits x {per_logit} bytes"
         return (
             *self._kept(),
-            Component("logits", logits / _GIB, words),
-            Component("head's gradients", gradients / _GIB, "output embeddings and the micro-batch's hidden states"),
+            Component("logits", logits / GIB, words),
+            Component("head's gradients", gradients / GIB, "output embeddings and the micro-batch's hidden states"),
             *self._bucket(),
         )
 
@@ -317,7 +273,7 @@ class _TrainerMemory:
         _, one_layer = self._activations
         words = f"{self._tokens:,} tokens x {one_layer:,} bytes"
         name = "recomputed layer" if self._checkpointing else "layer's gradients"
-        return *self._kept(), Component(name, self._tokens * one_layer / _GIB, words), *self._bucket()
+        return *self._kept(), Component(name, self._tokens * one_layer / GIB, words), *self._bucket()
 
     def _in_step(self) -> tuple[Component, ...]:
         """torch's Adam allocates one temporary the size of its flat tensor; ZeRO 3 splits it into parts of 1e9."""
@@ -326,20 +282,20 @@ class _TrainerMemory:
         stage = self._execution.zero_stage
         size = self._shape.num_parameters / (1 if stage == 0 else self.num_ranks)
         size = min(size, 1e9) if stage == 3 else size
-        return (Component("optimizer step", _FLOAT32 * size / _GIB, "one float32 temporary of Adam's shard"),)
+        return (Component("optimizer step", FLOAT32 * size / GIB, "one float32 temporary of Adam's shard"),)
 
     def _kept(self) -> tuple[Component, ...]:
         kept, _ = self._activations
         which = "layers' inputs" if self._checkpointing else "all layers"
         words = f"{self._tokens:,} tokens x {kept:,} bytes ({which})"
-        return (Component("activations", self._tokens * kept / _GIB, words),)
+        return (Component("activations", self._tokens * kept / GIB, words),)
 
     def _bucket(self) -> tuple[Component, ...]:
         if self.num_ranks == 1 and self._execution.zero_stage == 0:
             return ()
         elements = min(_REDUCE_BUCKET, self._shape.num_parameters)
         words = f"DeepSpeed's reduce bucket: {elements:,} elements x {self._bytes} bytes"
-        return (Component("gradient bucket", elements * self._bytes / _GIB, words),)
+        return (Component("gradient bucket", elements * self._bytes / GIB, words),)
 
     @property
     def _activations(self) -> tuple[int, int]:
@@ -360,62 +316,9 @@ class _TrainerMemory:
         return self._tokens if self._execution.packing else self._workload.longest
 
 
-def _engine_weights(architecture: ModelArchitecture, config: ExperimentConfig) -> Component:
-    size, ways = _BYTES[config.model.dtype], config.execution.vllm.tensor_parallel_size
-    words = f"{architecture.num_parameters:,} parameters x {size} bytes{f' / {ways} GPUs' if ways > 1 else ''}"
-    return Component("weights", architecture.num_parameters * size / ways / _GIB, words)
-
-
-def _engine_work(architecture: ModelArchitecture, config: ExperimentConfig) -> Component:
-    """Memory of one engine step: the widest layer over its tokens, and logits, probabilities and log-probabilities."""
-    vllm = config.execution.vllm
-    tokens = vllm.max_num_batched_tokens or _ENGINE_BATCH_TOKENS
-    width = 3 * architecture.intermediate_size / vllm.tensor_parallel_size + 2 * architecture.hidden_size
-    layer = tokens * width * _BYTES[config.model.dtype]
-    logits = vllm.max_num_seqs * architecture.vocabulary_size * 3 * _FLOAT32
-    words = f"a step of {tokens:,} tokens, logits of {vllm.max_num_seqs} sequences"
-    return Component("activations", (layer + logits) / _GIB, words)
-
-
-def _kv_cache(architecture: ModelArchitecture, config: ExperimentConfig, left_gib: float | None) -> Component:
-    """The rest of the share; at least one sequence of full length, also if the rest is unknown."""
-    longest = config.data.max_prompt_tokens + _longest_response(config)
-    per_token = kv_cache_bytes_per_token(architecture, config)
-    least = longest * per_token / _GIB
-    if left_gib is None or left_gib < least:
-        return Component("KV cache", least, f"at least one sequence of {longest:,} tokens x {per_token:,.0f} bytes")
-    tokens = int(left_gib * _GIB / per_token)
-    words = f"the rest of its share: {tokens:,} tokens of {per_token:,.0f} bytes, {tokens // longest} full sequences"
-    return Component("KV cache", left_gib, words)
-
-
-def _longest_response(config: ExperimentConfig) -> int:
-    """Longest response of RL's engines, and of the vLLM engine that measures difficulty."""
-    assert config.rl is not None
-    difficulty = config.measured_difficulty
-    measured = difficulty.max_response_tokens if difficulty is not None and difficulty.engine == "vllm" else None
-    return max(config.rl.max_response_tokens, measured or 0)
-
-
-def kv_cache_bytes_per_token(architecture: ModelArchitecture, config: ExperimentConfig) -> float:
-    """Bytes per token on each GPU of an engine: keys and values of all layers, 2 L k b, split over the GPUs."""
-    ways = min(config.execution.vllm.tensor_parallel_size, architecture.num_kv_heads)
-    return 2 * architecture.num_layers * architecture.kv_size * _BYTES[config.model.dtype] / ways
-
-
 def _norm_bytes(size: int, dtype_bytes: int) -> int:
-    return _FLOAT32 * size + 2 * dtype_bytes * size + _FLOAT32
-
-
-def _context(owner: str) -> Component:
-    gib = _ENGINE_PROCESS_GIB if owner == "engine" else _PROCESS_GIB
-    graphs = ", CUDA graphs" if owner == "engine" else ""
-    return Component("process", gib, f"allowance: CUDA context, NCCL{graphs}")
+    return FLOAT32 * size + 2 * dtype_bytes * size + FLOAT32
 
 
 def _of(owner: str, components: Iterable[Component]) -> tuple[Component, ...]:
     return tuple(Component(f"{owner} {part.name}", part.gib, part.formula) for part in components)
-
-
-def _sum(components: Iterable[Component]) -> float:
-    return sum(component.gib for component in components)

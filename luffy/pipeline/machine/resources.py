@@ -1,19 +1,21 @@
-"""Check of the GPUs and memory that a run under `cluster: ray` needs, before anything expensive starts.
+"""Check of the GPUs and memory that a run needs, before anything expensive starts.
 
-For `cluster: local` there is only advice on the rollout engine.
+Under `cluster: local` it covers vLLM engines that answer the prompts of evaluations and `difficulty`, and advice on the
+rollout engine.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from luffy.config import ExperimentConfig
-from luffy.config.stage_kinds import cluster_gpus
+from luffy.config.stage_kinds import cluster_gpus, engine_gpus
 from luffy.errors import ConfigError
-from luffy.pipeline.machine.architecture import ModelArchitecture, architecture_of
+from luffy.pipeline.machine.architecture import architecture_of
+from luffy.pipeline.machine.gpu_memory import GpuMemory
 from luffy.pipeline.machine.gpus import detected_gpus
-from luffy.pipeline.machine.memory import ENGINE_GPU, GpuMemory, engine_share, estimate_memory
+from luffy.pipeline.machine.layout_checks import Placement, complaints_about, memory_of, states_other_gpus
+from luffy.pipeline.machine.layout_search import nearest_layout
 
-_ROUNDING = 1.03
-"""Tolerance on the stated memory: a card sold as 80 GB reports 79.2 to 79.6 GiB."""
 _LARGE_FOR_EMBEDDED = 50_000_000
 """Number of parameters from which vLLM is recommended over the embedded engine. For SmolLM2 (135 million), on two CPU
 cores in float32, vLLM generates three times as many tokens per second (`tests/benchmarks/rollout_engines.py`)."""
@@ -38,23 +40,31 @@ def check_resources(config: ExperimentConfig) -> None:
         raise ConfigError("\n".join(complaints))
 
 
-def find_resources(config: ExperimentConfig) -> Resources:
-    """Check an experiment's needs. A chain without SFT and RL has no findings, `cluster: local` at most a note.
+def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None) -> Resources:
+    """Check what an experiment needs for `stages`, by default all of its own.
 
-    Raises DataError if `model.path` is a local path that is not a model folder.
+    Under `cluster: local` only vLLM engines on known GPUs are checked, and there may be a note. Raises DataError if
+    `model.path` is a local path that is not a model folder.
     """
-    if not {"sft", "rl"} & {*config.stages}:
-        return Resources((), (), ())
-    if config.cluster == "local":
-        return Resources((), tuple(_advice_on_engine(config)), ())
-    architecture = architecture_of(config.model)
-    here = detected_gpus_gib() if config.execution.ray.address is None else None
-    gpu_gib = config.execution.gpu_memory_gb or (min(here) if here else None)
-    gpus = estimate_memory(architecture, config, gpu_gib) if architecture else ()
-    complaints = [*_too_few_gpus(config, here), *_smaller_gpus(config, here)]
-    if architecture is not None:
-        complaints += [*_heads_not_divided(config, architecture), *_too_full(config, architecture, gpu_gib, gpus)]
-    return Resources(gpus, tuple(_notes(config, here, gpu_gib, architecture)), tuple(complaints))
+    wanted = config.stages if stages is None else stages
+    placement = Placement(config, wanted, detected_gpus_gib(), architecture=None)
+    notes = _advice_on_engine(config) if config.cluster == "local" and "rl" in wanted else []
+    if not placement.trains_on_ray and not placement.checks_generation:
+        return Resources((), tuple(notes), ())
+    placement = replace(placement, architecture=architecture_of(config.model))
+    notes += _notes(placement) if config.cluster == "ray" else []
+    return Resources(memory_of(placement), tuple(notes), tuple(_complaints(placement)))
+
+
+def _complaints(placement: Placement) -> list[str]:
+    """All complaints, and in the last line the nearest layout without any."""
+    complaints = complaints_about(placement)
+    if not complaints or states_other_gpus(placement):
+        return complaints
+    nearest = nearest_layout(placement)
+    if nearest is None:
+        return [*complaints, "execution: no other layout fits these GPUs; take more or larger ones, or a smaller model"]
+    return [*complaints, f"execution: the nearest layout that fits: {' '.join(nearest)}"]
 
 
 def detected_gpus_gib() -> tuple[float, ...] | None:
@@ -84,101 +94,12 @@ def _advice_on_engine(config: ExperimentConfig) -> list[str]:
     return [f"the embedded engine is slow for a model of this size; {better}"]
 
 
-def _too_few_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> list[str]:
-    if not here or cluster_gpus(config) <= len(here):
-        return []
-    ray, ways = config.execution.ray, config.execution.vllm.tensor_parallel_size
-    return [
-        f"execution.ray: {ray.trainer_ranks} trainer ranks and {config.num_engines} engines x {ways} GPUs "
-        f"({ray.placement}) take {cluster_gpus(config)} GPUs, this machine has {len(here)}; lower "
-        "execution.ray.trainer_ranks or execution.ray.engines, or give the execution.ray.address of a larger cluster"
-    ]
-
-
-def _smaller_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> list[str]:
-    stated = config.execution.gpu_memory_gb
-    if not here or stated is None or stated <= min(here) * _ROUNDING:
-        return []
-    return [
-        f"execution.gpu_memory_gb: {stated:g} GiB, but the smallest GPU of this machine has {min(here):.1f}; correct "
-        "it, or set it to null to use the detected size"
-    ]
-
-
-def _heads_not_divided(config: ExperimentConfig, architecture: ModelArchitecture) -> list[str]:
-    ways = config.execution.vllm.tensor_parallel_size
-    heads, kv_heads = architecture.num_heads, architecture.num_kv_heads
-    if not config.num_engines or _divides(ways, architecture):
-        return []
-    allowed = ", ".join(str(number) for number in range(1, heads + 1) if _divides(number, architecture))
-    return [
-        f"execution.vllm.tensor_parallel_size: {ways} does not divide the model's {heads} attention heads (with "
-        f"{kv_heads} of keys and values); allowed are {allowed}"
-    ]
-
-
-def _divides(ways: int, architecture: ModelArchitecture) -> bool:
-    """Whether `ways` GPUs can split the heads; with fewer key heads than GPUs, vLLM replicates each key head."""
-    kv_heads = architecture.num_kv_heads
-    return architecture.num_heads % ways == 0 and (kv_heads % ways == 0 or ways % kv_heads == 0)
-
-
-def _too_full(
-    config: ExperimentConfig, architecture: ModelArchitecture, gpu_gib: float | None, gpus: tuple[GpuMemory, ...]
-) -> list[str]:
-    if gpu_gib is None:
-        return []
-    complaints = [_complaint(config, gpu) for gpu in gpus if not gpu.fits and gpu.name != ENGINE_GPU]
-    if config.num_engines and not (engine := engine_share(architecture, config, gpu_gib)).fits:
-        return [_engine_complaint(config, engine), *complaints]
-    return complaints
-
-
-def _engine_complaint(config: ExperimentConfig, engine: GpuMemory) -> str:
-    share = config.execution.vllm.gpu_memory_utilization
-    return (
-        f"execution.vllm: an engine needs about {engine.total_gib:.1f} GiB of a GPU for its weights and one sequence "
-        f"of full length, and its share is {engine.limit_gib:.1f} (gpu_memory_utilization {share:g}); raise "
-        "gpu_memory_utilization or tensor_parallel_size"
-    )
-
-
-def _complaint(config: ExperimentConfig, gpu: GpuMemory) -> str:
-    largest = sorted(gpu.components, key=lambda part: -part.gib)[:3]
-    parts = ", ".join(f"{part.name} {part.gib:.1f}" for part in largest)
-    return (
-        f"execution: a {gpu.name} would hold about {gpu.total_gib:.1f} GiB of its {gpu.limit_gib:.1f} ({parts}); "
-        f"{' or '.join(_remedies(config, gpu))}"
-    )
-
-
-def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
-    """Settings that would free memory, cheapest first."""
-    execution = config.execution
-    if gpu.name == "shared GPU in a rollout":
-        remedies = ["lower execution.vllm.gpu_memory_utilization"]
-    else:
-        remedies = [
-            *([] if execution.gradient_checkpointing else ["set execution.gradient_checkpointing: true"]),
-            *(["lower execution.logprob_chunk_tokens"] if gpu.gib("logits") else []),
-            *(["lower execution.micro_batch_tokens"] if gpu.gib("recomputed layer") else []),
-        ]
-    if execution.zero_stage < 3:
-        remedies.append("raise execution.zero_stage")
-    elif not execution.offload_optimizer:
-        remedies.append("set execution.offload_optimizer: true")
-    return [*remedies, "raise execution.ray.trainer_ranks"]
-
-
-def _notes(
-    config: ExperimentConfig,
-    here: tuple[float, ...] | None,
-    gpu_gib: float | None,
-    architecture: ModelArchitecture | None,
-) -> list[str]:
-    address, wanted = config.execution.ray.address, cluster_gpus(config)
+def _notes(placement: Placement) -> list[str]:
+    config, architecture = placement.config, placement.architecture
+    address, here = config.execution.ray.address, placement.here_gib
+    wanted = cluster_gpus(config) if placement.trains_on_ray else engine_gpus(config) if placement.vllm_users else 1
     notes = []
-    if address is not None:
+    if placement.trains_on_ray and address is not None:
         notes.append(f"{wanted} GPUs needed on the cluster at {address}, whose GPUs were not checked")
     elif here is None:
         notes.append(f"{wanted} GPUs needed; nvidia-smi did not respond, so the number of GPUs is unknown")
@@ -188,6 +109,6 @@ def _notes(
         notes.append(f"{wanted} GPUs needed, this machine has {len(here)}")
     if architecture is None:
         notes.append(f"no memory estimate: the shape of {config.model.path} is unknown here; give a model folder")
-    elif gpu_gib is None:
+    elif (placement.training_gpu_gib if placement.trains_on_ray else placement.generation_gpu_gib) is None:
         notes.append("memory not checked: no GPU found; set execution.gpu_memory_gb")
     return notes

@@ -30,6 +30,13 @@ def test_plan_table_says_what_and_why(plans):
     assert lines[1].split() == ["prepare_data", plans[0].identity.key, "run", "first", "run"]
 
 
+def test_plan_table_has_the_gpus_of_each_stage_where_there_are_any(plans):
+    gpus = {plan.node.name: 0 for plan in plans} | {"rl": 8}
+    lines = text_of(plan_table(plans, gpus)).splitlines()
+    assert lines[0].split() == ["stage", "key", "GPUs", "plan", "why"]
+    assert [line.split()[2] for line in lines[1:]] == ["8" if plan.node.name == "rl" else "-" for plan in plans]
+
+
 def test_live_table_has_one_line_a_stage_with_its_numbers(plans):
     progress = ChainProgress([plan.node.name for plan in plans])
     progress.planned(plans[3])

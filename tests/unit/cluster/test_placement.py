@@ -1,4 +1,4 @@
-from luffy.cluster.placement import Place, layout
+from luffy.cluster.placement import Place, layout, layout_apart
 from luffy.config.execution import RayConfig
 
 
@@ -29,3 +29,10 @@ def test_ranks_beside_servers_elsewhere_have_their_gpus_alone():
     wanted = layout(config, tensor_parallel_size=1, gpus=True, num_engines=0)
     assert wanted.bundles == [{"CPU": 1, "GPU": 1}] * 2
     assert wanted.engines == []
+
+
+def test_engines_without_ranks_have_bundles_of_their_own():
+    wanted = layout_apart(num_ranks=0, num_engines=2, tensor_parallel_size=4, gpus=True)
+    assert (wanted.ranks, wanted.bundles) == ([], [{"CPU": 1, "GPU": 4}] * 2)
+    assert wanted.engines == [Place(0, cpus=1, gpus=4), Place(1, cpus=1, gpus=4)]
+    assert layout_apart(0, 3, 4, gpus=False).bundles == [{"CPU": 1}] * 3

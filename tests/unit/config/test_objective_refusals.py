@@ -425,6 +425,16 @@ def test_colocated_engines_stand_beside_the_ranks(tmp_path: Path, layout: str) -
         load_experiment(file)
 
 
+def test_several_engines_need_someone_who_uses_them() -> None:
+    several = "execution.vllm.engines=2"
+    for overrides in ([], ["chain=rl", "method=luffy", "cluster=ray"]):
+        with pytest.raises(ConfigError, match=r"execution\.vllm\.engines: 2 has no effect without evaluation\.engine"):
+            load_experiment(SMOKE, [several, *overrides])
+    assert load_experiment(SMOKE, [several, "evaluation.engine=vllm"]).execution.vllm.engines == 2
+    measured = ["chain=rl", "method=luffy", "cluster=ray", "difficulty={}"]
+    assert load_experiment(SMOKE, [several, *measured]).execution.vllm.engines == 2
+
+
 @pytest.mark.parametrize(
     ("overrides", "fragment"),
     [

@@ -53,7 +53,8 @@ def evaluate(
     engine = ScriptedEngine(TOKENIZER, script)
     with GraderPool(1, PATIENCE_S) as grader:
         evaluator = Evaluator(TokenModelClient(engine, TOKENIZER), grader, config, seed, batch_size)
-        return evaluator.evaluate(Suite("sums", problems(12)), decoding, lambda batch: None)
+        (records,) = evaluator.evaluate([(Suite("sums", problems(12)), decoding)], lambda batch: None)
+        return records
 
 
 def test_records_say_what_was_asked_answered_and_found() -> None:
@@ -103,7 +104,7 @@ def test_a_box_in_reasoning_that_the_template_opened_is_no_answer() -> None:
     engine = ScriptedEngine(tokenizer, lambda prompt, seed: "\\boxed{1}")
     with GraderPool(1, PATIENCE_S) as grader:
         evaluator = Evaluator(TokenModelClient(engine, tokenizer), grader, CONFIG, 7, 4)
-        record = evaluator.evaluate(Suite("sums", problems(1)), "greedy", lambda batch: None)[0]
+        ((record,),) = evaluator.evaluate([(Suite("sums", problems(1)), "greedy")], lambda batch: None)
     assert (record.outcome, record.response) == ("no_answer", "<think>\\boxed{1}")
 
 
@@ -140,7 +141,7 @@ def test_records_say_what_the_data_says_of_a_problem() -> None:
     prompts[2] = replace(prompts[2], data_source="GPQA-main")
     with GraderPool(1, PATIENCE_S) as grader:
         evaluator = Evaluator(TokenModelClient(ScriptedEngine(TOKENIZER, solve), TOKENIZER), grader, CONFIG, 7, 4)
-        records = evaluator.evaluate(Suite("sums", prompts), "greedy", lambda batch: None)
+        (records,) = evaluator.evaluate([(Suite("sums", prompts), "greedy")], lambda batch: None)
     said = [(record.subject, record.level, record.num_options, record.confidential) for record in records]
     assert said == [("Algebra", "5", None, False), ("Number Theory", None, 3, True), (None, None, None, True)]
 
@@ -173,7 +174,7 @@ def test_a_batch_is_graded_while_the_next_one_is_generated() -> None:
 
     with Grader(1, PATIENCE_S) as grader:
         evaluator = Evaluator(TokenModelClient(Engine(TOKENIZER, solve), TOKENIZER), grader, CONFIG, 7, 6)
-        records = evaluator.evaluate(Suite("sums", problems(12)), "greedy", lambda batch: None)
+        (records,) = evaluator.evaluate([(Suite("sums", problems(12)), "greedy")], lambda batch: None)
     assert [record.uid for record in records] == [f"p{i}" for i in range(12)]
 
 
@@ -194,11 +195,64 @@ def test_what_was_generated_before_the_engine_failed_is_kept_and_not_asked_for_a
     with GraderPool(1, PATIENCE_S) as grader:
         evaluator = Evaluator(TokenModelClient(Failing(TOKENIZER, by_seed), TOKENIZER), grader, CONFIG, 7, 5)
         with pytest.raises(ClusterError, match="no answer"):
-            evaluator.evaluate_into(SampleLog(log), suite, "sampled", lambda batch: None)
+            next(evaluator.evaluate_into([(SampleLog(log), suite, "sampled")], lambda batch: None))
         engine = ScriptedEngine(TOKENIZER, by_seed)
         evaluator = Evaluator(TokenModelClient(engine, TOKENIZER), grader, CONFIG, 7, 5)
-        records = list(evaluator.evaluate_into(SampleLog(log, counts.append), suite, "sampled", lambda batch: None))
+        cells = [(SampleLog(log, counts.append), suite, "sampled")]
+        (records,) = map(list, evaluator.evaluate_into(cells, lambda batch: None))
     assert (counts, len(engine.requests)) == ([10], 26)
+    assert records == evaluate(by_seed, "sampled")
+
+
+class Together(ScriptedEngine):
+    """Answers no call before `number` of them have come, and counts those that run at a time."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(TOKENIZER, by_seed)
+        self._barrier = threading.Barrier(number)
+        self._running = 0
+        self._counting = threading.Lock()
+        self.most = 0
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        with self._counting:
+            self._running += 1
+            self.most = max(self.most, self._running)
+        self._barrier.wait(PATIENCE_S)
+        with self._counting:
+            completions = super().generate(requests, params)
+            self._running -= 1
+        return completions
+
+
+def test_calls_of_several_suites_run_at_once_and_their_results_come_in_order() -> None:
+    """The first three calls are those of three suites: none is answered before all have come."""
+    cells = [(Suite(name, problems(number)), "sampled") for name, number in (("a", 1), ("b", 1), ("c", 1), ("d", 8))]
+    found = []
+    for engine, calls_at_once in ((ScriptedEngine(TOKENIZER, by_seed), 1), (Together(3), 3)):
+        batches: list[int] = []
+        with GraderPool(1, PATIENCE_S) as grader:
+            client = TokenModelClient(engine, TOKENIZER)
+            evaluator = Evaluator(client, grader, CONFIG, 7, 4, calls_at_once=calls_at_once)
+            records = list(evaluator.evaluate(cells, lambda batch, sizes=batches: sizes.append(len(batch))))
+        found.append((records, batches))
+    assert engine.most == 3
+    assert found[0] == found[1]
+    assert [{record.suite for record in cell} for cell in found[1][0]] == [{"a"}, {"b"}, {"c"}, {"d"}]
+    assert found[1][1] == [3, 3, 3, 4, 4, 4, 4, 4, 4]
+
+
+def test_a_call_that_fails_beside_others_costs_none_of_the_batches_before_it(tmp_path: Path) -> None:
+    suite, log, counts = Suite("sums", problems(12)), tmp_path / "log.jsonl", []
+    client = TokenModelClient(Failing(TOKENIZER, by_seed), TOKENIZER)
+    with GraderPool(1, PATIENCE_S) as grader:
+        evaluator = Evaluator(client, grader, CONFIG, 7, 5, calls_at_once=2)
+        with pytest.raises(ClusterError, match="no answer"):
+            next(evaluator.evaluate_into([(SampleLog(log), suite, "sampled")], lambda batch: None))
+        evaluator = Evaluator(TokenModelClient(ScriptedEngine(TOKENIZER, by_seed), TOKENIZER), grader, CONFIG, 7, 5)
+        cells = [(SampleLog(log, counts.append), suite, "sampled")]
+        (records,) = map(list, evaluator.evaluate_into(cells, lambda batch: None))
+    assert counts == [10]
     assert records == evaluate(by_seed, "sampled")
 
 

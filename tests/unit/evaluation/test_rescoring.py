@@ -41,7 +41,7 @@ def evaluated(folder: Path, kind: GraderKind) -> Path:
     tokenizer = tiny_tokenizer()
     with GraderPool(1, PATIENCE_S) as pool:
         evaluator = Evaluator(TokenModelClient(ScriptedEngine(tokenizer, answer), tokenizer), pool, config, 7, 4)
-        records = evaluator.evaluate(Suite("sums", problems(9)), "greedy", lambda batch: None)
+        (records,) = evaluator.evaluate([(Suite("sums", problems(9)), "greedy")], lambda batch: None)
     folder.mkdir()
     write_sample_records(folder / "samples.jsonl.zst", records)
     row = result_row(records, 0.95, protocol_of(config, "sums", "greedy"))

@@ -127,6 +127,8 @@ def test_a_draw_depends_on_seed_uid_and_sample_alone(
 def test_an_interrupted_stage_asks_for_the_rest_alone_and_ends_with_the_same_bytes(
     tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Interrupted in its third batch, while the second one is graded, for which it does not wait."""
+
     def dies_late(prompt: str, seed: int) -> str:
         if len(first.requests) > 16:
             raise KeyboardInterrupt
@@ -137,10 +139,10 @@ def test_an_interrupted_stage_asks_for_the_rest_alone_and_ends_with_the_same_byt
         run(settings(), context_in(tmp_path / "out", inputs))
     assert first.closed
     second = use(monkeypatch, by_seed)
-    assert run(settings(), context_in(tmp_path / "out", inputs)).resumed_from == 16
+    assert run(settings(), context_in(tmp_path / "out", inputs)).resumed_from == 8
     whole = use(monkeypatch, by_seed)
     run(settings(), context_in(tmp_path / "whole", inputs))
-    assert [request.seed for request in second.requests] == [request.seed for request in whole.requests[16:]]
+    assert [request.seed for request in second.requests] == [request.seed for request in whole.requests[8:]]
     for output in OUTPUTS:
         assert (tmp_path / "out" / output).read_bytes() == (tmp_path / "whole" / output).read_bytes()
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.interrupted import killed_before, parts_stay
+from synthetic.stage_jobs import write_stage_job, write_wide_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
@@ -23,8 +24,7 @@ from luffy.data.parquet import write_prompts
 from luffy.errors import ClusterError, ConfigError, DataError
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_sample_records, read_samples_of
-from luffy.pipeline.chain.job import StageJob, write_job
-from luffy.pipeline.chain.manifest import Manifest, collect_outputs, read_manifest, write_manifest
+from luffy.pipeline.chain.manifest import read_manifest
 from luffy.pipeline.machine.events import EventReader, EventWriter
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -193,32 +193,8 @@ sys.exit(program.run_program("evaluate", evaluate.run, sys.argv[1:]))
 
 
 def write_evaluation_job(out: Path, inputs: dict[str, Path], rollout_batch_size: int) -> list[str]:
-    """The order of the stage program; returns its arguments."""
-    out.mkdir()
-    for name, directory in inputs.items():
-        _finish(directory, name)
-    job = StageJob(
-        node="evaluate_sft",
-        stage="evaluate",
-        key="ab" * 8,
-        settings=SETTINGS,
-        inputs={name: str(directory) for name, directory in inputs.items()},
-        upstream=dict.fromkeys(inputs, "cd" * 8),
-        execution=ExecutionConfig(rollout_batch_size=rollout_batch_size, num_threads=1),
-        tracking=TrackingConfig(),
-    )
-    write_job(out / "config.yaml", job)
-    return ["--config", str(out / "config.yaml"), "--out", str(out)]
-
-
-def _finish(directory: Path, node: str) -> None:
-    now, stage = "2026-03-04T10:00:00+00:00", "prepare_data" if node == "data" else "sft"
-    manifest = Manifest(
-        stage=stage, node=node, key="cd" * 8, series=None, settings={}, upstream={}, consumed={},
-        outputs=collect_outputs(directory, [path.name for path in sorted(directory.iterdir()) if path.is_dir()]),
-        metrics={}, execution=ExecutionConfig(), versions={}, hardware={}, started=now, ended=now, resumed_from=0,
-    )  # fmt: skip
-    write_manifest(directory, manifest)
+    execution = ExecutionConfig(rollout_batch_size=rollout_batch_size, num_threads=1)
+    return write_stage_job(out, "evaluate", SETTINGS, inputs, execution)
 
 
 def test_a_killed_process_costs_one_batch_and_the_result_is_the_same_bytes(
@@ -303,13 +279,7 @@ def test_no_suite_at_all_is_an_error(tmp_path: Path, inputs: dict[str, Path]) ->
 @pytest.fixture
 def wide_inputs(inputs: dict[str, Path]) -> dict[str, Path]:
     """The same with heads as wide as vLLM's attention on CPU asks for."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Qwen2Config(
-        vocab_size=len(tiny_tokenizer()), num_key_value_heads=2, max_position_embeddings=48, initializer_range=0.2,
-        **shape,
-    )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(inputs["model"] / "model")
+    write_wide_model(inputs["model"] / "model", seed=0)
     return inputs
 
 

@@ -4,13 +4,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from synthetic.arithmetic import problems, tiny_tokenizer
+from synthetic.arithmetic import problems
 from synthetic.interrupted import parts_stay
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from synthetic.stage_jobs import write_wide_model
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.execution import ExecutionConfig, TrackingConfig, VLLMConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import EvaluateSettings, SweepSettings
 from luffy.data.parquet import write_prompts
@@ -36,17 +35,6 @@ def protocol(engine: str = "transformers") -> EvaluateSettings:
     return EvaluateSettings(seed=7, dtype="float32", evaluation=evaluation, grading=GradingConfig())
 
 
-def write_model(folder: Path, seed: int) -> None:
-    torch.manual_seed(seed)
-    shape = {"hidden_size": 64, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokenizer = tiny_tokenizer()
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=48, initializer_range=0.2, **shape
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 @pytest.fixture
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     """A suite, and an RL stage whose checkpoints are plain model folders, exported by copying them."""
@@ -54,19 +42,21 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     (data / "suites").mkdir(parents=True)
     write_prompts(data / "suites" / "sums.parquet", problems(4))
     (data / "tokenizer").mkdir()
-    write_model(rl / "model", seed=0)
+    write_wide_model(rl / "model", seed=0)
     for step in STEPS:
-        write_model(rl / "checkpoints" / f"step_{step:06d}", seed=step)
+        write_wide_model(rl / "checkpoints" / f"step_{step:06d}", seed=step)
         (rl / "checkpoints" / f"step_{step:06d}" / COMPLETE_FILE).touch()
     copy = lambda checkpoint, start, tokenizer, dtype, folder: shutil.copytree(checkpoint, folder)  # noqa: E731
     monkeypatch.setattr(sweep, "export_checkpoint", copy)
     return {"data": data, "model": rl}
 
 
-def context_in(out: Path, inputs: dict[str, Path]) -> StageContext:
+def context_in(out: Path, inputs: dict[str, Path], engines: int = 1) -> StageContext:
     out.mkdir(exist_ok=True)
     events = EventWriter(out / "events.jsonl")
-    return StageContext(out, inputs, "key", "sweep", ExecutionConfig(rollout_batch_size=3), TrackingConfig(), events)
+    vllm = VLLMConfig(engines=engines, cpu_kv_cache_gb=0.05, max_num_seqs=1)
+    execution = ExecutionConfig(rollout_batch_size=3, vllm=vllm)
+    return StageContext(out, inputs, "key", "sweep", execution, TrackingConfig(), events)
 
 
 def alone(tmp_path: Path, inputs: dict[str, Path], step: int, engine: str = "transformers") -> bytes:
@@ -133,9 +123,12 @@ def test_what_trains_is_part_of_the_sweep_and_not_of_evaluate() -> None:
 
 
 @pytest.mark.slow
-def test_vllm_draws_with_the_weights_that_were_swapped_in(tmp_path: Path, inputs: dict[str, Path]) -> None:
+@pytest.mark.parametrize("engines", [1, 2])
+def test_vllm_draws_with_the_weights_that_were_swapped_in(
+    tmp_path: Path, inputs: dict[str, Path], engines: int
+) -> None:
     settings = SweepSettings(protocol=protocol("vllm"), steps=STEPS)
-    sweep.run(settings, context_in(tmp_path / "out", inputs))
+    sweep.run(settings, context_in(tmp_path / "out", inputs, engines))
     for step in STEPS:
         alone(tmp_path, inputs, step)
         swept, by_itself = (

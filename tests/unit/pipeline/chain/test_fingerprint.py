@@ -89,6 +89,16 @@ def test_what_rl_alone_needs_is_no_part_of_supervised_training(stage):
     assert not [name for name in code_fingerprint(stage) if name.startswith((*of_rl, *advantages))]
 
 
+@pytest.mark.parametrize("stage", ["evaluate", "difficulty", "sweep"])
+def test_how_requests_reach_several_engines_is_no_part_of_what_they_answer(stage):
+    of_ray = ("luffy.cluster.engine_pool", "luffy.cluster.ray_engine", "luffy.cluster.supervision")
+    fingerprint = code_fingerprint(stage)
+    assert "luffy.rollout.vllm_engine" in fingerprint
+    assert not [name for name in fingerprint if name.startswith("luffy.cluster.")]
+    assert {*of_ray[1:]} <= code_fingerprint("rl").keys()
+    assert "luffy.cluster.engine_pool" not in code_fingerprint("sft")
+
+
 def in_a_new_process(package):
     """The fingerprint as a process would find it that has none in memory."""
     _facts_file.cache_clear()

@@ -124,9 +124,10 @@ def test_the_turn_comes_before_the_gpu_and_only_for_stages_that_take_one(machine
         ("smoke", [], {"prepare_data": 0, "base": 1, "sft": 1, "rl": 1, "evaluate": 1, "sweep": 1, "report": 0}),
         ("smoke", ["execution.gpus=0"], {"prepare_data": 0, "base": 0, "rl": 0, "report": 0}),
         ("smoke", ["execution.gpus=2"], {"prepare_data": 0, "sft": 2, "report": 0}),
-        ("luffy_qwen2.5_math_7b", [], {"base": 0, "rl": 8}),
-        ("luffy_qwen2.5_math_7b", DISAGGREGATED, {"evaluate": 2, "rl": 24}),
-        ("luffy_qwen2.5_math_7b_2nodes", [], {"rl": 0}),
+        ("luffy_qwen2.5_math_7b", [], {"base": 0, "rl": 8, "evaluate": 8, "sweep": 8}),
+        ("luffy_qwen2.5_math_7b", DISAGGREGATED, {"evaluate": 16, "rl": 24}),
+        ("luffy_qwen2.5_math_7b", ["difficulty={}", "execution.vllm.engines=3"], {"difficulty": 3, "evaluate": 3}),
+        ("luffy_qwen2.5_math_7b_2nodes", [], {"rl": 0, "evaluate": 8}),
     ],
 )
 def test_a_stage_takes_the_gpus_that_it_uses(file, overrides, expected):

@@ -24,14 +24,10 @@ from luffy.config.training import OptimizerConfig
 from luffy.data.tokenizer import MAX_VOCABULARY
 from luffy.errors import DataError
 from luffy.pipeline.machine.architecture import TINY_VOCABULARY, ModelArchitecture, architecture_of, from_model_config
-from luffy.pipeline.machine.memory import (
-    activation_bytes,
-    engine_share,
-    estimate_memory,
-    head_bytes,
-    kv_cache_bytes_per_token,
-    layer_activation_bytes,
-)
+from luffy.pipeline.machine.engine_memory import generation_memory, kv_cache_bytes_per_token, rl_engine_memory
+from luffy.pipeline.machine.memory import activation_bytes, estimate_memory, head_bytes, layer_activation_bytes
+from luffy.rollout.engine import RolloutRequest, SamplingParams
+from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training import deepspeed_engine
 from luffy.training.deepspeed_engine import start_engine
 from luffy.training.policy_model import PolicyModel
@@ -262,20 +258,64 @@ def test_states_of_7b_by_hand() -> None:
 
 
 def test_an_engine_gives_the_rest_of_its_share_to_the_cache() -> None:
-    engine = engine_share(seven_b(), experiment("execution.vllm.gpu_memory_utilization=0.9"), 79.0)
+    engine = rl_engine_memory(seven_b(), experiment("execution.vllm.gpu_memory_utilization=0.9"), 79.0)
     assert engine.total_gib == pytest.approx(0.9 * 79) == engine.limit_gib
-    halved = engine_share(seven_b(), experiment("execution.vllm.tensor_parallel_size=2"), None)
+    halved = rl_engine_memory(seven_b(), experiment("execution.vllm.tensor_parallel_size=2"), None)
     assert halved.count == 16
     assert halved.gib("weights") == pytest.approx(7_615_616_512 / GIB)
     assert kv_cache_bytes_per_token(seven_b(), experiment()) == 2 * 28 * 4 * 128 * 2
     assert halved.gib("KV cache") == pytest.approx((1024 + 8192) * 28 * 4 * 128 * 2 / GIB)
 
 
-@pytest.mark.parametrize(("engine", "longest"), [("vllm", 1024 + 16384), ("transformers", 1024 + 8192)])
-def test_an_engine_has_room_for_the_longest_response_of_difficulty(engine: str, longest: int) -> None:
-    measured = experiment(f"difficulty={{engine: {engine}, max_response_tokens: 16384}}")
-    least = engine_share(seven_b(), measured, None).gib("KV cache")
-    assert least == pytest.approx(longest * kv_cache_bytes_per_token(seven_b(), measured) / GIB)
+def test_each_engine_has_room_for_the_longest_response_of_its_own_stage() -> None:
+    config = experiment("difficulty={engine: vllm, max_response_tokens: 16384}", "evaluation.max_response_tokens=4096")
+    per_token = kv_cache_bytes_per_token(seven_b(), config) / GIB
+    assert rl_engine_memory(seven_b(), config, None).gib("KV cache") == pytest.approx((1024 + 8192) * per_token)
+    least = {gpu.name: gpu.gib("KV cache") for gpu in generation_memory(seven_b(), config, None, config.stages)}
+    expected = {"GPU in evaluation": (1024 + 4096) * per_token, "GPU in difficulty": (1024 + 16384) * per_token}
+    assert least == pytest.approx(expected)
+
+
+def test_evaluations_take_the_gpus_of_all_their_engines() -> None:
+    config = experiment("execution.vllm={engines: 3, tensor_parallel_size: 2}")
+    (found,) = generation_memory(seven_b(), config, 79.0, ("evaluate",))
+    assert (found.name, found.count) == ("GPU in evaluation", 6)
+    assert found.gib("weights") == pytest.approx(7_615_616_512 / GIB)
+    assert found.total_gib == pytest.approx(0.55 * 79)
+    assert generation_memory(seven_b(), config, 79.0, ("sweep",)) == (found,)
+    served = experiment("evaluation.engine=openai", "execution.server.urls=[http://a]", "execution.vllm.engines=1")
+    assert generation_memory(seven_b(), served, 79.0, ("evaluate", "rl")) == ()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "vocabulary"),
+    [(384, 2, 64), (16, 368, 64), (16, 8, 16384)],
+    ids=["fullest with its prompts", "fullest at its end", "fullest in its sampler"],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_estimate_bounds_the_peak_of_the_embedded_engine(
+    prompt: int, response: int, vocabulary: int, dtype: torch.dtype
+) -> None:
+    config = config_of("qwen2 untied", vocab_size=vocabulary)
+    engine = TransformersEngine(model_of(config, dtype).eval(), batch_size=8)
+    requests = [RolloutRequest(tuple(range(i, prompt - i % 2 + i)), seed=i) for i in range(8)]
+    requests = [RolloutRequest(tuple(token % vocabulary for token in each.prompt_ids), each.seed) for each in requests]
+    tracker = MemTracker()
+    with tracker:
+        engine.generate(requests, SamplingParams(1.0, response, stop_token_ids=()))
+    measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+
+    embedded = experiment(
+        "evaluation.engine=transformers",
+        "execution.vllm.engines=1",
+        "execution.rollout_batch_size=8",
+        f"data.max_prompt_tokens={prompt}",
+        f"evaluation.max_response_tokens={response}",
+        f"model.dtype={str(dtype).removeprefix('torch.')}",
+    )
+    (found,) = generation_memory(architecture(config), embedded, None, ("evaluate",))
+    estimated = sum(part.gib for part in found.components if part.name not in ("weights", "process")) * GIB
+    assert 0.99 * measured <= estimated <= 1.5 * measured
 
 
 def test_key_heads_are_repeated_where_there_are_fewer_than_gpus() -> None:

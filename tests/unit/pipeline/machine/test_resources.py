@@ -1,6 +1,7 @@
 """What is refused before anything starts; the driver is a script in nvidia-smi's place."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
-from luffy.config.comparison import load_comparison
+from luffy.config.comparison import is_comparison, load_comparison
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.machine import gpus
 from luffy.pipeline.machine.resources import check_resources, detected_gpus_gib, find_resources
@@ -94,9 +95,10 @@ def test_sft_on_all_ranks_fits_where_a_single_rank_would_not(driver):
     (sft,) = (gpu for gpu in find_resources(config).gpus if gpu.name == "GPU in SFT")
     assert (sft.count, sft.fits) == (8, True)
     alone = ["chain=sft", "method=sft", *before_rl[1:], "execution.ray={trainer_ranks: 1, engines: 1}"]
-    (refusal,) = refusals(*alone)
+    refusal, nearest = refusals(*alone)
     assert refusal.startswith("execution: a GPU in SFT would hold about ")
     assert "raise execution.ray.trainer_ranks" in refusal
+    assert nearest.startswith("execution: the nearest layout that fits: execution.ray.trainer_ranks=")
 
 
 def test_every_arm_of_the_papers_comparison_fits_a_node_of_eight(driver):
@@ -110,20 +112,62 @@ def test_every_arm_of_the_papers_comparison_fits_a_node_of_eight(driver):
 
 def test_more_gpus_than_the_machine_has_are_refused(driver):
     driver(cards(*[81559] * 4))
-    assert refusals() == [
+    training, evaluation, nearest = refusals()
+    assert training == (
         "execution.ray: 8 trainer ranks and 8 engines x 1 GPUs (colocated) take 8 GPUs, this machine has 4; lower "
         "execution.ray.trainer_ranks or execution.ray.engines, or give the execution.ray.address of a larger cluster"
-    ]
-    check_resources(load_experiment(SEVEN_B, ["execution.ray.address=auto"]))
+    )
+    assert evaluation == (
+        "execution.vllm: 8 engines x 1 GPUs for evaluation take 8 GPUs, this machine has 4; lower "
+        "execution.vllm.engines or execution.vllm.tensor_parallel_size"
+    )
+    assert nearest.startswith("execution: the nearest layout that fits: ")
+    check_resources(load_experiment(SEVEN_B, nearest.partition("fits: ")[2].split()))
+    check_resources(load_experiment(SEVEN_B, ["execution.ray.address=auto", "execution.vllm.engines=4"]))
+
+
+def test_a_local_run_with_vllm_is_checked_where_there_are_gpus(driver, tmp_path):
+    several = ["evaluation.engine=vllm", "execution.vllm={engines: 3, gpu_memory_utilization: 0.9}", "chain=sft"]
+    pretrained_14b = ["model={path: Qwen/Qwen2.5-14B}", *UNTRAINED[2:], "method=sft"]
+    config = load_experiment(CONFIGS / "smoke.yaml", [*several, *pretrained_14b])
+    assert find_resources(config).gpus == ()  # no GPU here
+    driver(cards(24564, 24564))
+    few, full, nearest = find_resources(config).complaints
+    assert few.startswith("execution.vllm: 3 engines x 1 GPUs for evaluation take 3 GPUs, this machine has 2")
+    assert full.startswith("execution.vllm: an engine in evaluation needs about ")
+    assert "its share is 21.6 (gpu_memory_utilization 0.9)" in full
+    assert nearest == "execution: no other layout fits these GPUs; take more or larger ones, or a smaller model"
+    driver(cards(*[81559] * 3))
+    found = find_resources(config)
+    assert (found.complaints, [(gpu.name, gpu.count) for gpu in found.gpus]) == ((), [("GPU in evaluation", 3)])
+
+
+def test_a_sweep_needs_nothing_for_training(driver):
+    driver(cards(*[81559] * 2))
+    config = load_experiment(SEVEN_B, ["execution.vllm.engines=2"])
+    assert len(find_resources(config).complaints) == 2
+    found = find_resources(config, ("sweep",))
+    assert (found.complaints, [gpu.name for gpu in found.gpus]) == ((), ["GPU in evaluation"])
+
+
+def test_an_embedded_engine_with_too_large_a_batch_is_refused(driver):
+    driver(cards(*[81559] * 8))
+    embedded = ["evaluation.engine=transformers", "execution.vllm.engines=1"]
+    refusal, nearest = refusals(*embedded, "execution.rollout_batch_size=1024")
+    assert refusal.startswith("execution: a GPU in evaluation would hold about ")
+    assert "lower execution.rollout_batch_size" in refusal
+    assert nearest.endswith("execution.rollout_batch_size=64")
+    check_resources(load_experiment(SEVEN_B, [*embedded, "execution.rollout_batch_size=64"]))
 
 
 def test_smaller_gpus_than_stated_are_refused(driver):
     driver(cards(*[40960] * 8))
     assert "execution.gpu_memory_gb: 79 GiB, but the smallest GPU of this machine has 40.0" in refusals()[0]
-    rollout, update = refusals(DETECTED)
+    rollout, update, nearest = refusals(DETECTED)
     assert rollout.startswith("execution: a shared GPU in a rollout would hold about ")
     assert update.startswith("execution: a shared GPU in an update would hold about ")
     assert "of its 40.0" in update and "raise execution.zero_stage" in update
+    check_resources(load_experiment(SEVEN_B, [DETECTED, *nearest.partition("fits: ")[2].split()]))
 
 
 SPLIT = ["execution.ray.placement=disaggregated"]
@@ -205,7 +249,26 @@ def test_the_check_does_not_load_torch():
 
 def test_servers_elsewhere_take_no_gpu_here(driver):
     driver(cards(*[81920] * 8))
-    served = ["rl.engine=openai", "execution.server.urls=[http://a:8000]", *SPLIT]
+    served = ["rl.engine=openai", "evaluation.engine=openai", "execution.server.urls=[http://a:8000]", *SPLIT]
+    served.append("execution.vllm.engines=1")
     config = load_experiment(SEVEN_B, [*served, "execution.vllm.tensor_parallel_size=3"])
     check_resources(config)
     assert [gpu.name for gpu in find_resources(config).gpus] == ["trainer GPU"]
+
+
+TABLE = re.compile(r"^\| `(\S+)` \| (\d+) \| ([\d.-]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
+KINDS = ("GPU in SFT", "shared GPU in a rollout", "shared GPU in an update", "GPU in evaluation")
+
+
+def test_the_table_of_the_documentation_has_the_estimates(driver):
+    rows = {name: cells for name, *cells in TABLE.findall((CONFIGS.parent / "docs" / "gpus.md").read_text())}
+    assert set(rows) == {path.stem for path in CONFIGS.glob("*qwen*.yaml")}
+    for name, (number, *cells) in rows.items():
+        file = CONFIGS / f"{name}.yaml"
+        comparison = load_comparison(file) if is_comparison(file) else None
+        arms = [comparison.runs_of(arm)[0].config for arm in comparison.config.arms] if comparison else []
+        kinds = [gpu for config in arms or [load_experiment(file)] for gpu in find_resources(config).gpus]
+        found = {kind: {f"{gpu.total_gib:.1f}" for gpu in kinds if gpu.name == kind} or {"-"} for kind in KINDS}
+        assert found == {kind: {cell} for kind, cell in zip(KINDS, cells, strict=True)}
+        counts = {gpu.name == "GPU in evaluation": gpu.count for gpu in kinds}
+        assert counts == {False: int(number), True: 8}

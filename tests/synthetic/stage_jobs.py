@@ -1,0 +1,55 @@
+"""The order of a stage program, on inputs that look finished, and a tiny model that vLLM can run on a CPU."""
+
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.settings import StageSettings
+from luffy.pipeline.chain.job import StageJob, write_job
+from luffy.pipeline.chain.manifest import Manifest, collect_outputs, write_manifest
+from synthetic.arithmetic import tiny_tokenizer
+
+
+def write_stage_job(
+    out: Path, stage: str, settings: StageSettings, inputs: dict[str, Path], execution: ExecutionConfig
+) -> list[str]:
+    """Write the job of a stage that evaluates or measures `sft`; returns the arguments of its program."""
+    out.mkdir()
+    for name, directory in inputs.items():
+        _finish(directory, name)
+    job = StageJob(
+        node="evaluate_sft" if stage == "evaluate" else stage,
+        stage=stage,
+        key="ab" * 8,
+        settings=settings,
+        inputs={name: str(directory) for name, directory in inputs.items()},
+        upstream=dict.fromkeys(inputs, "cd" * 8),
+        execution=execution,
+        tracking=TrackingConfig(),
+    )
+    write_job(out / "config.yaml", job)
+    return ["--config", str(out / "config.yaml"), "--out", str(out)]
+
+
+def write_wide_model(folder: Path, seed: int) -> None:
+    """Heads of 32 dimensions, the smallest of vLLM's attention on a CPU."""
+    torch.manual_seed(seed)
+    shape = {"hidden_size": 64, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokenizer = tiny_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=48, initializer_range=0.2, **shape
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _finish(directory: Path, node: str) -> None:
+    now, stage = "2026-03-04T10:00:00+00:00", "prepare_data" if node == "data" else "sft"
+    manifest = Manifest(
+        stage=stage, node=node, key="cd" * 8, series=None, settings={}, upstream={}, consumed={},
+        outputs=collect_outputs(directory, [path.name for path in sorted(directory.iterdir()) if path.is_dir()]),
+        metrics={}, execution=ExecutionConfig(), versions={}, hardware={}, started=now, ended=now, resumed_from=0,
+    )  # fmt: skip
+    write_manifest(directory, manifest)
