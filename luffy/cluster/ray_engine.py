@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -131,7 +132,8 @@ def shares(requests: Sequence[RolloutRequest], num_engines: int) -> dict[int, li
     """Indices of the requests for each engine; engines without requests are left out.
 
     Requests with the same prompt go to the same engine, where they share its KV cache: the engine with the fewest
-    prompt tokens so far.
+    prompt tokens so far or, where they share it with other calls (the turns of episodes), the one that a hash of the
+    prompt names in every call.
     """
     prompts: dict[tuple[int, ...], list[int]] = {}
     for i, request in enumerate(requests):
@@ -139,7 +141,10 @@ def shares(requests: Sequence[RolloutRequest], num_engines: int) -> dict[int, li
     parts: list[list[int]] = [[] for _ in range(num_engines)]
     load = [0] * num_engines
     for prompt, places in prompts.items():
-        engine = min(range(num_engines), key=lambda engine: (load[engine], len(parts[engine]), engine))
+        if requests[places[0]].shares_cache_with:
+            engine = zlib.crc32(repr(prompt).encode()) % num_engines
+        else:
+            engine = min(range(num_engines), key=lambda engine: (load[engine], len(parts[engine]), engine))
         parts[engine] += places
         load[engine] += len(places) * max(len(prompt), 1)
     return {engine: part for engine, part in enumerate(parts) if part}

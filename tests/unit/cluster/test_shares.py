@@ -28,3 +28,13 @@ def test_the_engine_with_the_fewest_tokens_gets_the_next_prompt():
 
 def test_equal_prompts_are_spread_evenly():
     assert shares(requests_of([(i,) for i in range(6)]), 3) == {0: [0, 3], 1: [1, 4], 2: [2, 5]}
+
+
+def test_the_turns_of_an_episode_stay_at_one_engine_and_episodes_at_several() -> None:
+    """Whatever else is in the call."""
+    prompts = [(i, 7) for i in range(32)]
+    turns = [RolloutRequest(prompt, seed=0, shares_cache_with="play 1") for prompt in prompts]
+    together = {turns[i].prompt_ids: engine for engine, part in shares(turns, 3).items() for i in part}
+    alone = {turn.prompt_ids: next(iter(shares([turn], 3))) for turn in turns}
+    assert together == alone
+    assert {*alone.values()} == {0, 1, 2}
