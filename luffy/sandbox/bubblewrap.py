@@ -14,7 +14,7 @@ from pathlib import Path
 from luffy.config.sandbox import SandboxLimits
 from luffy.errors import UserError
 from luffy.sandbox import interpreter
-from luffy.sandbox.installed_python import hidden_paths, needed_paths, package_paths, program
+from luffy.sandbox.installed_python import PREFIX, hidden_folders, needed_places, package_paths, program
 from luffy.sandbox.interpreter_process import (
     ENVIRONMENT,
     PYTHON_OPTIONS,
@@ -25,8 +25,8 @@ from luffy.sandbox.interpreter_process import (
 from luffy.sandbox.interpreter_session import InterpreterSession
 from luffy.sandbox.system_calls import filter_program
 
-_INTERPRETER = "/interpreter.py"
-_PACKAGES = "/packages"
+_INTERPRETER = Path("/interpreter.py")
+_PACKAGES = Path("/packages")
 _TMP = "/tmp"  # noqa: S108 - the sandbox's own
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _NOBODY = "65534"
@@ -46,7 +46,7 @@ class BubblewrapSandbox:
                 "install it, on Debian and Ubuntu by `apt-get install bubblewrap`"
             )
         self._bwrap = found
-        self._packages = package_paths(packages)
+        self._packages = {path: _PACKAGES / name for name, path in package_paths(packages).items()}
         # More starts at once than there are processors would only make each of them late.
         self._starting = asyncio.Semaphore(os.cpu_count() or 1)
 
@@ -56,7 +56,7 @@ class BubblewrapSandbox:
             return InterpreterSession(await self._started(limits), limits)
 
     async def _started(self, limits: SandboxLimits) -> InterpreterProcess:
-        settings = settings_for(limits, _PACKAGES if self._packages else None)
+        settings = settings_for(limits, str(_PACKAGES) if self._packages else None)
         with ExitStack() as during_start:
             info_fd, told_fd = os.pipe()
             during_start.callback(os.close, info_fd)
@@ -85,30 +85,27 @@ class BubblewrapSandbox:
             *("--seccomp", str(filter_fd)),
             "--clearenv",
             *variables,
-            *_shown(needed_paths()),
-            *(part for folder in hidden_paths() for part in ("--tmpfs", str(folder), "--remount-ro", str(folder))),
-            *_shown_as({Path(interpreter.__file__).resolve(): _INTERPRETER}),
-            *(
-                part
-                for name, path in self._packages.items()
-                for part in ("--ro-bind", str(path), f"{_PACKAGES}/{name}")
-            ),
+            *("--setenv", "LD_LIBRARY_PATH", str(PREFIX / "lib")),
+            *_shown(needed_places()),
+            *(part for folder in hidden_folders() for part in ("--tmpfs", str(folder), "--remount-ro", str(folder))),
+            *_shown({Path(interpreter.__file__).resolve(): _INTERPRETER, **self._packages}),
             *(part for device in _DEVICES for part in ("--dev-bind", device, device)),
             *("--size", size, "--tmpfs", _TMP, "--remount-ro", "/", "--chdir", _TMP),
-            *("--", str(program()), *PYTHON_OPTIONS, _INTERPRETER),
+            *("--", str(PREFIX / "bin" / program().name), *PYTHON_OPTIONS, str(_INTERPRETER)),
         ]
 
 
-def _shown(paths: list[Path]) -> list[str]:
-    links = {path: str(path.readlink()) for path in paths if path.is_symlink()}
+def _shown(places: dict[Path, Path]) -> list[str]:
+    """Arguments that show each path read-only at its place; a link stays a link."""
     return [
-        *(part for path, target in links.items() for part in ("--symlink", target, str(path))),
-        *_shown_as({path: str(path) for path in paths if path not in links}),
+        part
+        for path, place in places.items()
+        for part in (
+            ("--symlink", str(path.readlink()), str(place))
+            if path.is_symlink() and path == place
+            else ("--ro-bind", str(path), str(place))
+        )
     ]
-
-
-def _shown_as(places: dict[Path, str]) -> list[str]:
-    return [part for path, place in places.items() for part in ("--ro-bind", str(path), place)]
 
 
 async def _told_pid(info_fd: int) -> int | None:

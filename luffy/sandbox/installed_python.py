@@ -2,12 +2,17 @@
 
 import os
 import sys
+import sysconfig
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from luffy.errors import UserError
 
-_SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
+PREFIX = Path("/python")
+"""Where the interpreter stands in a sandbox: its path is part of what tracebacks print, and shall be the same on every
+machine."""
+
+_SYSTEM = ("/lib64", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 """Shared libraries, time zones, and where to find libraries outside the usual folders."""
 
 
@@ -16,24 +21,36 @@ def program() -> Path:
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
-def needed_paths() -> list[Path]:
-    """Files and folders to show read-only, parents before what is in them."""
-    shown: list[Path] = []
-    for path in (*map(Path, _SYSTEM), *_libraries(), program()):
-        if path.exists() and not any(path.is_relative_to(parent) for parent in shown):
-            shown.append(path)
-    return shown
-
-
-def hidden_paths() -> list[Path]:
-    """Folders below `needed_paths` that hold no part of the standard library: packages that others have installed."""
-    libraries = {Path("/usr/lib"), *_libraries()}
-    found = {folder for library in libraries for folder in library.glob("python3*/*-packages")}
-    return sorted(folder for folder in found if not folder.is_symlink())
-
-
-def _libraries() -> list[Path]:
+def needed_places() -> dict[Path, Path]:
+    """Files and folders of this machine to show read-only, and where a sandbox shows them."""
     prefix = Path(sys.base_prefix).resolve()
+    system = {path: path for path in (*map(Path, _SYSTEM), *_libraries(Path("/lib")), *_libraries(Path("/usr/lib")))}
+    own = {path: PREFIX / path.relative_to(prefix) for path in _own_libraries(prefix)}
+    places = system | own | {program(): PREFIX / "bin" / program().name}
+    return {path: place for path, place in places.items() if path.exists()}
+
+
+def hidden_folders() -> list[Path]:
+    """Folders in `needed_places` that hold no part of the standard library: packages that others have installed."""
+    return sorted(
+        place / folder.relative_to(path)
+        for path, place in needed_places().items()
+        if not path.is_symlink()
+        for pattern in ("*-packages", "python3*/*-packages")
+        for folder in path.glob(pattern)
+        if not folder.is_symlink()
+    )
+
+
+def _libraries(folder: Path) -> list[Path]:
+    """The shared libraries of a folder, which on Debian and its kin has much else, and them in a folder of their own."""
+    own = folder / str(sysconfig.get_config_var("MULTIARCH"))
+    return [folder] if folder.is_symlink() or not own.exists() else [own, *folder.glob("ld-*")]
+
+
+def _own_libraries(prefix: Path) -> list[Path]:
+    if prefix == Path("/usr"):  # its shared libraries are the system's
+        return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
     return [prefix / name for name in dict.fromkeys(("lib", sys.platlibdir))]
 
 

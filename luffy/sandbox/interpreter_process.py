@@ -30,6 +30,7 @@ PYTHON_OPTIONS = ("-S", "-s", "-P", "-B")
 ENVIRONMENT = {
     "HOME": "/tmp",  # noqa: S108 - the sandbox's own
     "LANG": "C.UTF-8",
+    "PYTHONUTF8": "1",
     "PYTHONHASHSEED": "0",  # the same code prints its sets in the same order
     "TZ": "UTC",
     "USER": "sandbox",

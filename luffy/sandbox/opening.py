@@ -72,9 +72,9 @@ async def _check_threads(session: PythonSession, most: int) -> None:
     result = await session.run(_COUNT_THREADS.format(most=most))
     if result.output != f"{most}\n":
         raise UserError(
-            f"sandbox.limits.max_threads: {most} cannot be enforced here ({_last_line(result.output)} were started): the "
-            "kernel counts the threads of a session from Linux 5.14 on, and never those of the superuser; set it to 1, "
-            "or run as an ordinary user"
+            f"sandbox.limits.max_threads: {most} cannot be enforced here ({_last_line(result.output)} were started): "
+            "the kernel counts the threads of a session from Linux 5.14 on, and never those of the superuser; "
+            "set it to 1, or run as an ordinary user"
         )
 
 
