@@ -43,7 +43,7 @@ def hidden_folders() -> list[Path]:
 
 
 def _libraries(folder: Path) -> list[Path]:
-    """The shared libraries of a folder, which on Debian and its kin has much else, and them in a folder of their own."""
+    """Where a system folder holds shared libraries: on Debian in a folder of their own, beside much else."""
     own = folder / str(sysconfig.get_config_var("MULTIARCH"))
     return [folder] if folder.is_symlink() or not own.exists() else [own, *folder.glob("ld-*")]
 

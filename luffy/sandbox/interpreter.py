@@ -19,6 +19,7 @@ import signal
 import sys
 import traceback
 import types
+from collections.abc import Iterator
 from typing import TypedDict
 
 READY = b"ready\n"
@@ -94,7 +95,8 @@ class Interpreter:
 
     def _execute(self, code: str, name: str) -> None:
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
-        tree = compile(code, name, "exec", ast.PyCF_ONLY_AST)
+        # As `ast.parse` does, whose frame a syntax error would show.
+        tree: ast.Module = compile(code, name, "exec", int(ast.PyCF_ONLY_AST))
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, name, "exec"), self._module.__dict__)  # noqa: S102 - what the sandbox is for
         if last is not None:
@@ -171,8 +173,8 @@ def _die_with(parent_pid: int) -> None:
         os._exit(1)
 
 
-def _read_requests(control_fd: int) -> "types.GeneratorType[list[str], None, None]":
-    """Each request as [call, code], until the other side has closed the socket."""
+def _read_requests(control_fd: int) -> "Iterator[tuple[str, str]]":
+    """Each request as its call and its code, until the other side has closed the socket."""
     rest = b""
     while chunk := os.read(control_fd, 1 << 16):
         rest += chunk

@@ -29,7 +29,7 @@ PYTHON_OPTIONS = ("-S", "-s", "-P", "-B")
 
 ENVIRONMENT = {
     "HOME": "/tmp",  # noqa: S108 - the sandbox's own
-    "LANG": "C.UTF-8",
+    "LANG": "C",
     "PYTHONUTF8": "1",
     "PYTHONHASHSEED": "0",  # the same code prints its sets in the same order
     "TZ": "UTC",
@@ -234,11 +234,16 @@ def _kill_children(pid: int) -> None:
                 child.kill()
 
 
+def _settle(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 async def wait_readable(fd: int) -> None:
     """Wait until `fd` can be read, and close it."""
     loop = asyncio.get_running_loop()
-    readable = loop.create_future()
-    loop.add_reader(fd, lambda: readable.done() or readable.set_result(None))
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, _settle, readable)
     try:
         await readable
     finally:
