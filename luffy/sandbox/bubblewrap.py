@@ -20,6 +20,7 @@ from luffy.sandbox.interpreter_process import (
     PYTHON_OPTIONS,
     InterpreterProcess,
     settings_for,
+    start_errors,
     wait_readable,
 )
 from luffy.sandbox.interpreter_session import InterpreterSession
@@ -53,7 +54,8 @@ class BubblewrapSandbox:
     async def open(self, limits: SandboxLimits) -> InterpreterSession:
         """Start an interpreter; LuffyError with bubblewrap's words when it does not start."""
         async with self._starting:
-            return InterpreterSession(await self._started(limits), limits)
+            with start_errors():
+                return InterpreterSession(await self._started(limits), limits)
 
     async def _started(self, limits: SandboxLimits) -> InterpreterProcess:
         settings = settings_for(limits, str(_PACKAGES) if self._packages else None)

@@ -111,6 +111,7 @@ class Interpreter:
             setattr(sys, name, self._streams[name])
         sys.displayhook = sys.__displayhook__
         signal.signal(signal.SIGINT, self._interrupt)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
     def _interrupt(self, number: int, frame: types.FrameType | None) -> None:
         if self._is_running:  # one that comes too late must not break the conversation

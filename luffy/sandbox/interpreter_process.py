@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import math
 import os
@@ -60,6 +61,7 @@ class InterpreterProcess:
         self._cpu_s = 0.0
         self._held = ExitStack()
         self._releasing = threading.Lock()
+        self._owner = os.getpid()
         control.setblocking(False)
         os.set_blocking(output_fd, False)
 
@@ -189,9 +191,12 @@ class InterpreterProcess:
         return self._popen.wait()
 
     def release(self) -> None:
-        """Kill, and close what this process holds; may be called again, from any thread, and by the collector."""
+        """Kill, and close what this process holds; may be called again, from any thread, and by the collector.
+
+        In a process that was forked from this one it does nothing: the sandbox is not that one's.
+        """
         with self._releasing:
-            if self.output_fd < 0:
+            if self.output_fd < 0 or os.getpid() != self._owner:
                 return
             self.kill()
             self._popen.poll()
@@ -224,6 +229,16 @@ def settings_for(limits: SandboxLimits, package_folder: str | None, die_with: in
         "package_folder": package_folder,
         "parent_pid": die_with,
     }
+
+
+@contextmanager
+def start_errors() -> Iterator[None]:
+    """Turn what the operating system refuses to a start into a LuffyError with its remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "; a session holds four descriptors: raise `ulimit -n`" if error.errno == errno.EMFILE else ""
+        raise LuffyError(f"a sandboxed interpreter did not start: {error.strerror}{remedy}") from None
 
 
 def _kill_children(pid: int) -> None:

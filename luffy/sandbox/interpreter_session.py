@@ -73,7 +73,7 @@ class InterpreterSession:
         reading = _Reading(self._process, self._limits)
         answer = asyncio.ensure_future(self._process.ask(request_line(call, code)))
         try:
-            stop = await self._watch(answer, reading.printed)
+            stop = await self._watch(answer, reading)
             if stop is not None and not stop.is_final:
                 self._process.interrupt()
                 await asyncio.wait({answer}, timeout=self._limits.interrupt_grace_s)
@@ -104,7 +104,7 @@ class InterpreterSession:
         answer.add_done_callback(lambda _: self._release())
         answer.cancel()
 
-    async def _watch(self, answer: "asyncio.Future[bytes]", printed: PrintedOutput) -> _Stop | None:
+    async def _watch(self, answer: "asyncio.Future[bytes]", reading: "_Reading") -> _Stop | None:
         """Wait for the reply, or for the first limit that the call reaches."""
         limits = self._limits
         cpu_before, started = self._process.cpu_s(), time.monotonic()
@@ -112,11 +112,12 @@ class InterpreterSession:
             cpu_s, wall_s = self._process.cpu_s(), time.monotonic() - started
             if answer.done():
                 return None
-            stop = self._limit_reached(cpu_s, cpu_s - cpu_before, wall_s, printed)
+            stop = self._limit_reached(cpu_s, cpu_s - cpu_before, wall_s, reading.printed)
             if stop is not None:
                 return stop
             left_s = min(limits.call_wall_s - wall_s, (limits.call_cpu_s - cpu_s + cpu_before) / limits.max_threads)
-            await asyncio.wait({answer}, timeout=max(_SHORTEST_LOOK_S, min(_LOOK_S, left_s)))
+            timeout_s = max(_SHORTEST_LOOK_S, min(_LOOK_S, left_s))
+            await asyncio.wait({answer, reading.too_much}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
     def _limit_reached(self, session_cpu_s: float, cpu_s: float, wall_s: float, printed: PrintedOutput) -> _Stop | None:
         limits, status = self._limits, ExecutionStatus
@@ -150,7 +151,7 @@ class InterpreterSession:
             async with asyncio.timeout(_DEATH_S):
                 code = await self._process.exit_code()
         except TimeoutError:
-            return _Stop(ExecutionStatus.CORRUPTED, "the code closed the sandbox's control socket")
+            return _Stop(ExecutionStatus.KILLED, "the code closed the sandbox's control socket")
         return _Stop(ExecutionStatus.KILLED, f"the interpreter ended {_how(code)}")
 
     def _told(self, printed: PrintedOutput, stop: _Stop) -> str:
@@ -169,6 +170,8 @@ class _Reading:
         self._most = limits.printed_bytes
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
+        self.too_much: asyncio.Future[None] = self._loop.create_future()
+        """Done once more has been printed than the call may."""
         self._loop.add_reader(process.output_fd, self._read)
 
     def finish(self) -> None:
@@ -191,6 +194,8 @@ class _Reading:
         if chunk == b"":
             self._loop.remove_reader(self._process.output_fd)
         elif self.printed.size > self._most:
+            if not self.too_much.done():
+                self.too_much.set_result(None)
             self._loop.remove_reader(self._process.output_fd)
             self._pause = self._loop.call_later(_DRAIN_S, self._read)
 

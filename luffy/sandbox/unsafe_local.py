@@ -4,12 +4,19 @@ import logging
 import os
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from luffy.config.sandbox import SandboxLimits
 from luffy.sandbox import interpreter
 from luffy.sandbox.installed_python import package_paths, program
-from luffy.sandbox.interpreter_process import ENVIRONMENT, PYTHON_OPTIONS, InterpreterProcess, settings_for
+from luffy.sandbox.interpreter_process import (
+    ENVIRONMENT,
+    PYTHON_OPTIONS,
+    InterpreterProcess,
+    settings_for,
+    start_errors,
+)
 from luffy.sandbox.interpreter_session import InterpreterSession
 
 logger = logging.getLogger(__name__)
@@ -29,29 +36,26 @@ class UnsafeLocalSandbox:
 
     async def open(self, limits: SandboxLimits) -> InterpreterSession:
         """Start an interpreter; LuffyError when it does not start."""
-        folder = Path(tempfile.mkdtemp(prefix="luffy-unsafe-"))
-        try:
-            process = self._spawned(limits, folder)
-        except BaseException:
-            shutil.rmtree(folder)
-            raise
-        with process.released_on_failure():
-            process.attach(process.pid)
-            await process.wait_until_ready()
-        return InterpreterSession(process, limits)
+        with start_errors():
+            process = self._spawned(limits, Path(tempfile.mkdtemp(prefix="luffy-unsafe-")))
+            with process.released_on_failure():
+                process.attach(process.pid)
+                await process.wait_until_ready()
+            return InterpreterSession(process, limits)
 
     def _spawned(self, limits: SandboxLimits, folder: Path) -> InterpreterProcess:
-        packages = folder / "packages"
-        packages.mkdir()
-        for name, path in self._packages.items():
-            (packages / name).symlink_to(path)
-        work = folder / "work"
-        work.mkdir()
-        process = InterpreterProcess.spawn(
-            [str(program()), *PYTHON_OPTIONS, str(Path(interpreter.__file__).resolve())],
-            settings_for(limits, str(packages), die_with=os.getpid()),
-            environment={**ENVIRONMENT, "HOME": str(work)},
-            folder=work,
-        )
-        process.when_released(lambda: shutil.rmtree(folder, ignore_errors=True))
-        return process
+        with ExitStack() as on_failure:
+            on_failure.callback(shutil.rmtree, folder, ignore_errors=True)
+            packages, work = folder / "packages", folder / "work"
+            packages.mkdir()
+            work.mkdir()
+            for name, path in self._packages.items():
+                (packages / name).symlink_to(path)
+            process = InterpreterProcess.spawn(
+                [str(program()), *PYTHON_OPTIONS, str(Path(interpreter.__file__).resolve())],
+                settings_for(limits, str(packages), die_with=os.getpid()),
+                environment={**ENVIRONMENT, "HOME": str(work)},
+                folder=work,
+            )
+            process.when_released(on_failure.pop_all().close)
+            return process

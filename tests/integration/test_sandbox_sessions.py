@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import resource
 
 import psutil
 import pytest
@@ -9,7 +11,7 @@ from patience import wait_until
 from sandboxed import PATIENT, is_alive, limits, processes_below, require_bubblewrap, run_calls, run_code
 
 from luffy.config.sandbox import SandboxConfig
-from luffy.errors import UserError
+from luffy.errors import LuffyError, UserError
 from luffy.sandbox import ExecutionResult, ExecutionStatus, open_sandbox
 
 ENDLESS = "n = 0\nwhile True:\n    n += 1"
@@ -71,11 +73,15 @@ def test_every_end_of_a_call_has_its_status(code: str, status: str) -> None:
 
 
 def test_a_call_cannot_silence_the_next() -> None:
-    spoiled = (
-        "import sys, signal\nsys.stdout = sys.stderr = None\nsys.displayhook = id\nsignal.signal(2, signal.SIG_IGN)"
-    )
-    results = run_calls(spoiled, "import sys\nsys.stdout.close()", "print('heard')\n1", within=limits(call_cpu_s=1.0))
+    spoiled = "import sys\nsys.stdout = sys.stderr = None\nsys.displayhook = id"
+    results = run_calls(spoiled, "sys.stdout.close()", "print('heard')\n1")
     assert results[2].output == "heard\n1\n"
+
+
+def test_a_call_cannot_make_the_next_one_deaf() -> None:
+    deafened = "import signal\nsignal.signal(2, signal.SIG_IGN)\nsignal.pthread_sigmask(signal.SIG_BLOCK, [2])\nkept = 1"
+    _, stopped, after = run_calls(deafened, ENDLESS, "kept", within=limits(call_cpu_s=0.3))
+    assert (stopped.status, after.output) == ("timed_out", "1\n")
 
 
 def test_classes_of_a_session_are_those_of_its_main_module() -> None:
@@ -261,6 +267,36 @@ def test_a_session_that_is_garbage_leaves_no_process() -> None:
 
     asyncio.run(run())
     wait_until(lambda: not processes_below(psutil.Process().pid), "the end of the interpreter")
+
+
+def test_too_few_descriptors_are_named_with_their_remedy() -> None:
+    async def run() -> None:
+        sandbox = await open_sandbox(SandboxConfig(limits=PATIENT))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 3, hard))
+        try:
+            await sandbox.open(PATIENT)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    with pytest.raises(LuffyError, match="Too many open files; a session holds four descriptors: raise `ulimit -n`"):
+        asyncio.run(run())
+
+
+def test_a_forked_process_ends_no_session_of_ours() -> None:
+    async def run() -> str:
+        session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(PATIENT)
+        child = os.fork()
+        if child == 0:
+            del session
+            gc.collect()
+            os._exit(0)
+        os.waitpid(child, 0)
+        result = await session.run("1")
+        await session.close()
+        return result.output
+
+    assert asyncio.run(run()) == "1\n"
 
 
 def test_descriptors_are_closed_with_the_sessions() -> None:
