@@ -62,12 +62,12 @@ class BubblewrapSandbox:
         with ExitStack() as during_start:
             info_fd, told_fd = os.pipe()
             during_start.callback(os.close, info_fd)
-            filter_fd = os.memfd_create("system calls")
-            with os.fdopen(filter_fd, "wb"), os.fdopen(told_fd, "wb"):
-                os.write(filter_fd, filter_program(limits.max_threads))
-                os.lseek(filter_fd, 0, os.SEEK_SET)
-                command = self._command(limits, filter_fd, told_fd)
-                process = InterpreterProcess.spawn(command, settings, environment={}, inherited=(filter_fd, told_fd))
+            with os.fdopen(told_fd, "wb"), os.fdopen(os.memfd_create("system calls"), "wb") as refusals:
+                refusals.write(filter_program(limits.max_threads))
+                refusals.seek(0)  # writes it out, and bubblewrap reads from where it stands
+                command = self._command(limits, refusals.fileno(), told_fd)
+                inherited = (refusals.fileno(), told_fd)
+                process = InterpreterProcess.spawn(command, settings, environment={}, inherited=inherited)
             during_start.enter_context(process.released_on_failure())
             if (pid := await _told_pid(info_fd)) is not None:
                 process.attach(pid)

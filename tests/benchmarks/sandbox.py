@@ -2,12 +2,13 @@
 
 Run: python tests/benchmarks/sandbox.py [sessions] [calls]
 
-`sessions` are opened one after the other, then all at once, and each then runs `calls` calls of a few lines. Memory
-is the proportional share (PSS) of an idle session that has run them, bubblewrap included. The last line is a call
+`sessions` are opened one after the other, then all at once, and each then runs `calls` calls of a few lines. CPU time
+is that of all processes involved, which unlike the rates hardly depends on what else the machine does. Memory is the proportional share (PSS) of an idle session that has run them, bubblewrap included. The last line is a call
 that ends at its limit of output.
 """
 
 import asyncio
+import os
 import statistics
 import sys
 import time
@@ -61,6 +62,12 @@ def memory_mib() -> float:
     return sum(process.memory_full_info().pss for process in below) / (1 << 20)
 
 
+def cpu_s() -> float:
+    """CPU time of this process and of all that it has collected."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 async def measure(num_sessions: int, num_calls: int) -> list[tuple[str, str]]:
     """Name and value of each line."""
     sandbox = await open_sandbox(CONFIG)
@@ -69,7 +76,9 @@ async def measure(num_sessions: int, num_calls: int) -> list[tuple[str, str]]:
         for _ in range(num_sessions):
             await closed(await opened(sandbox, 1))
 
+    cpu_before = cpu_s()
     singly_s = await timed(one_after_the_other)
+    start_cpu_s = (cpu_s() - cpu_before) / num_sessions
     started = time.perf_counter()
     sessions = await opened(sandbox, num_sessions)
     together_s = time.perf_counter() - started
@@ -80,6 +89,7 @@ async def measure(num_sessions: int, num_calls: int) -> list[tuple[str, str]]:
     close_s = await timed(lambda: closed(sessions))
     return [
         ("sessions/s, opened and closed one after the other", f"{num_sessions / singly_s:.1f}"),
+        ("CPU time of opening and closing one, ms", f"{start_cpu_s * 1e3:.1f}"),
         (f"sessions/s, {num_sessions} opened at once", f"{num_sessions / together_s:.1f}"),
         (f"sessions/s, {num_sessions} closed at once", f"{num_sessions / close_s:.1f}"),
         ("calls/s of one session", f"{num_calls / sum(seconds):.0f}"),
