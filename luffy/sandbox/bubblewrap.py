@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from luffy.config.sandbox import SandboxLimits
@@ -47,7 +47,14 @@ class BubblewrapSandbox:
                 "install it, on Debian and Ubuntu by `apt-get install bubblewrap`"
             )
         self._bwrap = found
-        self._packages = {path: _PACKAGES / name for name, path in package_paths(packages).items()}
+        shown = {path: _PACKAGES / name for name, path in package_paths(packages).items()}
+        self._package_folder = str(_PACKAGES) if shown else None
+        self._files = [
+            *_shown(needed_places()),
+            *(part for folder in hidden_folders() for part in ("--tmpfs", str(folder), "--remount-ro", str(folder))),
+            *_shown({Path(interpreter.__file__).resolve(): _INTERPRETER, **shown}),
+            *(part for device in _DEVICES for part in ("--dev-bind", device, device)),
+        ]
         # More starts at once than there are processors would only make each of them late.
         self._starting = asyncio.Semaphore(os.cpu_count() or 1)
 
@@ -58,7 +65,7 @@ class BubblewrapSandbox:
                 return InterpreterSession(await self._started(limits), limits)
 
     async def _started(self, limits: SandboxLimits) -> InterpreterProcess:
-        settings = settings_for(limits, str(_PACKAGES) if self._packages else None)
+        settings = settings_for(limits, self._package_folder)
         with ExitStack() as during_start:
             info_fd, told_fd = os.pipe()
             during_start.callback(os.close, info_fd)
@@ -69,8 +76,10 @@ class BubblewrapSandbox:
                 inherited = (refusals.fileno(), told_fd)
                 process = InterpreterProcess.spawn(command, settings, environment={}, inherited=inherited)
             during_start.enter_context(process.released_on_failure())
-            if (pid := await _told_pid(info_fd)) is not None:
-                process.attach(pid)
+            pid = await _told_pid(info_fd)
+            if pid is not None:
+                with suppress(ProcessLookupError):  # it has failed since, and has said why
+                    process.attach(pid)
             await process.wait_until_ready()
             process.count_files(_TMP)
         return process
@@ -88,10 +97,7 @@ class BubblewrapSandbox:
             "--clearenv",
             *variables,
             *("--setenv", "LD_LIBRARY_PATH", str(PREFIX / "lib")),
-            *_shown(needed_places()),
-            *(part for folder in hidden_folders() for part in ("--tmpfs", str(folder), "--remount-ro", str(folder))),
-            *_shown({Path(interpreter.__file__).resolve(): _INTERPRETER, **self._packages}),
-            *(part for device in _DEVICES for part in ("--dev-bind", device, device)),
+            *self._files,
             *("--size", size, "--tmpfs", _TMP, "--remount-ro", "/", "--chdir", _TMP),
             *("--", str(PREFIX / "bin" / program().name), *PYTHON_OPTIONS, str(_INTERPRETER)),
         ]

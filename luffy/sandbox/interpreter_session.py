@@ -117,7 +117,8 @@ class InterpreterSession:
                 return stop
             left_s = min(limits.call_wall_s - wall_s, (limits.call_cpu_s - cpu_s + cpu_before) / limits.max_threads)
             timeout_s = max(_SHORTEST_LOOK_S, min(_LOOK_S, left_s))
-            await asyncio.wait({answer, reading.too_much}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            awaited: set[asyncio.Future[bytes] | asyncio.Future[None]] = {answer, reading.too_much}
+            await asyncio.wait(awaited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
     def _limit_reached(self, session_cpu_s: float, cpu_s: float, wall_s: float, printed: PrintedOutput) -> _Stop | None:
         limits, status = self._limits, ExecutionStatus

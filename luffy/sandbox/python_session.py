@@ -74,7 +74,7 @@ class PythonSession(Protocol):
 
 
 class Sandbox(Protocol):
-    """Opens sessions; used from one event loop."""
+    """Opens sessions; used from one event loop, whose thread outlives them: the kernel may end them with it."""
 
     async def open(self, limits: SandboxLimits) -> PythonSession:
         """Start an interpreter; LuffyError when it does not start."""
