@@ -38,6 +38,8 @@ _NEW_PROCESS = {"fork": (57, None), "vfork": (58, None)}
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
 _SOCKET = {"socket": (41, 198), "socketpair": (53, 199)}
+_PRCTL = (157, 167)
+_PR_SET_PDEATHSIG = 1
 _MODES = {"chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53)}
 """They succeed without effect. `/dev/null` is the host's and belongs to the superuser: a sandbox that the superuser
 opened could lock everybody out of it."""
@@ -76,6 +78,7 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "setxattr": (188, 5),
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
+    "setsockopt": (54, 208),  # a socket's buffers, as large as the machine is tuned for
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
     "fanotify_init": (300, 262),
@@ -108,6 +111,8 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "sysfs": (139, None),
     "_sysctl": (156, None),
     # The machine itself.
+    "sync": (162, 81),
+    "syncfs": (306, 267),
     "syslog": (103, 116),
     "acct": (163, 89),
     "reboot": (169, 142),
@@ -153,6 +158,7 @@ def filter_program(max_threads: int, machine_name: str | None = None) -> bytes:
             *(_refusal(numbers[machine.column], errno.EPERM) for numbers in (_NEW_PROCESS | REFUSED).values()),
             *(_refusal(numbers[machine.column], 0) for numbers in _MODES.values()),
             *(_only_unix(numbers[machine.column]) for numbers in _SOCKET.values()),
+            _no_escape_from_the_parent(_PRCTL[machine.column]),
             _only_threads(_CLONE[machine.column]) if max_threads > 1 else _refusal(_CLONE[machine.column], errno.EPERM),
             _return(ALLOW),
         )
@@ -189,6 +195,17 @@ def _only_unix(number: int) -> bytes:
         + _load(_FIRST_ARGUMENT)
         + _jump(_EQUAL, socket.AF_UNIX, if_true=1, if_false=0)
         + _return(_ERROR | errno.ENETUNREACH)
+        + _return(ALLOW)
+    )
+
+
+def _no_escape_from_the_parent(number: int) -> bytes:
+    """Any `prctl` but the one that lets a process outlive its parent: a killed stage would leave it behind."""
+    return (
+        _jump(_EQUAL, number, if_true=0, if_false=4)
+        + _load(_FIRST_ARGUMENT)
+        + _jump(_EQUAL, _PR_SET_PDEATHSIG, if_true=0, if_false=1)
+        + _return(_ERROR | errno.EPERM)
         + _return(ALLOW)
     )
 

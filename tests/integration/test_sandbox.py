@@ -263,6 +263,16 @@ os.getpid(), os.getppid()
     assert (result.output, after.output, still_runs) == ("(1, 0)\n", "1\n", True)
 
 
+CLINGS_TO_LIFE = """
+import ctypes, signal, time
+ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # PR_SET_PDEATHSIG: no signal when the parent dies
+for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_IGN)
+while True:
+    time.sleep(1000)
+"""
+
+
 @pytest.mark.parametrize("ending", ["kill", "exit"])
 def test_no_process_outlives_ours(ending: str) -> None:
     program = f"""
@@ -273,7 +283,9 @@ async def main():
     sandbox = await open_sandbox(SandboxConfig())
     sessions = [await sandbox.open(SandboxConfig().limits) for _ in range(3)]
     running = asyncio.ensure_future(sessions[0].run("while True: pass"))
+    clinging = asyncio.ensure_future(sessions[2].run({CLINGS_TO_LIFE!r}))
     await sessions[1].run("x = 1")
+    await asyncio.sleep(1)
     print("ready", flush=True)
     if {ending == "kill"}:
         await asyncio.sleep(100000)

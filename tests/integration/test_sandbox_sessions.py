@@ -122,9 +122,13 @@ def test_calls_of_a_session_wait_for_each_other() -> None:
 
 
 def test_packages_come_on_request() -> None:
-    config = SandboxConfig(limits=PATIENT, packages=("numpy",))
-    code = "import numpy\nfloat(numpy.linalg.norm(numpy.ones(16)))"
-    assert run_calls(code, config=config)[0].output == "4.0\n"
+    config = SandboxConfig(limits=PATIENT, packages=("numpy", "sympy", "mpmath"))
+    numbers = "import numpy\nfloat(numpy.linalg.norm(numpy.ones(16)))"
+    symbols = "import sympy\nx = sympy.Symbol('x')\nsympy.solve(x**2 - 2, x)"
+    assert [result.output for result in run_calls(numbers, symbols, config=config)] == [
+        "4.0\n",
+        "[-sqrt(2), sqrt(2)]\n",
+    ]
     assert "No module named 'numpy'" in run_code(code).output
 
 

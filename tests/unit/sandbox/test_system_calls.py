@@ -75,6 +75,12 @@ def test_processes_never_start_and_threads_only_where_they_are_allowed() -> None
     assert verdict(threaded, X86_64, 56, clone_thread) == ALLOWED
 
 
+def test_no_process_can_cut_the_tie_to_its_parent() -> None:
+    program = filter_program(1, "x86_64")
+    assert verdict(program, X86_64, 157, 1) == errno.EPERM  # PR_SET_PDEATHSIG
+    assert [verdict(program, X86_64, 157, option) for option in (0, 2, 15, 23)] == [ALLOWED] * 4
+
+
 def test_changes_of_mode_succeed_without_effect() -> None:
     assert [verdict(filter_program(1, "x86_64"), X86_64, call) for call in (90, 91, 268)] == [0, 0, 0]
 
