@@ -129,7 +129,7 @@ def test_packages_come_on_request() -> None:
         "4.0\n",
         "[-sqrt(2), sqrt(2)]\n",
     ]
-    assert "No module named 'numpy'" in run_code(code).output
+    assert "No module named 'numpy'" in run_code(numbers).output
 
 
 # Limits
