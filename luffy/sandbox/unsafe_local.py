@@ -26,8 +26,8 @@ class UnsafeLocalSandbox:
     """Opens sessions that may do whatever this user may: read and write files, use the network, start processes.
 
     Time, memory, output and the size of a file are limited; files, threads and disk space are not. A session starts
-    in a temporary folder, which is deleted with it. A process that its code has put into a session of its own outlives
-    it. UserError where a package is unknown.
+    in a temporary folder, which is deleted with it, though not after a `kill -9` of this process. A process that its
+    code has put into a session of its own outlives it. UserError where a package is unknown.
     """
 
     def __init__(self, packages: tuple[str, ...] = ()) -> None:

@@ -63,7 +63,7 @@ def test_closing_kills_what_the_code_has_started() -> None:
     wait_until(lambda: not any(map(is_alive, below)), "the end of both")
 
 
-def test_it_dies_with_us() -> None:
+def test_it_dies_with_us(tmp_path: Path) -> None:
     program = f"""
 import asyncio
 from luffy.config.sandbox import SandboxConfig
@@ -75,7 +75,8 @@ async def main():
     await session.run("while True: pass")
 asyncio.run(main())
 """
-    ours = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # nobody deletes the session's folder
+    ours = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=env, stdout=subprocess.PIPE)
     assert ours.stdout is not None and ours.stdout.readline() == b"ready\n"
     below = processes_below(ours.pid)
     ours.kill()
