@@ -1,0 +1,266 @@
+"""An interpreter's process seen from outside: its start, its control socket, its output, its CPU time and its end."""
+
+import asyncio
+import contextlib
+import errno
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+
+from luffy.config.sandbox import SandboxLimits
+from luffy.errors import LuffyError
+from luffy.processes import signal_group
+from luffy.sandbox.interpreter import READY, Settings
+
+START_TIMEOUT_S = 120.0
+"""A start takes some hundredths of a second; where hundreds start at once, each waits for the others."""
+
+PYTHON_OPTIONS = ("-S", "-s", "-P", "-B")
+"""Nothing is imported from site-packages, the home or the working directory, and no bytecode is written."""
+
+ENVIRONMENT = {
+    "HOME": "/tmp",  # noqa: S108 - the sandbox's own
+    "LANG": "C",
+    "PYTHONUTF8": "1",
+    "PYTHONHASHSEED": "0",  # the same code prints its sets in the same order
+    "TZ": "UTC",
+    "USER": "sandbox",
+    **dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+}
+"""The whole environment of the code."""
+
+_CPU_SLACK_S = 5
+"""The kernel's limit of CPU time is a second line: it kills without a word why."""
+_READ_BYTES = 1 << 16
+_LONGEST_REPLY = 256
+_CLOCK_OF_PROCESS = 2
+"""The kernel's clock of a process's CPU time has the id `(~pid << 3) | 2` (`man 3 clock_getcpuclockid`)."""
+
+
+class InterpreterProcess:
+    """A running interpreter, and what was started around it. Whoever runs code in it decides when it has to end."""
+
+    def __init__(self, popen: "subprocess.Popen[bytes]", control: socket.socket, output_fd: int) -> None:
+        self._popen = popen
+        self._control = control
+        self.output_fd = output_fd
+        """Where standard output and error arrive. Reading it does not block."""
+        self._pid: int | None = None
+        self._pidfd = -1
+        self._folder_fd = -1
+        self._cpu_s = 0.0
+        self._held = ExitStack()
+        self._releasing = threading.Lock()
+        self._owner = os.getpid()
+        control.setblocking(False)
+        os.set_blocking(output_fd, False)
+
+    @classmethod
+    def spawn(
+        cls,
+        command: Sequence[str],
+        settings: Settings,
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+        inherited: Sequence[int] = (),
+    ) -> "InterpreterProcess":
+        """Start `command`, which runs the interpreter's file.
+
+        To be called from a thread that lasts as long as the process should: the kernel takes it for the parent.
+        """
+        with ExitStack() as on_failure:
+            control, remote = socket.socketpair()
+            output_fd, written_fd = os.pipe()
+            for end in (control, remote):
+                on_failure.callback(end.close)
+            for end_fd in (output_fd, written_fd):
+                on_failure.callback(os.close, end_fd)
+            popen = subprocess.Popen(
+                [*command, str(remote.fileno()), json.dumps(settings)],
+                stdin=subprocess.DEVNULL,
+                stdout=written_fd,
+                stderr=written_fd,
+                env=environment,
+                cwd=folder,
+                pass_fds=(remote.fileno(), *inherited),
+                start_new_session=True,
+            )
+            on_failure.pop_all()
+        remote.close()
+        os.close(written_fd)
+        return cls(popen, control, output_fd)
+
+    @contextmanager
+    def released_on_failure(self) -> Iterator[None]:
+        """Kill the process where its start does not succeed."""
+        try:
+            yield
+        except BaseException:
+            self.release()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Process id of what was started: the interpreter, or what it was started by."""
+        return self._popen.pid
+
+    def attach(self, pid: int) -> None:
+        """Say which process is the interpreter; its end must be the end of all that its code has started."""
+        self._pid, self._pidfd = pid, os.pidfd_open(pid)
+
+    def count_files(self, folder: str) -> None:
+        """Let `num_files` count what is on the file system of `folder`, as the interpreter sees it."""
+        self._folder_fd = os.open(f"/proc/{self._pid}/root{folder}", os.O_PATH | os.O_DIRECTORY)
+
+    def when_released(self, callback: Callable[[], object]) -> None:
+        """Call `callback` after the process has been killed."""
+        self._held.callback(callback)
+
+    async def wait_until_ready(self) -> None:
+        """Return when the interpreter takes requests; LuffyError with its own words when it does not start."""
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                if await self._receive() == READY:
+                    return
+        except (TimeoutError, ConnectionError):
+            pass
+        said = (self.read_output() or b"").decode(errors="replace").split("\n")
+        raise LuffyError(f"a sandboxed interpreter did not start: {next(filter(None, reversed(said)), 'no message')}")
+
+    async def ask(self, request: bytes) -> bytes:
+        """Send a request and return the reply: anything, since code can write it; empty when the socket is closed."""
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._control, request)
+            return await self._receive()
+        except ConnectionError:
+            return b""
+
+    def read_output(self) -> bytes | None:
+        """What has been printed and not been read; None when there is nothing, empty when nothing can come any more."""
+        try:
+            return os.read(self.output_fd, _READ_BYTES)
+        except BlockingIOError:
+            return None
+
+    def cpu_s(self) -> float:
+        """CPU time that the interpreter has used."""
+        assert self._pid is not None
+        with contextlib.suppress(OSError):  # it has died
+            self._cpu_s = time.clock_gettime((~self._pid << 3) | _CLOCK_OF_PROCESS)
+        return self._cpu_s
+
+    def num_files(self) -> int:
+        """Number of files and folders; 0 where they are not counted."""
+        if self._folder_fd < 0:
+            return 0
+        size = os.fstatvfs(self._folder_fd)
+        return size.f_files - size.f_ffree
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the code that is running."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGINT)
+
+    def kill(self) -> None:
+        """End the process and all that it has started; may be called again."""
+        if self._popen.returncode is not None or self.output_fd < 0:
+            return
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        else:
+            _kill_children(self._popen.pid)
+        signal_group(self._popen.pid, signal.SIGKILL)
+
+    async def exit_code(self) -> int:
+        """Wait until all processes are gone; a negative number or one above 128 stands for a signal."""
+        if self._pidfd >= 0:
+            await wait_readable(os.dup(self._pidfd))
+        if self._popen.poll() is None:
+            await wait_readable(os.pidfd_open(self._popen.pid))
+        return self._popen.wait()
+
+    def release(self) -> None:
+        """Kill, and close what this process holds; may be called again, from any thread, and by the collector.
+
+        In a process that was forked from this one it does nothing: the sandbox is not that one's.
+        """
+        with self._releasing:
+            if self.output_fd < 0 or os.getpid() != self._owner:
+                return
+            self.kill()
+            self._popen.poll()
+            self._control.close()
+            for fd in (self.output_fd, self._pidfd, self._folder_fd):
+                if fd >= 0:
+                    os.close(fd)
+            self.output_fd = self._pidfd = self._folder_fd = -1
+        self._held.close()
+
+    async def _receive(self) -> bytes:
+        loop, received = asyncio.get_running_loop(), b""
+        while not received.endswith(b"\n") and len(received) < _LONGEST_REPLY:
+            chunk = await loop.sock_recv(self._control, _LONGEST_REPLY)
+            if not chunk:
+                return b""
+            received += chunk
+        return received
+
+
+def settings_for(limits: SandboxLimits, package_folder: str | None, die_with: int | None = None) -> Settings:
+    """What the interpreter applies to itself. `die_with`: its parent, where it runs outside a sandbox."""
+    return {
+        "memory_bytes": limits.memory_mib << 20,
+        "cpu_s": math.ceil(limits.session_cpu_s) + _CPU_SLACK_S,
+        "file_bytes": limits.file_mib << 20,
+        "max_open_files": limits.max_open_files,
+        # Outside a user namespace of its own the kernel would count all threads of this user.
+        "max_threads": None if die_with else limits.max_threads,
+        "package_folder": package_folder,
+        "parent_pid": die_with,
+    }
+
+
+@contextmanager
+def start_errors() -> Iterator[None]:
+    """Turn what the operating system refuses to a start into a LuffyError with its remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "; a session holds four descriptors: raise `ulimit -n`" if error.errno == errno.EMFILE else ""
+        raise LuffyError(f"a sandboxed interpreter did not start: {error.strerror}{remedy}") from None
+
+
+def _kill_children(pid: int) -> None:
+    # Killed while it is still setting up, bubblewrap would leave a child that waits for it.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def _settle(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def wait_readable(fd: int) -> None:
+    """Wait until `fd` can be read, and close it."""
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, _settle, readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)

@@ -1,0 +1,71 @@
+"""Runs code in real sandboxes, for tests that are not asynchronous."""
+
+import asyncio
+import shutil
+import subprocess
+
+import psutil
+import pytest
+from patience import PATIENCE_S
+
+from luffy.config.sandbox import SandboxConfig, SandboxLimits
+from luffy.sandbox import ExecutionResult, Sandbox, open_sandbox
+
+PATIENT = SandboxLimits(
+    call_cpu_s=60.0,
+    call_wall_s=PATIENCE_S,
+    session_cpu_s=200.0,
+    session_wall_s=4 * PATIENCE_S,
+    interrupt_grace_s=PATIENCE_S,
+    memory_mib=256,
+    tmp_mib=8,
+    file_mib=4,
+    max_files=500,
+)
+"""Limits that code reaches which has no end, and no other code on a slow machine."""
+
+
+def require_bubblewrap() -> None:
+    """Skip the test where bubblewrap is missing, or the kernel refuses it."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("needs bubblewrap: apt-get install bubblewrap")
+    command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"needs user namespaces: {tried.stderr.strip()}")
+
+
+def limits(**changed: object) -> SandboxLimits:
+    """`PATIENT`, but for what the test is about."""
+    return SandboxLimits.model_validate({**PATIENT.model_dump(), **changed})
+
+
+def run_calls(
+    *codes: str, within: SandboxLimits = PATIENT, config: SandboxConfig | None = None
+) -> list[ExecutionResult]:
+    """The results of calls of one session."""
+
+    async def run() -> list[ExecutionResult]:
+        sandbox: Sandbox = await open_sandbox(config or SandboxConfig(limits=PATIENT))
+        session = await sandbox.open(within)
+        try:
+            return [await session.run(code) for code in codes]
+        finally:
+            await session.close()
+
+    return asyncio.run(run())
+
+
+def run_code(code: str, within: SandboxLimits = PATIENT) -> ExecutionResult:
+    """The result of one call in a session of its own."""
+    return run_calls(code, within=within)[0]
+
+
+def processes_below(pid: int) -> list[psutil.Process]:
+    """Everything that a process has started and that lives."""
+    return [child for child in psutil.Process(pid).children(recursive=True) if is_alive(child)]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process still runs; one that nobody has collected does not."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
