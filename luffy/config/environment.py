@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from luffy.config.sandbox import SandboxConfig
 from luffy.config.strict import StrictModel
 
 CallFormat = Literal["hermes", "llama3", "xml"]
@@ -60,8 +61,8 @@ class ToolsEnvironment(StrictModel):
 
     kind: Literal["tools"]
     tools: tuple[str, ...] = Field(min_length=1)
-    """Names of built-in tools (`calculator`), or `package.module:function` of functions with typed parameters and a
-    docstring, importable from the working directory or the environment."""
+    """Names of built-in tools (`calculator`, `python`), or `package.module:function` of functions with typed parameters
+    and a docstring, importable from the working directory or the environment."""
     version: NonNegativeInt = 0
     """The functions' code is not part of a stage's identity: increase this when it changes."""
     calls: CallFormat = "hermes"
@@ -73,8 +74,16 @@ class ToolsEnvironment(StrictModel):
     """Calls in one turn; the policy is told how many were not run."""
     max_result_characters: PositiveInt = 8192
     """A longer result of a call is cut in the middle, and says so."""
+    sandbox: SandboxConfig = SandboxConfig()
+    """Where the tool `python` runs the policy's code. Its limits hold for that tool, in place of `timeout_s`."""
     limits: EpisodeLimits = EpisodeLimits()
     scoring: EpisodeScoring = EpisodeScoring()
+
+    @model_validator(mode="after")
+    def _the_sandbox_is_used(self) -> "ToolsEnvironment":
+        if "python" not in self.tools and self.sandbox != SandboxConfig():
+            raise ValueError("sandbox has no effect without the tool python; remove it, or add python to tools")
+        return self
 
 
 class GuessNumberEnvironment(StrictModel):

@@ -5,47 +5,36 @@ The code runs in a session that `open_session` starts, outside of this process a
 another one.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol, cast
+from typing import cast
 
+from luffy.config.sandbox import SandboxConfig
 from luffy.environments.episode_state import EpisodeState
 from luffy.environments.tool_runner import ToolError
+from luffy.sandbox import ExecutionStatus, PythonSession, Sandbox, open_sandbox
 
 _SESSION = "python session"
 
 
-class ExecutedCode(Protocol):
-    """What one call did."""
+class SandboxOfLoop:
+    """Opens the sandbox of a configuration once in each event loop, and sessions of it."""
 
-    @property
-    def output(self) -> str:
-        """What the code printed, the value of its last expression, its traceback, and what ended the session."""
-        ...
+    def __init__(self, config: SandboxConfig) -> None:
+        self._config = config
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening: asyncio.Task[Sandbox] | None = None
 
-    @property
-    def status(self) -> str:
-        """`ok`, or how the call failed."""
-        ...
-
-    @property
-    def session_is_over(self) -> bool:
-        """Whether the interpreter has ended."""
-        ...
+    async def open_session(self) -> PythonSession:
+        """Return a new session; LuffyError when the sandbox or the session does not start."""
+        loop = asyncio.get_running_loop()
+        if self._opening is None or loop is not self._loop:
+            self._loop, self._opening = loop, loop.create_task(open_sandbox(self._config))
+        sandbox = await asyncio.shield(self._opening)  # an episode that is cancelled does not cancel it for the others
+        return await sandbox.open(self._config.limits)
 
 
-class CodeSession(Protocol):
-    """A persistent interpreter; it bounds the time, the memory and the output of every call by itself."""
-
-    async def run(self, code: str) -> ExecutedCode:
-        """Run `code`; never raises by what the code does."""
-        ...
-
-    async def close(self) -> None:
-        """End the interpreter; may be called again."""
-        ...
-
-
-def python_tool(open_session: Callable[[], Awaitable[CodeSession]]) -> Callable[..., Awaitable[str]]:
+def python_tool(open_session: Callable[[], Awaitable[PythonSession]]) -> Callable[..., Awaitable[str]]:
     """Return the function of the tool; a LuffyError of `open_session` is a fault of the environment."""
 
     async def python(code: str, *, state: EpisodeState) -> str:
@@ -54,7 +43,7 @@ def python_tool(open_session: Callable[[], Awaitable[CodeSession]]) -> Callable[
         Args:
             code: Python code, as in a notebook cell.
         """
-        session = cast(CodeSession | None, state.get(_SESSION))
+        session = cast(PythonSession | None, state.get(_SESSION))
         if session is None:
             session = await open_session()
             state.on_close(session.close)
@@ -64,7 +53,7 @@ def python_tool(open_session: Callable[[], Awaitable[CodeSession]]) -> Callable[
             del state[_SESSION]
             await session.close()
         output = result.output.removesuffix("\n")
-        if result.status != "ok":
+        if result.status is not ExecutionStatus.OK:
             raise ToolError(output)
         return output
 

@@ -3,7 +3,9 @@
 To add a kind: a config class in `luffy/config/environment.py`, in its union, and a function registered here.
 """
 
+import asyncio
 import inspect
+from collections.abc import Mapping
 from functools import singledispatch
 from typing import cast
 
@@ -12,10 +14,12 @@ from luffy.environments.call_formats import CALL_FORMATS
 from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.guess_number import GuessingGame
 from luffy.environments.import_paths import imported
-from luffy.environments.tool_functions import load_tools
+from luffy.environments.python_tool import SandboxOfLoop, python_tool
+from luffy.environments.tool_functions import Tool, load_tools
 from luffy.environments.tool_runner import ToolRunner
 from luffy.environments.tools import ToolEpisode
 from luffy.errors import ConfigError
+from luffy.sandbox import open_sandbox
 
 _TOOLS = "environment.tools"
 _FACTORY = "environment.factory"
@@ -39,10 +43,17 @@ def _factory(config: EnvironmentConfig) -> EnvironmentFactory:
 
 @_factory.register
 def _tools(config: ToolsEnvironment) -> EnvironmentFactory:
-    tools = load_tools(config.tools, _TOOLS)
+    tools = _loaded(config)
+    if "python" in config.tools:
+        asyncio.run(open_sandbox(config.sandbox))  # refused now, not in the first episode
     CALL_FORMATS[config.calls].instructions(tools)  # refuses tools that cannot be called in this format
     runner = ToolRunner()
     return lambda: ToolEpisode(config, tools, runner)
+
+
+def _loaded(config: ToolsEnvironment) -> Mapping[str, Tool]:
+    sandbox = SandboxOfLoop(config.sandbox)
+    return load_tools(config.tools, _TOOLS, {"python": python_tool(sandbox.open_session)})
 
 
 @_factory.register
@@ -76,7 +87,7 @@ def _instructions(config: EnvironmentConfig) -> str:
 
 @_instructions.register
 def _instructions_of_tools(config: ToolsEnvironment) -> str:
-    return CALL_FORMATS[config.calls].instructions(load_tools(config.tools, _TOOLS)) if config.describe else ""
+    return CALL_FORMATS[config.calls].instructions(_loaded(config)) if config.describe else ""
 
 
 @_instructions.register

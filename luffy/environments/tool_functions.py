@@ -18,7 +18,7 @@ The function may be asynchronous. What it returns is shown to the policy: text a
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import cast, get_type_hints
 
@@ -114,11 +114,16 @@ class Tool:
         return [name for name, parameter in self.parameters.items() if parameter.is_required]
 
 
-def load_tools(names: Sequence[str], where: str) -> dict[str, Tool]:
-    """Return the tools of a configuration by their names; ConfigError, which begins with `where`, for a wrong one."""
+def load_tools(names: Sequence[str], where: str, further: Mapping[str, Function] | None = None) -> dict[str, Tool]:
+    """Return the tools of a configuration by their names; ConfigError, which begins with `where`, for a wrong one.
+
+    `further`: built-in tools besides `BUILT_IN_TOOLS`, which need the configuration and limit themselves.
+    """
+    built_in = {**BUILT_IN_TOOLS, **(further or {})}
     tools: dict[str, Tool] = {}
     for path in names:
-        tool = tool_of(_function(path, where), path.rpartition(":")[2], f"{where}: {path}")
+        tool = tool_of(_function(path, built_in, where), path.rpartition(":")[2], f"{where}: {path}")
+        tool = replace(tool, limits_itself=path in (further or {}))
         if tool.name in tools:
             raise ConfigError(f"{where}: two tools are called {tool.name}; rename one of the functions")
         tools[tool.name] = tool
@@ -151,15 +156,15 @@ def tool_of(function: object, name: str | None = None, where: str = "tool") -> T
     return Tool(name or original.__name__, description, parameters, function, is_async, state_parameter)
 
 
-def _function(path: str, where: str) -> object:
+def _function(path: str, built_in: Mapping[str, Function], where: str) -> object:
     if ":" in path:
         return imported(path, where)
-    if path not in BUILT_IN_TOOLS:
+    if path not in built_in:
         raise ConfigError(
-            f"{where}: there is no built-in tool {path!r}; there are: {', '.join(BUILT_IN_TOOLS)}; "
+            f"{where}: there is no built-in tool {path!r}; there are: {', '.join(built_in)}; "
             "a function of your own is package.module:function"
         )
-    return BUILT_IN_TOOLS[path]
+    return built_in[path]
 
 
 def _state_parameter(parameter: inspect.Parameter, where: str) -> str:

@@ -15,6 +15,7 @@ from luffy.environments.tool_runner import ToolRunner
 from luffy.environments.tools import ToolEpisode
 from luffy.errors import LuffyError
 from luffy.grading import Problem
+from luffy.sandbox import ExecutionStatus
 from luffy.types import Message
 
 CONFIG = ToolsEnvironment(kind="tools", tools=("calculator",), timeout_s=0.001)
@@ -23,7 +24,8 @@ CONFIG = ToolsEnvironment(kind="tools", tools=("calculator",), timeout_s=0.001)
 @dataclass(frozen=True)
 class Result:
     output: str
-    status: str = "ok"
+    status: ExecutionStatus = ExecutionStatus.OK
+    wall_s: float = 0.0
     session_is_over: bool = False
 
 
@@ -41,9 +43,9 @@ class TrustedSession:
             with contextlib.redirect_stdout(printed):
                 exec(code, self.names)
         except SystemExit:
-            return Result(printed.getvalue() + "[ended]\n", "killed", True)
+            return Result(printed.getvalue() + "[ended]\n", ExecutionStatus.KILLED, session_is_over=True)
         except Exception as error:
-            return Result(f"{printed.getvalue()}{type(error).__name__}: {error}\n", "raised")
+            return Result(f"{printed.getvalue()}{type(error).__name__}: {error}\n", ExecutionStatus.RAISED)
         return Result(printed.getvalue())
 
     async def close(self):
