@@ -123,7 +123,9 @@ class RayCluster:
         return call_everywhere(self._ranks, send_weights, handles, self._published, timeout_s)
 
     def _start_engine(self, place: int) -> Member:
-        name, num_threads = f"engine {place}", self._spec.settings.rl.max_staleness + 1 + _UPDATE_THREADS
+        settings = self._spec.settings
+        num_calls = (settings.rl.max_staleness + 1) * max(settings.lanes, 1)
+        name, num_threads = f"engine {place}", num_calls + _UPDATE_THREADS
         # torch.set_num_threads holds for the calling thread alone, and an engine steps in several threads.
         setup = ProcessSetup(log_file(self._spec.out, f"engine_{place}"), num_threads=None)
         return start_member(name, EngineActor, self._layout.engines[place], self._group, setup, num_threads)

@@ -34,6 +34,8 @@ class EpisodeLimits(StrictModel):
 
 _Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 _Import = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+LANES = 16
+"""Calls of an engine that episodes make at the same time, where it can answer several."""
 ANSWER = "answer"
 """Name of the grader's reward among the weights."""
 

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, SerializationInfo, SerializerFunctionWr
 
 from luffy.config.data import DataConfig
 from luffy.config.difficulty import DifficultyConfig
-from luffy.config.environment import EnvironmentConfig
+from luffy.config.environment import LANES, EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import GradingConfig
@@ -82,6 +82,14 @@ class RLSettings(StrictModel):
     objective: ObjectiveConfig
     grading: GradingConfig
     environment: EnvironmentConfig | None = None
+
+    @property
+    def lanes(self) -> int:
+        """Calls of the engine that the episodes of a step make at the same time; 0: one, for all that wait.
+
+        In one process they must not depend on the time that tools take: a resumed run repeats them.
+        """
+        return 0 if self.environment is None or self.cluster == "local" else LANES
 
     @property
     def depends_on_length(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from luffy.config.environment import LANES
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType, EndpointModel
 from luffy.data.prompt_templates import OWN
@@ -17,7 +18,6 @@ from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages.program import StageContext
 
-_LANES = 16
 _FULL_BATCHES = 4
 """Batches of prompts per engine call: with continuous batching, only the end of a call leaves slots empty."""
 
@@ -105,7 +105,7 @@ def _vllm(model: Path, dtype: DType, longest: int, context: StageContext) -> Gen
     # The model's full context may need more KV cache than there is; only the longest request has to fit.
     if config.engines == 1:
         engine = VLLMEngine.from_folder(model, config, dtype, max_model_len=longest, reads_text=True)
-        return Generator(engine, batch_size, lanes=_LANES)
+        return Generator(engine, batch_size, lanes=LANES)
     from luffy.cluster.engine_pool import EnginePool  # imported here so that one engine needs no Ray
 
     pool = EnginePool.start(model, context.execution, dtype, max_model_len=longest, out=context.out)
@@ -115,7 +115,7 @@ def _vllm(model: Path, dtype: DType, longest: int, context: StageContext) -> Gen
 def _servers(model: Path, dtype: DType, longest: int, context: StageContext) -> Generator:
     config = context.execution.server
     engine = ServerEngine.from_folder(model, config, dtype, max_model_len=longest)
-    return Generator(engine, _FULL_BATCHES * config.concurrency * len(config.urls), lanes=_LANES)
+    return Generator(engine, _FULL_BATCHES * config.concurrency * len(config.urls), lanes=LANES)
 
 
 _GENERATORS: dict[str, Callable[[Path, DType, int, StageContext], Generator]] = {

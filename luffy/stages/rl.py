@@ -39,8 +39,6 @@ from luffy.training.base_model import copy_tokenizer
 from luffy.training.trainer import Trainer, TrainerSpec
 from luffy.types import Group, Prompt
 
-_LANES = 16
-"""Calls of the engines at a time, with an environment."""
 _HEADLINE = ("reward/mean", "actor/loss")
 
 
@@ -140,9 +138,7 @@ def _player(settings: RLSettings, tokenizer: PreTrainedTokenizerBase) -> Episode
     """Plays the episodes of `environment`; None: a response is a single turn."""
     if settings.environment is None:
         return None
-    # In one process the calls of the engine must not depend on the time that tools take: a resumed run repeats them.
-    lanes = 0 if settings.cluster == "local" else _LANES
-    return open_player(settings.environment, tokenizer, lanes)
+    return open_player(settings.environment, tokenizer, settings.lanes)
 
 
 def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase) -> Sequence[RolloutTask]:
