@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from luffy.config.objective import GroupConfig
-from luffy.grading import GradeRequest, GraderPool
+from luffy.grading import Grader, GradeRequest
+from luffy.rl.busy_time import BusyTime
 from luffy.rl.prefixes import PrefixedRow, prefix_length
 from luffy.rl.rows import Row, replayed_row
 from luffy.rl.tasks import Demonstration, RolloutTask
@@ -24,7 +25,7 @@ class GroupCollector:
 
     def __init__(
         self,
-        grader: GraderPool,
+        grader: Grader,
         decode: Callable[[Sequence[int]], str],
         params: SamplingParams,
         group: GroupConfig,
@@ -37,6 +38,7 @@ class GroupCollector:
         self._group = group
         self._seed = seed
         self._total_steps = total_steps
+        self._grading = BusyTime()
 
     def collect(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()
@@ -51,6 +53,10 @@ class GroupCollector:
         rows = self._graded(tasks, self._generated(engine, plans))
         groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
         return self._with_traces_where_failing(tasks, groups, step)
+
+    def grading_s(self) -> float:
+        """Seconds since the last call in which responses were graded."""
+        return self._grading.since_last()[1]
 
     def _plan(self, task: RolloutTask, visit: int, step: int) -> list[Row]:
         """The rows of a group before generation: rollouts, then off-policy rows."""
@@ -95,7 +101,8 @@ class GroupCollector:
             for task, found in zip(tasks, rows, strict=True)
             for row in found
         ]
-        grades = iter(self._grader.grade(wanted))
+        with self._grading.measured():
+            grades = iter(self._grader.grade(wanted))
         return [[row.trajectory(next(grades)) for row in found] for found in rows]
 
     def _with_traces_where_failing(

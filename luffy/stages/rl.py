@@ -26,6 +26,7 @@ from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import SamplingParams
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
+from luffy.tracking.gpu_hours import GpuHours
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout
@@ -53,6 +54,7 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
     rl = settings.rl
     if context.extends is not None:
         adopt_shorter_run(context.extends, context.out)
+    hours = GpuHours(context.out)
     start = max(complete_checkpoints(context.out), default=0)
     _warn_of_uncorrected_staleness(settings, context)
     with ExitStack() as stack:
@@ -64,7 +66,7 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
         )
         for step in range(start + 1, rl.steps + 1):
             outcome = parts.steps.run(step)
-            tracker.log(step, outcome.metrics)
+            tracker.log(step, outcome.metrics | hours.metrics(parts.trainer.num_gpus))
             check_logp_gap(outcome.metrics, context.execution.max_logp_gap, rl.max_staleness)
             if step % context.tracking.samples_every == 0 or step == 1:
                 tracker.samples(step, parts.read(outcome.groups, context.tracking.num_samples))
