@@ -33,6 +33,9 @@ class RolloutRequest:
     prefix_ids: tuple[int, ...] = ()
     """Start of the response, which the engine continues (prefix-conditioned rows); not part of the completion. Shorter
     than `SamplingParams.max_response_tokens`, so that at least one token is generated."""
+    max_tokens: int | None = None
+    """Limit of the sampled tokens of this response alone; None: that of `SamplingParams` for all. It plays no part in
+    the order in which an engine takes requests: the length of a response is not known beforehand."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ def _room(request: RolloutRequest, params: SamplingParams) -> int:
     """Tokens left for the response after its prefix."""
     room = params.max_response_tokens - len(request.prefix_ids)
     assert room > 0, f"a prefix of {len(request.prefix_ids)} tokens leaves none of {params.max_response_tokens}"
-    return room
+    return room if request.max_tokens is None else min(room, request.max_tokens)
 
 
 def _uniforms(request: RolloutRequest, params: SamplingParams) -> Tensor:

@@ -29,6 +29,7 @@ from luffy.rollout.vllm_limits import (
     check_params,
     context_length,
     cpu_cache_bytes,
+    limit,
     read_shape,
     room,
 )
@@ -417,7 +418,7 @@ def _sampling(request: RolloutRequest, params: SamplingParams, reads_text: bool)
         temperature=params.temperature,
         top_p=params.top_p,
         seed=request.seed,
-        max_tokens=room(request, params),
+        max_tokens=limit(request, params),
         stop_token_ids=list(params.stop_token_ids),
         # The model's own end-of-sequence token stops a row only when it is among the stop tokens.
         ignore_eos=True,

@@ -94,6 +94,12 @@ def room(request: RolloutRequest, params: SamplingParams) -> int:
     return room
 
 
+def limit(request: RolloutRequest, params: SamplingParams) -> int:
+    """Most tokens that may be sampled for this request."""
+    left = room(request, params)
+    return left if request.max_tokens is None else min(left, request.max_tokens)
+
+
 def read_shape(folder: Path) -> Mapping[str, object]:
     """The folder's config.json; ConfigError when there is none."""
     path = folder / "config.json"

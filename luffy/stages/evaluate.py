@@ -12,7 +12,7 @@ one.
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -60,8 +60,18 @@ SuiteDecoding = tuple[Suite, str]
 """A suite and the name of a decoding."""
 
 
-def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
-    """Evaluate the upstream model with the protocol shared by all checkpoints of the chain."""
+EngineWrapper = Callable[[SwappableEngine], SwappableEngine]
+
+
+def _unwrapped(engine: SwappableEngine) -> SwappableEngine:
+    return engine
+
+
+def run(settings: EvaluateSettings, context: StageContext, wrapper: EngineWrapper = _unwrapped) -> StageResult:
+    """Evaluate the upstream model with the protocol shared by all checkpoints of the chain.
+
+    Through `wrapper`, `luffy bench` sets the lengths of responses; a run has none.
+    """
     model = context.inputs["model"] / "model"
     endpoint = read_endpoint(model)
     render: Render
@@ -72,7 +82,7 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
     else:
         cells, longest = read_cells(settings, context.inputs["data"], model)
         render = render_as_ids(load_tokenizer(model))
-        opened = open_evaluator(model, settings, context, longest)
+        opened = open_evaluator(model, settings, context, longest, wrapper)
     waiting = waiting_cells(cells, context.out)
     total, left = num_responses(cells, settings), num_responses(waiting, settings)
     progress = ResponseProgress(context, total, done=total - left)
@@ -149,7 +159,7 @@ def read_suites(data: Path) -> list[Suite]:
 
 @contextmanager
 def open_evaluator(
-    model: Path, settings: EvaluateSettings, context: StageContext, longest: int
+    model: Path, settings: EvaluateSettings, context: StageContext, longest: int, wrapper: EngineWrapper = _unwrapped
 ) -> Iterator[tuple[Evaluator, SwappableEngine]]:
     """An evaluator of the model in the folder `model`, and its engine.
 
@@ -158,7 +168,7 @@ def open_evaluator(
     generator = open_generator(settings.evaluation.engine, model, settings.dtype, context.execution, longest)
     try:
         with open_grader(settings, context) as grader:
-            client = TokenModelClient(generator.engine, load_tokenizer(model))
+            client = TokenModelClient(wrapper(generator.engine), load_tokenizer(model))
             evaluator = Evaluator(client, grader, settings.evaluation, settings.seed, generator.batch_size)
             yield evaluator, generator.engine
     finally:

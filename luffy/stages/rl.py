@@ -5,10 +5,11 @@ Run: python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
+from luffy.cluster.protocol import Cluster
 from luffy.cluster.rl_cluster import open_cluster
 from luffy.config.settings import RLSettings
 from luffy.config.training import RLConfig
@@ -16,7 +17,7 @@ from luffy.data.confidential_prompts import confidential_uids
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import decode, encode_traces, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.errors import DataError
-from luffy.grading import JUDGE_CACHE, GraderPool, problem_of
+from luffy.grading import JUDGE_CACHE, Grader, GraderPool, problem_of
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.rl.collector import GroupCollector
 from luffy.rl.logp_gap import check_logp_gap
@@ -39,6 +40,25 @@ from luffy.types import Group, Prompt
 _HEADLINE = ("reward/mean", "actor/loss")
 
 
+def _plain_cluster(cluster: Cluster) -> Cluster:
+    return cluster
+
+
+def _plain_grader(grader: Grader) -> Grader:
+    return grader
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """Wrappers of two parts of the stage, through which `luffy bench` sets lengths and verdicts; a run has none."""
+
+    cluster: Callable[[Cluster], Cluster] = field(default=_plain_cluster)
+    grader: Callable[[Grader], Grader] = field(default=_plain_grader)
+
+
+_UNWRAPPED = Wrapping()
+
+
 @dataclass(frozen=True, slots=True)
 class Components:
     """The parts of the stage."""
@@ -49,7 +69,7 @@ class Components:
     """Returns the given number of rollouts as text."""
 
 
-def run(settings: RLSettings, context: StageContext) -> StageResult:
+def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRAPPED) -> StageResult:
     """Train the upstream model; every step's groups are journalled before the update that uses them."""
     rl = settings.rl
     if context.extends is not None:
@@ -58,7 +78,7 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
     start = max(complete_checkpoints(context.out), default=0)
     _warn_of_uncorrected_staleness(settings, context)
     with ExitStack() as stack:
-        parts = _open(settings, context, stack)
+        parts = _open(settings, context, stack, wrapping)
         if start:
             parts.steps.restore(start)
         tracker = stack.enter_context(
@@ -92,14 +112,14 @@ def _warn_of_uncorrected_staleness(settings: RLSettings, context: StageContext) 
         )
 
 
-def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Components:
+def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrapping: Wrapping) -> Components:
     model = context.inputs["model"] / "model"
     tokenizer = load_tokenizer(model)
     tasks = _tasks(settings, context, tokenizer)
     spec = TrainerSpec(
         settings, context.execution, model, context.out, _longest(tasks, settings.rl), tokenizer.pad_token_id
     )
-    cluster = stack.enter_context(open_cluster(spec))
+    cluster = stack.enter_context(wrapping.cluster(open_cluster(spec)))
     opener = prompt_opener(tokenizer)
 
     def prompt(ids: Sequence[int]) -> str:
@@ -108,10 +128,9 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
     def reply(ids: Sequence[int]) -> str:
         return opener + decode(tokenizer, ids)
 
+    graders = GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE)
     collector = GroupCollector(
-        grader=stack.enter_context(
-            GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE)
-        ),
+        grader=wrapping.grader(stack.enter_context(graders)),
         decode=reply,
         params=SamplingParams(settings.rl.temperature, settings.rl.max_response_tokens, stop_token_ids(tokenizer)),
         group=settings.objective.group,

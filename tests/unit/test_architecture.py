@@ -14,6 +14,7 @@ FLOORS = (
     {"cluster", "evaluation"},
     {"pages", "rl"},
     {"stages"},
+    {"costs"},
     {"cli"},
     {"__main__", "tasks"},
     {"flows"},
