@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from luffy.cli.console import duration, say, terminal, text_table
+from luffy.cli.console import duration, hours_words, say, terminal, text_table, time_words
 from luffy.config import ExperimentConfig
 from luffy.costs.forecast import StageForecast
 from luffy.costs.layouts import TrialLayout
@@ -16,6 +16,9 @@ _NO_ESTIMATE = "no estimate to compare it with: that is made for GPUs, under clu
 
 def show_reading(reading: Reading, config: ExperimentConfig) -> None:
     """The speeds of one stage."""
+    if reading.same_as:
+        say(f"{reading.node}: as {reading.same_as}")
+        return
     say(f"{reading.node} ({reading.measured})")
     if reading.response_words:
         say(f"  responses           {reading.response_words}")
@@ -54,16 +57,6 @@ def show_layout(layout: TrialLayout, outcome: Reading | str) -> None:
     rates = [("generated", outcome.generated_tokens_per_s), ("trained", outcome.trained_tokens_per_s)]
     words = ", ".join(f"{value:,.0f} {title} tokens/s" for title, value in rates if value is not None)
     say(f"  {layout.words}: a step {outcome.step_s:.2f} s, {words}")
-
-
-def time_words(forecast: StageForecast) -> str:
-    """`3m20s`; `-` where nothing has been measured."""
-    return "-" if forecast.seconds is None else duration(forecast.seconds)
-
-
-def hours_words(forecast: StageForecast) -> str:
-    """GPU-hours; `-` where they are not known."""
-    return "-" if forecast.gpu_hours is None else f"{forecast.gpu_hours:.2f}"
 
 
 def _parts(reading: Reading) -> str:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from luffy.cli.progress import ChainProgress, StageLine, StageState
+from luffy.costs.forecast import StageForecast
 from luffy.pipeline.chain.manifest import Manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import StageObserver
@@ -172,15 +173,28 @@ def lines_table(lines: Iterable[StageLine]) -> Table:
     return table
 
 
-def plan_table(plans: Iterable[StagePlan]) -> Table:
-    """What would be done with each stage, and why."""
+def plan_table(plans: Sequence[StagePlan], forecasts: Sequence[StageForecast]) -> Table:
+    """What would be done with each stage, in what time where it is known, and why; with GPUs also GPU-hours."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("stage", "key", "plan", "why"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("stage", "key"))
-    for plan in plans:
-        style = "green" if plan.action == "reuse" else "cyan"
-        table.add_row(plan.node.name, plan.identity.key, Text(plan.headline, style=style), Text(plan.reason))
+    gpus = any(each.gpus for each in forecasts)
+    columns = ("stage", "key", "plan", "time", *(["GPU-hours"] if gpus else []), "why")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column not in ("plan", "why"))
+    for plan, cost in zip(plans, forecasts, strict=True):
+        headline = Text(plan.headline, style="green" if plan.action == "reuse" else "cyan")
+        known = [time_words(cost), *([hours_words(cost)] if gpus else [])]
+        table.add_row(plan.node.name, plan.identity.key, headline, *known, Text(plan.reason))
     return table
+
+
+def time_words(forecast: StageForecast) -> str:
+    """`3m20s`; `-` where nothing has been measured, and nothing for a stage that is reused."""
+    return "-" if forecast.seconds is None else duration(forecast.seconds) if forecast.seconds else ""
+
+
+def hours_words(forecast: StageForecast) -> str:
+    """GPU-hours; `-` where they are not known, and nothing for a stage without any."""
+    return "-" if forecast.gpu_hours is None else f"{forecast.gpu_hours:.2f}" if forecast.gpu_hours else ""
 
 
 def memory_table(gpu: GpuMemory) -> Table:

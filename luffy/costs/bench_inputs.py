@@ -13,6 +13,7 @@ from pathlib import Path
 from luffy.config import ExperimentConfig
 from luffy.config.data import HubSource
 from luffy.config.execution import ExecutionConfig
+from luffy.config.model import locate
 from luffy.config.settings import EvaluateSettings
 from luffy.costs.stand_ins import BASE, DATA, PROGRAM, StandIns, write_ask
 from luffy.data.parquet import read_prompts, write_prompts
@@ -25,6 +26,7 @@ from luffy.pipeline.machine.supervise import supervise
 
 _JUDGE = '"kind":"judge"'
 _MORE_PROMPTS = 64
+_TRAIN = "train.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ def some_suites(data: Path, settings: EvaluateSettings, most: int, folder: Path)
         left -= len(kept) * per_problem[name]
         if left <= 0:
             break
+    (folder / _TRAIN).symlink_to(data / _TRAIN)  # its traces may say how long responses are
     mark_finished(folder, "prepare_data")
     return folder, most - left, every
 

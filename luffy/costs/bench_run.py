@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from luffy.costs.earlier_runs import earlier_length
 from luffy.costs.readings import DEVICE_FILE, MeasuredRun, Reading, read_evaluation, read_training
 from luffy.costs.response_lengths import Pace, write_pace
 from luffy.costs.stage_times import bench_folder, write_times
-from luffy.costs.workloads import this_machine, workload_of
+from luffy.costs.workloads import Workload, record_name, this_machine, workload_of
 from luffy.pipeline.chain.job import JOB_FILE, write_job
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import Experiment
@@ -77,6 +77,7 @@ class Bench:
         self._inputs = inputs
         self._options = options
         self._machine = this_machine()
+        self._evaluations: dict[tuple[Path, Pace], Reading] = {}
 
     def measure(self, plan: StagePlan) -> Reading:
         """Run the stage for a few steps; raises StageFailed."""
@@ -87,9 +88,7 @@ class Bench:
 
     def keep(self, plan: StagePlan, reading: Reading) -> None:
         """Keep the times for later plans of the same workload."""
-        nodes = [other.node for other in self._plans.values()]
-        key = workload_of(self._experiment.config, nodes, plan.node, self._machine).key
-        write_times(self._experiment.workspace, plan.node.stage, key, reading.times)
+        write_times(self._experiment.workspace, record_name(plan.node), self._workload(plan).key, reading.times)
 
     def _supervised(self, plan: StagePlan, settings: StageSettings) -> Reading:
         steps, inputs = 2 * self._options.steps + 1, {"data": self._inputs.data}
@@ -131,15 +130,31 @@ class Bench:
         return read_training(run, plan.node.name, skipped=1 + ahead, ahead=ahead, source=_now_words(), pace=pace)
 
     def _evaluation(self, plan: StagePlan, settings: EvaluateSettings) -> Reading:
+        """Evaluations whose responses have the same lengths take equally long, and are measured once."""
+        model, is_own = self._evaluated(plan)
+        pace = self._pace(plan, natural=is_own)
+        if (same := self._evaluations.get((model, pace))) is not None:
+            return replace(same, node=plan.node.name, same_as=same.node)
         execution = self._experiment.config.execution
         full_batch = {"vllm": execution.vllm.max_num_seqs}.get(settings.evaluation.engine, execution.rollout_batch_size)
-        folder = self._scratch / "some_suites"
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix="suites-", dir=self._scratch))
         data, num_responses, every = some_suites(self._inputs.data, settings, full_batch, folder)
-        pace = self._pace(plan, natural=self._inputs.own_base)
-        run = self._run(plan, settings, {"data": data, "model": self._inputs.base}, save_at=_NEVER, pace=pace)
+        run = self._run(plan, settings, {"data": data, "model": model}, save_at=_NEVER, pace=pace)
         every_known = every if self._inputs.own_data else None
-        return read_evaluation(run, plan.node.name, num_responses, every_known, source=_now_words(), pace=pace)
+        reading = read_evaluation(run, plan.node.name, num_responses, every_known, source=_now_words(), pace=pace)
+        self._evaluations[model, pace] = reading
+        return reading
+
+    def _evaluated(self, plan: StagePlan) -> tuple[Path, bool]:
+        """The policy to evaluate: the stage's own where it is finished, else that of `base`; and whether it is its own.
+
+        After RL alone the starting policy stands for its successor: nothing better is known.
+        """
+        policy = self._plans[plan.node.inputs["model"]]
+        if policy.action == "reuse":
+            return policy.directory, True
+        taught = policy.node.stage == "sft" or "sft" in self._experiment.config.stages
+        return self._inputs.base, self._inputs.own_base and not (taught and policy.node.stage != "base")
 
     def _pace(self, plan: StagePlan, *, natural: bool) -> Pace:
         """The lengths of responses: as the user says, as earlier runs had them, as the policy at hand answers, as long
@@ -147,18 +162,22 @@ class Bench:
         if self._options.response_tokens is not None:
             mean = self._options.response_tokens
             return Pace("mean", f"{mean:g} tokens on average, as --response-tokens says", mean)
-        config, nodes = self._experiment.config, [other.node for other in self._plans.values()]
-        workload = workload_of(config, nodes, plan.node, self._machine)
-        if (earlier := earlier_length(self._experiment.workspace, workload)) is not None:
+        config = self._experiment.config
+        earlier = earlier_length(self._experiment.workspace, self._workload(plan), plan.node.name)
+        if earlier is not None:
             mean, where = earlier
             return Pace("mean", f"{mean:.0f} tokens on average, as in {where}", mean)
         if natural and self._inputs.own_data:
             return Pace("natural", "as long as the policy at hand answers now, which training changes")
         if "sft" in config.stages and self._inputs.own_data:
-            return Pace("traces", "as long as the traces, which SFT teaches before")
+            return Pace("traces", "as long as the traces, which SFT teaches")
         return Pace(
             "bound", "all as long as max_response_tokens allows, an upper bound; --response-tokens sets another"
         )
+
+    def _workload(self, plan: StagePlan) -> Workload:
+        nodes = [other.node for other in self._plans.values()]
+        return workload_of(self._experiment.config, nodes, plan.node, self._machine)
 
     def _run(
         self, plan: StagePlan, settings: StageSettings, inputs: dict[str, Path], save_at: int, pace: Pace | None = None

@@ -33,13 +33,15 @@ def earlier_times(workspace: Workspace, workload: Workload, node: str) -> StageT
     return _times(*found[0]) if found else None
 
 
-def earlier_length(workspace: Workspace, workload: Workload) -> tuple[float, str] | None:
+def earlier_length(workspace: Workspace, workload: Workload, node: str) -> tuple[float, str] | None:
     """Mean tokens of a response in a finished stage with the same model, data and limit, and its directory's name.
+
+    Only from the same `node`: evaluations differ in their policies.
 
     The layout and the machine may differ. For RL it is the mean over the last steps.
     """
     for directory, manifest in _newest(workspace, workload.stage):
-        found = finished_workload(workspace, directory, manifest)
+        found = finished_workload(workspace, directory, manifest) if manifest.node == node else None
         if found is None or (found.model, found.data) != (workload.model, workload.data):
             continue
         same = _limit(found) == _limit(workload)

@@ -7,7 +7,7 @@ from luffy.config import ExperimentConfig
 from luffy.config.settings import BaseSettings, RLSettings, SFTSettings
 from luffy.costs.earlier_runs import earlier_times
 from luffy.costs.stage_times import StageTimes, read_times
-from luffy.costs.workloads import this_machine, workload_of
+from luffy.costs.workloads import record_name, this_machine, workload_of
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.machine.gpus import detected_gpus, gpus_of_stage
 from luffy.pipeline.workspace import Workspace
@@ -43,7 +43,7 @@ def known_times(config: ExperimentConfig, plans: Sequence[StagePlan], workspace:
 
     def find(plan: StagePlan) -> StageTimes | None:
         workload = workload_of(config, nodes, plan.node, machine)
-        measured = read_times(workspace, plan.node.stage, workload.key)
+        measured = read_times(workspace, record_name(plan.node), workload.key)
         return measured or earlier_times(workspace, workload, plan.node.name)
 
     return find

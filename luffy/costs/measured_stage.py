@@ -79,7 +79,7 @@ def _rl() -> Run:
         lengths: Lengths | None = _lengths(pace, settings.rl.max_response_tokens, settings.seed, context)
         wrapping = rl.Wrapping(
             cluster=lambda cluster: PacedCluster(cluster, lengths, context.out),
-            grader=EvenVerdicts,
+            grader=partial(EvenVerdicts, boxed=pace.way != "natural"),
         )
         return rl.run(settings, context, wrapping)
 

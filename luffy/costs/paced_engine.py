@@ -99,16 +99,26 @@ class PacedCluster:
 class EvenVerdicts:
     """The real grader, after which every second response counts as correct.
 
-    So no group is without variance, and no filter drops what an untrained policy has sampled.
+    So no group is without variance, and no filter drops what an untrained policy has sampled. With `boxed`, the grader
+    reads answers in a box, half of them right: what a policy of random weights samples takes far longer to read than
+    what a run samples, as do responses that go on after their end.
     """
 
-    def __init__(self, grader: Grader) -> None:
+    def __init__(self, grader: Grader, *, boxed: bool) -> None:
         self._grader = grader
+        self._boxed = boxed
 
     def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
         """One grade per request, in order."""
+        if self._boxed:
+            requests = [replace(each, response=_boxed(each, place)) for place, each in enumerate(requests)]
         grades = self._grader.grade(requests)
         outcomes = (Outcome.WRONG if place % 2 else Outcome.CORRECT for place in range(len(grades)))
         return [
             replace(grade, outcome=outcome, own_reward=None) for grade, outcome in zip(grades, outcomes, strict=True)
         ]
+
+
+def _boxed(request: GradeRequest, place: int) -> str:
+    """A response with the right answer at every second place, and with another number at the others."""
+    return f"\\boxed{{{place if place % 2 else request.ground_truth}}}"

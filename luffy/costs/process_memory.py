@@ -11,8 +11,8 @@ _ACTOR = re.compile(r"ray::(\w*Actor)")
 
 
 def peak_of_processes() -> dict[str, float]:
-    """Name and pid of each process, and its peak resident memory in GiB."""
-    found = {}
+    """Name of each process, and its peak resident memory in GiB; actors of one class are numbered."""
+    found: dict[str, float] = {}
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         try:
             name = _name(process)
@@ -20,7 +20,8 @@ def peak_of_processes() -> dict[str, float]:
         except (OSError, psutil.Error):
             continue  # ended meanwhile
         if name is not None and peak is not None:
-            found[f"{name} {process.pid}"] = int(peak[1]) / _KIB_A_GIB
+            number = 1 + sum(other.startswith(name) for other in found)
+            found[name if number == 1 else f"{name} {number}"] = int(peak[1]) / _KIB_A_GIB
     return found
 
 

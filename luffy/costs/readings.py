@@ -67,6 +67,8 @@ class Reading:
     """What the peak is and where it comes from, in words."""
     memory_gib: Mapping[str, float] | None = None
     """Peak of each process, and of torch on the GPU of rank 0."""
+    same_as: str = ""
+    """The evaluation that was measured in place of this one; empty: this one."""
     response_words: str = ""
     """The assumption about the lengths of responses, and what came of it."""
 

@@ -1,6 +1,6 @@
 """How long a stage takes, as a formula in its number of steps; kept in the workspace for later plans.
 
-<workspace>/benches/<stage>-<key>.json      the newest measurement of a workload (`luffy.costs.workloads`)
+<workspace>/benches/<name>-<key>.json      the newest measurement of a workload (`luffy.costs.workloads`, `record_name`)
 """
 
 import json
@@ -38,20 +38,20 @@ def bench_folder(workspace: Workspace) -> Path:
     return workspace.root / _FOLDER
 
 
-def write_times(workspace: Workspace, stage: str, key: str, times: StageTimes) -> None:
+def write_times(workspace: Workspace, name: str, key: str, times: StageTimes) -> None:
     """Keep a measurement, in place of an earlier one of the same workload."""
     folder = bench_folder(workspace)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(_file(workspace, stage, key), json.dumps(asdict(times), indent=1) + "\n")
+    write_atomic(_file(workspace, name, key), json.dumps(asdict(times), indent=1) + "\n")
 
 
-def read_times(workspace: Workspace, stage: str, key: str) -> StageTimes | None:
+def read_times(workspace: Workspace, name: str, key: str) -> StageTimes | None:
     """The measurement of a workload; None if there is none, or it is unreadable."""
     try:
-        return StageTimes(**json.loads(_file(workspace, stage, key).read_text(encoding="utf-8")))
+        return StageTimes(**json.loads(_file(workspace, name, key).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _file(workspace: Workspace, stage: str, key: str) -> Path:
-    return bench_folder(workspace) / f"{stage}-{key}.json"
+def _file(workspace: Workspace, name: str, key: str) -> Path:
+    return bench_folder(workspace) / f"{name}-{key}.json"

@@ -47,6 +47,11 @@ class Workload:
         return hashlib.sha256(canonical_json(asdict(self)).encode()).hexdigest()[:_KEY_LENGTH]
 
 
+def record_name(node: StageNode) -> str:
+    """Under which name the times of a stage are kept: its kind, but for evaluations, whose policies differ."""
+    return node.name if node.stage == "evaluate" else node.stage
+
+
 def this_machine() -> str:
     """CPU, number of cores and kinds of GPUs, in words; equal on machines that should be equally fast."""
     return _machine(hardware(), gpu_names())
