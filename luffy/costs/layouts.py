@@ -59,7 +59,12 @@ def _changed(config: ExperimentConfig, changes: dict[str, object]) -> TrialLayou
 
 
 def _distinct(layouts: list[TrialLayout | None]) -> list[TrialLayout]:
-    return list({layout.words: layout for layout in reversed(layouts) if layout is not None}.values())[::-1]
+    """Those that are possible, each once, in order."""
+    found: dict[str, TrialLayout] = {}
+    for layout in layouts:
+        if layout is not None:
+            found.setdefault(layout.words, layout)
+    return list(found.values())
 
 
 def _words(config: ExperimentConfig) -> str:

@@ -49,5 +49,10 @@ class PartTimes:
             return metrics
         speed = total / num_ranks / seconds
         metrics["perf/model_tflops"] = speed / _TERA
-        peak = peak_flops(torch.cuda.get_device_name(device())) if torch.cuda.is_available() else None
+        peak = device_peak()
         return metrics if peak is None else metrics | {"perf/mfu": speed / peak}
+
+
+def device_peak() -> float | None:
+    """Peak operations per second of this rank's GPU; None for a CPU and for a GPU that is not in the table."""
+    return peak_flops(torch.cuda.get_device_name(device())) if torch.cuda.is_available() else None
