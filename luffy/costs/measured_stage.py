@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from luffy.config.execution import ExecutionConfig
+from luffy.config.grading import GradingConfig, MathGrader
 from luffy.config.settings import EvaluateSettings, RLSettings, SFTSettings
 from luffy.costs.readings import DEVICE_FILE
 from luffy.costs.response_lengths import Pace, read_pace, shuffled, spread_lengths
@@ -22,6 +23,7 @@ from luffy.pipeline.chain.job import read_job
 from luffy.stages.program import StageContext, StageResult, main
 
 _TRACES_READ = 512
+_JUDGED = "measured_judge"
 Run = Callable[[Any, StageContext], StageResult]
 
 
@@ -34,6 +36,8 @@ def measured(run: Run) -> Run:
         facts = _device(settings, context.execution)
         if isinstance(settings, SFTSettings):
             facts["num_examples"] = _num_examples(settings, context)
+        if isinstance(settings, RLSettings | EvaluateSettings) and read_pace(context.out).way != "natural":
+            facts["graders_s"] = _start_of_graders(settings.grading, context)
         facts["measuring_s"] = time.perf_counter() - began
         (context.out / DEVICE_FILE).write_text(json.dumps(facts), encoding="utf-8")
         return result
@@ -56,6 +60,21 @@ def _num_examples(settings: SFTSettings, context: StageContext) -> int:
 
     prompts = read_prompts(context.inputs["data"] / "sft.parquet")
     return sum(len(prompt.traces) for prompt in choose_prompts(prompts, settings.sft.num_traces, settings.seed))
+
+
+def _start_of_graders(grading: GradingConfig, context: StageContext) -> float:
+    """Seconds until the first answer is read that needs a process to read it.
+
+    A run starts these processes at the first such answer; made-up responses have none.
+    """
+    from luffy.grading import GradeRequest, GraderPool
+
+    if not isinstance(grading.kind, MathGrader):
+        return 0.0
+    with GraderPool.configured(context.execution.grader_workers, grading, context.out / _JUDGED) as graders:
+        began = time.perf_counter()
+        graders.grade([GradeRequest(r"\boxed{\frac{x+1}{2}}", r"\frac{1+x}{2}")])
+        return time.perf_counter() - began
 
 
 def _base() -> Run:

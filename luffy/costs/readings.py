@@ -94,7 +94,7 @@ def read_training(
     device = run.facts(DEVICE_FILE)
     is_rl = pace is not None
     # RL writes a checkpoint after its last step, always; base and sft only wrote one because the bench asked for it.
-    fixed_s = run.wall_s - len(rows) * step_s - (0.0 if is_rl else save_s) - device.get("measuring_s", 0.0)
+    fixed_s = _program_s(run) - len(rows) * step_s - (0.0 if is_rl else save_s)
     parts = _parts(usual, step_s)
     generated = _mean_rate(run) if is_rl else (None, None)
     return Reading(
@@ -120,8 +120,7 @@ def read_evaluation(
     calls = _calls(run)
     busy_s = sum(call["seconds"] for call in calls)
     speed, mean = _mean_rate(run)
-    measuring_s = run.facts(DEVICE_FILE).get("measuring_s", 0.0)
-    fixed_s = max(0.0, run.wall_s - busy_s - measuring_s)
+    fixed_s = max(0.0, _program_s(run) - busy_s)
     return Reading(
         node=node,
         times=StageTimes(fixed_s, busy_s / num_responses, 0.0, every, source),
@@ -129,6 +128,12 @@ def read_evaluation(
         generated_tokens_per_s=speed,
         response_words=_response_words(pace, mean),
     )
+
+
+def _program_s(run: MeasuredRun) -> float:
+    """Seconds of the stage's own program: without what was measured at its end, but with the start of its graders."""
+    device = run.facts(DEVICE_FILE)
+    return run.wall_s - device.get("measuring_s", 0.0) + device.get("graders_s", 0.0)
 
 
 def _parts(rows: Sequence[MetricRow], step_s: float) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """How well `luffy bench` predicts a run: both in turn, in a new workspace, stage by stage.
 
-Run: python tests/benchmarks/bench_prediction.py CONFIG [KEY.PATH=VALUE ...]      e.g. smoke rl.steps=3
+Run: python tests/benchmarks/bench_prediction.py CONFIG [KEY.PATH=VALUE ...]      e.g. arithmetic rl.steps=3
 
 The stage's real time is from the writing of its job to that of its manifest, so it includes the start of its process.
 What a run does between its stages, Prefect's start first of all, is in the last row alone.
@@ -33,7 +33,7 @@ def luffy(command: str, arguments: list[str], workspace: Path) -> float:
 
 def main() -> None:
     """Print one line a stage."""
-    arguments = sys.argv[1:] or ["smoke", "rl.steps=3"]
+    arguments = sys.argv[1:] or ["arithmetic", "rl.steps=3"]
     config = load_experiment(arguments[0], arguments[1:])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -52,7 +52,9 @@ def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:
     }  # fmt: skip
     run = run_of(tmp_path, [row, row], 40.0, [])
     (tmp_path / "device.json").write_text(
-        json.dumps({"name": "CPU", "peak_flops": 4e10, "peak_source": "a product", "measuring_s": 2.0})
+        json.dumps(
+            {"name": "CPU", "peak_flops": 4e10, "peak_source": "a product", "measuring_s": 2.0, "graders_s": 1.5}
+        )
     )
     calls = [{"seconds": 9.0, "responses": 8, "tokens": 100}, {"seconds": 5.0, "responses": 8, "tokens": 400}]
     (tmp_path / "generation.jsonl").write_text("".join(json.dumps(call) + "\n" for call in calls))
@@ -61,7 +63,8 @@ def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:
     assert reading.generated_tokens_per_s == pytest.approx(80.0)  # the first call warmed up
     assert reading.trained_tokens_per_s == 700.0
     assert reading.mfu == pytest.approx(0.5)
-    assert reading.times.fixed_s == pytest.approx(40.0 - 20.0 - 2.0)
+    # The start of the graders was part of what was measured at the end, and is part of a run.
+    assert reading.times.fixed_s == pytest.approx(40.0 - 20.0 - 2.0 + 1.5)
     assert reading.response_words == "as they come (50 tokens each in the measurement)"
 
 
