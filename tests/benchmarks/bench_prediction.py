@@ -1,67 +1,84 @@
-"""How well `luffy bench` predicts a run: both in turn, in a new workspace, stage by stage.
+"""How well `luffy bench` predicts a run: each stage is measured, predicted, and then made, one after the other.
 
-Run: python tests/benchmarks/bench_prediction.py CONFIG [KEY.PATH=VALUE ...]      e.g. arithmetic rl.steps=3
+Run: python tests/benchmarks/bench_prediction.py CONFIG [KEY.PATH=VALUE ...] [--response-tokens N] [--rounds N]
 
-The stage's real time is from the writing of its job to that of its manifest, so it includes the start of its process.
-What a run does between its stages, Prefect's start first of all, is in the last row alone.
+e.g. `arithmetic rl.steps=3`, or `smoke rl.steps=3 --response-tokens 45`. The stages are made as `luffy run` makes them,
+without Prefect, in a new workspace each round. Measurement and stage follow each other at once, so that both meet about
+the same load; what is predicted is what is known before the first stage. With several rounds the table shows medians.
 """
 
-import subprocess
-import sys
+import argparse
+import statistics
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from luffy.config import load_experiment
+from luffy.config import ExperimentConfig, load_experiment
+from luffy.costs.bench_run import BenchOptions
+from luffy.costs.bench_stages import open_bench
 from luffy.costs.forecast import forecast
-from luffy.pipeline.chain.job import JOB_FILE
-from luffy.pipeline.chain.manifest import MANIFEST_FILE
-from luffy.pipeline.experiment import open_experiment
+from luffy.costs.readings import Reading
+from luffy.pipeline.experiment import ExperimentRun, Unwatched, open_experiment
 from luffy.pipeline.workspace import Workspace
 
+Pairs = dict[str, list[tuple[float, float]]]
+"""For each stage, predicted and real seconds of each round."""
 
-def luffy(command: str, arguments: list[str], workspace: Path) -> float:
-    """Seconds of `luffy COMMAND`, whose output goes to this terminal."""
-    began = time.monotonic()
-    program = [sys.executable, "-m", "luffy", command, *arguments, "--workspace", str(workspace)]
-    subprocess.run(program, check=True)
-    return time.monotonic() - began
+
+def measure_round(config: ExperimentConfig, options: BenchOptions, folder: Path, found: Pairs) -> None:
+    """Add one round to `found`."""
+    workspace = Workspace(folder)
+    with open_bench(config, workspace, options, Unwatched()) as opened:
+        experiment = open_experiment(config, workspace)
+        to_measure = {plan.node.name: plan for plan in opened.plans}
+        run = ExperimentRun(experiment, opened.scratch)
+        for node in experiment.nodes:
+            plans = experiment.plan()
+            if node.name in to_measure:
+                outcome = opened.measure(to_measure[node.name])
+                assert isinstance(outcome, Reading), outcome
+            predicted = {each.node: each.seconds for each in forecast(config, plans, workspace)}[node.name]
+            began = time.monotonic()
+            run.execute(node.name, Unwatched())
+            if predicted:
+                found[node.name].append((predicted, time.monotonic() - began))
+                Console().print(f"{node.name}: predicted {predicted:.1f} s, took {found[node.name][-1][1]:.1f} s")
 
 
 def main() -> None:
     """Print one line a stage."""
-    arguments = sys.argv[1:] or ["arithmetic", "rl.steps=3"]
-    config = load_experiment(arguments[0], arguments[1:])
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        bench_s = luffy("bench", arguments, folder)
-        experiment = open_experiment(config, Workspace(folder))
-        plans = experiment.plan()
-        predicted = {each.node: each.seconds for each in forecast(config, plans, experiment.workspace)}
-        run_s = luffy("run", arguments, folder)
-        real = {
-            plan.node.name: (plan.directory / MANIFEST_FILE).stat().st_mtime
-            - (plan.directory / JOB_FILE).stat().st_mtime
-            for plan in plans
-            if plan.action != "reuse"
-        }
-    show(predicted, real, run_s, bench_s)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--response-tokens", type=float)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=1)
+    arguments = parser.parse_args()
+    config = load_experiment(arguments.config, arguments.overrides)
+    found: Pairs = defaultdict(list)
+    for _ in range(arguments.rounds):
+        with tempfile.TemporaryDirectory() as name:
+            measure_round(config, BenchOptions(arguments.steps, arguments.response_tokens), Path(name), found)
+    show(found)
 
 
-def show(predicted: dict[str, float | None], real: dict[str, float], run_s: float, bench_s: float) -> None:
+def show(found: Pairs) -> None:
     """Print what was predicted beside what it took."""
-    table = Table("stage", "predicted s", "real s", "predicted / real", title=f"the bench took {bench_s:.0f} s")
-    for node, seconds in real.items():
-        expected = predicted[node]
-        ratio = "-" if expected is None else f"{expected / seconds:.2f}"
-        table.add_row(node, "-" if expected is None else f"{expected:.1f}", f"{seconds:.1f}", ratio)
-    total = sum(predicted[node] or 0.0 for node in real)
-    stages = sum(real.values())
-    table.add_row("all stages", f"{total:.1f}", f"{stages:.1f}", f"{total / stages:.2f}")
-    table.add_row("the whole command", f"{total:.1f}", f"{run_s:.1f}", f"{total / run_s:.2f}")
+    table = Table("stage", "predicted s", "real s", "predicted / real", "of each round")
+    for node, pairs in found.items():
+        predicted, real = (statistics.median(column) for column in zip(*pairs, strict=True))
+        ratios = [expected / seconds for expected, seconds in pairs]
+        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        table.add_row(node, f"{predicted:.1f}", f"{real:.1f}", f"{statistics.median(ratios):.2f}", each)
+    sums = [tuple(map(sum, zip(*of_round, strict=True))) for of_round in zip(*found.values(), strict=True)]
+    ratios = [expected / seconds for expected, seconds in sums]
+    predicted, real = (statistics.median(column) for column in zip(*sums, strict=True))
+    each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    table.add_row("all of them", f"{predicted:.1f}", f"{real:.1f}", f"{statistics.median(ratios):.2f}", each)
     Console().print(table)
 
 
