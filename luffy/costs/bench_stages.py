@@ -57,8 +57,8 @@ class OpenBench:
                 if layout.words not in seconds:
                     reading = _measured(self._bench_of(layout.config), plan)
                     tried(layout, reading)
-                    known = isinstance(reading, Reading) and reading.step_s is not None
-                    seconds[layout.words] = reading.step_s if known else float("inf")
+                    known = reading.step_s if isinstance(reading, Reading) else None
+                    seconds[layout.words] = float("inf") if known is None else known
             fastest = min(layouts, key=lambda layout: seconds[layout.words])
         return fastest
 

@@ -11,9 +11,13 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from luffy.config.model import TinyArchitecture
 from luffy.pipeline.machine.architecture import ModelArchitecture
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 ASK_FILE = "ask.json"
 DATA, BASE = "data", "base"
@@ -77,7 +81,7 @@ def _make_data(folder: Path, wanted: StandIns) -> None:
         write_prompts(folder / f"{name}.parquet", rows)
     for suite in wanted.suites:
         write_prompts(folder / "suites" / f"{suite}.parquet", [prompt(suite, number) for number in range(len(rows))])
-    card = {"sources": {f"suites.{suite}": {} for suite in wanted.suites}}
+    card: dict[str, object] = {"sources": {f"suites.{suite}": {} for suite in wanted.suites}}
     (folder / "card.json").write_text(json.dumps(card), encoding="utf-8")
     save_tokenizer(build_tokenizer(["0123456789\n"]), folder / "tokenizer")
 
@@ -101,21 +105,22 @@ def _make_base(folder: Path, wanted: StandIns) -> None:
     shutil.copytree(tokens, model, dirs_exist_ok=True)
 
 
-def _config(shape: ModelArchitecture, context: int) -> "object":
-    """A Qwen of that shape; a Llama's differs from it in biases alone, which cost next to nothing."""
+def _config(shape: ModelArchitecture, context: int) -> "PretrainedConfig":
+    """A Qwen of that shape; a Llama's differs from it in biases and norms alone, which cost next to nothing."""
     from transformers import Qwen2Config, Qwen3Config
 
-    return (Qwen3Config if shape.head_norms else Qwen2Config)(
-        vocab_size=shape.vocabulary_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_size,
-        max_position_embeddings=context,
-        tie_word_embeddings=shape.tied,
-    )
+    sizes = {
+        "vocab_size": shape.vocabulary_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "max_position_embeddings": context,
+    }
+    if shape.head_norms or shape.attention_size != shape.hidden_size:  # a Qwen2 has no other size of heads
+        return Qwen3Config(**sizes, head_dim=shape.head_size, tie_word_embeddings=shape.tied)
+    return Qwen2Config(**sizes, tie_word_embeddings=shape.tied)
 
 
 if __name__ == "__main__":
