@@ -109,7 +109,7 @@ def _config(shape: ModelArchitecture, context: int) -> "PretrainedConfig":
     """A Qwen of that shape; a Llama's differs from it in biases and norms alone, which cost next to nothing."""
     from transformers import Qwen2Config, Qwen3Config
 
-    sizes = {
+    sizes: dict[str, object] = {
         "vocab_size": shape.vocabulary_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -117,10 +117,11 @@ def _config(shape: ModelArchitecture, context: int) -> "PretrainedConfig":
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "max_position_embeddings": context,
+        "tie_word_embeddings": shape.tied,
     }
     if shape.head_norms or shape.attention_size != shape.hidden_size:  # a Qwen2 has no other size of heads
-        return Qwen3Config(**sizes, head_dim=shape.head_size, tie_word_embeddings=shape.tied)
-    return Qwen2Config(**sizes, tie_word_embeddings=shape.tied)
+        return Qwen3Config.from_dict({**sizes, "head_dim": shape.head_size})
+    return Qwen2Config.from_dict(sizes)
 
 
 if __name__ == "__main__":

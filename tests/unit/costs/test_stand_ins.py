@@ -47,3 +47,12 @@ def test_an_embedded_policy_takes_the_tokenizer_of_the_prepared_data(made: Path,
     tokenizer = load_tokenizer(tmp_path / "base" / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base" / "model")
     assert model.config.vocab_size == len(tokenizer)
+
+
+def test_heads_of_another_size_than_the_model_s_width_gives_keep_their_size(tmp_path: Path) -> None:
+    shape = ModelArchitecture(64, 2, 4, 2, 32, 96, 600, tied=True)
+    write_ask(tmp_path, StandIns(3, "float32", None, None, shape, 128, 5, 40, 30, ("amc",)))
+    make(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base" / "model")
+    found = from_model_config(model.config.to_dict())
+    assert found is not None and (found.head_size, found.num_heads, found.attention_size) == (32, 4, 128)
