@@ -11,7 +11,7 @@ from luffy.pipeline.machine.gpus import detected_gpus
 from luffy.pipeline.machine.memory import GpuMemory
 from luffy.pipeline.machine.resources import find_resources
 
-_NO_ESTIMATE = "no estimate to compare it with: that is made for GPUs, under cluster: ray"
+_NO_ESTIMATE = "there is no estimate without GPUs under cluster: ray"
 
 
 def show_reading(reading: Reading, config: ExperimentConfig) -> None:

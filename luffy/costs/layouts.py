@@ -71,5 +71,9 @@ def _words(config: ExperimentConfig) -> str:
     execution, ray = config.execution, config.execution.ray
     if config.cluster == "local":
         return "one process"
-    engines = f" and {ray.engines} engines, {ray.placement}" if config.num_engines else ""
-    return f"{ray.trainer_ranks} trainer ranks{engines}, ZeRO {execution.zero_stage}"
+    engines = f" and {_counted(ray.engines, 'engine')}, {ray.placement}" if config.num_engines else ""
+    return f"{_counted(ray.trainer_ranks, 'trainer rank')}{engines}, ZeRO {execution.zero_stage}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
