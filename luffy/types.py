@@ -228,6 +228,16 @@ class TrainBatch:
     def __len__(self) -> int:
         return int(self.input_ids_BT.shape[0])
 
+    @property
+    def row_lengths(self) -> list[int]:
+        """Tokens of each row, padding left out."""
+        return self.attention_mask_BT.sum(dim=-1).tolist()
+
+    @property
+    def num_scored(self) -> int:
+        """Number of tokens that may be trained on."""
+        return int(self.response_mask_BT.sum())
+
     def map(self, function: Callable[[Tensor], Tensor]) -> TrainBatch:
         """The batch with `function` applied to each of its tensors."""
         return TrainBatch(**{column.name: function(getattr(self, column.name)) for column in fields(self)})

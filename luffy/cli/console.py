@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from luffy.cli.progress import ChainProgress, StageLine, StageState
+from luffy.costs.forecast import StageForecast
 from luffy.pipeline.chain.manifest import Manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import StageObserver
@@ -172,16 +173,34 @@ def lines_table(lines: Iterable[StageLine]) -> Table:
     return table
 
 
-def plan_table(plans: Iterable[StagePlan], gpus: Mapping[str, int] | None = None) -> Table:
-    """What would be done with each stage, and why; with `gpus`, also the number that each takes, by node."""
+def plan_table(
+    plans: Sequence[StagePlan], forecasts: Sequence[StageForecast], gpus: Mapping[str, int] | None = None
+) -> Table:
+    """What would be done with each stage, in what time where it is known, and why.
+
+    With GPUs also GPU-hours, and with `gpus` the number that each stage takes, by node.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("stage", "key", *([] if gpus is None else ["GPUs"]), "plan", "why"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("stage", "key", "GPUs"))
-    for plan in plans:
-        style = "green" if plan.action == "reuse" else "cyan"
-        taken = [] if gpus is None else [str(gpus[plan.node.name] or "-")]
-        table.add_row(plan.node.name, plan.identity.key, *taken, Text(plan.headline, style=style), Text(plan.reason))
+    has_hours = any(each.gpus for each in forecasts)
+    counted, hours = ["GPUs"] if gpus is not None else [], ["GPU-hours"] if has_hours else []
+    for column in ("stage", "key", *counted, "plan", "time", *hours, "why"):
+        table.add_column(column, overflow="fold", no_wrap=column not in ("plan", "why"))
+    for plan, cost in zip(plans, forecasts, strict=True):
+        taken = [str(gpus[plan.node.name] or "-")] if gpus is not None else []
+        headline = Text(plan.headline, style="green" if plan.action == "reuse" else "cyan")
+        known = [time_words(cost), *([hours_words(cost)] if has_hours else [])]
+        table.add_row(plan.node.name, plan.identity.key, *taken, headline, *known, Text(plan.reason))
     return table
+
+
+def time_words(forecast: StageForecast) -> str:
+    """`3m20s`; `-` where nothing has been measured, and nothing for a stage that is reused."""
+    return "-" if forecast.seconds is None else duration(forecast.seconds) if forecast.seconds else ""
+
+
+def hours_words(forecast: StageForecast) -> str:
+    """GPU-hours; `-` where they are not known, and nothing for a stage without any."""
+    return "-" if forecast.gpu_hours is None else f"{forecast.gpu_hours:.2f}" if forecast.gpu_hours else ""
 
 
 def memory_table(gpu: GpuMemory) -> Table:

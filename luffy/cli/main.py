@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from typer import Abort, Typer, TyperException
 
+from luffy.cli.commands.bench import bench
 from luffy.cli.commands.compare import compare
 from luffy.cli.commands.config import config
 from luffy.cli.commands.diff import diff
@@ -31,10 +32,10 @@ from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyE
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, plan, explain, config, prepare, evaluate, compare, serve),
+    "Experiments": (run, plan, bench, explain, config, prepare, evaluate, compare, serve),
     "Results": (runs, show, watch, diff, leaderboard, rescore, export, gc),
 }
-_TAKE_FIELDS = (run, plan, explain, config, prepare, evaluate)
+_TAKE_FIELDS = (run, plan, bench, explain, config, prepare, evaluate)
 _EPILOG = """\
 luffy COMMAND --help shows the options of a command; luffy config --fields lists every field of an experiment.
 

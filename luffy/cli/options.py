@@ -74,5 +74,7 @@ WorkspaceFolder = Annotated[
     str | None, Option("--workspace", metavar="DIR", help="where results are kept [$LUFFY_WORKSPACE, else ./workspace]")
 ]
 Debug = Annotated[bool, Option("--debug", help="show tracebacks")]
-DryRun = Annotated[bool, Option("--dry-run", help="print the plan, its reasons and the GPUs' memory; start nothing")]
+DryRun = Annotated[
+    bool, Option("--dry-run", help="print the plan, its reasons, known times and the GPUs' memory; start nothing")
+]
 Verify = Annotated[bool, Option("--verify", help="compare full hashes of earlier results before they are reused")]

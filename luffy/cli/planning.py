@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from luffy.cli.console import memory_table, plan_table, say, terminal, text_table, wide_terminal
 from luffy.config import ExperimentConfig
 from luffy.config.comparison import SHARED_NODES, Comparison
+from luffy.costs.forecast import StageForecast, forecast
+from luffy.costs.measurable import choose
 from luffy.errors import ConfigError
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import open_experiment
@@ -18,7 +20,7 @@ _COMPARISON_HEADER = ("run", "stage", "key", "plan", "why")
 def show_plan(
     config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
 ) -> None:
-    """Print what a run would do with each stage, on how many GPUs, and why; first what its GPUs would hold.
+    """Print what a run would do with each stage, on how many GPUs, why, and in what time; first its GPUs' memory.
 
     Raises ConfigError, after the estimate, where that cannot fit.
     """
@@ -28,7 +30,22 @@ def show_plan(
     if config.cluster == "ray":
         console.print()
     say(f"workspace {workspace.root}")
-    console.print(plan_table(plans, _gpus_of_stages(config, plans)))
+    forecasts = forecast(config, plans, workspace)
+    console.print(plan_table(plans, forecasts, _gpus_of_stages(config, plans)))
+    for line in _forecast_notes(config, plans, forecasts):
+        say(line)
+
+
+def _forecast_notes(
+    config: ExperimentConfig, plans: Sequence[StagePlan], forecasts: Sequence[StageForecast]
+) -> list[str]:
+    """Where the times come from, and what would give those that are not known."""
+    sources = dict.fromkeys(each.source for each in forecasts if each.seconds)
+    notes = [f"times: {', '.join(sources)}"] if sources else []
+    unknown = [plan for plan, each in zip(plans, forecasts, strict=True) if each.seconds is None]
+    if choose(config, unknown)[0]:
+        notes.append("- : not measured yet; luffy bench, with the same experiment and overrides, measures it")
+    return notes
 
 
 def show_comparison_plan(comparison: Comparison, workspace: Workspace, *, verify: bool) -> None:

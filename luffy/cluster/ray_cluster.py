@@ -106,6 +106,11 @@ class RayCluster:
     def num_ranks(self) -> int:
         return self._ranks.num_ranks
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of ranks and engines; those of servers elsewhere are not counted."""
+        return round(self._layout.total("GPU"))
+
     def call(
         self, method: Callable[[TrainerRank, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
     ) -> list[Result]:

@@ -32,11 +32,16 @@ class RayRanks(Generic[Rank]):
         self._config = spec.execution.ray
         self._supervisor = supervisor
         self._submitting = threading.Lock()
+        self._places = places
         self.members = [self._start(rank, place, group) for rank, place in enumerate(places)]
 
     @property
     def num_ranks(self) -> int:
         return len(self.members)
+
+    @property
+    def num_gpus(self) -> int:
+        return round(sum(place.gpus for place in self._places))
 
     def open(self) -> list[Any]:
         """Have every rank join the process group and load its model; returns a reference to each answer."""

@@ -13,6 +13,8 @@ HEADLINE_METRICS = (
     "rollout/response_length_mean",
     "rollout/truncated_share",
     "perf/tokens_per_s",
+    "perf/mfu",
+    "perf/gpu_hours",
     "perf/peak_memory_gib",
 )
 CURVE_METRICS = ("reward/mean", "actor/loss", "actor/entropy_on_policy", "rollout/response_length_mean")

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 from luffy.config.objective import GroupConfig
 from luffy.environments.episodes import EpisodePlayer, EpisodeStart
-from luffy.grading import Grade, GradeRequest, GraderPool
+from luffy.grading import Grade, Grader, GradeRequest
+from luffy.rl.busy_time import BusyTime
 from luffy.rl.prefixes import PrefixedRow, prefix_length
 from luffy.rl.rows import Row, replayed_row
 from luffy.rl.tasks import Demonstration, RolloutTask
@@ -28,7 +29,7 @@ class GroupCollector:
 
     def __init__(
         self,
-        grader: GraderPool,
+        grader: Grader,
         decode: Callable[[Sequence[int]], str],
         params: SamplingParams,
         group: GroupConfig,
@@ -43,6 +44,7 @@ class GroupCollector:
         self._seed = seed
         self._total_steps = total_steps
         self._player = player
+        self._grading = BusyTime()
 
     def collect(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()
@@ -57,6 +59,10 @@ class GroupCollector:
         rows = self._graded(tasks, self._generated(engine, tasks, plans))
         groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
         return self._with_traces_where_failing(engine, tasks, groups, step)
+
+    def grading_s(self) -> float:
+        """Seconds since the last call in which responses were graded."""
+        return self._grading.since_last()[1]
 
     def _plan(self, task: RolloutTask, visit: int, step: int) -> list[Row]:
         """The rows of a group before generation: rollouts, then off-policy rows."""
@@ -117,7 +123,8 @@ class GroupCollector:
             for row in found
             if not row.has_failed
         ]
-        grades = iter(self._grader.grade(wanted))
+        with self._grading.measured():
+            grades = iter(self._grader.grade(wanted))
         return [[self._trajectory(row, _FAILED if row.has_failed else next(grades)) for row in found] for found in rows]
 
     def _trajectory(self, row: Row, grade: Grade) -> Trajectory:

@@ -94,6 +94,10 @@ class Experience:
             rounds += 1
         return groups
 
+    def grading_s(self) -> float:
+        """Seconds of grading since the last call."""
+        return self._sources.collector.grading_s()
+
     def commit(self, plan: StepPlan, groups: Sequence[Group]) -> None:
         """Write the groups of a step to the journal, before the trainer learns from them."""
         if plan.journalled is None:

@@ -2,11 +2,11 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 
 from luffy.cluster.protocol import Cluster
+from luffy.rl.busy_time import BusyTime
 from luffy.rl.experience import Experience, StepPlan
 from luffy.types import Group, Source
 
@@ -27,6 +27,9 @@ class Generation:
         self._running: dict[int, tuple[StepPlan, Future[list[Group]]]] = {}
         self._threads = ThreadPoolExecutor(max(max_staleness, 1), thread_name_prefix="generation")
         self._busy = BusyTime()
+        self._counting = threading.Lock()
+        self._num_tokens = 0
+        self._weights_s = 0.0
 
     def take(self, step: int) -> tuple[list[Group], dict[str, float]]:
         """The groups of `step`, now in the journal, and metrics of the wait for them (`perf/`).
@@ -41,7 +44,7 @@ class Generation:
         self._experience.commit(plan, groups)
         waited = time.perf_counter() - began
         queue = {"perf/queue_depth": float(depth)} if self._ahead else {}
-        metrics = {"perf/trainer_idle_s": waited} | queue | self._busy.since_last()
+        metrics = {"perf/trainer_idle_s": waited, "perf/weights_s": self._weights_s} | queue | self._speed()
         return groups, metrics | self._cluster.metrics()
 
     def __enter__(self) -> "Generation":
@@ -53,8 +56,10 @@ class Generation:
     def _admit(self, step: int) -> None:
         waiting = [s for s in range(step, min(step + self._ahead, self._last_step) + 1) if s not in self._running]
         plans = [self._experience.plan(s) for s in waiting]
+        began = time.perf_counter()
         if any(plan.journalled is None for plan in plans):
             self._cluster.publish(step - 1)
+        self._weights_s = time.perf_counter() - began
         for plan in plans:
             self._running[plan.step] = (plan, self._start(plan))
 
@@ -71,51 +76,20 @@ class Generation:
             return list(plan.journalled)
         with self._busy.measured():
             groups = self._experience.generate(plan, self._cluster.engine)
-        self._busy.count(_num_sampled(groups))
+        with self._counting:
+            self._num_tokens += _num_sampled(groups)
         return groups
+
+    def _speed(self) -> dict[str, float]:
+        """Since the last call: seconds of generation (grading included), of grading alone, the share of time without
+        generation, and tokens per second of the finished responses."""
+        elapsed, busy = self._busy.since_last()
+        with self._counting:
+            num_tokens, self._num_tokens = self._num_tokens, 0
+        times = {"perf/generation_s": busy, "perf/grading_s": self._experience.grading_s()}
+        idle = {"perf/engine_idle_share": 1 - busy / elapsed if elapsed > 0 else 0.0}
+        return times | idle | ({"perf/rollout_tokens_per_s": num_tokens / busy} if num_tokens and busy else {})
 
 
 def _num_sampled(groups: Sequence[Group]) -> int:
     return sum(row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.replaced))
-
-
-class BusyTime:
-    """Measures the time in which at least one thread is generating."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._active = 0
-        self._busy = 0.0
-        self._num_tokens = 0
-        self._changed = self._last_read = time.perf_counter()
-
-    @contextmanager
-    def measured(self) -> Iterator[None]:
-        """Count the time in this context as busy."""
-        self._change(+1)
-        try:
-            yield
-        finally:
-            self._change(-1)
-
-    def count(self, num_tokens: int) -> None:
-        """Add sampled tokens."""
-        with self._lock:
-            self._num_tokens += num_tokens
-
-    def since_last(self) -> dict[str, float]:
-        """Metrics since the last call: seconds of generation, share of idle time, and tokens per second of the
-        finished responses."""
-        self._change(0)
-        with self._lock:
-            elapsed, busy, tokens = self._changed - self._last_read, self._busy, self._num_tokens
-            self._last_read, self._busy, self._num_tokens = self._changed, 0.0, 0
-        idle = {"perf/generation_s": busy, "perf/engine_idle_share": 1 - busy / elapsed if elapsed > 0 else 0.0}
-        return idle | ({"perf/rollout_tokens_per_s": tokens / busy} if tokens and busy else {})
-
-    def _change(self, by: int) -> None:
-        with self._lock:
-            now = time.perf_counter()
-            self._busy += (now - self._changed) if self._active else 0.0
-            self._changed = now
-            self._active += by

@@ -13,7 +13,6 @@ from luffy.rl.generation import Generation
 from luffy.rl.tasks import RolloutTask
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.rollout_metrics import learned_metrics, rollout_metrics, staleness_metrics
-from luffy.training.memory_use import peak_memory
 from luffy.types import Group
 
 
@@ -58,7 +57,7 @@ class StepRunner:
             metrics |= self._trainer.sft_step(demonstrations, step)
             metrics["batch/optimizer_steps"] += 1
         metrics |= learned_metrics(kept, demonstrations)
-        speed = _speed(groups, metrics, time.perf_counter() - began, self._settings.cluster)
+        speed = _speed(groups, metrics, time.perf_counter() - began)
         return StepOutcome(kept or groups, metrics | speed)
 
     def save(self, step: int) -> None:
@@ -87,7 +86,7 @@ class StepRunner:
         )
 
 
-def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float, cluster: str) -> dict[str, float]:
+def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float) -> dict[str, float]:
     """Throughput of the step and of its training part, and the share of time that the trainer waited."""
     rows = [row for group in groups for row in group.trajectories]
     tokens = sum(row.num_tokens for row in rows)
@@ -96,5 +95,4 @@ def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float
         "perf/tokens_per_s": tokens / seconds,
         "perf/trainer_idle_share": metrics["perf/trainer_idle_s"] / seconds,
         "perf/train_tokens_per_s": tokens / (seconds - metrics["perf/trainer_idle_s"]),
-        **(peak_memory() if cluster == "local" else {}),  # on Ray, trainer and engines run in other processes
     }

@@ -34,16 +34,23 @@ class RolloutRequest:
     """Start of the response, which the engine continues (prefix-conditioned rows); not part of the completion. Shorter
     than `SamplingParams.max_response_tokens`, so that at least one token is generated."""
     max_new_tokens: int | None = None
-    """Limit of the completion, where it is lower than what the whole response leaves: that of one turn."""
+    """Limit of the completion, where it is lower than what the whole response leaves: that of one turn. It plays no
+    part in the order in which an engine takes requests, since the length of a response is not known beforehand."""
     shares_cache_with: str = ""
     """Requests with this text in common may reuse each other's KV cache, also from earlier calls: the turns of episodes
     that are played together. Empty: only those of the same call may."""
 
 
 def room(request: RolloutRequest, params: SamplingParams) -> int:
-    """Number of tokens that the request may generate, at least one."""
+    """Number of tokens that the whole response leaves, at least one."""
     left = params.max_response_tokens - len(request.prefix_ids)
     assert left > 0, f"a prefix of {len(request.prefix_ids)} tokens leaves none of {params.max_response_tokens}"
+    return left
+
+
+def limit(request: RolloutRequest, params: SamplingParams) -> int:
+    """Number of tokens that may be sampled for the request."""
+    left = room(request, params)
     return left if request.max_new_tokens is None else min(left, request.max_new_tokens)
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from luffy.config.execution import ServerConfig
 from luffy.errors import ClusterError
 from luffy.http_client import HTTPClient, LoopThread
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, room
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
 from luffy.rollout.server_checks import GENERATE, check_folder, check_servers, load_folder
 from luffy.rollout.vllm_limits import check_lengths, check_params
 from luffy.types import FinishReason
@@ -235,7 +235,7 @@ def _body(request: RolloutRequest, params: SamplingParams, salt: str) -> dict[st
             "temperature": params.temperature,
             "top_p": params.top_p,
             "seed": request.seed,
-            "max_tokens": room(request, params),
+            "max_tokens": limit(request, params),
             "stop_token_ids": list(params.stop_token_ids),
             # The model's own end-of-sequence token stops a row only when it is among the stop tokens.
             "ignore_eos": True,

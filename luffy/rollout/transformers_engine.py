@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, room
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit
 from luffy.types import FinishReason
 
 _STOP_TOKENS = 32
@@ -83,7 +83,7 @@ class TransformersEngine:
         """Nothing to free: the model is the caller's, or is garbage-collected with this object."""
 
     def _generate_batch(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        rows = [_DecodingRow(room(request, params), _uniforms(request, params)) for request in requests]
+        rows = [_DecodingRow(limit(request, params), _uniforms(request, params)) for request in requests]
         input_ids_BT, mask_BT = _left_pad([_context(request) for request in requests], self.model.device)
         cache = DynamicCache(config=self.model.config)
         running = rows

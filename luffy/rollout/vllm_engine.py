@@ -20,7 +20,7 @@ from torch import Tensor
 
 from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError, LuffyError
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, room
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
 from luffy.rollout.fair_lock import FairLock
 from luffy.rollout.vllm_limits import (
     check_installed,
@@ -416,7 +416,7 @@ def _sampling(request: RolloutRequest, params: SamplingParams, reads_text: bool)
         temperature=params.temperature,
         top_p=params.top_p,
         seed=request.seed,
-        max_tokens=room(request, params),
+        max_tokens=limit(request, params),
         stop_token_ids=list(params.stop_token_ids),
         # The model's own end-of-sequence token stops a row only when it is among the stop tokens.
         ignore_eos=True,

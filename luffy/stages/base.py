@@ -16,6 +16,7 @@ from luffy.errors import DataError
 from luffy.rollout.text_endpoint import write_endpoint
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
+from luffy.tracking.gpu_hours import GpuHours
 from luffy.training.base_model import adapt_model_folder, copy_tokenizer, new_tiny_model
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.policy import Policy
@@ -44,6 +45,7 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
         context.events.progress(1, 1)
         return StageResult(outputs=("model",), metrics={})
     assert settings.base is not None and settings.model.architecture is not None
+    hours = GpuHours(context.out)
     tokenizer = load_tokenizer(context.inputs["data"] / "tokenizer")
     examples = trace_examples(tokenizer, read_prompts(context.inputs["data"] / "corpus.parquet"))
     if not examples:
@@ -60,7 +62,7 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
     policy = Policy(model, plan.optimizer, context.execution, settings.model.dtype)
     checkpoints = CheckpointStore(context.out, context.execution.checkpoint.keep)
     rank = SupervisedRank(policy, plan, checkpoints, tokenizer.pad_token_id)
-    return run_supervised(settings, context, LocalRanks(rank), examples, plan)
+    return run_supervised(settings, context, LocalRanks(rank), examples, plan, hours)
 
 
 def _warn_of_other_ends(model: Path, turn_ends: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ one.
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -44,12 +44,12 @@ from luffy.evaluation.suite_checks import check_problems, check_suite
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.pages.evaluation_page import PAGE_FILE, write_summaries
 from luffy.pages.evaluation_tables import SUMMARY_FILE, by_decoding
-from luffy.rollout.engine import SwappableEngine
+from luffy.rollout.engine import RolloutEngine, SwappableEngine
 from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint, read_endpoint
 from luffy.stages.adoption import RESPONSES_FILE, EvaluationRequests, adopt, find_sampled, write_digests
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.stages.responses import Generator, ResponseProgress, open_endpoint, open_generator
+from luffy.stages.responses import ResponseProgress, open_endpoint, open_generator
 
 logger = logging.getLogger(__name__)
 _PARTS = "parts"
@@ -64,8 +64,18 @@ SuiteDecoding = tuple[Suite, str]
 """A suite and the name of a decoding."""
 
 
-def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
-    """Evaluate the upstream model with the protocol shared by all checkpoints of the chain."""
+EngineWrapper = Callable[[SwappableEngine], SwappableEngine]
+
+
+def _unwrapped(engine: SwappableEngine) -> SwappableEngine:
+    return engine
+
+
+def run(settings: EvaluateSettings, context: StageContext, wrapper: EngineWrapper = _unwrapped) -> StageResult:
+    """Evaluate the upstream model with the protocol shared by all checkpoints of the chain.
+
+    Through `wrapper`, `luffy bench` sets the lengths of responses; a run has none.
+    """
     model = context.inputs["model"] / "model"
     endpoint = read_endpoint(model)
     render: Render
@@ -76,7 +86,7 @@ def run(settings: EvaluateSettings, context: StageContext) -> StageResult:
     else:
         cells, longest = read_cells(settings, context.inputs["data"], model)
         render = render_as_ids(load_tokenizer(model))
-        opened = open_evaluator(model, settings, context, longest)
+        opened = open_evaluator(model, settings, context, longest, wrapper)
     waiting = waiting_cells(cells, context.out)
     total, left = num_responses(cells, settings), num_responses(waiting, settings)
     progress = ResponseProgress(context, total, done=total - left)
@@ -153,7 +163,7 @@ def read_suites(data: Path) -> list[Suite]:
 
 @contextmanager
 def open_evaluator(
-    model: Path, settings: EvaluateSettings, context: StageContext, longest: int
+    model: Path, settings: EvaluateSettings, context: StageContext, longest: int, wrapper: EngineWrapper = _unwrapped
 ) -> Iterator[tuple[Evaluator, SwappableEngine]]:
     """An evaluator of the model in the folder `model`, and its engine.
 
@@ -162,7 +172,7 @@ def open_evaluator(
     generator = open_generator(settings.evaluation.engine, model, settings.dtype, longest, context)
     try:
         with open_grader(settings, context) as grader:
-            client = _client(settings, generator, load_tokenizer(model))
+            client = _client(settings, wrapper(generator.engine), load_tokenizer(model), generator.lanes)
             evaluator = Evaluator(
                 client,
                 grader,
@@ -176,11 +186,12 @@ def open_evaluator(
         generator.engine.close()
 
 
-def _client(settings: EvaluateSettings, generator: Generator, tokenizer: PreTrainedTokenizerBase) -> ModelClient:
+def _client(
+    settings: EvaluateSettings, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, lanes: int
+) -> ModelClient:
     if settings.environment is None:
-        return TokenModelClient(generator.engine, tokenizer)
-    player = open_player(settings.environment, tokenizer, generator.lanes)
-    return EpisodeClient(generator.engine, tokenizer, player)
+        return TokenModelClient(engine, tokenizer)
+    return EpisodeClient(engine, tokenizer, open_player(settings.environment, tokenizer, lanes))
 
 
 def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[SuiteDecoding]:

@@ -6,10 +6,11 @@ Run: python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
+from luffy.cluster.protocol import Cluster
 from luffy.cluster.rl_cluster import open_cluster
 from luffy.config.settings import RLSettings
 from luffy.config.training import RLConfig
@@ -20,7 +21,7 @@ from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_p
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.players import open_player
 from luffy.errors import DataError
-from luffy.grading import JUDGE_CACHE, GraderPool, problem_of
+from luffy.grading import JUDGE_CACHE, Grader, GraderPool, problem_of
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.rl.collector import GroupCollector
 from luffy.rl.logp_gap import check_logp_gap
@@ -30,6 +31,7 @@ from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import SamplingParams
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
+from luffy.tracking.gpu_hours import GpuHours
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout
@@ -42,6 +44,25 @@ from luffy.types import Group, Prompt
 _HEADLINE = ("reward/mean", "actor/loss")
 
 
+def _plain_cluster(cluster: Cluster) -> Cluster:
+    return cluster
+
+
+def _plain_grader(grader: Grader) -> Grader:
+    return grader
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """Wrappers of two parts of the stage, through which `luffy bench` sets lengths and verdicts; a run has none."""
+
+    cluster: Callable[[Cluster], Cluster] = field(default=_plain_cluster)
+    grader: Callable[[Grader], Grader] = field(default=_plain_grader)
+
+
+_UNWRAPPED = Wrapping()
+
+
 @dataclass(frozen=True, slots=True)
 class Components:
     """The parts of the stage."""
@@ -52,15 +73,16 @@ class Components:
     """Returns the given number of rollouts as text."""
 
 
-def run(settings: RLSettings, context: StageContext) -> StageResult:
+def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRAPPED) -> StageResult:
     """Train the upstream model; every step's groups are journalled before the update that uses them."""
     rl = settings.rl
     if context.extends is not None:
         adopt_shorter_run(context.extends, context.out)
+    hours = GpuHours(context.out)
     start = max(complete_checkpoints(context.out), default=0)
     _warn_of_uncorrected_staleness(settings, context)
     with ExitStack() as stack:
-        parts = _open(settings, context, stack)
+        parts = _open(settings, context, stack, wrapping)
         if start:
             parts.steps.restore(start)
         tracker = stack.enter_context(
@@ -68,7 +90,7 @@ def run(settings: RLSettings, context: StageContext) -> StageResult:
         )
         for step in range(start + 1, rl.steps + 1):
             outcome = parts.steps.run(step)
-            tracker.log(step, outcome.metrics)
+            tracker.log(step, outcome.metrics | hours.metrics(parts.trainer.num_gpus))
             check_logp_gap(outcome.metrics, context.execution.max_logp_gap, rl.max_staleness)
             if step % context.tracking.samples_every == 0 or step == 1:
                 tracker.samples(step, parts.read(outcome.groups, context.tracking.num_samples))
@@ -94,14 +116,14 @@ def _warn_of_uncorrected_staleness(settings: RLSettings, context: StageContext) 
         )
 
 
-def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Components:
+def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrapping: Wrapping) -> Components:
     model = context.inputs["model"] / "model"
     tokenizer = load_tokenizer(model)
     tasks = _tasks(settings, context, tokenizer)
     spec = TrainerSpec(
         settings, context.execution, model, context.out, _longest(tasks, settings.rl), tokenizer.pad_token_id
     )
-    cluster = stack.enter_context(open_cluster(spec))
+    cluster = stack.enter_context(wrapping.cluster(open_cluster(spec)))
     opener = prompt_opener(tokenizer)
 
     def prompt(ids: Sequence[int]) -> str:
@@ -110,10 +132,9 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack) -> Comp
     def reply(ids: Sequence[int]) -> str:
         return opener + decode(tokenizer, ids)
 
+    graders = GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE)
     collector = GroupCollector(
-        grader=stack.enter_context(
-            GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE)
-        ),
+        grader=wrapping.grader(stack.enter_context(graders)),
         decode=reply,
         params=SamplingParams(settings.rl.temperature, settings.rl.max_response_tokens, stop_token_ids(tokenizer)),
         group=settings.objective.group,

@@ -11,6 +11,7 @@ from luffy.errors import DataError
 from luffy.seeds import derive_seed
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
+from luffy.tracking.gpu_hours import GpuHours
 from luffy.training.supervised import SupervisedPlan, SupervisedSpec
 from luffy.types import Prompt
 
@@ -27,7 +28,7 @@ def choose_prompts(prompts: list[Prompt], num_traces: int | None, seed: int) -> 
 
 def run(settings: SFTSettings, context: StageContext) -> StageResult:
     """Fine-tune the upstream model on the traces of `sft.parquet`."""
-    sft = settings.sft
+    sft, hours = settings.sft, GpuHours(context.out)
     tokenizer = load_tokenizer(context.inputs["model"] / "model")
     prompts = choose_prompts(read_prompts(context.inputs["data"] / "sft.parquet"), sft.num_traces, settings.seed)
     environment = settings.environment
@@ -47,7 +48,7 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     model = context.inputs["model"] / "model"
     spec = SupervisedSpec(plan, context.execution, settings.dtype, model, context.out, tokenizer.pad_token_id)
     with open_ranks(settings.cluster, spec) as ranks:
-        return run_supervised(settings, context, ranks, examples, plan)
+        return run_supervised(settings, context, ranks, examples, plan, hours)
 
 
 if __name__ == "__main__":

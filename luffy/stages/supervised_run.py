@@ -10,6 +10,7 @@ from luffy.data.conversations import encode_demonstrations
 from luffy.data.templates import render_prompts
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.stages.program import StageContext, StageResult
+from luffy.tracking.gpu_hours import GpuHours
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.tracker import Tracker
 from luffy.training.base_model import copy_tokenizer
@@ -38,6 +39,7 @@ def run_supervised(
     ranks: Ranks[SupervisedRank],
     examples: Sequence[Trajectory],
     plan: SupervisedPlan,
+    hours: GpuHours,
 ) -> StageResult:
     """Train on `examples` from the newest checkpoint to the end of the plan and write `model/`."""
     trainer = SupervisedTrainer(plan, ranks)
@@ -45,7 +47,7 @@ def run_supervised(
     with Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start) as tracker:
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
-            tracker.log(step, metrics)
+            tracker.log(step, metrics | hours.metrics(trainer.num_gpus))
             context.events.progress(
                 step, plan.steps, loss=metrics["actor/loss"], tokens_per_s=metrics["perf/tokens_per_s"]
             )

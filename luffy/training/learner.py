@@ -24,6 +24,8 @@ from luffy.training.batching import collate, take_rows
 from luffy.training.critic import Critic
 from luffy.training.distributed import sum_over_ranks
 from luffy.training.frozen_policy import FrozenPolicy
+from luffy.training.memory_use import peak_memory
+from luffy.training.part_times import PartTimes
 from luffy.training.policy import Policy
 from luffy.training.sharding import Shard
 from luffy.types import TrainBatch, Trajectory
@@ -89,14 +91,21 @@ class Learner:
         """
         if not shard.updates:
             return {}
-        batch = batch_of(shard, self._objective.advantage, self._pad_id, self.critic)
+        times = PartTimes()
+        with times.part("batch"):  # with a critic, also its values
+            batch = batch_of(shard, self._objective.advantage, self._pad_id, self.critic)
         if len(shard.updates) > 1:
             # With several updates the policy moves away from the old one; with a single update they are equal.
-            batch = replace(batch, logp_old_BT=self.policy.logprobs(batch))
+            with times.part("logp_old"):
+                batch = replace(batch, logp_old_BT=self.policy.logprobs(batch))
         if self._reference is not None:
-            batch = replace(batch, logp_ref_BT=self._reference.logprobs(batch))
-        history = [self._update(take_rows(batch, rows), step, update) for update, rows in enumerate(shard.updates)]
-        return _mean_over_updates(history) | {"batch/zero_advantage_share": _zero_variance_share(shard, batch)}
+            with times.part("reference"):
+                batch = replace(batch, logp_ref_BT=self._reference.logprobs(batch))
+        with times.part("update"):
+            history = [self._update(take_rows(batch, rows), step, update) for update, rows in enumerate(shard.updates)]
+        times.count(self._flops(batch, len(shard.updates), step))
+        shares = {"batch/zero_advantage_share": _zero_variance_share(shard, batch)}
+        return _mean_over_updates(history) | shares | times.metrics() | peak_memory()
 
     def sft_step(self, shard: Shard, step: int) -> Metrics:
         """One SFT step on demonstrations between the RL steps (`objective.interleaved_sft`)."""
@@ -127,6 +136,19 @@ class Learner:
             metrics |= _moving_coefficients(objective)
             self._adaptive.react(_selected_entropies(objective.terms, metrics))
         return metrics
+
+    def _flops(self, batch: TrainBatch, num_updates: int, step: int) -> float:
+        """Operations of this rank's part of the step; 0 where they are not counted."""
+        flops, lengths = self.policy.flops, batch.row_lengths
+        if flops is None:
+            return 0.0
+        passes = int(num_updates > 1) + int(self._reference is not None)
+        total = passes * flops.forward(lengths, batch.num_scored)
+        if not self._critic_warms_up(step):
+            total += flops.training(lengths, batch.num_scored)
+        if self.critic is not None:
+            total += flops.forward(lengths, num_scored=0) + flops.training(lengths, num_scored=0)
+        return total
 
     def _critic_warms_up(self, step: int) -> bool:
         return self._rl.critic is not None and step <= self._rl.critic.warmup_steps

@@ -20,6 +20,7 @@ from luffy.objectives.losses import TokenBatch
 from luffy.objectives.normalisation import token_weights
 from luffy.objectives.objective import needs_entropy_gradient, needs_untempered, objective_loss
 from luffy.objectives.step import StepObjective
+from luffy.pipeline.machine.flops import ModelFlops
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.distributed import device, sum_over_ranks
 from luffy.training.policy_model import PolicyModel, refuse_processed_logits
@@ -57,6 +58,8 @@ class Policy:
         self._temperature = temperature
         self._execution = execution
         self._step = ClippedStep(self.engine, optimizer)
+        self.flops = ModelFlops.of_config(causal_lm.config.to_dict())
+        """None for a kind of model whose operations are not counted."""
 
     @property
     def causal_lm(self) -> PreTrainedModel:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar, TypeVarTuple
 
+import torch
+
 from luffy.config.execution import ExecutionConfig
 
 Rank = TypeVar("Rank")
@@ -38,6 +40,11 @@ class Ranks(Protocol[_Rank_co]):
     @property
     def num_ranks(self) -> int: ...
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the ranks hold, with those of engines beside them."""
+        ...
+
     def call(
         self, method: Callable[[_Rank_co, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
     ) -> list[Result]:
@@ -59,6 +66,10 @@ class LocalRanks(Generic[Rank]):
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
+
+    @property
+    def num_gpus(self) -> int:
+        return int(torch.cuda.is_available())
 
     def call(
         self, method: Callable[[Rank, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]

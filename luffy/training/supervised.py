@@ -22,6 +22,7 @@ from luffy.seeds import derive_seed
 from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.memory_use import peak_memory
+from luffy.training.part_times import PartTimes
 from luffy.training.policy import Policy, check_fits, load_causal_lm
 from luffy.training.rank_calls import Ranks, call_everywhere
 from luffy.training.sampler import batch_indices
@@ -84,7 +85,12 @@ class SupervisedRank:
         lr = plan.optimizer.lr * schedule_multiplier(plan.optimizer.schedule, step - 1, plan.steps)
         objective = objective_at(plan.terms, step, plan.steps, width)
         batch = collate(shard.rows, torch.zeros(len(shard.rows)), self._pad_id)
-        return self._policy.update(batch, objective, lr) | peak_memory()
+        times = PartTimes()
+        with times.part("update"):
+            metrics = self._policy.update(batch, objective, lr)
+        if self._policy.flops is not None:
+            times.count(self._policy.flops.training(batch.row_lengths, batch.num_scored))
+        return metrics | times.metrics() | peak_memory()
 
     def save(self, step: int) -> None:
         """Write the checkpoint of `step`."""
@@ -120,6 +126,11 @@ class SupervisedTrainer:
     def __init__(self, plan: SupervisedPlan, ranks: Ranks[SupervisedRank]) -> None:
         self._plan = plan
         self._ranks = ranks
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that training holds."""
+        return self._ranks.num_gpus
 
     def train(self, examples: Sequence[Trajectory], start: int, on_step: OnStep) -> None:
         """Train from step `start` (0, or the step of a checkpoint) to the end of the plan.

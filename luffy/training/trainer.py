@@ -112,6 +112,11 @@ class Trainer:
         self._settings = settings
         self._ranks = ranks
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that training and its engines hold."""
+        return self._ranks.num_gpus
+
     def learn(self, groups: Sequence[Group], step: int) -> Metrics:
         """Take the optimizer steps of RL step `step` (from 1); returns their number and their mean metrics."""
         if not groups:

@@ -1,6 +1,8 @@
 """Stages of an experiment finished by hand, and runs that have used them: nothing is computed."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from luffy.pipeline.chain.identity import IdentityRecord, write_identity
 from luffy.pipeline.chain.manifest import Manifest, collect_outputs, consumed_digests, write_manifest
@@ -21,7 +23,12 @@ def begin(plan: StagePlan, steps: int = 0, experiment: str = "smoke") -> None:
 
 
 def finish(
-    experiment: Experiment, name: str, content: str = "weights", steps: int = 0, metrics: str = "{}\n"
+    experiment: Experiment,
+    name: str,
+    content: str = "weights",
+    steps: int = 0,
+    metrics: str = "{}\n",
+    hardware: Mapping[str, str] = MappingProxyType({}),
 ) -> StagePlan:
     """Do the work of stage `name`: outputs `model/weights` and `metrics.jsonl`."""
     plan = experiment.plan_node(name)
@@ -41,7 +48,7 @@ def finish(
         metrics={"loss": 1.0},
         execution=experiment.config.execution,
         versions={},
-        hardware={},
+        hardware=dict(hardware),
         started="2026-01-01T00:00:00+00:00",
         ended="2026-01-01T00:01:00+00:00",
     )

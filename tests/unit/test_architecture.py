@@ -15,6 +15,7 @@ FLOORS = (
     {"cluster", "evaluation"},
     {"pages", "rl"},
     {"stages"},
+    {"costs"},
     {"cli"},
     {"__main__", "tasks"},
     {"flows"},

@@ -22,6 +22,7 @@ QUEUE = "gpu"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
 _QUERY = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+_QUERY_NAMES = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 _QUERY_TIMEOUT_S = 10.0
 _MIB_PER_GIB = 1024
 _POLL_S = 1.0
@@ -66,6 +67,15 @@ def detected_gpus() -> tuple[Gpu, ...] | None:
         for name in names[:]
         if name == gpu.name or gpu.uuid.startswith(name)
     )
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Names of all GPUs of this machine, as torch also calls them; empty without GPUs or without a driver's answer."""
+    try:
+        answer = subprocess.run(_QUERY_NAMES, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
 
 
 def gpus_of_stage(config: ExperimentConfig, stage: str) -> int:

@@ -7,6 +7,7 @@ from luffy.cli.accuracies import Accuracy, by_suite
 from luffy.cli.console import duration, live_table, plan_table, stage_display
 from luffy.cli.progress import ChainProgress
 from luffy.config import load_experiment
+from luffy.costs.forecast import StageForecast
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.machine.events import Event
 from luffy.pipeline.workspace import Workspace
@@ -25,9 +26,19 @@ def text_of(renderable, width=120):
 
 
 def test_plan_table_says_what_and_why(plans):
-    lines = text_of(plan_table(plans)).splitlines()
+    forecasts = [StageForecast(plan.node.name, 90.0 if plan.node.name == "rl" else None, 0, "") for plan in plans]
+    lines = text_of(plan_table(plans, forecasts)).splitlines()
     assert len(lines) == 9
-    assert lines[1].split() == ["prepare_data", plans[0].identity.key, "run", "first", "run"]
+    assert lines[0].split() == ["stage", "key", "plan", "time", "why"]
+    assert lines[1].split() == ["prepare_data", plans[0].identity.key, "run", "-", "first", "run"]
+    assert lines[4].split() == ["rl", plans[3].identity.key, "run", "1m30s", "first", "run"]
+
+
+def test_plan_table_shows_gpu_hours_where_there_are_gpus(plans):
+    forecasts = [StageForecast(plan.node.name, 1800.0, 8 if plan.node.name == "rl" else 0, "") for plan in plans]
+    lines = text_of(plan_table(plans, forecasts)).splitlines()
+    assert "GPU-hours" in lines[0]
+    assert lines[4].split() == ["rl", plans[3].identity.key, "run", "30m00s", "4.00", "first", "run"]
 
 
 def test_plan_table_has_the_gpus_of_each_stage_where_there_are_any(plans):

@@ -81,6 +81,14 @@ def test_a_row_ends_at_its_stop_token_or_at_the_limit() -> None:
         assert len(completion.logprobs) == len(completion.token_ids)
 
 
+def test_a_request_may_have_a_lower_limit_of_its_own() -> None:
+    requests = [dataclasses.replace(request, max_new_tokens=1 + i) for i, request in enumerate(_requests(8))]
+    endless = dataclasses.replace(_params(), stop_token_ids=())
+    completions = TransformersEngine(tiny_model().eval(), batch_size=4).generate(requests, endless)
+    assert [len(completion.token_ids) for completion in completions] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert {completion.finish_reason for completion in completions} == {FinishReason.LENGTH}
+
+
 def test_a_prefix_is_continued_and_not_returned() -> None:
     engine = TransformersEngine(tiny_model().eval(), 4)
     params = SamplingParams(1.0, max_response_tokens=20, stop_token_ids=())

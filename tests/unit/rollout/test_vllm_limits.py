@@ -9,6 +9,7 @@ import torch
 
 from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError
+from luffy.rollout.engine import RolloutRequest, SamplingParams, limit
 from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.rollout.vllm_limits import cpu_cache_bytes
 
@@ -30,6 +31,12 @@ def refusal(folder: Path, max_model_len: int | None = None, **config: object) ->
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"{tmp_path}: not a model folder: it has no config.json"
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, 17), (5, 5), (40, 17)])
+def test_a_request_s_own_limit_lowers_that_of_all(own: int | None, expected: int) -> None:
+    request = RolloutRequest((1, 2), seed=0, prefix_ids=(3, 4, 5), max_new_tokens=own)
+    assert limit(request, SamplingParams(1.0, 20, ())) == expected
 
 
 def test_heads_that_cannot_be_cut(folder: Path) -> None:

@@ -13,6 +13,7 @@ from luffy.config.objective import ObjectiveConfig
 from luffy.config.training import CriticConfig, OptimizerConfig
 from luffy.training.critic import Critic
 from luffy.training.learner import Learner
+from luffy.training.part_times import PartTimes
 from luffy.training.policy import Policy
 from luffy.training.sharding import Shard, shard_rows
 from luffy.types import Outcome
@@ -30,6 +31,19 @@ def test_silent_groups_are_counted_by_their_advantages() -> None:
     failed = [row if row.is_off_policy else dataclasses.replace(row, reward=0.0, outcome=Outcome.WRONG) for row in rows]
     metrics = make_learner("rl_sft_loss").learn(shard_of(failed, index, "rl_sft_loss"), STEP)
     assert metrics["batch/zero_advantage_share"] == 1.0  # the demonstration's reward stands outside
+
+
+@pytest.mark.parametrize(("preset", "num_passes"), [("rl_sft_loss", 4), ("uft", 5)])
+def test_what_a_step_computes_is_counted_pass_by_pass(preset: str, num_passes: int, monkeypatch) -> None:
+    """Two updates: forward and backward of all rows (3), the old policy's forward pass (1), a reference's (1)."""
+    rows, index = trajectories(preset, num_groups=NUM_GROUPS)
+    learner, counted = make_learner(preset), []
+    monkeypatch.setattr(PartTimes, "count", lambda times, flops: counted.append(flops))
+    learner.learn(shard_of(rows, index, preset), STEP)
+    flops = learner.policy.flops
+    assert flops is not None
+    once = flops.forward([row.num_tokens for row in rows], sum(len(row.response_ids) for row in rows))
+    assert counted == [pytest.approx(num_passes * once)]
 
 
 def test_no_group_is_no_update() -> None:

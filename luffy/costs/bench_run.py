@@ -1,0 +1,221 @@
+"""A bench of an experiment: each stage that trains or generates runs for a few steps, as it would run in the chain.
+
+The programs are the real ones (`luffy.costs.measured_stage`), in child processes, on the cluster, engine and layout of
+the settings. Nothing of their results is kept but the times.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from luffy.config.settings import BaseSettings, EvaluateSettings, RLSettings, SFTSettings, StageSettings
+from luffy.costs.bench_inputs import BenchInputs, some_suites
+from luffy.costs.earlier_runs import earlier_length
+from luffy.costs.readings import DEVICE_FILE, MeasuredRun, Reading, read_evaluation, read_training
+from luffy.costs.response_lengths import Pace, write_pace
+from luffy.costs.stage_times import bench_folder, write_times
+from luffy.costs.workloads import Workload, record_name, this_machine, workload_of
+from luffy.pipeline.chain.job import JOB_FILE, write_job
+from luffy.pipeline.chain.plan import StagePlan
+from luffy.pipeline.experiment import Experiment
+from luffy.pipeline.machine.events import Event
+from luffy.pipeline.machine.gpus import gpus_of_stage, no_turn, own_gpus
+from luffy.pipeline.machine.supervise import supervise
+from luffy.pipeline.machine.warm_start import WarmServer, can_start_warm
+from luffy.pipeline.workspace import Workspace
+
+PROGRAM = "luffy.costs.measured_stage"
+_SCRATCH = ".scratch-"
+_NEVER = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """How a bench measures."""
+
+    steps: int
+    """Steps of RL after the first one; `base` and `sft` take twice as many."""
+    response_tokens: float | None = None
+    """Mean length of responses to assume; None: as `Bench` finds."""
+
+
+@contextmanager
+def scratch_folder(workspace: Workspace) -> Iterator[Path]:
+    """A folder in the workspace that is deleted at the end; removes those that killed benches have left."""
+    folder = bench_folder(workspace)
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{_SCRATCH}*"):
+        if not psutil.pid_exists(int(left.name.removeprefix(_SCRATCH).partition("-")[0])):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{_SCRATCH}{os.getpid()}-", dir=folder) as name:
+        yield Path(name)
+
+
+@contextmanager
+def started_as_in_a_run(folder: Path) -> Iterator[None]:
+    """Within the block, stages start as fast as those of a run: warm, on machines without a GPU."""
+    with WarmServer(folder / "warm_server.log").use() if can_start_warm() else nullcontext():
+        yield
+
+
+class Bench:
+    """Measures the stages of one experiment, in `scratch`, with the inputs in `inputs`."""
+
+    def __init__(self, experiment: Experiment, scratch: Path, inputs: BenchInputs, options: BenchOptions) -> None:
+        self._experiment = experiment
+        self._plans = {plan.node.name: plan for plan in experiment.plan()}
+        self._scratch = scratch
+        self._inputs = inputs
+        self._options = options
+        self._machine = this_machine()
+        self._evaluations: dict[tuple[Path, Pace], Reading] = {}
+
+    def measure(self, plan: StagePlan) -> Reading:
+        """Run the stage for a few steps; raises StageFailed."""
+        settings = plan.node.settings
+        if isinstance(settings, EvaluateSettings):
+            return self._evaluation(plan, settings)
+        return self._rl(plan, settings) if isinstance(settings, RLSettings) else self._supervised(plan, settings)
+
+    def keep(self, plan: StagePlan, reading: Reading) -> None:
+        """Keep the times for later plans of the same workload."""
+        write_times(self._experiment.workspace, record_name(plan.node), self._workload(plan).key, reading.times)
+
+    def _supervised(self, plan: StagePlan, settings: StageSettings) -> Reading:
+        steps, inputs = 2 * self._options.steps + 1, {"data": self._inputs.data}
+        if isinstance(settings, SFTSettings):
+            inputs["model"] = self._inputs.base
+            shorter = {"steps": steps, "epochs": None} | ({} if self._inputs.own_data else {"num_traces": None})
+            changed: StageSettings = settings.model_copy(update={"sft": settings.sft.model_copy(update=shorter)})
+        else:
+            assert isinstance(settings, BaseSettings) and settings.base is not None
+            changed = settings.model_copy(update={"base": settings.base.model_copy(update={"steps": steps})})
+        run = self._run(plan, changed, inputs, save_at=steps - 1)
+        return read_training(
+            run, plan.node.name, skipped=1, ahead=0, source=_now_words(), num_units=self._sft_steps(settings, run)
+        )
+
+    def _sft_steps(self, settings: StageSettings, run: MeasuredRun) -> int | None:
+        """Optimizer steps of the whole stage; None where the settings leave it to the data, which are not at hand."""
+        if not isinstance(settings, SFTSettings):
+            return None
+        if settings.sft.steps is not None:
+            return settings.sft.steps
+        examples = run.facts(DEVICE_FILE).get("num_examples") if self._inputs.own_data else settings.sft.num_traces
+        return None if examples is None else settings.sft.num_steps(examples)
+
+    def _rl(self, plan: StagePlan, settings: RLSettings) -> Reading:
+        ahead = settings.rl.max_staleness
+        steps = self._options.steps + 1 + 2 * ahead
+        rl = settings.rl.model_copy(
+            update={
+                "steps": steps,
+                # Steps in which the critic alone learns are too few to count, and would be all that is measured.
+                "critic": settings.rl.critic and settings.rl.critic.model_copy(update={"warmup_steps": 0}),
+            }
+        )
+        changed = settings.model_copy(update={"rl": rl})
+        inputs = {"data": self._inputs.prompts, "model": self._inputs.rl_start}
+        pace = self._pace(plan, natural=self._inputs.own_rl_start)
+        run = self._run(plan, changed, inputs, save_at=_NEVER, pace=pace)
+        return read_training(run, plan.node.name, skipped=1 + ahead, ahead=ahead, source=_now_words(), pace=pace)
+
+    def _evaluation(self, plan: StagePlan, settings: EvaluateSettings) -> Reading:
+        """Evaluations whose responses have the same lengths take equally long, and are measured once."""
+        model, is_own = self._evaluated(plan)
+        pace = self._pace(plan, natural=is_own)
+        if (same := self._evaluations.get((model, pace))) is not None:
+            return replace(same, node=plan.node.name, same_as=same.node)
+        execution = self._experiment.config.execution
+        full_batch = {"vllm": execution.vllm.max_num_seqs}.get(settings.evaluation.engine, execution.rollout_batch_size)
+        folder = Path(tempfile.mkdtemp(prefix="suites-", dir=self._scratch))
+        data, num_responses, every = some_suites(self._inputs.data, settings, full_batch, folder)
+        run = self._run(plan, settings, {"data": data, "model": model}, save_at=_NEVER, pace=pace)
+        every_known = every if self._inputs.own_data else None
+        reading = read_evaluation(run, plan.node.name, num_responses, every_known, source=_now_words(), pace=pace)
+        self._evaluations[model, pace] = reading
+        return reading
+
+    def _evaluated(self, plan: StagePlan) -> tuple[Path, bool]:
+        """The policy to evaluate: the stage's own where it is finished, else that of `base`; and whether it is its own.
+
+        After RL alone the starting policy stands for its successor: nothing better is known.
+        """
+        policy = self._plans[plan.node.inputs["model"]]
+        if policy.action == "reuse":
+            return policy.directory, True
+        taught = policy.node.stage == "sft" or "sft" in self._experiment.config.stages
+        return self._inputs.base, self._inputs.own_base and not (taught and policy.node.stage != "base")
+
+    def _pace(self, plan: StagePlan, *, natural: bool) -> Pace:
+        """The lengths of responses: as the user says, as earlier runs had them, as the policy at hand answers, as long
+        as the traces that SFT teaches before, or the limit."""
+        if self._options.response_tokens is not None:
+            mean = self._options.response_tokens
+            return Pace("mean", f"{mean:g} tokens on average, as --response-tokens says", mean)
+        config = self._experiment.config
+        earlier = earlier_length(self._experiment.workspace, self._workload(plan), plan.node.name)
+        if earlier is not None:
+            mean, where = earlier
+            return Pace("mean", f"{mean:.0f} tokens on average, as in {where}", mean)
+        if natural and self._inputs.own_data:
+            return Pace("natural", "as long as the policy at hand answers now, which training changes")
+        if "sft" in config.stages and self._inputs.own_data:
+            return Pace("traces", "as long as the traces, which SFT teaches")
+        return Pace(
+            "bound", "all as long as max_response_tokens allows, an upper bound; --response-tokens sets another"
+        )
+
+    def _workload(self, plan: StagePlan) -> Workload:
+        nodes = [other.node for other in self._plans.values()]
+        return workload_of(self._experiment.config, nodes, plan.node, self._machine)
+
+    def _run(
+        self, plan: StagePlan, settings: StageSettings, inputs: dict[str, Path], save_at: int, pace: Pace | None = None
+    ) -> MeasuredRun:
+        config = self._experiment.config
+        out = Path(tempfile.mkdtemp(prefix=f"{plan.node.name}-", dir=self._scratch))
+        checkpoint = config.execution.checkpoint.model_copy(
+            update={"base_every": save_at, "sft_every": save_at, "rl_every": save_at}
+        )
+        job = self._experiment.job(plan).model_copy(
+            update={
+                "settings": settings,
+                "inputs": {name: str(folder) for name, folder in inputs.items()},
+                "extends": None,
+                "execution": config.execution.model_copy(update={"checkpoint": checkpoint}),
+                "tracking": type(config.tracking)(),
+            }
+        )
+        write_job(out / JOB_FILE, job)
+        if pace is not None:
+            write_pace(out, pace)
+        return _supervised_run(out, gpus_of_stage(config, plan.node.stage))
+
+
+def _supervised_run(out: Path, gpus: int) -> MeasuredRun:
+    """Run the program of the job in `out` to its end, with that many GPUs of its own."""
+    progress: list[tuple[int, float]] = []
+
+    def note(event: Event) -> None:
+        if event.kind == "progress":
+            progress.append((event.step, event.time))
+
+    command = [sys.executable, "-m", PROGRAM, "--config", str(out / JOB_FILE), "--out", str(out)]
+    with own_gpus(gpus, no_turn, waiting=lambda what: None, stopped=lambda: False) as environment:
+        began = time.monotonic()
+        supervise(command, out, on_event=note, environment=environment)
+        return MeasuredRun(out, time.monotonic() - began, progress)
+
+
+def _now_words() -> str:
+    return f"bench of {datetime.now(UTC).strftime('%Y-%m-%d %H:%M')} UTC"

@@ -1,0 +1,54 @@
+"""The floating-point operations that training a model takes, counted from its shape.
+
+After PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): a token costs 6 N + 12 L H Q T operations, for N weights of
+matrix products, L layers of H heads with Q dimensions, and a sequence of T tokens. A third of that is the forward pass
+(2 N + 4 L H Q T), and two thirds are the backward pass. As there, causal attention is counted like full attention, and
+what is computed twice (gradient checkpointing, the head's logits) counts once.
+
+Two departures. The output embeddings count at the tokens that are scored, since `LogProbHead` computes no others; the
+input embeddings are looked up and never count. Biases, norms and softmax, together below one per cent, are left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from luffy.pipeline.machine.architecture import ModelArchitecture, from_model_config
+
+_FORWARD = 2
+_ATTENTION_FORWARD = 4
+TRAINING = 3
+"""A forward and a backward pass take three times the operations of the forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlops:
+    """Counts the operations of one model."""
+
+    shape: ModelArchitecture
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, object]) -> "ModelFlops | None":
+        """For a model with this `config.json`; None for a kind of model whose shape is not known here."""
+        shape = from_model_config(config)
+        return None if shape is None else cls(shape)
+
+    @property
+    def decoder_weights(self) -> int:
+        """Weights of the matrix products in all layers."""
+        shape = self.shape
+        attention = shape.hidden_size * (2 * shape.attention_size + 2 * shape.kv_size)
+        return shape.num_layers * (attention + 3 * shape.hidden_size * shape.intermediate_size)
+
+    def forward(self, lengths: Sequence[int], num_scored: int) -> float:
+        """Operations of a forward pass over sequences of `lengths` tokens, whose head scores `num_scored` of them.
+
+        `num_scored` is 0 for a critic, which has no output embeddings.
+        """
+        in_layers = _FORWARD * self.decoder_weights * sum(lengths)
+        attention = _ATTENTION_FORWARD * self.shape.num_layers * self.shape.attention_size
+        in_head = _FORWARD * self.shape.embedding_parameters * num_scored
+        return float(in_layers + attention * sum(length**2 for length in lengths) + in_head)
+
+    def training(self, lengths: Sequence[int], num_scored: int) -> float:
+        """Operations of a forward and a backward pass."""
+        return TRAINING * self.forward(lengths, num_scored)

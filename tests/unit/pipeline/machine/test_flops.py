@@ -1,0 +1,91 @@
+"""The counted operations against those that torch counts while a real model runs."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from luffy.pipeline.machine.flops import ModelFlops
+from luffy.pipeline.machine.peak_flops import peak_flops
+from luffy.training.policy_model import PolicyModel
+
+SHAPE = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+KINDS = {
+    "qwen2 untied": (Qwen2Config, {"tie_word_embeddings": False}),
+    "qwen2 tied": (Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, {"head_dim": 32}),
+    "llama": (LlamaConfig, {}),
+    "mistral": (MistralConfig, {"sliding_window": None}),
+}
+ROWS, LENGTH, PROMPT = 3, 120, 40
+
+
+def policy_of(kind):
+    make, own = KINDS[kind]
+    config = make(**SHAPE, **own)
+    # torch counts no operations of its fused attention on a CPU.
+    return config, PolicyModel(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), 1.0, 64)
+
+
+def scores(policy):
+    ids_BT = torch.randint(0, 300, (ROWS, LENGTH))
+    response_BT = torch.arange(LENGTH).repeat(ROWS, 1) >= PROMPT
+    position_BT = torch.arange(LENGTH).repeat(ROWS, 1)
+    return policy(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), position_BT, response_BT, False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forward_pass_takes_what_is_counted(kind):
+    config, policy = policy_of(kind)
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        scores(policy)
+    expected = ModelFlops.of_config(config.to_dict()).forward([LENGTH] * ROWS, ROWS * (LENGTH - PROMPT))
+    assert counted.get_total_flops() == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_takes_what_is_counted_and_the_head_once_more(kind):
+    config, policy = policy_of(kind)
+    with FlopCounterMode(display=False) as counted:
+        scores(policy)[0].sum().backward()
+    flops, num_scored = ModelFlops.of_config(config.to_dict()), ROWS * (LENGTH - PROMPT)
+    again = 2 * 300 * 64 * num_scored  # the head's logits are computed again for its gradient
+    expected = flops.training([LENGTH] * ROWS, num_scored) + again
+    assert counted.get_total_flops() == pytest.approx(expected, rel=0.01)
+
+
+def test_the_count_is_that_of_the_paper_where_every_token_is_scored():
+    config, policy = policy_of("qwen2 untied")
+    flops = ModelFlops.of_config(config.to_dict())
+    matrices = [weight for name, weight in policy.decoder.named_parameters() if weight.dim() == 2]
+    num_weights = sum(weight.numel() for weight in matrices)  # the input embeddings stand for those of the output
+    layers, width = 3, 64
+    assert flops.training([LENGTH], LENGTH) == LENGTH * (6 * num_weights + 12 * layers * width * LENGTH)
+
+
+def test_a_kind_of_model_with_an_unknown_shape_is_not_counted():
+    assert ModelFlops.of_config({"model_type": "gpt2"}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H20", 148.0),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A10", 125.0),
+        ("NVIDIA L40S", 362.0),
+    ],
+)
+def test_peaks_are_found_by_the_name_that_torch_gives(name, tflops):
+    assert peak_flops(name) == pytest.approx(tflops * 1e12)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A10G", "NVIDIA GeForce GTX 1080", "AMD Instinct MI300X", ""])
+def test_an_unknown_gpu_has_no_peak(name):
+    assert peak_flops(name) is None
