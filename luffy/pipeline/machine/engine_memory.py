@@ -18,8 +18,8 @@ _EVALUATING = ("evaluate", "sweep")
 _BATCH_TOKENS = 16384
 """vLLM's default `max_num_batched_tokens` on a GPU of 70 GiB and more; 8192 on smaller ones."""
 _BYTES_A_LOGIT = 36
-"""Of the embedded engine's sampler: logits and log-probabilities in float32, and probabilities, their sum, a temporary
-and the inverted distribution in float64 at its peak."""
+"""Peak of the embedded engine's sampler: logits and log-probabilities in float32, and in float64 the probabilities,
+their sum and temporaries."""
 
 
 def rl_engine_memory(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> GpuMemory:
