@@ -17,9 +17,9 @@ DIFFICULTY = "GPU in difficulty"
 _EVALUATING = ("evaluate", "sweep")
 _BATCH_TOKENS = 16384
 """vLLM's default `max_num_batched_tokens` on a GPU of 70 GiB and more; 8192 on smaller ones."""
-_BYTES_A_LOGIT = 36
-"""Of the embedded engine's sampler: logits and log-probabilities in float32, and probabilities, their sum, a temporary
-and the inverted distribution in float64 at its peak."""
+_BYTES_A_LOGIT = 28
+"""Peak of the embedded engine's sampler: the model's logits, logits and log-probabilities in float32, and two float64
+tensors while probabilities are summed up."""
 
 
 def rl_engine_memory(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None) -> GpuMemory:

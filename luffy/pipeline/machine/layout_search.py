@@ -73,13 +73,7 @@ def nearest_layout(placement: Placement) -> tuple[str, ...] | None:
 
 def _first_that_fits(placement: Placement, axes: Sequence[_Axis]) -> Changes | None:
     """The changes of the cheapest layout that fits, among all combinations."""
-    choices = [
-        _Choice(
-            {name: value for one in combined for name, value in one.changes.items()}, sum(c.price for c in combined)
-        )
-        for combined in product(*axes)
-    ]
-    for choice in sorted(choices, key=lambda choice: choice.price):
+    for choice in sorted(map(_joined, product(*axes)), key=lambda choice: choice.price):
         changes = _with_counts(placement, choice.changes)
         config = _changed(placement.config, changes)
         if config is not None and not complaints_about(replace(placement, config=config)):

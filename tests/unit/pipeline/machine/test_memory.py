@@ -3,6 +3,7 @@
 import gc
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -288,22 +289,30 @@ def test_evaluations_take_the_gpus_of_all_their_engines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "response", "vocabulary"),
-    [(384, 2, 64), (16, 368, 64), (16, 8, 16384)],
-    ids=["fullest with its prompts", "fullest at its end", "fullest in its sampler"],
+    ("prompt", "vocabulary", "dtype"),
+    [(256, 64, torch.float32), (256, 64, torch.bfloat16), (8, 8192, torch.float32)],
+    ids=["in its prompts, float32", "in its prompts, bfloat16", "in its sampler"],
 )
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_estimate_bounds_the_peak_of_the_embedded_engine(
-    prompt: int, response: int, vocabulary: int, dtype: torch.dtype
+    prompt: int, vocabulary: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    response = 2
     config = config_of("qwen2 untied", vocab_size=vocabulary)
     engine = TransformersEngine(model_of(config, dtype).eval(), batch_size=8)
     requests = [RolloutRequest(tuple(range(i, prompt - i % 2 + i)), seed=i) for i in range(8)]
     requests = [RolloutRequest(tuple(token % vocabulary for token in each.prompt_ids), each.seed) for each in requests]
-    tracker = MemTracker()
+    tracker, next_logits = MemTracker(), engine._next_logits
+
+    def forgetting_modules(*arguments: Any) -> torch.Tensor:
+        tracker.reset_mod_stats()  # it refuses a second pass through a module that it remembers
+        return next_logits(*arguments)
+
+    monkeypatch.setattr(engine, "_next_logits", forgetting_modules)
+    tracker.track_external(engine.model)
     with tracker:
         engine.generate(requests, SamplingParams(1.0, response, stop_token_ids=()))
-    measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    weights = sum(parameter.nbytes for parameter in engine.model.parameters())
+    measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - weights
 
     embedded = experiment(
         "evaluation.engine=transformers",
@@ -315,7 +324,7 @@ def test_the_estimate_bounds_the_peak_of_the_embedded_engine(
     )
     (found,) = generation_memory(architecture(config), embedded, None, ("evaluate",))
     estimated = sum(part.gib for part in found.components if part.name not in ("weights", "process")) * GIB
-    assert 0.99 * measured <= estimated <= 1.5 * measured
+    assert 0.99 * measured <= estimated <= 1.6 * measured
 
 
 def test_key_heads_are_repeated_where_there_are_fewer_than_gpus() -> None:
