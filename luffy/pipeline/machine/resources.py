@@ -39,19 +39,22 @@ def check_resources(config: ExperimentConfig) -> None:
 
 
 def find_resources(config: ExperimentConfig) -> Resources:
-    """Check an experiment's needs. A chain without SFT and RL has no findings, `cluster: local` at most a note.
+    """Check an experiment's needs. A chain without SFT and RL has no findings.
+
+    For `cluster: local` it is only whether `execution.attention` has the GPU that it needs, and advice.
 
     Raises DataError if `model.path` is a local path that is not a model folder.
     """
     if not {"sft", "rl"} & {*config.stages}:
         return Resources((), (), ())
     if config.cluster == "local":
-        return Resources((), tuple(_advice_on_engine(config)), ())
+        here = None if config.execution.attention == "sdpa" else detected_gpus_gib()
+        return Resources((), tuple(_advice_on_engine(config)), tuple(_attention_without_gpu(config, here)))
     architecture = architecture_of(config.model)
     here = detected_gpus_gib() if config.execution.ray.address is None else None
     gpu_gib = config.execution.gpu_memory_gb or (min(here) if here else None)
     gpus = estimate_memory(architecture, config, gpu_gib) if architecture else ()
-    complaints = [*_too_few_gpus(config, here), *_smaller_gpus(config, here)]
+    complaints = [*_too_few_gpus(config, here), *_smaller_gpus(config, here), *_attention_without_gpu(config, here)]
     if architecture is not None:
         complaints += [*_heads_not_divided(config, architecture), *_too_full(config, architecture, gpu_gib, gpus)]
     return Resources(gpus, tuple(_notes(config, here, gpu_gib, architecture)), tuple(complaints))
@@ -93,6 +96,12 @@ def _too_few_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> l
         f"({ray.placement}) take {cluster_gpus(config)} GPUs, this machine has {len(here)}; lower "
         "execution.ray.trainer_ranks or execution.ray.engines, or give the execution.ray.address of a larger cluster"
     ]
+
+
+def _attention_without_gpu(config: ExperimentConfig, here: tuple[float, ...] | None) -> list[str]:
+    if here != () or config.execution.attention == "sdpa":
+        return []
+    return [f"execution.attention: {config.execution.attention} needs a GPU, this machine has none; use sdpa"]
 
 
 def _smaller_gpus(config: ExperimentConfig, here: tuple[float, ...] | None) -> list[str]:
