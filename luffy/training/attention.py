@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from luffy.config.execution import AttentionKind, ExecutionConfig
 from luffy.errors import ConfigError, DataError
 
-AttentionInputs: TypeAlias = Mapping[str, Tensor | int | tuple[int, ...]]
+AttentionInputs: TypeAlias = Mapping[str, Tensor | int]
 """Further keyword arguments of a decoder, which it passes on to each of its attention layers."""
 SDPA_BY_SEQUENCE = "sdpa_by_sequence"
 """The name of `attend_by_sequence` in transformers' attention interface."""
@@ -78,18 +78,13 @@ def attention_inputs(position_ids_BT: Tensor, execution: ExecutionConfig) -> Att
     """
     if not execution.packing or execution.attention == "flex":
         return {}
-    starts = (position_ids_BT.flatten() == 0).nonzero().flatten()
-    ends = torch.cat([starts[1:], starts.new_tensor([position_ids_BT.numel()])])
-    lengths = tuple((ends - starts).tolist())
+    starts = (position_ids_BT.flatten() == 0).nonzero().flatten().to(torch.int32)
+    bounds = torch.cat([starts, starts.new_tensor([position_ids_BT.numel()])])
+    on_cpu = bounds.cpu()  # the one wait for the GPU, here and not in every layer
     if execution.attention == "sdpa":
-        return {"sequence_lengths": lengths}
-    bounds = F.pad(ends, (1, 0)).to(torch.int32)
-    return {
-        "cu_seq_lens_q": bounds,
-        "cu_seq_lens_k": bounds,
-        "max_length_q": max(lengths),
-        "max_length_k": max(lengths),
-    }
+        return {"sequence_bounds": on_cpu}
+    longest = int(on_cpu.diff().max())
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
 
 def attend_by_sequence(
@@ -103,18 +98,18 @@ def attend_by_sequence(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    sequence_lengths: tuple[int, ...] | None = None,
+    sequence_bounds: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Causal attention over `(B, A, T, D)`, returned as `(B, T, A, D)`; an entry of transformers' attention interface.
 
-    `sequence_lengths` are those of the sequences in a packed row, which attend one by one. Raises DataError for a model
-    that caps its attention scores.
+    The sequences of a packed row attend one by one; `sequence_bounds`, on the CPU, has the start of each and the end of
+    the last. Raises DataError for a model that caps its attention scores.
     """
     if softcap is not None:
         raise DataError("model.path: the model caps its attention scores, which training does not support")
     assert attention_mask is None and query.shape[2] == key.shape[2], "training has neither a mask nor a cache"
-    lengths = list(sequence_lengths or (query.shape[2],))
+    lengths = [query.shape[2]] if sequence_bounds is None else sequence_bounds.diff().tolist()
     found = [
         _attend(*parts, window=sliding_window, dropout=dropout, scale=scaling).transpose(1, 2)
         for parts in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
