@@ -119,12 +119,13 @@ def attend_by_sequence(
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, window: int | None, dropout: float, scale: float) -> Tensor:
     """One sequence, or rows of equal width."""
-    grouped = query.shape[1] != key.shape[1]
-    length = query.shape[2]
+    length, groups = query.shape[2], query.shape[1] // key.shape[1]
     if window is None or length <= window:
         return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, dropout_p=dropout, scale=scale, enable_gqa=grouped
+            query, key, value, is_causal=True, dropout_p=dropout, scale=scale, enable_gqa=groups > 1
         )
+    # CUDA's kernels do not take fewer key heads together with a bias.
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     blocks = []
     for start in range(0, length, _BLOCK):
         end, first = min(start + _BLOCK, length), max(start - window + 1, 0)
@@ -136,7 +137,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, window: int | None, dropo
                 attn_mask=_band(start, end, first, window, query),
                 dropout_p=dropout,
                 scale=scale,
-                enable_gqa=grouped,
             )
         )
     return torch.cat(blocks, dim=2)

@@ -107,7 +107,7 @@ def luffy_steps(size: Size, folder: Path, steps: int, variant: str) -> Iterator[
         ["chain=rl", "method=dr_grpo", f"rl.steps={steps}", f"rl.prompts_per_step={size.prompts}",
          f"rl.max_response_tokens={size.response_tokens}", "data.max_trace_tokens=8", f"rl.optimizer.lr={LR}"],
     )  # fmt: skip
-    settings = STAGE_KINDS["rl"].settings(config)
+    settings = STAGE_KINDS["rl"].configure(config)
     longest = size.prompt_tokens + size.response_tokens
     spec = TrainerSpec(settings, ExecutionConfig(**OURS[variant]), folder, folder / "out", longest, pad_id=0)
     tasks = [RolloutTask(str(i), ids, "0", ()) for i, ids in enumerate(prompts_of(size, steps))]
