@@ -53,8 +53,8 @@ class Policy:
             causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
         causal_lm.train()
         model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
-        set_attention(causal_lm, execution)
         refuse_processed_logits(causal_lm)
+        set_attention(causal_lm, execution)
         self.engine = start_engine(model, optimizer, execution, dtype)
         self._temperature = temperature
         self._execution = execution
