@@ -52,10 +52,10 @@ def roomy_cache(config: PreTrainedConfig) -> DynamicCache:
     return cache
 
 
-def _enlarged(old_BATD: Tensor, new_BATD: Tensor, length: int) -> Tensor:
+def _enlarged(old_BATD: Tensor | None, new_BATD: Tensor, length: int) -> Tensor:
     """A tensor for `length` tokens and some more that begins with the old ones."""
     rows, heads, _, size = new_BATD.shape
     room_BATD = torch.empty(rows, heads, length + _SPARE_TOKENS, size, dtype=new_BATD.dtype, device=new_BATD.device)
-    if old_BATD.numel():
+    if old_BATD is not None and old_BATD.numel():
         room_BATD[:, :, : old_BATD.shape[2]] = old_BATD
     return room_BATD
