@@ -8,6 +8,7 @@ of nothing but matrix products would reach; attention's kernel is in the pass an
 prints torch's table of the most expensive operators.
 """
 
+import copy
 import sys
 import time
 from collections import Counter
@@ -88,7 +89,7 @@ def lengths(rows: int, response_tokens: int) -> list[int]:
 
 def model() -> Qwen2ForCausalLM:
     torch.manual_seed(0)
-    return Qwen2ForCausalLM._from_config(CONFIG, attn_implementation="sdpa")
+    return Qwen2ForCausalLM._from_config(copy.deepcopy(CONFIG), attn_implementation="sdpa")
 
 
 def work(rows: int, response_tokens: int) -> dict[str, Callable[[], object]]:

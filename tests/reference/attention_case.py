@@ -1,5 +1,6 @@
 """Small models of several architectures, rows of given lengths, and attention written out in plain torch."""
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -37,7 +38,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 
 def model_of(kind: str, attention: str = "sdpa") -> PreTrainedModel:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(CONFIGS[kind], attn_implementation=attention, dtype=torch.float32)
+    config = copy.deepcopy(CONFIGS[kind])  # the implementation of attention belongs to the configuration
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
 
 
 def rows_of(lengths: Sequence[tuple[int, int]], seed: int = 0) -> list[Trajectory]:
