@@ -19,6 +19,7 @@ from luffy.config.strict import StrictModel
 
 LOWEST_VLLM_TEMPERATURE = 0.01
 """vLLM samples at this temperature when a request has a lower one that is not 0."""
+AttentionKind = Literal["sdpa", "flash_attention_2", "flash_attention_3", "flex"]
 
 
 class CheckpointConfig(StrictModel):
@@ -124,6 +125,11 @@ class ExecutionConfig(StrictModel):
     """Padded (or packed) tokens of one forward and backward pass; gradients do not depend on it."""
     packing: bool = False
     """Concatenate sequences into one row instead of padding them."""
+    attention: AttentionKind = "sdpa"
+    """How the models in training attend; memory grows with the tokens of a micro-batch, packed or not, and no faster.
+    `sdpa`: torch's scaled_dot_product_attention, sequence by sequence on packed rows. `flash_attention_2` and
+    `flash_attention_3`: flash-attn, or its kernels from the package `kernels`; bfloat16 on GPUs only. `flex`: torch's
+    flex_attention; packed rows on GPUs only. The embedded engine always generates with sdpa."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage."""
     offload_optimizer: bool = False
@@ -168,6 +174,8 @@ class ExecutionConfig(StrictModel):
     def _effective(self) -> "ExecutionConfig":
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError("offload_optimizer has no effect with zero_stage: 0; use 1, 2 or 3")
+        if self.attention == "flex" and not self.packing:
+            raise ValueError("attention: flex has no advantage on padded rows; set packing: true or use sdpa")
         if self.ray.placement == "colocated" and (
             self.ray.engines != self.ray.trainer_ranks or self.vllm.tensor_parallel_size > 1
         ):

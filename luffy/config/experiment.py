@@ -322,6 +322,15 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _flash_attention_has_its_dtype(self) -> "ExperimentConfig":
+        if self.execution.attention.startswith("flash") and self.model.dtype == "float32":
+            raise ValueError(
+                f"execution.attention: {self.execution.attention} cannot compute in model.dtype: float32; use sdpa, or "
+                "model.dtype: bfloat16"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _traces_fit_the_rollouts(self) -> "ExperimentConfig":
         if "rl" in self.stages and self.rl is not None and self.data.max_trace_tokens > self.rl.max_response_tokens:
             raise ValueError(

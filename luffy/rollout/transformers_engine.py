@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit
+from luffy.rollout.kv_cache import roomy_cache
 from luffy.types import FinishReason
 
 _STOP_TOKENS = 32
@@ -85,7 +86,7 @@ class TransformersEngine:
     def _generate_batch(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         rows = [_DecodingRow(limit(request, params), _uniforms(request, params)) for request in requests]
         input_ids_BT, mask_BT = _left_pad([_context(request) for request in requests], self.model.device)
-        cache = DynamicCache(config=self.model.config)
+        cache = roomy_cache(self.model.config)
         running = rows
         while running:
             logits_BV = self._next_logits(input_ids_BT, mask_BT, cache)

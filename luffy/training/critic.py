@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import CriticConfig
+from luffy.training.attention import AttentionInputs, set_attention
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.distributed import device, sum_over_ranks
 from luffy.training.policy_model import scatter
@@ -41,16 +42,16 @@ class ValueModel(nn.Module):
     def forward(
         self,
         input_ids_BT: Tensor,
-        attention_mask_BT: Tensor | None,
         position_ids_BT: Tensor,
         response_mask_BT: Tensor,
+        attention: AttentionInputs,
     ) -> Tensor:
         """`(B, T)` values at response tokens, 0 elsewhere; the value at token t is that of the state before it (t - 1).
 
         Packed rows are passed like to `PolicyModel.forward`.
         """
         hidden_BTH = self.decoder(
-            input_ids=input_ids_BT, attention_mask=attention_mask_BT, position_ids=position_ids_BT, use_cache=False
+            input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False, **attention
         ).last_hidden_state
         return scatter(self.head(hidden_BTH[:, :-1][response_mask_BT[:, 1:]]), response_mask_BT)
 
@@ -67,7 +68,9 @@ class Critic:
         if execution.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
         causal_lm.train()
-        self.engine = start_engine(ValueModel(causal_lm).to(device()), config.optimizer, execution, dtype)
+        model = ValueModel(causal_lm).to(device())
+        set_attention(causal_lm, execution)
+        self.engine = start_engine(model, config.optimizer, execution, dtype)
         self._step = ClippedStep(self.engine, config.optimizer)
         self._config = config
         self._execution = execution
@@ -105,7 +108,7 @@ class Critic:
         return summary
 
     def _forward(self, micro: TrainBatch) -> Tensor:
-        return self.engine(*model_inputs(micro, self._execution.packing))
+        return self.engine(*model_inputs(micro, self._execution))
 
 
 def value_loss(

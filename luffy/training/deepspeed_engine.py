@@ -69,6 +69,8 @@ def start_engine(
         weight_decay=optimizer.weight_decay,
         betas=optimizer.betas,
         eps=optimizer.eps,
+        # One kernel for a whole step; never run here. None is torch's own choice, which is not the same as False.
+        fused=(torch.cuda.is_available() and not execution.offload_optimizer) or None,
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     config = deepspeed_config(optimizer, execution, dtype, num_parameters)

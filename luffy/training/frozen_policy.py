@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from luffy.config.execution import ExecutionConfig
+from luffy.training.attention import set_attention
 from luffy.training.distributed import device
 from luffy.training.policy_model import PolicyModel
 from luffy.training.scoring import model_inputs, score
@@ -23,6 +24,7 @@ class FrozenPolicy:
         causal_lm.eval()
         causal_lm.requires_grad_(False)
         self._model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
+        set_attention(causal_lm, execution)
         self._execution = execution
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
@@ -30,4 +32,4 @@ class FrozenPolicy:
         return score(self._model, self._forward, batch, self._execution)
 
     def _forward(self, micro: TrainBatch) -> Tensor:
-        return self._model(*model_inputs(micro, self._execution.packing), entropy_gradient=False)[0]
+        return self._model(*model_inputs(micro, self._execution), entropy_gradient=False)[0]

@@ -21,6 +21,7 @@ from luffy.objectives.normalisation import token_weights
 from luffy.objectives.objective import needs_entropy_gradient, needs_untempered, objective_loss
 from luffy.objectives.step import StepObjective
 from luffy.pipeline.machine.flops import ModelFlops
+from luffy.training.attention import attention_for_generation, set_attention
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.distributed import device, sum_over_ranks
 from luffy.training.policy_model import PolicyModel, refuse_processed_logits
@@ -54,6 +55,7 @@ class Policy:
         causal_lm.train()
         model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
         refuse_processed_logits(causal_lm)
+        set_attention(causal_lm, execution)
         self.engine = start_engine(model, optimizer, execution, dtype)
         self._temperature = temperature
         self._execution = execution
@@ -106,7 +108,8 @@ class Policy:
             raise ConfigError("execution.zero_stage: 3 cannot generate with tied embeddings; use 1 or 2")
         parameters = list(self.causal_lm.parameters()) if self._execution.zero_stage == 3 else []
         self.causal_lm.eval()
-        with deepspeed.zero.GatheredParameters(parameters, enabled=bool(parameters)):
+        gathered = deepspeed.zero.GatheredParameters(parameters, enabled=bool(parameters))
+        with gathered, attention_for_generation(self.causal_lm):
             yield self.causal_lm
         self.causal_lm.train()
 
@@ -138,7 +141,7 @@ class Policy:
         return score(module, lambda micro: self._forward(micro, False)[which], batch, self._execution)
 
     def _forward(self, micro: TrainBatch, entropy_gradient: bool, untempered: bool = False) -> tuple[Tensor, ...]:
-        return self.engine(*model_inputs(micro, self._execution.packing), entropy_gradient, untempered)
+        return self.engine(*model_inputs(micro, self._execution), entropy_gradient, untempered)
 
 
 def _token_batch(micro: TrainBatch, scores: tuple[Tensor, ...]) -> TokenBatch:

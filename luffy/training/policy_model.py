@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from luffy.errors import DataError
+from luffy.training.attention import AttentionInputs
 
 
 class LogProbHead(nn.Module):
@@ -79,19 +80,19 @@ class PolicyModel(nn.Module):
     def forward(
         self,
         input_ids_BT: Tensor,
-        attention_mask_BT: Tensor | None,
         position_ids_BT: Tensor,
         response_mask_BT: Tensor,
+        attention: AttentionInputs,
         entropy_gradient: bool,
         untempered: bool = False,
     ) -> tuple[Tensor, ...]:
         """`(B, T)` log-probabilities and entropies at response tokens, 0 elsewhere; see `LogProbHead.forward`.
 
-        Packed rows have `attention_mask_BT=None` and positions that restart with every sequence. `use_cache` has to be
-        off: otherwise packed sequences attend to each other.
+        Padding is on the right. In packed rows positions restart with every sequence, and `attention` says where; see
+        `luffy.training.attention`.
         """
         hidden_BTH = self.decoder(
-            input_ids=input_ids_BT, attention_mask=attention_mask_BT, position_ids=position_ids_BT, use_cache=False
+            input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False, **attention
         ).last_hidden_state
         predicted_BT = response_mask_BT[:, 1:]
         found = self.head(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from luffy.config.execution import ExecutionConfig
+from luffy.training.attention import AttentionInputs, attention_inputs
 from luffy.training.batching import dummy_micro_batch, split_into_micro_batches
 from luffy.training.distributed import device, max_over_ranks
 from luffy.types import TrainBatch
@@ -48,7 +49,7 @@ def micro_batches(
         yield micro.map(lambda tensor_BT: tensor_BT.to(device())), micro_weight_KBT.to(device())
 
 
-def model_inputs(micro: TrainBatch, packed: bool) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Token ids, attention mask (None when packed: no row has padding), positions and response mask."""
-    mask_BT = None if packed else micro.attention_mask_BT
-    return micro.input_ids_BT, mask_BT, micro.position_ids_BT, micro.response_mask_BT
+def model_inputs(micro: TrainBatch, execution: ExecutionConfig) -> tuple[Tensor, Tensor, Tensor, AttentionInputs]:
+    """Token ids, positions, response mask, and the bounds of packed sequences."""
+    bounds = attention_inputs(micro.position_ids_BT, execution)
+    return micro.input_ids_BT, micro.position_ids_BT, micro.response_mask_BT, bounds

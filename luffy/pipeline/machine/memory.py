@@ -3,7 +3,7 @@
 Sources. Model states: ZeRO, arXiv 1910.02054, section 3.1 (2 + 2 + 12 bytes per parameter with Adam in mixed
 precision), with gradients summed in float32 as `luffy.training.deepspeed_engine` configures. Activations: the method of
 Korthikanti et al., arXiv 2205.05198, section 4 (count the tensors that each operation saves for the backward pass),
-applied to a decoder with RMSNorm, rotary embeddings, a gated MLP and attention that stores no score matrix.
+applied to a decoder with RMSNorm, rotary embeddings, a gated MLP and attention that stores neither scores nor a mask.
 `tests/unit/pipeline/machine/test_memory.py` compares the counts with what torch and DeepSpeed allocate.
 
 Symbols: `P` parameters, `b` bytes of the compute type, `N` trainer ranks, `L` layers, `h` hidden size, `a` width of all
@@ -70,15 +70,17 @@ def _in_rl(architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: f
     )
 
 
-def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, width: int) -> int:
-    """Bytes per token that a layer saves for its backward pass, in rows of `width` tokens.
+def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, *, by_sequence: bool) -> int:
+    """Bytes per token that a layer saves for its backward pass.
 
-    Gated MLP: gate, up, their product and the activated gate, 4 b i. Attention: queries, repeated keys and values, and
-    the output, 4 b a; one log-sum-exp per head; the mask as a bias, b per token of the row. Each RMSNorm: its input in
-    float32, the normalised and the scaled value, 4 h + 2 b h, and one scale.
+    Gated MLP: gate, up, their product and the activated gate, 4 b i. Attention: queries and output, 2 b a, keys and
+    values, 2 b k, and one log-sum-exp per head; `by_sequence`, where the sequences of a row attend one by one, another
+    b a: their outputs are joined by a copy. Each RMSNorm: its input in float32, the normalised and the scaled value,
+    4 h + 2 b h, and one scale.
     """
     mlp = 4 * dtype_bytes * architecture.intermediate_size
-    attention = dtype_bytes * (4 * architecture.attention_size + width) + FLOAT32 * architecture.num_heads
+    heads = (3 if by_sequence else 2) * architecture.attention_size + 2 * architecture.kv_size
+    attention = dtype_bytes * heads + FLOAT32 * architecture.num_heads
     norms = 2 * _norm_bytes(architecture.hidden_size, dtype_bytes)
     if architecture.head_norms:
         # Their outputs are not saved again: the rotation that follows needs no saved input.
@@ -88,18 +90,17 @@ def layer_activation_bytes(architecture: ModelArchitecture, dtype_bytes: int, wi
 
 
 def activation_bytes(
-    architecture: ModelArchitecture, dtype_bytes: int, width: int, *, checkpointing: bool
+    architecture: ModelArchitecture, dtype_bytes: int, *, checkpointing: bool, by_sequence: bool
 ) -> tuple[int, int]:
     """Bytes per token that stay allocated for the whole backward pass, and the peak that one layer's own pass adds.
 
     With checkpointing a layer keeps its input, b h, and recomputes the rest. The backward pass through the MLP adds the
-    gradients of gate and up, 2 b i, and that of the residual stream, also in float32, (b + 4) h. The mask of the whole
-    pass takes 1 byte per token of the row.
+    gradients of gate and up, 2 b i, and that of the residual stream, also in float32, (b + 4) h.
     """
-    layer = layer_activation_bytes(architecture, dtype_bytes, width)
+    layer = layer_activation_bytes(architecture, dtype_bytes, by_sequence=by_sequence)
     passing = 2 * dtype_bytes * architecture.intermediate_size + (dtype_bytes + FLOAT32) * architecture.hidden_size
-    # The final norm, its output's copy in the head, and the mask.
-    last = _norm_bytes(architecture.hidden_size, dtype_bytes) + width
+    # The final norm, and its output's copy in the head.
+    last = _norm_bytes(architecture.hidden_size, dtype_bytes)
     if checkpointing:
         return architecture.num_layers * dtype_bytes * architecture.hidden_size + last, layer + passing
     return architecture.num_layers * layer + last, passing
@@ -299,7 +300,8 @@ class _TrainerMemory:
 
     @property
     def _activations(self) -> tuple[int, int]:
-        return activation_bytes(self._shape, self._bytes, self._width, checkpointing=self._checkpointing)
+        by_sequence = self._execution.packing and self._execution.attention == "sdpa"
+        return activation_bytes(self._shape, self._bytes, checkpointing=self._checkpointing, by_sequence=by_sequence)
 
     @property
     def _checkpointing(self) -> bool:
@@ -309,11 +311,6 @@ class _TrainerMemory:
     def _tokens(self) -> int:
         """Tokens of the largest micro-batch; a row longer than the budget forms its own."""
         return max(self._execution.micro_batch_tokens, self._workload.longest)
-
-    @property
-    def _width(self) -> int:
-        """Tokens of a row, in which the mask is quadratic; a packed micro-batch is one row."""
-        return self._tokens if self._execution.packing else self._workload.longest
 
 
 def _norm_bytes(size: int, dtype_bytes: int) -> int:

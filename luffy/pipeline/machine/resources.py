@@ -49,11 +49,20 @@ def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None
     wanted = config.stages if stages is None else stages
     placement = Placement(config, wanted, detected_gpus_gib(), architecture=None)
     notes = _advice_on_engine(config) if config.cluster == "local" and "rl" in wanted else []
+    complaints = _attention_without_gpu(placement)
     if not placement.trains_on_ray and not placement.checks_generation:
-        return Resources((), tuple(notes), ())
+        return Resources((), tuple(notes), tuple(complaints))
     placement = replace(placement, architecture=architecture_of(config.model))
     notes += _notes(placement) if config.cluster == "ray" else []
-    return Resources(memory_of(placement), tuple(notes), tuple(_complaints(placement)))
+    return Resources(memory_of(placement), tuple(notes), (*complaints, *_complaints(placement)))
+
+
+def _attention_without_gpu(placement: Placement) -> list[str]:
+    kind = placement.config.execution.attention
+    trains = {"sft", "rl"} & {*placement.stages}
+    if placement.training_here_gib != () or kind == "sdpa" or not trains:
+        return []
+    return [f"execution.attention: {kind} needs a GPU, this machine has none; use sdpa"]
 
 
 def _complaints(placement: Placement) -> list[str]:

@@ -30,6 +30,7 @@ from luffy.pipeline.machine.memory import activation_bytes, estimate_memory, hea
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training import deepspeed_engine
+from luffy.training.attention import AttentionInputs, attention_inputs, set_attention
 from luffy.training.deepspeed_engine import start_engine
 from luffy.training.policy_model import PolicyModel
 
@@ -62,8 +63,14 @@ def architecture(config: PreTrainedConfig) -> ModelArchitecture:
     return found
 
 
-def model_of(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").train()
+LAYOUTS = {"padded": ExecutionConfig(), "packed": ExecutionConfig(packing=True)}
+
+
+def model_of(config: PreTrainedConfig, dtype: torch.dtype = torch.float32, layout: str = "padded") -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    if model.device.type != "meta":
+        set_attention(model, LAYOUTS[layout])
+    return model.train()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -126,32 +133,41 @@ def test_a_local_path_that_is_not_a_model_is_refused(tmp_path: Path, content: st
     assert message in str(refusal.value) and str(tmp_path) in str(refusal.value)
 
 
-def inputs(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids, a mask with padding (so that attention is given one), positions and what is a response."""
-    mask_BT = torch.ones(rows, width, dtype=torch.bool)
-    mask_BT[0, width // 2 :] = False
-    response_BT = mask_BT.clone()
-    response_BT[:, 0] = False
-    position_BT = torch.arange(width).expand(rows, width).contiguous()
-    return torch.randint(0, SHAPE["vocab_size"], (rows, width)), mask_BT, position_BT, response_BT
+def inputs(
+    rows: int, width: int, layout: str = "padded"
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionInputs]:
+    """Ids, positions, what is a response, and the bounds of the sequences."""
+    ids_BT = torch.randint(0, SHAPE["vocab_size"], (rows, width))
+    position_BT = torch.arange(width).repeat(rows, 1)
+    response_BT = position_BT > 0
+    if layout == "packed":
+        ids_BT, position_BT, response_BT = (part.view(1, -1) for part in (ids_BT, position_BT, response_BT))
+    else:
+        response_BT[0, width // 2 :] = False
+    return ids_BT, position_BT, response_BT, attention_inputs(position_BT, LAYOUTS[layout])
 
 
-def kept_bytes(model: PreTrainedModel, rows: int = 2, width: int = 48) -> int:
+def kept_bytes(model: PreTrainedModel, rows: int = 2, width: int = 48, layout: str = "padded") -> int:
     """Bytes that a forward pass keeps for the backward pass, weights aside."""
-    ids_BT, mask_BT, position_BT, _ = inputs(rows, width)
+    ids_BT, position_BT, _, bounds = inputs(rows, width, layout)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda saved: saved):
-        model.get_decoder()(input_ids=ids_BT, attention_mask=mask_BT, position_ids=position_BT, use_cache=False)
+        model.get_decoder()(input_ids=ids_BT, position_ids=position_BT, use_cache=False, **bounds)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     storages = {saved.untyped_storage().data_ptr(): saved.untyped_storage().nbytes() for saved in kept}
     return sum(size for place, size in storages.items() if place not in weights)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_layer_saves_the_counted_bytes(kind: str, dtype: torch.dtype) -> None:
-    longer, shorter = (kept_bytes(model_of(config_of(kind, num_hidden_layers=layers), dtype)) for layers in (3, 2))
-    assert layer_activation_bytes(architecture(config_of(kind)), DTYPES[dtype], 48) == (longer - shorter) / (2 * 48)
+def test_a_layer_saves_the_counted_bytes(kind: str, dtype: torch.dtype, layout: str) -> None:
+    longer, shorter = (
+        kept_bytes(model_of(config_of(kind, num_hidden_layers=layers), dtype, layout), layout=layout)
+        for layers in (3, 2)
+    )
+    counted = layer_activation_bytes(architecture(config_of(kind)), DTYPES[dtype], by_sequence=layout == "packed")
+    assert counted == (longer - shorter) / (2 * 48)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -161,32 +177,38 @@ def test_a_checkpointed_layer_keeps_its_input(dtype: torch.dtype) -> None:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         return kept_bytes(model) / (2 * 48)
 
-    counted = activation_bytes(architecture(config_of("qwen2 untied")), DTYPES[dtype], 48, checkpointing=True)[0]
+    shape = architecture(config_of("qwen2 untied"))
+    counted = activation_bytes(shape, DTYPES[dtype], checkpointing=True, by_sequence=False)[0]
     assert kept(3) - kept(2) == DTYPES[dtype] * SHAPE["hidden_size"]
     assert kept(3) == pytest.approx(counted, rel=0.25)  # positions, masks and ids are not counted
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("vocabulary", [64, 8192], ids=["fullest in a layer", "fullest in the head"])
-def test_the_estimate_bounds_the_peak_of_a_pass(vocabulary: int, checkpointing: bool, dtype: torch.dtype) -> None:
+def test_the_estimate_bounds_the_peak_of_a_pass(
+    vocabulary: int, checkpointing: bool, dtype: torch.dtype, layout: str
+) -> None:
     config = config_of("qwen2 untied", vocab_size=vocabulary)
-    model, tokens, chunk = model_of(config, dtype), 4 * 256, 128
+    model, tokens, chunk = model_of(config, dtype, layout), 4 * 256, 128
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = PolicyModel(model, 1.0, chunk)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    ids_BT, mask_BT, position_BT, response_BT = inputs(4, 256)
+    ids_BT, position_BT, response_BT, bounds = inputs(4, 256, layout)
     tracker = MemTracker()
     tracker.track_external(policy)
     with tracker:
-        logp_BT, entropy_BT = policy(ids_BT % vocabulary, mask_BT, position_BT, response_BT, True)
+        logp_BT, entropy_BT = policy(ids_BT % vocabulary, position_BT, response_BT, bounds, True)
         (logp_BT.sum() + entropy_BT.sum()).backward()
     states = 2 * sum(parameter.nbytes for parameter in model.parameters())
     measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - states
 
-    kept, one_layer = activation_bytes(architecture(config), DTYPES[dtype], 256, checkpointing=checkpointing)
+    kept, one_layer = activation_bytes(
+        architecture(config), DTYPES[dtype], checkpointing=checkpointing, by_sequence=layout == "packed"
+    )
     logits, gradients = head_bytes(architecture(config), DTYPES[dtype], tokens, chunk, entropy_gradient=True)
     estimated = tokens * kept + max(tokens * one_layer, logits + gradients)
     assert 0.99 * measured <= estimated <= 1.2 * measured

@@ -214,6 +214,15 @@ def test_a_local_run_is_not_checked(driver):
     assert (found.gpus, found.notes, found.complaints) == ((), (), ())
 
 
+@pytest.mark.parametrize("cluster", ["local", "ray"])
+@pytest.mark.parametrize(("gpus", "refused"), [(0, True), (8, False)])
+def test_attention_for_gpus_is_refused_without_one(driver, cluster, gpus, refused):
+    driver(cards(*[81559] * gpus))
+    found = find_resources(load_experiment(SEVEN_B, [f"cluster={cluster}", "execution.attention=flash_attention_2"]))
+    line = "execution.attention: flash_attention_2 needs a GPU, this machine has none; use sdpa"
+    assert found.complaints == ((line,) if refused else ())
+
+
 def pretrained(folder, layers):
     shape = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": layers, "num_attention_heads": 9}
     folder.joinpath("config.json").write_text(json.dumps(shape | {"intermediate_size": 1536, "vocab_size": 16384}))

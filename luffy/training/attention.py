@@ -1,0 +1,189 @@
+"""How the models in training attend: causally, each sequence by itself, and without a mask.
+
+Rows are padded on the right, where a causal model never looks, and positions that are padding carry no loss. So padded
+rows need no mask. Packed rows are cut into their sequences (`sdpa`), or their kernel is told where each one begins.
+With a mask, memory would grow with the square of a micro-batch's tokens.
+
+Shape legend: `B` rows, `T` tokens, `A` attention heads, `D` size of a head, `H` hidden size.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from luffy.config.execution import AttentionKind, ExecutionConfig
+from luffy.errors import ConfigError, DataError
+
+AttentionInputs: TypeAlias = Mapping[str, Tensor | int]
+"""Further keyword arguments of a decoder, which it passes on to each of its attention layers."""
+SDPA_BY_SEQUENCE = "sdpa_by_sequence"
+"""The name of `attend_by_sequence` in transformers' attention interface."""
+_NAMES: Mapping[AttentionKind, str] = {
+    "sdpa": SDPA_BY_SEQUENCE,
+    "flash_attention_2": "flash_attention_2",
+    "flash_attention_3": "flash_attention_3",
+    "flex": "flex_attention",
+}
+"""What transformers calls each implementation."""
+_BLOCK = 512
+"""Queries that attend through a sliding window at the same time."""
+_LEAK = 0.05
+"""Relative difference of hidden states from which packed sequences count as mixed; bfloat16 rounds to about 0.01."""
+
+
+def set_attention(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> None:
+    """Let a model attend as `execution.attention` says, on the device where it is now.
+
+    Raises ConfigError where the implementation cannot run, DataError for a model that cannot use it or whose packed
+    sequences would see each other.
+    """
+    wanted = execution.attention
+    if wanted != "sdpa" and causal_lm.device.type != "cuda":
+        raise ConfigError(f"execution.attention: {wanted} needs a GPU, and torch sees none; use sdpa")
+    if not _attends_plainly(causal_lm):
+        if execution.packing or wanted != "sdpa":
+            setting = "packing: true" if execution.packing else f"attention: {wanted}"
+            raise DataError(
+                f"execution.{setting} does not support {type(causal_lm).__name__}; use packing: false and "
+                "attention: sdpa"
+            )
+        return  # transformers' sdpa, with whatever masks this model needs
+    try:
+        causal_lm.set_attn_implementation(_NAMES[wanted])
+    except (ImportError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"execution.attention: {wanted} is not available ({reason}); use sdpa") from None
+    if execution.packing:
+        _refuse_mixed_sequences(causal_lm, execution)
+
+
+@contextmanager
+def attention_for_generation(causal_lm: PreTrainedModel) -> Iterator[None]:
+    """transformers' own sdpa for the length of the context: generation has a cache, and rows padded on the left."""
+    own = causal_lm.config._attn_implementation
+    causal_lm.set_attn_implementation("sdpa")
+    yield
+    causal_lm.set_attn_implementation(own)
+
+
+def attention_inputs(position_ids_BT: Tensor, execution: ExecutionConfig) -> AttentionInputs:
+    """Where the sequences of a packed micro-batch begin and end; empty for padded rows.
+
+    Each sequence begins at position 0. `flex` reads that from the positions by itself.
+    """
+    if not execution.packing or execution.attention == "flex":
+        return {}
+    starts = (position_ids_BT.flatten() == 0).nonzero().flatten().to(torch.int32)
+    bounds = torch.cat([starts, starts.new_tensor([position_ids_BT.numel()])])
+    on_cpu = bounds.cpu()  # the one wait for the GPU, here and not in every layer
+    if execution.attention == "sdpa":
+        return {"sequence_bounds": on_cpu}
+    longest = int(on_cpu.diff().max())
+    return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+
+
+def attend_by_sequence(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sequence_bounds: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Causal attention over `(B, A, T, D)`, returned as `(B, T, A, D)`; an entry of transformers' attention interface.
+
+    The sequences of a packed row attend one by one; `sequence_bounds`, on the CPU, has the start of each and the end of
+    the last. Raises DataError for a model that caps its attention scores.
+    """
+    if softcap is not None:
+        raise DataError("model.path: the model caps its attention scores, which training does not support")
+    assert attention_mask is None and query.shape[2] == key.shape[2], "training has neither a mask nor a cache"
+    lengths = [query.shape[2]] if sequence_bounds is None else sequence_bounds.diff().tolist()
+    found = [
+        _attend(*parts, window=sliding_window, dropout=dropout, scale=scaling).transpose(1, 2)
+        for parts in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
+    ]
+    return (found[0] if len(found) == 1 else torch.cat(found, dim=1)).contiguous(), None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, window: int | None, dropout: float, scale: float) -> Tensor:
+    """One sequence, or rows of equal width."""
+    length, groups = query.shape[2], query.shape[1] // key.shape[1]
+    if window is None or length <= window:
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, dropout_p=dropout, scale=scale, enable_gqa=groups > 1
+        )
+    # CUDA's kernels do not take fewer key heads together with a bias.
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    blocks = []
+    for start in range(0, length, _BLOCK):
+        end, first = min(start + _BLOCK, length), max(start - window + 1, 0)
+        blocks.append(
+            F.scaled_dot_product_attention(
+                query[:, :, start:end],
+                key[:, :, first:end],
+                value[:, :, first:end],
+                attn_mask=_band(start, end, first, window, query),
+                dropout_p=dropout,
+                scale=scale,
+            )
+        )
+    return torch.cat(blocks, dim=2)
+
+
+def _band(start: int, end: int, first: int, window: int, like: Tensor) -> Tensor:
+    """Bias of the queries from `start` to `end` on the keys from `first` to `end`: 0 within the window, -inf outside.
+
+    A query sees its own position and the `window - 1` before it.
+    """
+    back = torch.arange(start, end, device=like.device)[:, None] - torch.arange(first, end, device=like.device)
+    return torch.zeros(back.shape, dtype=like.dtype, device=like.device).masked_fill(
+        (back < 0) | (back >= window), -torch.inf
+    )
+
+
+def _no_mask(*, attention_mask: Tensor | None, **_: object) -> None:
+    """An entry of transformers' mask interface: `attend_by_sequence` needs no mask."""
+    assert attention_mask is None, "rows padded on the left need attention_for_generation"
+
+
+AttentionInterface.register(SDPA_BY_SEQUENCE, attend_by_sequence)
+AttentionMaskInterface.register(SDPA_BY_SEQUENCE, _no_mask)
+
+
+def _attends_plainly(causal_lm: PreTrainedModel) -> bool:
+    """Whether the model takes its attention from transformers' interface, and only looks back, or through a window."""
+    kinds = set(getattr(causal_lm.config, "layer_types", None) or ())
+    chunked = getattr(causal_lm.config, "attention_chunk_size", None) is not None
+    return causal_lm._can_set_attn_implementation() and kinds <= {"full_attention", "sliding_attention"} and not chunked
+
+
+@torch.no_grad()
+def _refuse_mixed_sequences(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> None:
+    """Raise DataError when a sequence's hidden states depend on the one packed before it, as in recurrent layers."""
+    was_training = causal_lm.training
+    causal_lm.eval()
+    ids_1T = (torch.arange(12, device=causal_lm.device) % causal_lm.config.vocab_size).unsqueeze(0)
+    packed_1T = torch.cat([torch.arange(8), torch.arange(4)]).to(causal_lm.device).unsqueeze(0)
+    together, alone = (
+        causal_lm.get_decoder()(
+            input_ids=ids, position_ids=positions, use_cache=False, **attention_inputs(positions, execution)
+        ).last_hidden_state[:, -4:].float()
+        for ids, positions in ((ids_1T, packed_1T), (ids_1T[:, -4:], packed_1T[:, -4:]))
+    )  # fmt: skip
+    causal_lm.train(was_training)
+    if (together - alone).norm() > _LEAK * alone.norm():
+        raise DataError(
+            f"execution.packing: the packed sequences of {type(causal_lm).__name__} see each other; use packing: false"
+        )

@@ -1,0 +1,39 @@
+"""Kinds of attention that cannot work together with other settings are refused before anything starts."""
+
+import pytest
+
+from luffy.config import load_experiment
+from luffy.config.settings import StageSettings
+from luffy.config.stage_kinds import STAGE_KINDS
+from luffy.errors import ConfigError
+
+HALF = ["model.dtype=bfloat16", "execution.zero_stage=1"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["execution.attention=flash_attention_2"], "flash_attention_2 cannot compute in model.dtype: float32"),
+        (["execution.attention=flash_attention_3"], "flash_attention_3 cannot compute in model.dtype: float32"),
+        (["execution.attention=flex"], "attention: flex has no advantage on padded rows; set packing: true"),
+        (["execution.attention=flash", *HALF], "sdpa"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refusal:
+        load_experiment("smoke", overrides)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[], ["execution.packing=true"], ["execution.attention=flex", "execution.packing=true"],
+     ["execution.attention=flash_attention_2", *HALF],
+     ["execution.attention=flash_attention_3", "execution.packing=true", *HALF]],
+)  # fmt: skip
+def test_attention_does_not_change_what_a_result_is(overrides: list[str]) -> None:
+    def settings(*given: str) -> list[StageSettings]:
+        config = load_experiment("smoke", [*(HALF if HALF[0] in overrides else []), *given])
+        return [STAGE_KINDS[stage].configure(config) for stage in ("base", "sft", "rl")]
+
+    assert settings(*overrides) == settings()

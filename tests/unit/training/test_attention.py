@@ -1,0 +1,263 @@
+"""Attention in training: sequences never meet, nothing is square in the tokens, and what cannot work is refused."""
+
+import copy
+import functools
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+import transformers.modeling_flash_attention_utils as flash
+from deepspeed.utils import safe_get_full_grad
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.attention_case import CONFIGS, batch_of, model_of, rows_of, varlen_attention
+from reference.gradient_case import OPTIMIZER, execution, relative_l2
+from reference.rows import evaluate
+from reference.value_case import config as critic_config
+from torch import Tensor
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import FalconH1Config, FalconH1ForCausalLM, PreTrainedModel
+
+from luffy.config.execution import AttentionKind, ExecutionConfig
+from luffy.config.training import SFTConfig
+from luffy.errors import ConfigError, DataError
+from luffy.objectives.step import StepObjective, objective_at
+from luffy.rollout.engine import RolloutRequest, SamplingParams
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.training import attention
+from luffy.training.attention import attend_by_sequence, attention_inputs, set_attention
+from luffy.training.critic import Critic
+from luffy.training.distributed import init_process_group
+from luffy.training.frozen_policy import FrozenPolicy
+from luffy.training.policy import Policy
+from luffy.training.policy_model import PolicyModel
+from luffy.types import TrainBatch
+
+PACKED = {"packing": True, "micro_batch_tokens": 10_000}
+PADDED = {"micro_batch_tokens": 10_000}
+LENGTHS = ((3, 9), (1, 1), (6, 2), (2, 17), (4, 4))
+
+
+@pytest.fixture(autouse=True)
+def _one_rank() -> None:
+    init_process_group()
+
+
+def imitation(width: int = 1) -> StepObjective:
+    return objective_at(SFTConfig(epochs=1, batch_size=1, optimizer=OPTIMIZER).objective.terms, 1, 1, width)
+
+
+def gradients_of(model: PreTrainedModel, rows: TrainBatch, layout: Mapping[str, object]) -> dict[str, Tensor]:
+    policy = Policy(copy.deepcopy(model), OPTIMIZER, execution(**layout), "float32")
+    policy.accumulate(rows, imitation())
+    return {name: safe_get_full_grad(parameter) for name, parameter in policy.causal_lm.named_parameters()}
+
+
+@functools.cache
+def scorers(kind: str) -> tuple[FrozenPolicy, ...]:
+    init_process_group()
+    return tuple(FrozenPolicy(model_of(kind), execution(**layout), 1.0) for layout in (PACKED, PADDED))
+
+
+@functools.cache
+def written_out(kind: str) -> PreTrainedModel:
+    """transformers' own implementation with every mask and score, in float64."""
+    return model_of(kind, "eager").double().eval()
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@settings(deadline=None, max_examples=10)
+@given(lengths=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 25)), min_size=1, max_size=7))
+def test_log_probabilities_are_those_of_each_sequence_alone(kind: str, lengths: Sequence[tuple[int, int]]) -> None:
+    rows = rows_of(lengths)
+    batch = batch_of(rows)
+    assert written_out(kind).config._attn_implementation == "eager"
+    with torch.no_grad():
+        expected = torch.cat([evaluate(written_out(kind), row)[0] for row in rows])
+    for scorer in scorers(kind):
+        assert torch.allclose(scorer.logprobs(batch)[batch.response_mask_BT].double(), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "mistral"])
+def test_gradients_are_those_of_each_sequence_alone(kind: str) -> None:
+    rows, model64 = rows_of(LENGTHS), model_of(kind, "eager").double()
+    tokens = sum(len(row.response_ids) for row in rows)
+    (-sum(evaluate(model64, row)[0].sum() for row in rows) / tokens).backward()
+    expected = {name: parameter.grad for name, parameter in model64.named_parameters()}
+    for layout in (PACKED, PADDED):
+        assert relative_l2(gradients_of(model_of(kind), batch_of(rows), layout), expected) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_packed_equals_padded_at_8192_tokens(kind: str) -> None:
+    batch = batch_of(rows_of([(48, 2952), (16, 2032), (100, 1700), (30, 970), (4, 340)]))
+    assert batch.attention_mask_BT.sum() == 8192
+    packed, padded = (gradients_of(model_of(kind), batch, layout) for layout in (PACKED, PADDED))
+    assert relative_l2(packed, padded) < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 700, 60])
+def test_a_window_is_the_same_in_blocks(window: int | None) -> None:
+    torch.manual_seed(1)
+    bounds = (0, 1300, 1305, 1945)
+    query, key, value = (torch.randn(1, heads, 1945, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    found, _ = attend_by_sequence(
+        torch.nn.Identity(),
+        query,
+        key,
+        value,
+        None,
+        scaling=0.3,
+        sliding_window=window,
+        sequence_bounds=torch.tensor(bounds),
+    )
+    flat = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    assert torch.allclose(found[0], varlen_attention(*flat, bounds[1:-1], 0.3, window))
+
+
+class Squares(TorchDispatchMode):
+    """Collects tensors that have a number of tokens twice in their shape."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, Tensor) and tensor.shape.count(self._tokens) > 1:
+                self.found.append(f"{func}: {tuple(tensor.shape)}")
+        return result
+
+
+def test_a_square_mask_would_be_found() -> None:
+    with Squares(37) as squares, torch.no_grad():
+        model_of("qwen2")(torch.ones(2, 37, dtype=torch.long), attention_mask=torch.arange(74).view(2, 37) < 60)
+    assert any("(2, 1, 37, 37)" in found for found in squares.found)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "mistral"])
+@pytest.mark.parametrize("layout", [PACKED, PADDED], ids=["packed", "padded"])
+def test_nothing_is_square_in_the_tokens_of_a_row(
+    layout: Mapping[str, object], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_BLOCK", 16)
+    batch = batch_of(rows_of([(30, 71), (20, 20), (1, 9)]))
+    policy = Policy(model_of(kind), OPTIMIZER, execution(**layout), "float32")
+    critic = Critic(model_of(kind), critic_config(0.2), execution(**layout), "float32")
+    with Squares(151 if layout is PACKED else 101) as squares:
+        policy.accumulate(batch, imitation())
+        policy.logprobs(batch)
+        critic.accumulate(batch)
+    assert squares.found == []
+
+
+def peak_bytes(policy: PolicyModel, rows: int) -> int:
+    """Of a forward and a backward pass over that many packed rows of 128 tokens."""
+    positions_1T = torch.arange(128).repeat(rows).unsqueeze(0)
+    ids_1T, response_1T = positions_1T % 23, positions_1T > 0
+    tracker = MemTracker()
+    with tracker:
+        bounds = attention_inputs(positions_1T, ExecutionConfig(packing=True))
+        policy(ids_1T, positions_1T, response_1T, bounds, entropy_gradient=False)[0].sum().backward()
+    return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_memory_grows_with_the_packed_tokens_and_no_faster(kind: str) -> None:
+    policy = PolicyModel(model_of(kind), 1.0, 64)
+    set_attention(policy.causal_lm, ExecutionConfig(packing=True))
+    peak_bytes(policy, 4)  # gradients of the parameters exist from here on
+    peaks = [peak_bytes(policy, rows) for rows in (4, 8, 16, 32)]
+    steps = [(after - before) / rows for before, after, rows in zip(peaks, peaks[1:], (4, 8, 16), strict=False)]
+    assert max(steps) < 1.05 * min(steps)
+
+
+def fake_kernel(implementation: object, *_: object, **__: object) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """What transformers loads in place of flash-attn: `varlen_attention` under the kernel's argument names."""
+
+    def varlen(query, key, value, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **rest):  # type: ignore[no-untyped-def]
+        assert implementation == "flash_attention_2" and rest["causal"] and cu_seqlens_q.dtype is torch.int32
+        assert cu_seqlens_q is cu_seqlens_k and max_seqlen_q == max_seqlen_k == int(cu_seqlens_q.diff().max())
+        window = rest["window_size"][0] + 1 if "window_size" in rest else None
+        return varlen_attention(query, key, value, cu_seqlens_q[1:-1], rest["softmax_scale"], window)
+
+    def arguments(**given: object) -> dict[str, object]:
+        names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale")
+        kept = {name: given[name] for name in names if name in given} | {"causal": given["is_causal"]}
+        window = given.get("sliding_window")
+        return kept | ({} if window is None else {"window_size": (window - 1, 0)})  # type: ignore[operator]
+
+    return (None, varlen, None, None, None), (arguments, dict)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_flash_kernel_gets_the_bounds_of_the_sequences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """flash-attn runs on GPUs only; a kernel written out in torch takes its place behind transformers."""
+    monkeypatch.setattr(flash, "lazy_import_flash_attention", fake_kernel)
+    batch, where = batch_of(rows_of(LENGTHS)), execution(attention="flash_attention_2", **PACKED)
+    expected_BT = scorers(kind)[1].logprobs(batch)
+    scorer = FrozenPolicy(model_of(kind), execution(**PACKED), 1.0)
+    scorer._execution = where
+    scorer._model.causal_lm.config._attn_implementation = "flash_attention_2"
+    assert torch.allclose(scorer.logprobs(batch), expected_BT, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mistral"])
+def test_the_policy_generates_as_if_it_were_not_in_training(kind: str) -> None:
+    requests = [RolloutRequest(tuple(range(1, 1 + length)), seed=length) for length in (3, 11, 6)]
+    params = SamplingParams(1.0, 9, ())
+    policy = Policy(model_of(kind), OPTIMIZER, execution(**PACKED), "float32")
+    with policy.inference_model() as whole:
+        found = TransformersEngine(whole, 3).generate(requests, params)
+    assert found == TransformersEngine(model_of(kind).eval(), 3).generate(requests, params)
+    batch = batch_of(rows_of(LENGTHS))
+    assert torch.allclose(policy.logprobs(batch), scorers(kind)[1].logprobs(batch), atol=2e-5)
+
+
+@pytest.mark.parametrize("wanted", ["flash_attention_2", "flash_attention_3", "flex"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_kernels_for_gpus_are_refused_without_one(wanted: AttentionKind) -> None:
+    with pytest.raises(ConfigError, match=f"execution.attention: {wanted} needs a GPU, and torch sees none; use sdpa"):
+        set_attention(model_of("qwen2"), ExecutionConfig(attention=wanted, packing=True))
+
+
+def recurrent_model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = FalconH1Config(
+        vocab_size=23, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, mamba_d_ssm=16, mamba_n_heads=2, mamba_d_head=8, mamba_d_state=8,
+        mamba_chunk_size=8, initializer_range=0.4, tie_word_embeddings=False,
+    )  # fmt: skip
+    return FalconH1ForCausalLM._from_config(config, attn_implementation="sdpa")
+
+
+def test_a_recurrent_model_is_padded_and_not_packed() -> None:
+    set_attention(recurrent_model(), ExecutionConfig())
+    with pytest.raises(DataError, match="packing: true does not support FalconH1ForCausalLM"):
+        set_attention(recurrent_model(), ExecutionConfig(packing=True))
+
+
+def test_a_model_whose_packed_sequences_meet_is_found_by_running_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recurrent model that does not say so in its configuration."""
+    monkeypatch.setattr(attention, "_attends_plainly", lambda model: True)
+    with pytest.raises(DataError, match="FalconH1ForCausalLM see each other; use packing: false"):
+        set_attention(recurrent_model(), ExecutionConfig(packing=True))
+
+
+def test_a_model_that_attends_in_chunks_keeps_its_masks() -> None:
+    model = model_of("llama")
+    model.config.attention_chunk_size = 8
+    set_attention(model, ExecutionConfig())
+    assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(DataError, match="packing: true does not support LlamaForCausalLM"):
+        set_attention(model, ExecutionConfig(packing=True))
+
+
+def test_capped_attention_scores_are_refused() -> None:
+    query = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(DataError, match="caps its attention scores"):
+        attend_by_sequence(torch.nn.Identity(), query, query, query, None, scaling=1.0, softcap=50.0)
