@@ -13,7 +13,7 @@ from luffy.config.difficulty import DifficultyConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import GradingConfig
-from luffy.config.model import DType, ModelConfig
+from luffy.config.model import DType, LoRAConfig, ModelConfig
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.strict import StrictModel, is_for_identity
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
@@ -38,6 +38,7 @@ class BaseSettings(StrictModel):
 
     seed: int
     model: ModelConfig
+    """Without `lora`, which is no business of this stage."""
     base: BaseConfig | None
 
 
@@ -60,6 +61,8 @@ class SFTSettings(StrictModel):
     """Where it trains. Not part of the stage's identity, like the number of ranks: it changes the last bits of a step,
     and the masks of a model with dropout."""
     sft: SFTConfig
+    lora: LoRAConfig | None = None
+    """None: all weights are trained."""
 
     @model_serializer(mode="wrap")
     def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
@@ -78,6 +81,8 @@ class RLSettings(StrictModel):
     rl: RLConfig
     objective: ObjectiveConfig
     grading: GradingConfig
+    lora: LoRAConfig | None = None
+    """Without its dropout. None: all weights are trained."""
 
     @property
     def depends_on_length(self) -> bool:

@@ -96,7 +96,7 @@ def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
 
 
 def _base(config: ExperimentConfig) -> BaseSettings:
-    return BaseSettings(seed=config.seed, model=config.model, base=config.base)
+    return BaseSettings(seed=config.seed, model=config.model.model_copy(update={"lora": None}), base=config.base)
 
 
 def _difficulty(config: ExperimentConfig) -> DifficultySettings:
@@ -112,14 +112,18 @@ def _difficulty(config: ExperimentConfig) -> DifficultySettings:
 def _sft(config: ExperimentConfig) -> SFTSettings:
     assert config.sft is not None
     return SFTSettings(
-        seed=_seed(config, config.sft), dtype=config.model.dtype, cluster=config.cluster, sft=_seedless(config.sft)
+        seed=_seed(config, config.sft),
+        dtype=config.model.dtype,
+        cluster=config.cluster,
+        sft=_seedless(config.sft),
+        lora=config.model.lora,
     )
 
 
 def _rl(config: ExperimentConfig) -> RLSettings:
     assert config.rl is not None
     assert config.objective is not None
-    correction = config.rl.correction
+    correction, lora = config.rl.correction, config.model.lora
     return RLSettings(
         seed=_seed(config, config.rl),
         dtype=config.model.dtype,
@@ -127,6 +131,7 @@ def _rl(config: ExperimentConfig) -> RLSettings:
         rl=_seedless(config.rl).model_copy(update={"correction": None}),
         objective=config.objective if correction is None else config.objective.with_correction(correction),
         grading=config.grading,
+        lora=None if lora is None else lora.without_dropout,
     )
 
 

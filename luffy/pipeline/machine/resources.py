@@ -1,6 +1,6 @@
 """Check of the GPUs and memory that a run under `cluster: ray` needs, before anything expensive starts.
 
-For `cluster: local` there is only advice on the rollout engine.
+For `cluster: local` there is only advice on the rollout engine, and the check of an adapter.
 """
 
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from luffy.config import ExperimentConfig
 from luffy.config.stage_kinds import cluster_gpus
 from luffy.errors import ConfigError
+from luffy.pipeline.machine.adapter_shape import linear_layers, missing_package
 from luffy.pipeline.machine.architecture import ModelArchitecture, architecture_of
 from luffy.pipeline.machine.gpus import detected_gpus
 from luffy.pipeline.machine.memory import ENGINE_GPU, GpuMemory, engine_share, estimate_memory
@@ -39,19 +40,20 @@ def check_resources(config: ExperimentConfig) -> None:
 
 
 def find_resources(config: ExperimentConfig) -> Resources:
-    """Check an experiment's needs. A chain without SFT and RL has no findings, `cluster: local` at most a note.
+    """Check an experiment's needs. A chain without SFT and RL has no findings.
 
     Raises DataError if `model.path` is a local path that is not a model folder.
     """
     if not {"sft", "rl"} & {*config.stages}:
         return Resources((), (), ())
+    adapter = _unusable_adapter(config)
     if config.cluster == "local":
-        return Resources((), tuple(_advice_on_engine(config)), ())
+        return Resources((), tuple(_advice_on_engine(config)), tuple(adapter))
     architecture = architecture_of(config.model)
     here = detected_gpus_gib() if config.execution.ray.address is None else None
     gpu_gib = config.execution.gpu_memory_gb or (min(here) if here else None)
     gpus = estimate_memory(architecture, config, gpu_gib) if architecture else ()
-    complaints = [*_too_few_gpus(config, here), *_smaller_gpus(config, here)]
+    complaints = [*adapter, *_too_few_gpus(config, here), *_smaller_gpus(config, here)]
     if architecture is not None:
         complaints += [*_heads_not_divided(config, architecture), *_too_full(config, architecture, gpu_gib, gpus)]
     return Resources(gpus, tuple(_notes(config, here, gpu_gib, architecture)), tuple(complaints))
@@ -61,6 +63,17 @@ def detected_gpus_gib() -> tuple[float, ...] | None:
     """Memory of each GPU that this process may use; None if the driver does not respond."""
     gpus = detected_gpus()
     return None if gpus is None else tuple(gpu.memory_gib for gpu in gpus)
+
+
+def _unusable_adapter(config: ExperimentConfig) -> list[str]:
+    """What the first training stage would refuse, perhaps hours later."""
+    lora = config.model.lora
+    if lora is None:
+        return []
+    architecture = architecture_of(config.model)
+    layers = [layer.name for layer in linear_layers(architecture)] if architecture is not None else []
+    complaint = lora.complaint(layers) if layers else None
+    return [line for line in (missing_package(), complaint) if line is not None]
 
 
 def _advice_on_engine(config: ExperimentConfig) -> list[str]:

@@ -19,10 +19,11 @@ from transformers import (
 
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.execution import ExecutionConfig
-from luffy.config.model import ModelConfig
+from luffy.config.model import LoRAConfig, ModelConfig
 from luffy.config.training import OptimizerConfig
 from luffy.data.tokenizer import MAX_VOCABULARY
 from luffy.errors import DataError
+from luffy.pipeline.machine.adapter_shape import adapter_activation_bytes, adapter_parameters, linear_layers
 from luffy.pipeline.machine.architecture import TINY_VOCABULARY, ModelArchitecture, architecture_of, from_model_config
 from luffy.pipeline.machine.memory import (
     activation_bytes,
@@ -33,6 +34,7 @@ from luffy.pipeline.machine.memory import (
     layer_activation_bytes,
 )
 from luffy.training import deepspeed_engine
+from luffy.training.adapter import Adapter
 from luffy.training.deepspeed_engine import start_engine
 from luffy.training.policy_model import PolicyModel
 
@@ -239,6 +241,88 @@ def test_deepspeed_holds_the_counted_states(zero_stage: int, dtype: str, monkeyp
     gathered = {"float32": 4, "bfloat16": 2}[dtype] if zero_stage == 3 else 0
     measured = state_bytes_per_parameter(zero_stage, getattr(torch, dtype))
     assert states - gathered == pytest.approx(measured, rel=0.02)
+
+
+ALL = LoRAConfig(rank=8, alpha=16.0)
+SOME = LoRAConfig(rank=8, alpha=16.0, targets=("q_proj", "down_proj"))
+DROPPED = LoRAConfig(rank=8, alpha=16.0, dropout=0.1)
+
+
+def adapted_model(
+    lora: LoRAConfig, dtype: torch.dtype = torch.float32, kind: str = "qwen2 untied", **changes: int
+) -> PreTrainedModel:
+    model = model_of(config_of(kind, **changes), dtype)
+    Adapter(model, lora, seed=0)
+    return model.train()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lora", [ALL, SOME], ids=["all", "some"])
+def test_the_parameters_of_an_adapter_are_counted(kind: str, lora: LoRAConfig) -> None:
+    model, shape = adapted_model(lora, kind=kind), architecture(config_of(kind))
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert adapter_parameters(shape, lora) == trained
+    linear = {name for name, module in model_of(config_of(kind)).named_modules() if type(module) is torch.nn.Linear}
+    assert {layer.name for layer in linear_layers(shape)} == linear - {"lm_head"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lora", [ALL, DROPPED], ids=["plain", "with dropout"])
+def test_an_adapted_layer_saves_no_more_than_the_counted_bytes(lora: LoRAConfig, dtype: torch.dtype) -> None:
+    longer, shorter = (kept_bytes(adapted_model(lora, dtype, num_hidden_layers=layers)) for layers in (3, 2))
+    shape, measured = architecture(config_of("qwen2 untied")), (longer - shorter) / (2 * 48)
+    saved, _ = adapter_activation_bytes(shape, lora, DTYPES[dtype])
+    counted = layer_activation_bytes(shape, DTYPES[dtype], 48) + saved / shape.num_layers
+    assert measured <= counted < 1.25 * measured
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("vocabulary", [64, 8192], ids=["fullest in a layer", "fullest in the head"])
+def test_the_estimate_bounds_the_peak_of_a_pass_with_an_adapter(
+    vocabulary: int, checkpointing: bool, dtype: torch.dtype
+) -> None:
+    model, tokens, chunk = adapted_model(ALL, dtype, vocab_size=vocabulary), 4 * 256, 128
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    policy = PolicyModel(model, 1.0, chunk)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    ids_BT, mask_BT, position_BT, response_BT = inputs(4, 256)
+    tracker = MemTracker()
+    tracker.track_external(policy)
+    with tracker:
+        logp_BT, entropy_BT = policy(ids_BT % vocabulary, mask_BT, position_BT, response_BT, True)
+        (logp_BT.sum() + entropy_BT.sum()).backward()
+    states = sum(parameter.nbytes for parameter in [*model.parameters(), *trained])
+    measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - states
+
+    shape = architecture(config_of("qwen2 untied", vocab_size=vocabulary))
+    kept, one_layer = activation_bytes(shape, DTYPES[dtype], 256, checkpointing=checkpointing)
+    saved, transient = adapter_activation_bytes(shape, ALL, DTYPES[dtype])
+    kept, one_layer = (kept, one_layer + saved // 3) if checkpointing else (kept + saved, one_layer)
+    logits, gradients = head_bytes(shape, DTYPES[dtype], tokens, chunk, entropy_gradient=True, frozen=True)
+    estimated = tokens * kept + max(tokens * (one_layer + transient), logits + gradients)
+    assert 0.99 * measured <= estimated <= 1.3 * measured
+
+
+def test_an_adapter_alone_has_gradients_and_optimizer_states_by_hand() -> None:
+    lora = "model.lora={rank: 32, alpha: 64}"
+    full, adapted = (estimate_memory(seven_b(), experiment(*more), 79.0)[0] for more in ((), (lora,)))
+    # q and o: 3584 + 3584; k and v: 3584 + 512; gate, up and down: 3584 + 18944.
+    factors = 28 * 32 * (2 * 7168 + 2 * 4096 + 3 * 22528)
+    assert adapter_parameters(seven_b(), LoRAConfig(rank=32, alpha=64.0)) == factors == 80_740_352
+    assert adapted.gib("weights") == pytest.approx(2 * (7_615_616_512 + factors) / GIB)
+    assert adapted.gib("gradients") == pytest.approx(4 * factors / 8 / GIB)
+    assert adapted.gib("optimizer") == pytest.approx(12 * factors / 8 / GIB)
+    assert adapted.total_gib < full.total_gib - 12
+
+
+def test_the_reference_of_an_adapter_takes_no_memory() -> None:
+    lora = "model.lora={rank: 32, alpha: 64}"
+    with_reference = estimate_memory(seven_b(), experiment("method=reinforce_pp", lora), 79.0)[0]
+    assert with_reference.gib("frozen reference") == 0
 
 
 def experiment(*overrides: str) -> ExperimentConfig:
