@@ -80,9 +80,9 @@ class LoRAConfig(StrictModel):
     """Rows of `A` and columns of `B`."""
     alpha: PositiveFloat
     """Scale of the adapter, divided by `rank`."""
-    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
-    """Linear layers that get an adapter, by the end of their names (`[q_proj, v_proj]`); `all-linear`: all of them but
-    the output embeddings."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Linear layers that get an adapter, by the end of their names (`[q_proj, v_proj]`); None: all but the output
+    embeddings."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Dropout before `A`, in SFT alone: RL has none, as its rollouts are sampled without."""
 
@@ -93,11 +93,11 @@ class LoRAConfig(StrictModel):
 
     def adapts(self, layer: str) -> bool:
         """Whether the linear layer of that name gets an adapter; the output embeddings never do."""
-        return self.targets == "all-linear" or any(_ends_with(layer, target) for target in self.targets)
+        return self.targets is None or any(_ends_with(layer, target) for target in self.targets)
 
     def complaint(self, layers: Sequence[str]) -> str | None:
         """One line about the first target that means none of a model's linear layers; None if there is no such."""
-        for target in () if self.targets == "all-linear" else self.targets:
+        for target in self.targets or ():
             if not any(_ends_with(layer, target) for layer in layers):
                 allowed = ", ".join(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
                 return f"model.lora.targets: {target} is no linear layer that can be adapted; allowed are {allowed}"

@@ -47,7 +47,7 @@ class Adapter:
         wanted = peft.LoraConfig(
             r=config.rank,
             lora_alpha=config.alpha,
-            target_modules=config.targets if isinstance(config.targets, str) else list(config.targets),
+            target_modules="all-linear" if config.targets is None else list(config.targets),
             lora_dropout=config.dropout,
             task_type="CAUSAL_LM",
         )
@@ -108,12 +108,16 @@ _WRAPPED = ".base_layer"
 
 
 def _merged(name: str, weight: nn.Parameter, layer: "LoraLayer") -> FolderWeight:
+    factor_a, factor_b = layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
+
     @torch.no_grad()
     def value() -> Tensor:
-        # One rounding, of the sum.
-        return (weight.float() + layer.get_delta_weight(_NAME).float()).to(weight.dtype)
+        # In float32, where peft's own function rounds the product to the weight's type before it adds it.
+        product = layer.scaling[_NAME] * (factor_b.float() @ factor_a.float())
+        # GPT-2 keeps its weights transposed.
+        return (weight.float() + (product.T if layer.fan_in_fan_out else product)).to(weight.dtype)
 
-    return FolderWeight(name, (weight, layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight), value)
+    return FolderWeight(name, (weight, factor_a, factor_b), value)
 
 
 def _check_targets(causal_lm: PreTrainedModel, config: LoRAConfig) -> None:

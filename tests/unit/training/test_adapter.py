@@ -114,7 +114,7 @@ def test_the_adapter_is_exported_as_a_folder_that_peft_reads(tmp_path: Path) -> 
         assert torch.allclose(read(batch.input_ids_BT).logits, expected, atol=1e-6)
     config = json.loads((tmp_path / ADAPTER_FOLDER / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] is None
-    assert config["target_modules"] == sorted(layer.rpartition(".")[2] for layer in LAYERS[:7])
+    assert config["target_modules"] == sorted(LAYERS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -127,8 +127,8 @@ def test_published_weights_are_the_merged_ones_rounded_once(dtype: DType) -> Non
         expected = weight.detach().to(getattr(torch, dtype)).float()
         if (layer := name.removesuffix(".weight")) in LAYERS:
             expected = expected + 1.5 * parameters[f"{layer}.lora_B"] @ parameters[f"{layer}.lora_A"]
-        ulps = {"float32": 2**-22, "bfloat16": 2**-8}[dtype]
-        assert torch.allclose(published[name].float(), expected, rtol=ulps, atol=ulps / 16), name
+        half_ulp = {"float32": 2**-23, "bfloat16": 2**-8}[dtype]
+        assert torch.allclose(published[name].float(), expected, rtol=half_ulp, atol=1e-7), name
         assert published[name].dtype == getattr(torch, dtype)
 
 
@@ -157,7 +157,7 @@ def test_the_reference_between_updates_leaves_their_steps_alone(zero_stage: int)
             policy.update(batch, step_of("luffy"), 1e-2)
         found.append(values(policy))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-    assert relative_l2(found[0], {name: tensor.double() for name, tensor in factors().items()}) > 1e-3
+    assert relative_l2(found[0], {name: tensor.double() for name, tensor in factors().items()}) > 1e-4
 
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])

@@ -187,7 +187,7 @@ def test_targets_of_an_adapter_that_the_model_does_not_have_are_refused_before_a
 
 def test_an_adapter_without_its_package_is_refused_before_anything_runs(driver, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    lora = [*LORA, "model.lora.targets=all-linear"]
+    lora = [*LORA, "model.lora.targets=null"]
     found = find_resources(load_experiment(CONFIGS / "smoke.yaml", lora))
     assert found.complaints == ("model.lora needs the package peft: pip install 'luffy-rl[lora]'",)
 
