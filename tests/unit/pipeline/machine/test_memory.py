@@ -206,11 +206,14 @@ def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
-def state_bytes_per_parameter(zero_stage: int, dtype: torch.dtype) -> float:
-    """What DeepSpeed on one rank holds of each parameter between a backward pass and the next, buckets aside."""
+WIDE = {"hidden_size": 256, "intermediate_size": 1024}
+
+
+def state_bytes(zero_stage: int, dtype: torch.dtype, lora: LoRAConfig | None = None) -> int:
+    """What DeepSpeed on one rank holds of a model between a backward pass and the next, buckets aside."""
     before = live_tensors()  # held, so that their places are not taken by others
-    model = model_of(config_of("qwen2 untied", hidden_size=256, intermediate_size=1024), dtype)
-    num_parameters = model.num_parameters()
+    model = model_of(config_of("qwen2 untied", **WIDE), dtype)
+    adapter = None if lora is None else Adapter(model, lora, seed=0)  # held like the model
     engine = start_engine(
         PolicyModel(model, 1.0, 64),
         OptimizerConfig(lr=1e-3),
@@ -224,7 +227,8 @@ def state_bytes_per_parameter(zero_stage: int, dtype: torch.dtype) -> float:
     gradients = [parameter.grad for parameter in model.parameters()]
     held = storages(live_tensors() + [gradient for gradient in gradients if gradient is not None])
     old = storages(before)
-    return sum(size for place, size in held.items() if place not in old) / num_parameters
+    del adapter
+    return sum(size for place, size in held.items() if place not in old)
 
 
 @pytest.mark.slow
@@ -235,12 +239,36 @@ def state_bytes_per_parameter(zero_stage: int, dtype: torch.dtype) -> float:
 def test_deepspeed_holds_the_counted_states(zero_stage: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed_engine, "_REDUCE_BUCKET", 1000)  # so that it does not show
     config = experiment(f"execution.zero_stage={zero_stage}", f"model.dtype={dtype}", "execution.ray.trainer_ranks=1")
-    shape = ModelArchitecture(64, 1, 2, 2, 32, 64, 100, tied=False)
+    shape = architecture(config_of("qwen2 untied", **WIDE))
+    assert estimated_states(shape, config) == pytest.approx(state_bytes(zero_stage, getattr(torch, dtype)), rel=0.02)
+
+
+def estimated_states(shape: ModelArchitecture, config: ExperimentConfig) -> float:
+    """Bytes of weights, gradients and optimizer states on one rank, without what ZeRO 3 gathers for a time."""
     trainer = estimate_memory(shape, config, None)[0]
-    states = sum(trainer.gib(name) for name in ("weights", "gradients", "optimizer")) * GIB / shape.num_parameters
-    gathered = {"float32": 4, "bfloat16": 2}[dtype] if zero_stage == 3 else 0
-    measured = state_bytes_per_parameter(zero_stage, getattr(torch, dtype))
-    assert states - gathered == pytest.approx(measured, rel=0.02)
+    states = sum(trainer.gib(name) for name in ("weights", "gradients", "optimizer")) * GIB
+    lora, size = config.model.lora, {"float32": 4, "bfloat16": 2}[config.model.dtype]
+    parameters = shape.num_parameters + (adapter_parameters(shape, lora) if lora is not None else 0)
+    return states - (size * parameters if config.execution.zero_stage == 3 else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("zero_stage", "dtype"), [(0, "float32"), (2, "float32"), (1, "bfloat16"), (2, "bfloat16"), (3, "bfloat16")]
+)
+def test_deepspeed_holds_the_counted_states_of_an_adapter(
+    zero_stage: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed_engine, "_REDUCE_BUCKET", 1000)
+    alone = [f"execution.zero_stage={zero_stage}", f"model.dtype={dtype}", "execution.ray.trainer_ranks=1"]
+    config, shape = (
+        experiment(*alone, "model.lora={rank: 64, alpha: 64}"),
+        architecture(config_of("qwen2 untied", **WIDE)),
+    )
+    measured = state_bytes(zero_stage, getattr(torch, dtype), config.model.lora)
+    assert estimated_states(shape, config) == pytest.approx(measured, rel=0.03)
+    whole = estimated_states(shape, experiment(*alone))
+    assert measured < 0.7 * whole  # or a missing adapter would not be noticed
 
 
 ALL = LoRAConfig(rank=8, alpha=16.0)
