@@ -22,7 +22,7 @@ from luffy.pipeline.machine.adapter_shape import missing_package
 from luffy.training.model_folder import FolderWeight, own_weight
 
 if TYPE_CHECKING:
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora import Linear as AdaptedLinear
 
 ADAPTER_FOLDER = "adapter"
 """Folder in an exported model with the adapter alone, in peft's format, for the model that the stage started from."""
@@ -41,12 +41,12 @@ class Adapter:
         if (missing := missing_package()) is not None:
             raise ConfigError(missing)
         import peft  # an optional dependency, and slow to import
-        from peft.tuners.lora import LoraLayer
+        from peft.tuners.lora import Linear as AdaptedLinear
 
         _check_targets(causal_lm, config)
         wanted = peft.LoraConfig(
             r=config.rank,
-            lora_alpha=config.alpha,
+            lora_alpha=config.alpha,  # type: ignore[arg-type] # peft divides it by the rank, whatever number it is
             target_modules="all-linear" if config.targets is None else list(config.targets),
             lora_dropout=config.dropout,
             task_type="CAUSAL_LM",
@@ -56,8 +56,8 @@ class Adapter:
             # In the type of the weights, as in full training: with bfloat16 the optimizer keeps float32 masters.
             self._peft_model = peft.get_peft_model(causal_lm, wanted, _NAME, autocast_adapter_dtype=False)
         self._causal_lm = causal_lm
-        self._layers: dict[str, LoraLayer] = {
-            name: module for name, module in causal_lm.named_modules() if isinstance(module, LoraLayer)
+        self._layers: dict[str, AdaptedLinear] = {
+            name: module for name, module in causal_lm.named_modules() if isinstance(module, AdaptedLinear)
         }
         self._factors = [name for name, parameter in causal_lm.named_parameters() if parameter.requires_grad]
 
@@ -107,8 +107,8 @@ _WRAPPED = ".base_layer"
 """Where peft keeps the layer that it has wrapped."""
 
 
-def _merged(name: str, weight: nn.Parameter, layer: "LoraLayer") -> FolderWeight:
-    factor_a, factor_b = layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
+def _merged(name: str, weight: nn.Parameter, layer: "AdaptedLinear") -> FolderWeight:
+    factor_a, factor_b = (factors[_NAME].get_parameter("weight") for factors in (layer.lora_A, layer.lora_B))
 
     @torch.no_grad()
     def value() -> Tensor:
