@@ -75,7 +75,7 @@ def test_a_stop_resumes_to_the_same_bits(method: str, upstream: Mapping[str, Pat
     assert [without_times(row) for row in rows[0]] == [without_times(row) for row in rows[1]]
     if method == "reinforce_pp":
         kl = [row["actor/kl_loss"] for row in rows[0]]
-        assert kl[0] == 0 < kl[2]
+        assert 0 <= kl[0] < kl[2]
 
 
 def test_a_checkpoint_is_exported_like_the_final_model(upstream: Mapping[str, Path], tmp_path: Path) -> None:
