@@ -314,6 +314,23 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _adapter_suits_rl(self) -> "ExperimentConfig":
+        lora = self.model.lora
+        if lora is None or "rl" not in self.stages or self.rl is None:
+            return self
+        if self.rl.critic is not None:
+            raise ValueError(
+                "model.lora: rl.critic is a second model trained whole, so an adapter would not save its memory; "
+                "choose a method without a critic, or remove model.lora"
+            )
+        if lora.dropout and "sft" not in self.stages:
+            raise ValueError(
+                "model.lora.dropout has no effect without sft: RL trains without dropout, as its rollouts are sampled; "
+                "remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _half_precision_has_master_weights(self) -> "ExperimentConfig":
         if self.model.dtype == "bfloat16" and self.execution.zero_stage == 0:
             raise ValueError(

@@ -1,8 +1,9 @@
 """The policy: a model folder or GGUF file, an embedded architecture, or a model that others serve."""
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, PositiveFloat, PositiveInt, model_validator
 
@@ -68,8 +69,47 @@ class EndpointModel(StrictModel):
         return self
 
 
+class LoRAConfig(StrictModel):
+    """A low-rank adapter that SFT and RL train in place of the weights (LoRA, arXiv 2106.09685, section 4.1).
+
+    An adapted layer computes `W x + alpha / rank B A x` with `W` frozen. What a stage hands on has the product merged
+    into its weights; the next stage starts a new adapter on them.
+    """
+
+    rank: PositiveInt
+    """Rows of `A` and columns of `B`."""
+    alpha: PositiveFloat
+    """Scale of the adapter, divided by `rank`."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Linear layers that get an adapter, by the end of their names (`[q_proj, v_proj]`); None: all but the output
+    embeddings."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Dropout before `A`, in SFT alone: RL has none, as its rollouts are sampled without."""
+
+    @property
+    def without_dropout(self) -> "LoRAConfig":
+        """What RL trains."""
+        return self.model_copy(update={"dropout": 0.0})
+
+    def adapts(self, layer: str) -> bool:
+        """Whether the linear layer of that name gets an adapter; the output embeddings never do."""
+        return self.targets is None or any(_ends_with(layer, target) for target in self.targets)
+
+    def complaint(self, layers: Sequence[str]) -> str | None:
+        """One line about the first target that means none of a model's linear layers; None if there is no such."""
+        for target in self.targets or ():
+            if not any(_ends_with(layer, target) for layer in layers):
+                allowed = ", ".join(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
+                return f"model.lora.targets: {target} is no linear layer that can be adapted; allowed are {allowed}"
+        return None
+
+
+def _ends_with(layer: str, target: str) -> bool:
+    return f".{layer}".endswith(f".{target}")
+
+
 class ModelConfig(StrictModel):
-    """Where the policy comes from, and what the `base` stage changes in its folder."""
+    """Where the policy comes from, what the `base` stage changes in its folder, and what of it is trained."""
 
     path: str | None = None
     """A Hugging Face model folder or hub id, or a `.gguf` file, whose weights are dequantised."""
@@ -87,6 +127,9 @@ class ModelConfig(StrictModel):
     """Overrides the folder's value."""
     chat_template: str | None = Field(default=None)
     """`qwen`, `luffy`, `r1_zero`, `none` (data/templates/), or the path of a Jinja file; None: the folder's own."""
+    lora: LoRAConfig | None = None
+    """Train an adapter in SFT and RL (`pip install 'luffy-rl[lora]'`); None: train all weights. A base policy is always
+    trained whole."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> "ModelConfig":
@@ -100,6 +143,8 @@ class ModelConfig(StrictModel):
         inert = [name for name in overrides if getattr(self, name) is not None]
         if self.path is None and self.package is None and inert:
             raise ValueError(f"{', '.join(inert)} adapt a model folder and have no effect without path; remove them")
+        if self.endpoint is not None and self.lora is not None:
+            raise ValueError("lora has no effect on a model that others serve, which is only evaluated; remove it")
         return self
 
     @property

@@ -14,7 +14,7 @@ from luffy.config.environment import LANES, EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import GradingConfig
-from luffy.config.model import DType, ModelConfig
+from luffy.config.model import DType, LoRAConfig, ModelConfig
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.strict import StrictModel, is_for_identity
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
@@ -40,6 +40,7 @@ class BaseSettings(StrictModel):
 
     seed: int
     model: ModelConfig
+    """Without `lora`, which is no business of this stage."""
     base: BaseConfig | None
 
 
@@ -63,6 +64,8 @@ class SFTSettings(StrictModel):
     and the masks of a model with dropout."""
     sft: SFTConfig
     environment: EnvironmentConfig | None = None
+    lora: LoRAConfig | None = None
+    """None: all weights are trained."""
 
     @model_serializer(mode="wrap")
     def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
@@ -81,6 +84,8 @@ class RLSettings(StrictModel):
     rl: RLConfig
     objective: ObjectiveConfig
     grading: GradingConfig
+    lora: LoRAConfig | None = None
+    """Without its dropout. None: all weights are trained."""
     environment: EnvironmentConfig | None = None
 
     @property

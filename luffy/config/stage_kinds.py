@@ -102,7 +102,7 @@ def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
 
 
 def _base(config: ExperimentConfig) -> BaseSettings:
-    return BaseSettings(seed=config.seed, model=config.model, base=config.base)
+    return BaseSettings(seed=config.seed, model=config.model.model_copy(update={"lora": None}), base=config.base)
 
 
 def _difficulty(config: ExperimentConfig) -> DifficultySettings:
@@ -123,13 +123,14 @@ def _sft(config: ExperimentConfig) -> SFTSettings:
         cluster=config.cluster,
         sft=_seedless(config.sft),
         environment=config.environment,
+        lora=config.model.lora,
     )
 
 
 def _rl(config: ExperimentConfig) -> RLSettings:
     assert config.rl is not None
     assert config.objective is not None
-    correction = config.rl.correction
+    correction, lora = config.rl.correction, config.model.lora
     return RLSettings(
         seed=_seed(config, config.rl),
         dtype=config.model.dtype,
@@ -138,6 +139,7 @@ def _rl(config: ExperimentConfig) -> RLSettings:
         objective=config.objective if correction is None else config.objective.with_correction(correction),
         grading=config.grading,
         environment=config.environment,
+        lora=None if lora is None else lora.without_dropout,
     )
 
 

@@ -46,7 +46,9 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
         seed=settings.seed,
     )
     model = context.inputs["model"] / "model"
-    spec = SupervisedSpec(plan, context.execution, settings.dtype, model, context.out, tokenizer.pad_token_id)
+    spec = SupervisedSpec(
+        plan, context.execution, settings.dtype, model, context.out, tokenizer.pad_token_id, settings.lora
+    )
     with open_ranks(settings.cluster, spec) as ranks:
         return run_supervised(settings, context, ranks, examples, plan, hours)
 

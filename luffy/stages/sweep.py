@@ -97,7 +97,7 @@ def _loaded(
     folder = context.out / _SWAP
     shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
     rl, tokenizer = context.inputs["model"], context.inputs["data"] / "tokenizer"
-    export_checkpoint(checkpoint, rl / "model", tokenizer, settings.protocol.dtype, folder)
+    export_checkpoint(checkpoint, rl, tokenizer, settings.protocol.dtype, folder)
     engine.load_weights_from(folder, step)
     logger.info("loaded the weights of step %d", step)
     yield

@@ -21,9 +21,9 @@ _REDUCE_BUCKET = 500_000_000
 
 
 def deepspeed_config(
-    optimizer: OptimizerConfig, execution: ExecutionConfig, dtype: DType, num_parameters: int
+    optimizer: OptimizerConfig, execution: ExecutionConfig, dtype: DType, num_trained: int
 ) -> dict[str, object]:
-    """DeepSpeed's configuration; gradients accumulate until `step()`.
+    """DeepSpeed's configuration for a model with `num_trained` trained parameters; gradients accumulate until `step()`.
 
     DeepSpeed's managed accumulation divides by a fixed number of micro-batches. Here that number varies with the
     sequence lengths, and the loss is already normalised over the whole step.
@@ -31,8 +31,8 @@ def deepspeed_config(
     zero: dict[str, object] = {
         "stage": execution.zero_stage,
         "overlap_comm": False,
-        # The engine allocates a buffer of this size, however small the model.
-        "reduce_bucket_size": min(_REDUCE_BUCKET, num_parameters),
+        # The engine allocates a buffer of this size, however little is trained.
+        "reduce_bucket_size": min(_REDUCE_BUCKET, num_trained),
     }
     if execution.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -56,15 +56,16 @@ def deepspeed_config(
 def start_engine(
     model: nn.Module, optimizer: OptimizerConfig, execution: ExecutionConfig, dtype: DType
 ) -> deepspeed.DeepSpeedEngine:
-    """A DeepSpeed engine around `model` with torch's AdamW."""
+    """A DeepSpeed engine around `model` with torch's AdamW over its parameters that require a gradient."""
     _skip_shared_memory_kernel()
     init_process_group()
     if execution.zero_stage == 3:
         # The head loops over chunks; as a leaf module its weight is gathered once, however many chunks a rank has.
         # A critic has no such head.
         set_z3_leaf_modules(model, [LogProbHead], raise_if_not_found=False)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adamw = torch.optim.AdamW(
-        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        trained,
         lr=optimizer.lr,
         weight_decay=optimizer.weight_decay,
         betas=optimizer.betas,
@@ -72,8 +73,7 @@ def start_engine(
         # One kernel for a whole step; never run here. None is torch's own choice, which is not the same as False.
         fused=(torch.cuda.is_available() and not execution.offload_optimizer) or None,
     )
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    config = deepspeed_config(optimizer, execution, dtype, num_parameters)
+    config = deepspeed_config(optimizer, execution, dtype, sum(parameter.numel() for parameter in trained))
     engine, *_ = deepspeed.initialize(model=model, optimizer=adamw, config=config, dist_init_required=False)
     return engine
 

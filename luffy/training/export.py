@@ -3,21 +3,38 @@
 from pathlib import Path
 
 from luffy.config.model import DType
+from luffy.config.settings import RLSettings, SFTSettings
+from luffy.pipeline.chain.job import JOB_FILE, read_job
+from luffy.training.adapter import ADAPTER_FOLDER, Adapter
 from luffy.training.base_model import copy_tokenizer
+from luffy.training.model_folder import own_weights, write_model_folder
 from luffy.training.piece_files import PieceKey, PieceReader
 from luffy.training.policy import load_causal_lm
 from luffy.training.policy_model import PolicyModel
 
+_MODEL = "model"
 
-def export_checkpoint(checkpoint: Path, start: Path, tokenizer: Path, dtype: DType, folder: Path) -> None:
+
+def export_checkpoint(checkpoint: Path, stage: Path, tokenizer: Path, dtype: DType, folder: Path) -> None:
     """Write the policy of `checkpoint` to `folder`: safetensors, configurations, tokenizer and chat template.
 
-    `start` is the stage's initial model folder, which gives the architecture. Runs in one process, whatever the number
-    of ranks that wrote the checkpoint. Raises CheckpointError for a broken checkpoint.
+    `stage` is the directory of the stage, `sft` or `rl`, that wrote the checkpoint. An adapter is merged, and also
+    written by itself. Runs in one process, whatever the number of ranks that wrote the checkpoint. Raises
+    CheckpointError for a broken checkpoint, ConfigError when the adapter's library is not installed.
     """
-    causal_lm = load_causal_lm(start, dtype)
+    job = read_job(stage / JOB_FILE)
+    assert isinstance(job.settings, SFTSettings | RLSettings)
+    lora = job.settings.lora
+    # A checkpoint of an adapter holds no other weights. Any checkpoint of a full training overwrites all of them.
+    finished = lora is None and (stage / _MODEL).is_dir()
+    causal_lm = load_causal_lm((stage if finished else Path(job.inputs["model"])) / _MODEL, dtype)
+    adapter = None if lora is None else Adapter(causal_lm, lora, seed=0)
     stored = PieceReader(checkpoint / "policy")
     for name, parameter in PolicyModel(causal_lm, temperature=1.0, chunk_tokens=1).named_parameters():
-        stored.read(PieceKey("weight", 0, name), parameter.detach().view(-1))
-    causal_lm.save_pretrained(folder)
+        if parameter.requires_grad:
+            stored.read(PieceKey("weight", 0, name), parameter.detach().view(-1))
+    weights = own_weights(causal_lm) if adapter is None else adapter.merged_weights()
+    write_model_folder(causal_lm, {weight.name: weight.value() for weight in weights}, folder)
+    if adapter is not None:
+        adapter.save({factor.name: factor.value() for factor in adapter.factors()}, folder / ADAPTER_FOLDER)
     copy_tokenizer(tokenizer, folder)

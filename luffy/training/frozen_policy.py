@@ -1,7 +1,9 @@
-"""The frozen initial policy of a stage: the reference of KL terms.
+"""The initial policy of a stage: the reference of KL terms.
 
 Shape legend: `B` rows, `T` tokens.
 """
+
+from typing import Protocol
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -9,9 +11,31 @@ from transformers import PreTrainedModel
 from luffy.config.execution import ExecutionConfig
 from luffy.training.attention import set_attention
 from luffy.training.distributed import device
+from luffy.training.policy import Policy
 from luffy.training.policy_model import PolicyModel
 from luffy.training.scoring import model_inputs, score
 from luffy.types import TrainBatch
+
+
+class ReferencePolicy(Protocol):
+    """The policy that a stage starts from."""
+
+    def logprobs(self, batch: TrainBatch) -> Tensor:
+        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
+        ...
+
+
+class UnadaptedPolicy:
+    """The policy in training without its adapter: the policy that the stage starts from, without a copy of it."""
+
+    def __init__(self, policy: Policy) -> None:
+        assert policy.adapter is not None
+        self._policy, self._adapter = policy, policy.adapter
+
+    def logprobs(self, batch: TrainBatch) -> Tensor:
+        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
+        with self._adapter.disabled():
+            return self._policy.logprobs(batch)
 
 
 class FrozenPolicy:

@@ -23,7 +23,7 @@ from luffy.objectives.step import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
 from luffy.training.critic import Critic
 from luffy.training.distributed import sum_over_ranks
-from luffy.training.frozen_policy import FrozenPolicy
+from luffy.training.frozen_policy import ReferencePolicy
 from luffy.training.memory_use import peak_memory
 from luffy.training.part_times import PartTimes
 from luffy.training.policy import Policy
@@ -72,7 +72,7 @@ class Learner:
         rl: RLConfig,
         pad_id: int,
         critic: Critic | None = None,
-        reference: FrozenPolicy | None = None,
+        reference: ReferencePolicy | None = None,
     ) -> None:
         assert (critic is not None) == objective.needs_critic
         assert (reference is not None) == objective.needs_reference

@@ -3,7 +3,7 @@
 Shape legend: `K` objective terms, `B` rows, `T` tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,9 +21,11 @@ from luffy.objectives.normalisation import token_weights
 from luffy.objectives.objective import needs_entropy_gradient, needs_untempered, objective_loss
 from luffy.objectives.step import StepObjective
 from luffy.pipeline.machine.flops import ModelFlops
+from luffy.training.adapter import ADAPTER_FOLDER, Adapter
 from luffy.training.attention import attention_for_generation, set_attention
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.distributed import device, sum_over_ranks
+from luffy.training.model_folder import FolderWeight, own_weights, write_model_folder
 from luffy.training.policy_model import PolicyModel, refuse_processed_logits
 from luffy.training.scoring import micro_batches, model_inputs, score
 from luffy.training.update_metrics import UpdateMetrics
@@ -39,7 +41,8 @@ class Policy:
     """A causal language model trained on `TrainBatch`es with a list of objective terms.
 
     Logits are divided by `temperature`, that of the rollouts, so that log-probabilities are those of the sampling
-    distribution. Terms that learn from demonstrations use temperature 1.
+    distribution. Terms that learn from demonstrations use temperature 1. With an `adapter`, which `causal_lm` has to
+    carry, it alone is trained.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Policy:
         execution: ExecutionConfig,
         dtype: DType,
         temperature: float = 1.0,
+        adapter: Adapter | None = None,
     ) -> None:
         if execution.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
@@ -57,6 +61,7 @@ class Policy:
         refuse_processed_logits(causal_lm)
         set_attention(causal_lm, execution)
         self.engine = start_engine(model, optimizer, execution, dtype)
+        self.adapter = adapter
         self._temperature = temperature
         self._execution = execution
         self._step = ClippedStep(self.engine, optimizer)
@@ -65,7 +70,7 @@ class Policy:
 
     @property
     def causal_lm(self) -> PreTrainedModel:
-        """The model with the parameter names of its folder."""
+        """The model with the parameter names of its folder, but for those of an adapter's layers."""
         return self.engine.module.causal_lm
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
@@ -114,27 +119,33 @@ class Policy:
         self.causal_lm.train()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name in the model folder and a CPU copy of every parameter, one at a time.
+        """Name in the model folder and a CPU copy of every weight, one at a time; an adapter is merged into them.
 
-        Under ZeRO 3 each parameter is gathered when it is reached, so that no rank holds more than one full parameter.
+        Under ZeRO 3 each parameter is gathered when it is reached, so that no rank holds more than one full weight.
         Collective: all ranks have to iterate to the end. A tied output head is not included.
         """
-        sharded = self._execution.zero_stage == 3
-        for name, parameter in self.causal_lm.named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=sharded):
-                weight = parameter.detach().to("cpu", copy=True)  # the gathered weight is freed with the context
-            yield name, weight
+        return self._copies(own_weights(self.causal_lm) if self.adapter is None else self.adapter.merged_weights())
 
     def export(self, folder: Path) -> None:
-        """Write a plain Hugging Face model folder (safetensors), parameter by parameter under ZeRO 3."""
+        """Write a plain Hugging Face model folder (safetensors), weight by weight under ZeRO 3.
+
+        An adapter is merged, and also written by itself to `ADAPTER_FOLDER` in the folder.
+        """
+        factors = {} if self.adapter is None else dict(self._copies(self.adapter.factors()))
         if self.engine.global_rank != 0:
             for _ in self.weights():  # only rank 0 holds the whole model in memory
                 pass
             return
-        state = dict(self.weights())
-        state |= {name: buffer.detach().cpu().clone() for name, buffer in self.causal_lm.named_buffers()}
-        persistent = self.causal_lm.state_dict().keys()
-        self.causal_lm.save_pretrained(folder, state_dict={k: v for k, v in state.items() if k in persistent})
+        write_model_folder(self.causal_lm, dict(self.weights()), folder)
+        if self.adapter is not None:
+            self.adapter.save(factors, folder / ADAPTER_FOLDER)
+
+    def _copies(self, weights: Iterable[FolderWeight]) -> Iterator[tuple[str, Tensor]]:
+        sharded = self._execution.zero_stage == 3
+        for weight in weights:
+            with deepspeed.zero.GatheredParameters(list(weight.parameters), enabled=sharded):
+                copy = weight.value().to("cpu", copy=True)  # what was gathered is freed with the context
+            yield weight.name, copy
 
     def _score(self, batch: TrainBatch, which: int) -> Tensor:
         module = self.engine.module

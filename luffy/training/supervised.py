@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 
 from luffy.config.execution import ExecutionConfig
-from luffy.config.model import DType
+from luffy.config.model import DType, LoRAConfig
 from luffy.config.objective import TermConfig
 from luffy.config.training import OptimizerConfig
 from luffy.objectives.schedules import schedule_multiplier
 from luffy.objectives.step import objective_at
 from luffy.seeds import derive_seed
+from luffy.training.adapter import Adapter
 from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.memory_use import peak_memory
@@ -57,10 +58,14 @@ class SupervisedSpec:
     out: Path
     """The stage's directory, for checkpoints, on a file system shared by all ranks."""
     pad_id: int
+    lora: LoRAConfig | None = None
+    """None: all weights are trained."""
 
     def open_rank(self) -> "SupervisedRank":
         """Load the model and prepare it for training; a collective call."""
-        policy = Policy(load_causal_lm(self.model, self.dtype), self.plan.optimizer, self.execution, self.dtype)
+        model, plan = load_causal_lm(self.model, self.dtype), self.plan
+        adapter = None if self.lora is None else Adapter(model, self.lora, derive_seed(plan.seed, "adapter"))
+        policy = Policy(model, plan.optimizer, self.execution, self.dtype, adapter=adapter)
         return SupervisedRank(policy, self.plan, CheckpointStore(self.out, self.execution.checkpoint.keep), self.pad_id)
 
 

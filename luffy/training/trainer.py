@@ -16,10 +16,11 @@ from transformers import PreTrainedModel
 from luffy.config.execution import ExecutionConfig
 from luffy.config.settings import RLSettings
 from luffy.seeds import derive_seed
+from luffy.training.adapter import Adapter
 from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic
-from luffy.training.frozen_policy import FrozenPolicy
+from luffy.training.frozen_policy import FrozenPolicy, ReferencePolicy, UnadaptedPolicy
 from luffy.training.group_sharding import shard_groups
 from luffy.training.learner import Learner, Metrics
 from luffy.training.policy import Policy, check_fits, load_causal_lm
@@ -155,7 +156,7 @@ class Trainer:
 
 
 def _learner(spec: TrainerSpec) -> Learner:
-    """The policy and, where the objective needs them, a critic and a frozen reference policy."""
+    """The policy and, where the objective needs them, a critic and a reference policy."""
     settings, execution = spec.settings, spec.execution
     rl, objective = settings.rl, settings.objective
 
@@ -164,11 +165,18 @@ def _learner(spec: TrainerSpec) -> Learner:
 
     model = start()
     check_fits(model, spec.longest, "a prompt and its response")
+    lora = settings.lora
+    adapter = None if lora is None else Adapter(model, lora, derive_seed(settings.seed, "adapter"))
+    policy = Policy(model, rl.optimizer, execution, settings.dtype, rl.temperature, adapter)
+
+    def reference() -> ReferencePolicy:
+        return FrozenPolicy(start(), execution, rl.temperature) if adapter is None else UnadaptedPolicy(policy)
+
     return Learner(
-        policy=Policy(model, rl.optimizer, execution, settings.dtype, rl.temperature),
+        policy=policy,
         objective=objective,
         rl=rl,
         pad_id=spec.pad_id,
         critic=None if rl.critic is None else Critic(start(), rl.critic, execution, settings.dtype),
-        reference=FrozenPolicy(start(), execution, rl.temperature) if objective.needs_reference else None,
+        reference=reference() if objective.needs_reference else None,
     )

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig, RayConfig, VLLMConfig
+from luffy.config.model import LoRAConfig
 from luffy.config.settings import RLSettings
 from luffy.config.training import RLConfig
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
@@ -40,7 +41,9 @@ def model_of(tied: bool, num_heads: int = 2) -> PreTrainedModel:
     return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
 
 
-def spec_of(folder: Path, model: PreTrainedModel, zero_stage: int, **ray: object) -> TrainerSpec:
+def spec_of(
+    folder: Path, model: PreTrainedModel, zero_stage: int, lora: LoRAConfig | None = None, **ray: object
+) -> TrainerSpec:
     """What both clusters are built from; the model is written below `folder`, and `ray` is of `execution.ray`.
 
     Adam at eps = 1, as in the proof, so that an error of scale shows in the parameters.
@@ -58,6 +61,7 @@ def spec_of(folder: Path, model: PreTrainedModel, zero_stage: int, **ray: object
         ),
         objective=objective,
         grading=smoke.grading,
+        lora=lora,
     )  # fmt: skip
     execution = ExecutionConfig(
         zero_stage=zero_stage,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from luffy.config.model import LoRAConfig
 from luffy.config.training import ScheduleConfig
 from luffy.training.distributed import init_process_group
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedSpec, SupervisedTrainer
@@ -39,10 +40,16 @@ class Ended(Exception):
     """The run was interrupted."""
 
 
-def sft(model: Path, out: Path, *, start: int = 0, ends: bool = False, **settings: object) -> list[dict[str, float]]:
-    """Train from step `start`, to the end or (`ends`) until `ENDS_AFTER`, and export; returns the steps' metrics."""
+def sft(
+    model: Path, out: Path, *, start: int = 0, ends: bool = False, rank: int | None = None, **settings: object
+) -> list[dict[str, float]]:
+    """Train from step `start`, to the end or (`ends`) until `ENDS_AFTER`, and export; returns the steps' metrics.
+
+    With `rank`, it trains an adapter.
+    """
     init_process_group()
-    spec = SupervisedSpec(PLAN, execution(**settings), "float32", model, out, pad_id=0)
+    lora = None if rank is None else LoRAConfig(rank=rank, alpha=2.0 * rank)
+    spec = SupervisedSpec(PLAN, execution(**settings), "float32", model, out, pad_id=0, lora=lora)
     trainer = SupervisedTrainer(PLAN, OwnRank(spec.open_rank()))
     history: list[dict[str, float]] = []
 

@@ -56,7 +56,7 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
 
     export_checkpoint(
         checkpoints[chosen],
-        start=Path(job.inputs["model"]) / _MODEL,
+        stage=stage,
         tokenizer=Path(job.inputs["data"]) / "tokenizer",
         dtype=job.settings.dtype,
         folder=folder,

@@ -14,8 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from luffy.config import ExperimentConfig
+from luffy.config.model import LoRAConfig
 from luffy.config.objective import TermConfig
 from luffy.config.objective.losses import EntropyLoss, is_untempered
+from luffy.pipeline.machine.adapter_shape import adapter_activation_bytes, adapter_parameters
 from luffy.pipeline.machine.architecture import ModelArchitecture
 from luffy.pipeline.machine.engine_memory import rl_engine_memory
 from luffy.pipeline.machine.gpu_memory import (
@@ -114,17 +116,19 @@ def head_bytes(
     *,
     entropy_gradient: bool,
     untempered: bool = False,
+    frozen: bool = False,
 ) -> tuple[int, int]:
     """Bytes of a chunk's logits at the peak of `LogProbHead`, and of the gradients that it adds.
 
     Forward: 4 float32 tensors of chunk x V (logits, log-probabilities, probabilities and their product). Backward, if a
     term differentiates the entropy: 5 (log-probabilities, probabilities and three gradients). If a term also uses the
     policy at temperature 1, its log-probabilities (and probabilities) are saved too. A chunk's gradient of the output
-    embeddings takes b V h, that of the hidden states b h per token.
+    embeddings takes b V h unless they are `frozen`, that of the hidden states b h per token.
     """
     tensors = (5 if entropy_gradient else 4) + (2 if entropy_gradient else 1) * untempered
     logits = min(chunk_tokens, tokens) * architecture.vocabulary_size * FLOAT32 * tensors
-    return logits, dtype_bytes * (architecture.embedding_parameters + tokens * architecture.hidden_size)
+    embeddings = 0 if frozen else architecture.embedding_parameters
+    return logits, dtype_bytes * (embeddings + tokens * architecture.hidden_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,24 +143,27 @@ class _Workload:
     """Whether a term uses the policy at temperature 1 besides the rollouts' temperature."""
     has_reference: bool = False
     has_critic: bool = False
+    lora: LoRAConfig | None = None
 
 
 def _sft_workload(config: ExperimentConfig) -> _Workload:
     assert config.sft is not None
     longest = config.data.max_prompt_tokens + config.data.max_trace_tokens
-    return _Workload(longest, _differentiates_entropy(config.sft.objective.terms))
+    return _Workload(longest, _differentiates_entropy(config.sft.objective.terms), lora=config.model.lora)
 
 
 def _rl_workload(config: ExperimentConfig) -> _Workload:
-    rl, objective = config.rl, config.objective
+    rl, objective, lora = config.rl, config.objective, config.model.lora
     assert rl is not None and objective is not None
     terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
     return _Workload(
         longest=config.data.max_prompt_tokens + rl.max_response_tokens,
         entropy_gradient=_differentiates_entropy(terms),
         untempered=rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms),
-        has_reference=objective.needs_reference,
+        # The reference is the policy without its adapter.
+        has_reference=objective.needs_reference and lora is None,
         has_critic=rl.critic is not None,
+        lora=None if lora is None else lora.without_dropout,
     )
 
 
@@ -177,13 +184,15 @@ class _TrainerMemory:
         self._execution = config.execution
         self._bytes = DTYPE_BYTES[config.model.dtype]
         self._workload = workload
+        self._lora = workload.lora
         self.num_ranks = config.execution.ray.trainer_ranks
 
     def states(self) -> tuple[Component, ...]:
         """Weights, gradients and optimizer states, which do not depend on the batch."""
+        critic = self._critic_parameters
         return tuple(
-            [*self._learning("", self._shape.num_parameters), *self._reference()]
-            + (self._learning("critic ", self._critic_parameters) if self._workload.has_critic else [])
+            [*self._learning("", self._parameters, self._trained), *self._reference()]
+            + (self._learning("critic ", critic, critic) if self._workload.has_critic else [])
         )
 
     def states_in_rollouts(self) -> tuple[Component, ...]:
@@ -197,6 +206,16 @@ class _TrainerMemory:
         return max(self._in_head(), self._in_layer(), self._in_step(), key=total_gib)
 
     @property
+    def _parameters(self) -> int:
+        """Parameters of the policy, those of an adapter included."""
+        return self._shape.num_parameters + (self._trained if self._lora is not None else 0)
+
+    @property
+    def _trained(self) -> int:
+        """Parameters that the optimizer updates: all of them, or those of the adapter."""
+        return self._shape.num_parameters if self._lora is None else adapter_parameters(self._shape, self._lora)
+
+    @property
     def _critic_parameters(self) -> int:
         """The policy's decoder under a head of `h` weights and a bias; no output embeddings."""
         shape = self._shape
@@ -207,15 +226,16 @@ class _TrainerMemory:
         """ZeRO 1 in mixed precision sums whole gradients in float32 and shards them only at the step."""
         return self._execution.zero_stage == 1 and self._bytes != FLOAT32
 
-    def _learning(self, owner: str, parameters: int) -> list[Component]:
+    def _learning(self, owner: str, parameters: int, trained: int) -> list[Component]:
         named = f"{parameters:,} parameters"
+        of_adapter = "" if trained == parameters else f"{trained:,} parameters of the adapter; "
         weights = self._weights(parameters)
         gradients, gradient_words = self._gradient_bytes()
         optimizer, optimizer_words = self._optimizer_bytes()
         return [
             Component(f"{owner}weights", weights[0] / GIB, f"{named} x {self._bytes} bytes{weights[1]}"),
-            Component(f"{owner}gradients", gradients * parameters / GIB, gradient_words),
-            Component(f"{owner}optimizer", optimizer * parameters / GIB, optimizer_words),
+            Component(f"{owner}gradients", gradients * trained / GIB, of_adapter + gradient_words),
+            Component(f"{owner}optimizer", optimizer * trained / GIB, of_adapter + optimizer_words),
         ]
 
     def _weights(self, parameters: int) -> tuple[float, str]:
@@ -260,6 +280,7 @@ class _TrainerMemory:
             chunk,
             entropy_gradient=self._workload.entropy_gradient,
             untempered=self._workload.untempered,
+            frozen=self._lora is not None,
         )
         per_logit = logits // (chunk * self._shape.vocabulary_size)
         words = f"{chunk:,} tokens x {self._shape.vocabulary_size:,} logits x {per_logit} bytes"
@@ -281,7 +302,7 @@ class _TrainerMemory:
         if self._execution.offload_optimizer:
             return ()
         stage = self._execution.zero_stage
-        size = self._shape.num_parameters / (1 if stage == 0 else self.num_ranks)
+        size = self._trained / (1 if stage == 0 else self.num_ranks)
         size = min(size, 1e9) if stage == 3 else size
         return (Component("optimizer step", FLOAT32 * size / GIB, "one float32 temporary of Adam's shard"),)
 
@@ -294,14 +315,23 @@ class _TrainerMemory:
     def _bucket(self) -> tuple[Component, ...]:
         if self.num_ranks == 1 and self._execution.zero_stage == 0:
             return ()
-        elements = min(_REDUCE_BUCKET, self._shape.num_parameters)
+        elements = min(_REDUCE_BUCKET, self._trained)
         words = f"DeepSpeed's reduce bucket: {elements:,} elements x {self._bytes} bytes"
         return (Component("gradient bucket", elements * self._bytes / GIB, words),)
 
     @property
     def _activations(self) -> tuple[int, int]:
+        lora, checkpointing = self._lora, self._checkpointing
         by_sequence = self._execution.packing and self._execution.attention == "sdpa"
-        return activation_bytes(self._shape, self._bytes, checkpointing=self._checkpointing, by_sequence=by_sequence)
+        kept, one_layer = activation_bytes(
+            self._shape, self._bytes, checkpointing=checkpointing, by_sequence=by_sequence
+        )
+        if lora is None:
+            return kept, one_layer
+        of_layers, transient = adapter_activation_bytes(self._shape, lora, self._bytes)
+        if checkpointing:
+            return kept, one_layer + of_layers // self._shape.num_layers + transient
+        return kept + of_layers, one_layer + transient
 
     @property
     def _checkpointing(self) -> bool:

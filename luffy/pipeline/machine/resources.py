@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from luffy.config import ExperimentConfig
 from luffy.config.stage_kinds import cluster_gpus, engine_gpus
 from luffy.errors import ConfigError
+from luffy.pipeline.machine.adapter_shape import linear_layers, missing_package
 from luffy.pipeline.machine.architecture import architecture_of
 from luffy.pipeline.machine.gpu_memory import GpuMemory
 from luffy.pipeline.machine.gpus import detected_gpus
@@ -49,7 +50,7 @@ def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None
     wanted = config.stages if stages is None else stages
     placement = Placement(config, wanted, detected_gpus_gib(), architecture=None)
     notes = _advice_on_engine(config) if config.cluster == "local" and "rl" in wanted else []
-    complaints = _attention_without_gpu(placement)
+    complaints = [*_unusable_adapter(placement), *_attention_without_gpu(placement)]
     if not placement.trains_on_ray and not placement.checks_generation:
         return Resources((), tuple(notes), tuple(complaints))
     placement = replace(placement, architecture=architecture_of(config.model))
@@ -80,6 +81,17 @@ def detected_gpus_gib() -> tuple[float, ...] | None:
     """Memory of each GPU that this process may use; None if the driver does not respond."""
     gpus = detected_gpus()
     return None if gpus is None else tuple(gpu.memory_gib for gpu in gpus)
+
+
+def _unusable_adapter(placement: Placement) -> list[str]:
+    """What the first training stage would refuse, perhaps hours later."""
+    lora = placement.config.model.lora
+    if lora is None or not {"sft", "rl"} & {*placement.stages}:
+        return []
+    architecture = architecture_of(placement.config.model)
+    layers = [layer.name for layer in linear_layers(architecture)] if architecture is not None else []
+    complaint = lora.complaint(layers) if layers else None
+    return [line for line in (missing_package(), complaint) if line is not None]
 
 
 def _advice_on_engine(config: ExperimentConfig) -> list[str]:

@@ -58,6 +58,9 @@ def disk_need(plan: StagePlan, checkpoint: CheckpointConfig) -> DiskNeed:
         return DiskNeed(MIN_FREE_BYTES)
     dtype = settings.model.dtype if isinstance(settings, BaseSettings) else settings.dtype
     model = parameters * _MODEL_BYTES[dtype]
+    if not isinstance(settings, BaseSettings) and settings.lora is not None:
+        # Checkpoints of an adapter are too small to count.
+        return DiskNeed(model + MIN_FREE_BYTES, f"{parameters:,} parameters: a model in {dtype}")
     # The new one is written before an old one goes.
     count = min(_saves(settings, checkpoint), checkpoint.keep + 1)
     there = measure(plan.directory / CHECKPOINTS_FOLDER).num_bytes

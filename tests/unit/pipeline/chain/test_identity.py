@@ -27,6 +27,7 @@ def test_keys_are_the_same_every_time(opened):
         ("rl.steps=7", {"rl", "evaluate_rl", "report"}),
         ("sft.epochs=3", {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}),
         ("execution.grader_workers=3", {"report"}),
+        ("model.lora={rank: 4, alpha: 8}", {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}),
     ],
 )
 def test_a_setting_changes_the_keys_of_what_depends_on_it(opened, override, stages):
@@ -53,6 +54,19 @@ def test_a_judges_rate_and_api_key_change_only_the_key_of_the_report(opened, for
     assert changed(keys(before), keys(after)) == stages
     node = next(node for node in after.nodes if node.name == "evaluate_rl")
     assert setting.split(":")[0] in json.dumps(node.settings.model_dump(mode="json"))
+
+
+@pytest.mark.parametrize(
+    ("override", "stages"),
+    [
+        ("model.lora.rank=8", {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}),
+        ("model.lora.targets=[q_proj]", {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}),
+        ("model.lora=null", {"sft", "rl", "evaluate_sft", "evaluate_rl", "report"}),
+    ],
+)
+def test_an_adapter_changes_what_is_trained_with_it_and_not_what_it_starts_from(opened, override, stages):
+    lora = "model.lora={rank: 4, alpha: 8}"
+    assert changed(keys(opened(lora)), keys(opened(lora, override))) == stages
 
 
 AFTER_DIFFICULTY = {"rl", "evaluate_rl", "report"}

@@ -38,6 +38,14 @@ def test_a_changed_setting_is_named_with_both_values(opened, finish_all):
     assert decisions(opened("sft.optimizer.lr=2e-3"))["base"] == "reused"
 
 
+def test_an_adapter_is_named_and_leaves_the_base_policy_as_it_is(opened, finish_all):
+    finish_all(opened())
+    lora = opened("model.lora={rank: 4, alpha: 8}")
+    assert reasons(lora)["sft"].startswith("lora added (against ")
+    reused = {name for name, decision in decisions(lora).items() if decision == "reused"}
+    assert reused == {"prepare_data", "base", "evaluate_base"}
+
+
 def test_the_most_similar_result_explains_and_ties_go_to_the_newest(opened, finish_all):
     finish_all(opened())
     finish_all(opened("sft.optimizer.lr=2e-3", "sft.epochs=9"))

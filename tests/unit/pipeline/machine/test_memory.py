@@ -20,16 +20,18 @@ from transformers import (
 
 from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.execution import ExecutionConfig
-from luffy.config.model import ModelConfig
+from luffy.config.model import LoRAConfig, ModelConfig
 from luffy.config.training import OptimizerConfig
 from luffy.data.tokenizer import MAX_VOCABULARY
 from luffy.errors import DataError
+from luffy.pipeline.machine.adapter_shape import adapter_activation_bytes, adapter_parameters, linear_layers
 from luffy.pipeline.machine.architecture import TINY_VOCABULARY, ModelArchitecture, architecture_of, from_model_config
 from luffy.pipeline.machine.engine_memory import generation_memory, kv_cache_bytes_per_token, rl_engine_memory
 from luffy.pipeline.machine.memory import activation_bytes, estimate_memory, head_bytes, layer_activation_bytes
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training import deepspeed_engine
+from luffy.training.adapter import Adapter
 from luffy.training.attention import AttentionInputs, attention_inputs, set_attention
 from luffy.training.deepspeed_engine import start_engine
 from luffy.training.policy_model import PolicyModel
@@ -223,11 +225,14 @@ def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
-def state_bytes_per_parameter(zero_stage: int, dtype: torch.dtype) -> float:
-    """What DeepSpeed on one rank holds of each parameter between a backward pass and the next, buckets aside."""
+WIDE = {"hidden_size": 256, "intermediate_size": 1024}
+
+
+def state_bytes(zero_stage: int, dtype: torch.dtype, lora: LoRAConfig | None = None) -> int:
+    """What DeepSpeed on one rank holds of a model between a backward pass and the next, buckets aside."""
     before = live_tensors()  # held, so that their places are not taken by others
-    model = model_of(config_of("qwen2 untied", hidden_size=256, intermediate_size=1024), dtype)
-    num_parameters = model.num_parameters()
+    model = model_of(config_of("qwen2 untied", **WIDE), dtype)
+    adapter = None if lora is None else Adapter(model, lora, seed=0)  # held like the model
     engine = start_engine(
         PolicyModel(model, 1.0, 64),
         OptimizerConfig(lr=1e-3),
@@ -241,7 +246,8 @@ def state_bytes_per_parameter(zero_stage: int, dtype: torch.dtype) -> float:
     gradients = [parameter.grad for parameter in model.parameters()]
     held = storages(live_tensors() + [gradient for gradient in gradients if gradient is not None])
     old = storages(before)
-    return sum(size for place, size in held.items() if place not in old) / num_parameters
+    del adapter
+    return sum(size for place, size in held.items() if place not in old)
 
 
 @pytest.mark.slow
@@ -252,12 +258,118 @@ def state_bytes_per_parameter(zero_stage: int, dtype: torch.dtype) -> float:
 def test_deepspeed_holds_the_counted_states(zero_stage: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed_engine, "_REDUCE_BUCKET", 1000)  # so that it does not show
     config = experiment(f"execution.zero_stage={zero_stage}", f"model.dtype={dtype}", "execution.ray.trainer_ranks=1")
-    shape = ModelArchitecture(64, 1, 2, 2, 32, 64, 100, tied=False)
+    shape = architecture(config_of("qwen2 untied", **WIDE))
+    assert estimated_states(shape, config) == pytest.approx(state_bytes(zero_stage, getattr(torch, dtype)), rel=0.02)
+
+
+def estimated_states(shape: ModelArchitecture, config: ExperimentConfig) -> float:
+    """Bytes of weights, gradients and optimizer states on one rank, without what ZeRO 3 gathers for a time."""
     trainer = estimate_memory(shape, config, None)[0]
-    states = sum(trainer.gib(name) for name in ("weights", "gradients", "optimizer")) * GIB / shape.num_parameters
-    gathered = {"float32": 4, "bfloat16": 2}[dtype] if zero_stage == 3 else 0
-    measured = state_bytes_per_parameter(zero_stage, getattr(torch, dtype))
-    assert states - gathered == pytest.approx(measured, rel=0.02)
+    states = sum(trainer.gib(name) for name in ("weights", "gradients", "optimizer")) * GIB
+    lora, size = config.model.lora, {"float32": 4, "bfloat16": 2}[config.model.dtype]
+    parameters = shape.num_parameters + (adapter_parameters(shape, lora) if lora is not None else 0)
+    return states - (size * parameters if config.execution.zero_stage == 3 else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("zero_stage", "dtype"), [(0, "float32"), (2, "float32"), (1, "bfloat16"), (2, "bfloat16"), (3, "bfloat16")]
+)
+def test_deepspeed_holds_the_counted_states_of_an_adapter(
+    zero_stage: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed_engine, "_REDUCE_BUCKET", 1000)
+    alone = [f"execution.zero_stage={zero_stage}", f"model.dtype={dtype}", "execution.ray.trainer_ranks=1"]
+    config, shape = (
+        experiment(*alone, "model.lora={rank: 64, alpha: 64}"),
+        architecture(config_of("qwen2 untied", **WIDE)),
+    )
+    measured = state_bytes(zero_stage, getattr(torch, dtype), config.model.lora)
+    assert estimated_states(shape, config) == pytest.approx(measured, rel=0.03)
+    whole = estimated_states(shape, experiment(*alone))
+    assert measured < 0.7 * whole  # or a missing adapter would not be noticed
+
+
+ALL = LoRAConfig(rank=8, alpha=16.0)
+SOME = LoRAConfig(rank=8, alpha=16.0, targets=("q_proj", "down_proj"))
+DROPPED = LoRAConfig(rank=8, alpha=16.0, dropout=0.1)
+
+
+def adapted_model(
+    lora: LoRAConfig, dtype: torch.dtype = torch.float32, kind: str = "qwen2 untied", **changes: int
+) -> PreTrainedModel:
+    model = model_of(config_of(kind, **changes), dtype)
+    Adapter(model, lora, seed=0)
+    return model.train()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lora", [ALL, SOME], ids=["all", "some"])
+def test_the_parameters_of_an_adapter_are_counted(kind: str, lora: LoRAConfig) -> None:
+    model, shape = adapted_model(lora, kind=kind), architecture(config_of(kind))
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert adapter_parameters(shape, lora) == trained
+    linear = {name for name, module in model_of(config_of(kind)).named_modules() if type(module) is torch.nn.Linear}
+    assert {layer.name for layer in linear_layers(shape)} == linear - {"lm_head"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lora", [ALL, DROPPED], ids=["plain", "with dropout"])
+def test_an_adapted_layer_saves_no_more_than_the_counted_bytes(lora: LoRAConfig, dtype: torch.dtype) -> None:
+    longer, shorter = (kept_bytes(adapted_model(lora, dtype, num_hidden_layers=layers)) for layers in (3, 2))
+    shape, measured = architecture(config_of("qwen2 untied")), (longer - shorter) / (2 * 48)
+    saved, _ = adapter_activation_bytes(shape, lora, DTYPES[dtype])
+    counted = layer_activation_bytes(shape, DTYPES[dtype], 48) + saved / shape.num_layers
+    assert measured <= counted < 1.25 * measured
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("vocabulary", [64, 8192], ids=["fullest in a layer", "fullest in the head"])
+def test_the_estimate_bounds_the_peak_of_a_pass_with_an_adapter(
+    vocabulary: int, checkpointing: bool, dtype: torch.dtype
+) -> None:
+    model, tokens, chunk = adapted_model(ALL, dtype, vocab_size=vocabulary), 4 * 256, 128
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    policy = PolicyModel(model, 1.0, chunk)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    ids_BT, mask_BT, position_BT, response_BT = inputs(4, 256)
+    tracker = MemTracker()
+    tracker.track_external(policy)
+    with tracker:
+        logp_BT, entropy_BT = policy(ids_BT % vocabulary, mask_BT, position_BT, response_BT, True)
+        (logp_BT.sum() + entropy_BT.sum()).backward()
+    states = sum(parameter.nbytes for parameter in [*model.parameters(), *trained])
+    measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - states
+
+    shape = architecture(config_of("qwen2 untied", vocab_size=vocabulary))
+    kept, one_layer = activation_bytes(shape, DTYPES[dtype], 256, checkpointing=checkpointing)
+    saved, transient = adapter_activation_bytes(shape, ALL, DTYPES[dtype])
+    kept, one_layer = (kept, one_layer + saved // 3) if checkpointing else (kept + saved, one_layer)
+    logits, gradients = head_bytes(shape, DTYPES[dtype], tokens, chunk, entropy_gradient=True, frozen=True)
+    estimated = tokens * kept + max(tokens * (one_layer + transient), logits + gradients)
+    assert 0.99 * measured <= estimated <= 1.3 * measured
+
+
+def test_an_adapter_alone_has_gradients_and_optimizer_states_by_hand() -> None:
+    lora = "model.lora={rank: 32, alpha: 64}"
+    full, adapted = (estimate_memory(seven_b(), experiment(*more), 79.0)[0] for more in ((), (lora,)))
+    # q and o: 3584 + 3584; k and v: 3584 + 512; gate, up and down: 3584 + 18944.
+    factors = 28 * 32 * (2 * 7168 + 2 * 4096 + 3 * 22528)
+    assert adapter_parameters(seven_b(), LoRAConfig(rank=32, alpha=64.0)) == factors == 80_740_352
+    assert adapted.gib("weights") == pytest.approx(2 * (7_615_616_512 + factors) / GIB)
+    assert adapted.gib("gradients") == pytest.approx(4 * factors / 8 / GIB)
+    assert adapted.gib("optimizer") == pytest.approx(12 * factors / 8 / GIB)
+    assert adapted.total_gib < full.total_gib - 12
+
+
+def test_the_reference_of_an_adapter_takes_no_memory() -> None:
+    lora = "model.lora={rank: 32, alpha: 64}"
+    with_reference = estimate_memory(seven_b(), experiment("method=reinforce_pp", lora), 79.0)[0]
+    assert with_reference.gib("frozen reference") == 0
 
 
 def experiment(*overrides: str) -> ExperimentConfig:

@@ -1,5 +1,6 @@
 """What is refused before anything starts; the driver is a script in nvidia-smi's place."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -221,6 +222,34 @@ def test_attention_for_gpus_is_refused_without_one(driver, cluster, gpus, refuse
     found = find_resources(load_experiment(SEVEN_B, [f"cluster={cluster}", "execution.attention=flash_attention_2"]))
     line = "execution.attention: flash_attention_2 needs a GPU, this machine has none; use sdpa"
     assert found.complaints == ((line,) if refused else ())
+
+
+LORA = ["chain=rl", "method=luffy", "model.lora={rank: 4, alpha: 8, targets: [q_proj, mlp.up_porj]}"]
+
+
+@pytest.mark.parametrize("name", ["smoke", "luffy_qwen2.5_math_7b"])
+def test_targets_of_an_adapter_that_the_model_does_not_have_are_refused_before_anything_runs(driver, name):
+    driver(cards(*[81559] * 8))
+    with pytest.raises(ConfigError) as refusal:
+        check_resources(load_experiment(CONFIGS / f"{name}.yaml", LORA))
+    assert str(refusal.value) == (
+        "model.lora.targets: mlp.up_porj is no linear layer that can be adapted; allowed are "
+        "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+    )
+
+
+def test_an_adapter_without_its_package_is_refused_before_anything_runs(driver, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    lora = [*LORA, "model.lora.targets=null"]
+    found = find_resources(load_experiment(CONFIGS / "smoke.yaml", lora))
+    assert found.complaints == ("model.lora needs the package peft: pip install 'luffy-rl[lora]'",)
+
+
+def test_an_adapter_makes_room_for_a_model_that_would_not_fit(driver):
+    driver(cards(*[81559] * 2))
+    two = ["execution.ray={placement: disaggregated, trainer_ranks: 1, engines: 1}", "model.lora=null"]
+    assert "trainer GPU would hold about" in refusals(*two)[0]
+    check_resources(load_experiment(SEVEN_B, [*two[:1], "model.lora={rank: 32, alpha: 64}"]))
 
 
 def pretrained(folder, layers):

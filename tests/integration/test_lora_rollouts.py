@@ -1,0 +1,130 @@
+"""RL of a LoRA adapter as a real stage: rollouts see the adapted policy in every engine, and a stop costs no bit."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from reference.gradient_case import relative_l2
+from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movement, params, spec_of
+from safetensors.torch import load_file
+from test_methods import Stopped, experiment, run_rl, run_stage
+
+from luffy.cli.commands.export import export_stage
+from luffy.cluster.local import LocalCluster
+from luffy.cluster.ray_cluster import RayCluster
+from luffy.config.experiment import ExperimentConfig
+from luffy.config.model import LoRAConfig
+from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
+from luffy.tracking.metrics import read_metrics, without_times
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")]
+LORA = "model.lora={rank: 8, alpha: 16}"
+FAST = "rl.optimizer={lr: 0.01}"
+MAX_GAP = 1e-5
+# Of vLLM's CPU attention 32 is the smallest head.
+SHAPE = (
+    "model.architecture={hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 2, "
+    "max_position_embeddings: 128}"
+)
+
+
+def config(method: str, *overrides: str) -> ExperimentConfig:
+    return experiment(method, SHAPE, LORA, FAST, *overrides)
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Data and a base policy that is right now and then."""
+    folder = tmp_path_factory.mktemp("upstream")
+    data, model = build_graph(config("luffy"))[:2]
+    run_stage(data, config("luffy"), folder / "data", {})
+    run_stage(model, config("luffy"), folder / "model", {"data": folder / "data"})
+    return {"data": folder / "data", "model": folder / "model"}
+
+
+@pytest.mark.parametrize("engine", ["cluster", "vllm"])
+def test_every_step_samples_with_the_adapter_that_it_trains(
+    engine: str, upstream: Mapping[str, Path], tmp_path: Path
+) -> None:
+    run_rl(config("luffy", f"rl.engine={engine}", "execution.vllm.max_num_seqs=16"), tmp_path, upstream)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["rollout/logp_gap_mean"] < MAX_GAP for row in rows), rows
+    assert all(row["actor/grad_norm"] > 0 for row in rows)
+    moved = movement(tmp_path / "model", upstream["model"] / "model")
+    assert moved["model.layers.0.self_attn.q_proj.weight"].abs().max() > 1e-3  # or the gap would prove nothing
+    assert not moved["model.embed_tokens.weight"].any() and not moved["lm_head.weight"].any()
+
+
+@pytest.mark.parametrize("method", ["luffy", "reinforce_pp"])
+def test_a_stop_resumes_to_the_same_bits(method: str, upstream: Mapping[str, Path], tmp_path: Path) -> None:
+    """`reinforce_pp` has a KL term against the reference, which is the policy without its adapter."""
+    run_rl(config(method), tmp_path / "undisturbed", upstream)
+    with pytest.raises(Stopped):
+        run_rl(config(method), tmp_path / "resumed", upstream, stop_at=2)
+    (tmp_path / "resumed/checkpoints/step_000002/COMPLETE").unlink()
+    assert run_rl(config(method), tmp_path / "resumed", upstream).resumed_from == 1
+    for file in ("model/model.safetensors", "model/adapter/adapter_model.safetensors"):
+        expected, found = (load_file(tmp_path / name / file) for name in ("undisturbed", "resumed"))
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("undisturbed", "resumed")]
+    assert [without_times(row) for row in rows[0]] == [without_times(row) for row in rows[1]]
+    if method == "reinforce_pp":
+        kl = [row["actor/kl_loss"] for row in rows[0]]
+        assert 0 <= kl[0] < kl[2]
+
+
+def test_a_checkpoint_is_exported_like_the_final_model(upstream: Mapping[str, Path], tmp_path: Path) -> None:
+    stage, experiment_ = tmp_path / "rl", config("luffy")
+    run_rl(experiment_, stage, upstream)
+    (node,) = (node for node in build_graph(experiment_) if node.stage == "rl")
+    inputs = {name: str(path) for name, path in upstream.items()}
+    job = StageJob(
+        node="rl", stage="rl", key="key", settings=node.settings, inputs=inputs, upstream={},
+        execution=experiment_.execution, tracking=experiment_.tracking,
+    )  # fmt: skip
+    write_job(stage / JOB_FILE, job)
+    assert export_stage(stage, tmp_path / "exported", step=3) == "the checkpoint of step 3"
+    for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        expected, found = (load_file(folder / file) for folder in (stage / "model", tmp_path / "exported"))
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+@dataclass
+class Pair:
+    """The same start twice."""
+
+    ray: RayCluster
+    local: LocalCluster
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    lora = LoRAConfig(rank=4, alpha=8.0)
+    ray_folder, local_folder = tmp_path_factory.mktemp("ray"), tmp_path_factory.mktemp("local")
+    spec = spec_of(ray_folder, model_of(tied=False), zero_stage=2, lora=lora, trainer_ranks=2, engines=1)
+    local = LocalCluster(spec_of(local_folder, model_of(tied=False), zero_stage=0, lora=lora))
+    with RayCluster(spec) as cluster:
+        yield Pair(cluster, local, ray_folder)
+
+
+def test_ray_publishes_the_merged_weights_of_every_update(pair: Pair) -> None:
+    base = pair.folder / "model"
+    for step in (1, 2, 3):
+        found, expected = (cluster.trainer.learn(groups_of(step), step) for cluster in (pair.ray, pair.local))
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        pair.ray.publish(step)
+        sampled = pair.ray.engine.generate(REQUESTS, params())
+        pair.ray.trainer.export(pair.folder / f"after_{step}")
+        gap_before = largest_gap(base, REQUESTS, sampled)
+        assert largest_gap(pair.folder / f"after_{step}", REQUESTS, sampled) < 1e-4 < gap_before
+        assert all(set(completion.weight_versions) == {step} for completion in sampled)
+    pair.local.trainer.export(pair.folder / "expected")
+    moved, wanted = (movement(pair.folder / name, base) for name in ("after_3", "expected"))
+    assert relative_l2(moved, wanted) < 1e-3

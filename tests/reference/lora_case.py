@@ -1,0 +1,234 @@
+"""A LoRA adapter in training, and the same step in float64 by a reference that knows nothing of peft."""
+
+import copy
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.utils import safe_get_full_grad
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import PreTrainedModel
+
+from luffy.config.model import DType, LoRAConfig
+from luffy.training.adapter import Adapter
+from luffy.training.batching import take_rows
+from luffy.training.checkpoint import CheckpointStore
+from luffy.training.frozen_policy import FrozenPolicy, UnadaptedPolicy
+from luffy.training.policy import Policy, load_causal_lm
+from reference.elastic_case import assert_same_contents, contents
+from reference.gradient_case import (
+    OPTIMIZER,
+    adamw_step,
+    execution,
+    make_batch,
+    reference_gradients,
+    reference_of,
+    reference_optimizer,
+    relative_l2,
+    shard_by_source,
+    step_of,
+    tiny_model,
+)
+
+LORA = LoRAConfig(rank=3, alpha=4.5)
+SCALE = 1.5
+"""alpha / rank."""
+LAYERS = [
+    f"model.layers.{layer}.{name}"
+    for layer in range(2)
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
+                 "mlp.up_proj", "mlp.down_proj")
+]  # fmt: skip
+CASES = ("luffy", "reinforce_pp", "sft")
+"""Rollouts with demonstrations; with a KL term against the reference; demonstrations alone."""
+
+
+@functools.cache
+def base_model(tie: bool = False) -> PreTrainedModel:
+    """The model that the adapter is for; copy it before training."""
+    return tiny_model(tie=tie)
+
+
+def factors(seed: int = 0, model: PreTrainedModel | None = None) -> dict[str, Tensor]:
+    """`A` and `B` of every layer; `B` as after some training, since at its start of zero `A` has no gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    modules = dict((model or base_model()).named_modules())
+    found = {}
+    for layer in LAYERS:
+        num_outputs, num_inputs = modules[layer].weight.shape
+        found[f"{layer}.lora_A"] = 0.3 * torch.randn(LORA.rank, num_inputs, generator=generator)
+        found[f"{layer}.lora_B"] = 0.1 * torch.randn(num_outputs, LORA.rank, generator=generator)
+    return found
+
+
+class AdaptedReference(nn.Module):
+    """The base model with `W + alpha / rank B A` in place of each weight; its parameters are `A` and `B` alone."""
+
+    def __init__(self, dtype: torch.dtype, given: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._base = (copy.deepcopy(base_model()).to(dtype).requires_grad_(False),)  # hidden from torch
+        self._named = {name: nn.Parameter(tensor.to(dtype)) for name, tensor in given.items()}
+        for name, parameter in self._named.items():
+            self.register_parameter(name.replace(".", "/"), parameter)
+
+    def named_parameters(self, *_: object, **__: object):  # type: ignore[no-untyped-def]
+        return iter(self._named.items())
+
+    def merged(self) -> dict[str, Tensor]:
+        """Every weight of the model, the adapted ones merged."""
+        weights = dict(self._base[0].named_parameters())
+        for layer in LAYERS:
+            product = self._named[f"{layer}.lora_B"] @ self._named[f"{layer}.lora_A"]
+            weights[f"{layer}.weight"] = weights[f"{layer}.weight"] + SCALE * product
+        return weights
+
+    def forward(self, **inputs: object) -> object:
+        return functional_call(self._base[0], self.merged(), args=(), kwargs=inputs)
+
+
+@functools.cache
+def start() -> AdaptedReference:
+    """The adapted policy before the step, in float32: what the constants of the step are made from."""
+    return AdaptedReference(torch.float32, factors())
+
+
+@functools.cache
+def expected_step(
+    case: str, temperature: float = 1.0
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Gradients of the factors, the factors after one AdamW step, and all merged weights after it, in float64."""
+    model64 = AdaptedReference(torch.float64, factors())
+    gradients = reference_gradients(case, model64, start(), reference_of(case), temperature)  # type: ignore[arg-type]
+    adamw_step(model64, reference_optimizer(model64))
+    after = {name: parameter.detach().clone() for name, parameter in model64.named_parameters()}
+    return gradients, after, {name: weight.detach().clone() for name, weight in model64.merged().items()}
+
+
+def adapted_policy(
+    given: Mapping[str, Tensor] | None = None,
+    dtype: DType = "float32",
+    temperature: float = 1.0,
+    lora: LoRAConfig = LORA,
+    seed: int = 0,
+    model: PreTrainedModel | None = None,
+    **settings: object,
+) -> Policy:
+    """A policy with an adapter whose factors are `given` (those of `seed` without)."""
+    model = copy.deepcopy(model or base_model()).to(getattr(torch, dtype))
+    adapter = Adapter(model, lora, seed)
+    parameters = dict(model.named_parameters())
+    for name, tensor in (given or {}).items():
+        parameters[f"{name}.default.weight"].data.copy_(tensor)
+    return Policy(model, OPTIMIZER, execution(**settings), dtype, temperature, adapter)
+
+
+def trained(policy: Policy) -> dict[str, nn.Parameter]:
+    """The trained parameters under the names of the reference."""
+    return {
+        name.removesuffix(".default.weight"): parameter
+        for name, parameter in policy.causal_lm.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def values(policy: Policy) -> dict[str, Tensor]:
+    """The trained parameters, whole on every rank."""
+    parameters = trained(policy)
+    sharded = policy.engine.zero_optimization_stage() == 3
+    with deepspeed.zero.GatheredParameters(list(parameters.values()), enabled=sharded):
+        return {name: parameter.detach().float().clone() for name, parameter in parameters.items()}
+
+
+def gradients(policy: Policy) -> dict[str, Tensor]:
+    """The accumulated gradients of the factors."""
+    return {name: safe_get_full_grad(parameter).clone() for name, parameter in trained(policy).items()}
+
+
+def movement(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """How far each factor has moved, in float64: the factors themselves would hide an error of scale."""
+    return {name: after[name].double() - before[name].double() for name in before}
+
+
+def errors_of_step(case: str, folder: Path, **settings: object) -> dict[str, float]:
+    """Relative L2 of one step on this rank's share of the rows, and of what is exported to `folder` after it.
+
+    `reference`: largest difference between log-probabilities without the adapter and those of the base model.
+    """
+    expected_gradients, expected_factors, expected_weights = expected_step(case)
+    policy = adapted_policy(factors(), **settings)
+    share = shard_by_source(make_batch(case, start()), dist.get_rank())
+    policy.accumulate(share, step_of(case))
+    found = _gradients_at_step(policy)
+    policy.engine.step()
+    after = values(policy)
+    unadapted_BT = UnadaptedPolicy(policy).logprobs(share)
+    base_BT = FrozenPolicy(copy.deepcopy(base_model()), execution(**settings), 1.0).logprobs(share)
+    policy.export(folder)
+    dist.barrier()
+    exported = dict(load_causal_lm(folder, "float32").named_parameters())
+    dist.barrier()
+    return {
+        "gradient": relative_l2(found, expected_gradients),
+        "movement": relative_l2(movement(after, factors()), movement(expected_factors, factors())),
+        "exported": relative_l2(exported, expected_weights),
+        "reference": float((unadapted_BT - base_BT).abs().max()),
+    }
+
+
+def _gradients_at_step(policy: Policy) -> dict[str, Tensor]:
+    """Filled in by the next `engine.step()`, when gradients are reduced over ranks and not yet clipped."""
+    found: dict[str, Tensor] = {}
+    step = policy.engine.optimizer.step
+
+    def read_then_step(*args: object, **kwargs: object) -> object:
+        found.update(gradients(policy))
+        return step(*args, **kwargs)
+
+    policy.engine.optimizer.step = read_then_step
+    return found
+
+
+def write_and_go_on(stage: Path, zero_stage: int) -> None:
+    """Two steps, a checkpoint in `stage`, a third step; `expected.safetensors` has the factors after it."""
+    policy = adapted_policy(factors(), zero_stage=zero_stage)
+    for _ in range(2):
+        _take_step(policy)
+    CheckpointStore(stage, keep=2).save({"policy": policy.engine}, 1)
+    _take_step(policy)
+    _note(policy, stage / "expected.safetensors")
+
+
+def resume_and_go_on(stage: Path, zero_stage: int) -> None:
+    """From the checkpoint of `write_and_go_on`: write it again, take the third step into `found.safetensors`."""
+    policy, store = adapted_policy(seed=9, zero_stage=zero_stage), CheckpointStore(stage, keep=2)
+    store.load({"policy": policy.engine}, 1)
+    store.save({"policy": policy.engine}, 2)
+    _take_step(policy)
+    _note(policy, stage / "found.safetensors")
+
+
+def assert_resumed_as_if_undisturbed(stage: Path) -> None:
+    """The checkpoint that was written again is the same bit for bit, and the step after it but for rounding."""
+    written, again = (stage / "checkpoints" / step / "policy" for step in ("step_000001", "step_000002"))
+    assert_same_contents(again, written)
+    found, expected = (load_file(stage / f"{name}.safetensors") for name in ("found", "expected"))
+    before = {name: tensor for (kind, name), tensor in contents(written).items() if kind == "weight"}
+    renamed = {name.removeprefix("decoder.").removesuffix(".default.weight"): tensor for name, tensor in before.items()}
+    at = {name: renamed[name.removeprefix("model.")].view_as(expected[name]) for name in expected}
+    assert relative_l2(movement(found, at), movement(expected, at)) < 1e-4
+
+
+def _take_step(policy: Policy) -> None:
+    rows = list(range(dist.get_rank(), 20, dist.get_world_size()))
+    policy.update(take_rows(make_batch("luffy", start()), rows), step_of("luffy"), OPTIMIZER.lr)
+
+
+def _note(policy: Policy, path: Path) -> None:
+    tensors = values(policy)
+    if dist.get_rank() == 0:
+        save_file(tensors, path)
