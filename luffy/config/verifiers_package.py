@@ -20,6 +20,11 @@ class VerifiersPackage(StrictModel):
     call_timeout_s: PositiveFloat = 120.0
     """Limit of one answer or one score of the environment; starting it may take ten times as long."""
 
+    def is_same_as(self, other: "VerifiersPackage") -> bool:
+        """Whether both load the same environment in the same way."""
+        named = ("environment", "arguments", "version", "python")
+        return all(getattr(self, name) == getattr(other, name) for name in named)
+
     @model_serializer(mode="wrap")
     def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
         values = dump(self)

@@ -218,7 +218,8 @@ _sharing = threading.Lock()
 
 def shared_process(package: VerifiersPackage) -> VerifiersProcess:
     """The process of an environment, one for all that use it here; it ends with this process."""
-    key = os.getpid(), package.model_dump_json()  # a fork has no thread that reads the replies
+    own = {name: getattr(package, name) for name in VerifiersPackage.model_fields}  # `package` may be of a subclass
+    key = os.getpid(), json.dumps(own)  # a fork has no thread that reads the replies
     with _sharing:
         process = _shared.get(key)
         if process is None or process.is_lost:

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = (
     {"config", "errors", "types", "seeds", "files", "confidential", "processes", "http_client"},
-    {"objectives", "grading", "pipeline", "tracking"},
+    {"objectives", "grading", "pipeline", "tracking", "hosted"},
     {"data", "rollout", "training", "statistics"},
     {"environments"},
     {"cluster", "evaluation"},
