@@ -12,16 +12,19 @@ import contextvars
 import functools
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import json
 import math
 import os
+import random
 import sys
 import threading
 import traceback
 from typing import Any, TextIO
 
 WORKING_VERSIONS = "0.1.9 to 0.3.1"
+_SEED = 0
 _QUIT_S = 10.0
 """Limit of the environment's own teardown."""
 _CLOSE_S = 5.0
@@ -467,6 +470,13 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{cause}"
 
 
+def _seed() -> None:
+    """Give an environment that draws its tasks without a seed the same tasks in every process."""
+    random.seed(_SEED)
+    if importlib.util.find_spec("numpy") is not None:
+        importlib.import_module("numpy").random.seed(_SEED)
+
+
 def main() -> None:
     """Load the environment that the first line names, and serve it."""
     channel = Channel()
@@ -475,6 +485,7 @@ def main() -> None:
         return
     # Nothing beside this file, or in the working directory, may shadow an installed package.
     sys.path[:] = [*sys.path[1:], request["directory"]]
+    _seed()
     try:
         host = Host(load(request["environment"], request["arguments"]))
         channel.send(request["id"], ok=host.describe())

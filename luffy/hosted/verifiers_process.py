@@ -35,7 +35,8 @@ _ALIVE_S = 10.0
 """A process whose event loop does not answer for so long after a call's time limit is hung as a whole."""
 _CLOSE_S = 15.0
 """The process gives the environment's teardown 10 seconds."""
-_LOG_LEVEL = "VF_LOG_LEVEL"
+_LOG_LEVEL, _HASH_SEED = "VF_LOG_LEVEL", "PYTHONHASHSEED"
+"""Of the child, unless they are set: verifiers tells every step, and the order of sets must not differ."""
 Reply = Mapping[str, object]
 
 
@@ -137,7 +138,7 @@ class VerifiersProcess:
                 [self._package.python, str(_HOST)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={_LOG_LEVEL: "ERROR", **os.environ},
+                env={_LOG_LEVEL: "ERROR", _HASH_SEED: "0", **os.environ},
                 start_new_session=True,
                 preexec_fn=lambda: die_with(parent, signal.SIGKILL),
             )

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import time
 
 import verifiers as vf
@@ -55,14 +56,24 @@ def game():
     return Game([asked("Count.", "3")], vf.Rubric([num_turns]), eval_dataset=[asked("Count!", "1", task="fake")])
 
 
+def countdowns(num_tasks):
+    """Games of one to three turns; the reward is the share of three that was played."""
+
+    def share(state):
+        return len(state["trajectory"]) / 3
+
+    games = [asked(f"Game {place}: guess a number.", str(1 + place % 3)) for place in range(num_tasks)]
+    return Game(games, vf.Rubric([num_turns, share], [0.0, 1.0]), eval_dataset=games[:4])
+
+
 class Tools(vf.Environment):
-    tool_defs = [
+    tool_defs = (
         {
             "name": "square",
             "description": "A square.",
             "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
-        }
-    ]
+        },
+    )
 
     async def is_over(self, state):
         return bool(state["over"] or (state["trajectory"] and not state["trajectory"][-1].get("tool_calls")))
@@ -108,7 +119,7 @@ class OwnModel(vf.SingleTurnEnv):
 
 
 class Rewriting(Game):
-    async def rollout(self, input, client, model, sampling_args=None):
+    async def rollout(self, task, client, model, sampling_args=None):
         await self.get_model_response({"trajectory": []}, [{"role": "user", "content": "another prompt"}])
 
 
@@ -134,7 +145,11 @@ def load_environment(which="sums", **options):
     made = {
         "sums": sums,
         "game": game,
+        "countdowns": countdowns,
         "tools": tools,
+        "drawn": lambda: vf.SingleTurnEnv(
+            dataset=[asked(f"{random.random()} {set('abcdef')}", "1")], rubric=vf.Rubric([is_right])
+        ),
         "raises": lambda: sums((raises,)),
         "nothing": lambda: sums((nothing,)),
         "group": lambda: sums((of_a_group,)),

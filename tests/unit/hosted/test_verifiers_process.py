@@ -156,6 +156,11 @@ def test_a_task_that_has_changed_is_found_out(opened):
         process.call("reset", episode=0, split="train", row=9, digest="")
 
 
+def test_tasks_that_are_drawn_without_a_seed_are_the_same_in_every_process(opened):
+    first, second = (opened("drawn").call("tasks", split="train", start=0, stop=1) for _ in range(2))
+    assert first == second
+
+
 def test_a_dead_process_is_the_environments_fault(opened):
     process = opened("sleeping")
     episode, _ = begin(process)

@@ -80,8 +80,8 @@ class Environment:
     async def is_over(self, state):
         return bool(state.get("over")) or 0 < self.max_turns <= len(state["trajectory"])
 
-    async def rollout(self, input, client, model, sampling_args=None):
-        state = {**deepcopy(input), "client": client, "trajectory": [], "error": None, "over": False}
+    async def rollout(self, task, client, model, sampling_args=None):
+        state = {**deepcopy(task), "client": client, "trajectory": [], "error": None, "over": False}
         state["tool_defs"] = getattr(self, "tool_defs", [])
         state = await self.setup_state(state)
         messages = list(state["prompt"])
