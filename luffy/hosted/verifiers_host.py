@@ -37,7 +37,7 @@ _faults: contextvars.ContextVar[list[str]] = contextvars.ContextVar("faults")
 """Exceptions of reward functions during one scoring, which verifiers turns into 0.0."""
 
 
-class Refused(Exception):
+class Unusable(Exception):
     """The environment cannot be used here; the message is one line for the user."""
 
 
@@ -57,21 +57,21 @@ class _NoModel:
 
 
 def load(environment: str, arguments: dict[str, Any]) -> Any:
-    """The environment, with reward functions that report what they raise; Refused where it cannot be used."""
+    """The environment, with reward functions that report what they raise; Unusable where it cannot be used."""
     try:
         vf = importlib.import_module("verifiers")
     except ImportError as error:
-        raise Refused(f"{sys.executable} cannot import verifiers ({error}); install it there") from error
+        raise Unusable(f"{sys.executable} cannot import verifiers ({error}); install it there") from error
     try:
         load_environment = vf.load_environment
     except (AttributeError, ImportError):
-        raise Refused(
+        raise Unusable(
             f"verifiers {vf.__version__} has no load_environment; install one of the versions {WORKING_VERSIONS}"
         ) from None
     try:
         env = load_environment(environment, **arguments)
     except Exception as error:  # a package may raise anything while it loads
-        raise Refused(_line(error.__cause__ or error)) from error
+        raise Unusable(_line(error.__cause__ or error)) from error
     for leaf in leaves(env):
         _check(leaf, vf)
     for rubric in rubrics(env.rubric):
@@ -112,26 +112,28 @@ def _datasets(env: Any) -> dict[str, Any]:
 def _check(env: Any, vf: Any) -> None:
     name = type(env).__name__
     if getattr(env, "message_type", "chat") != "chat":
-        raise Refused(f"{name} completes text; only environments of messages can be used")
+        raise Unusable(f"{name} completes text; only environments of messages can be used")
     if type(env).get_model_response is not vf.Environment.get_model_response:
-        raise Refused(f"{name} asks its model in its own way (get_model_response), so no policy can take its place")
+        raise Unusable(f"{name} asks its model in its own way (get_model_response), so no policy can take its place")
 
 
 def _wrap(rubric: Any, known_columns: set[str]) -> None:
-    """Have the functions of a rubric report what they raise; Refused for one that needs a group, or what is missing."""
+    """Have the functions of a rubric report what they raise; Unusable for one that needs a group, or what is missing."""
     functions = getattr(rubric, "funcs", [])
     for place, function in enumerate(functions):
         name = getattr(function, "__name__", repr(function))
         parameters = inspect.signature(function).parameters
         if rubric._is_group_func(function):
-            raise Refused(f"the reward function {name} compares the responses of a group; each episode is scored alone")
+            raise Unusable(
+                f"the reward function {name} compares the responses of a group; each episode is scored alone"
+            )
         known = _PROVIDED | set(rubric.class_objects)
         if hasattr(rubric, "score_objects"):
             known |= known_columns
         if not getattr(rubric, "score_object_providers", ()):
             missing = [each.name for each in parameters.values() if _is_required(each) and each.name not in known]
             if missing:
-                raise Refused(f"the reward function {name} needs `{missing[0]}`, which verifiers does not give it")
+                raise Unusable(f"the reward function {name} needs `{missing[0]}`, which verifiers does not give it")
         functions[place] = reporting(function, name)
 
 
@@ -160,10 +162,10 @@ def reporting(function: Any, name: str) -> Any:
 
 
 def tools_of(env: Any) -> list[dict[str, Any]]:
-    """The tools in the form of OpenAI's protocol; Refused where the members of a group have different ones."""
+    """The tools in the form of OpenAI's protocol; Unusable where the members of a group have different ones."""
     found = [[_tool(tool) for tool in _defined_tools(leaf)] for leaf in leaves(env)]
     if any(tools != found[0] for tools in found):
-        raise Refused("the environments of its group have different tools; use them one by one")
+        raise Unusable("the environments of its group have different tools; use them one by one")
     return found[0]
 
 
@@ -190,7 +192,7 @@ def plain(message: Any) -> dict[str, str]:
     return {"role": str(message["role"]), "content": content or ""}
 
 
-class Episode:
+class HostedEpisode:
     """One rollout, which waits for the policy's turns."""
 
     def __init__(self, env: Any, row: dict[str, Any]) -> None:
@@ -296,7 +298,7 @@ class _NoLimit:
     async def __aexit__(self, *_: object) -> None: ...
 
 
-_asking: contextvars.ContextVar[Episode] = contextvars.ContextVar("asking")
+_asking: contextvars.ContextVar[HostedEpisode] = contextvars.ContextVar("asking")
 """The episode that runs."""
 
 
@@ -346,7 +348,7 @@ class Host:
     def __init__(self, env: Any) -> None:
         self._env = env
         self._rows = _datasets(env)
-        self._episodes: dict[int, Episode] = {}
+        self._episodes: dict[int, HostedEpisode] = {}
         for leaf in leaves(env):
             leaf.get_model_response = _ask
 
@@ -388,7 +390,7 @@ class Host:
             raise TaskFault(f"the environment has no task {row} in its split {split}")
         if self._task(split, row)["digest"] != request["digest"]:
             raise TaskFault(f"task {row} of the split {split} is another one than when the data was prepared")
-        episode = self._episodes[request["episode"]] = Episode(self._env, self._rows[split][row])
+        episode = self._episodes[request["episode"]] = HostedEpisode(self._env, self._rows[split][row])
         return await episode.begin()
 
     def _task(self, split: str, row: int) -> dict[str, Any]:
@@ -489,7 +491,7 @@ def main() -> None:
     try:
         host = Host(load(request["environment"], request["arguments"]))
         channel.send(request["id"], ok=host.describe())
-    except (Refused, EpisodeFault) as error:
+    except (Unusable, EpisodeFault) as error:
         if error.__cause__ is not None:
             traceback.print_exc()
         channel.send(request["id"], refused=str(error))
