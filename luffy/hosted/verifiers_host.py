@@ -53,7 +53,7 @@ class _NoModel:
     """Stands where an environment finds the client of its model."""
 
     def __getattr__(self, name: str) -> Any:
-        raise EpisodeFault(f"the environment uses the client of its model by itself (client.{name})")
+        return _used()
 
 
 def load(environment: str, arguments: dict[str, Any]) -> Any:
@@ -310,14 +310,17 @@ def _defined_tools_of(state: Any) -> list[Any]:
     return list(state.get("tool_defs") or state.get("oai_tools") or [])
 
 
+def _used(*_: Any, **__: Any) -> Any:
+    raise EpisodeFault("the environment uses the client of its model by itself")
+
+
 def client() -> Any:
     """What an environment is given as the client of its model, of the class that its version checks for."""
     try:
         base = importlib.import_module("verifiers.clients").Client
     except ImportError:
         return _NoModel()
-    cls = type("NoModel", (base,), {"__init__": lambda self: None})
-    cls.__abstractmethods__ = frozenset()
+    cls = type("NoModel", (base,), {"__init__": lambda self: None, **dict.fromkeys(base.__abstractmethods__, _used)})
     return cls()
 
 
