@@ -36,7 +36,7 @@ _ALIVE_S = 10.0
 _CLOSE_S = 15.0
 """The process gives the environment's teardown 10 seconds."""
 _LOG_LEVEL, _HASH_SEED = "VF_LOG_LEVEL", "PYTHONHASHSEED"
-"""Of the child, unless they are set: verifiers tells every step, and the order of sets must not differ."""
+"""The child gets these, unless they are set: verifiers logs every step, and the order of sets must not differ."""
 Reply = Mapping[str, object]
 
 
@@ -49,7 +49,7 @@ class HostedDescription:
     """What an environment has."""
 
     version: str
-    """Of the package verifiers."""
+    """Version of the package verifiers."""
     kind: str
     """Its class."""
     tools: Sequence[Mapping[str, Any]]
@@ -85,7 +85,7 @@ class VerifiersProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process, which leads its own group."""
+        """Process id; the process leads its own group."""
         return self._process.pid
 
     @property
