@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.strict import StrictModel
+from luffy.config.verifiers_package import VerifiersPackage
 
 Operation = Literal["add", "subtract", "reverse", "multiply"]
 
@@ -252,6 +253,21 @@ class ReasoningGymSource(StrictModel):
         return self
 
 
+class VerifiersSource(VerifiersPackage):
+    """Tasks of an environment of the package verifiers (`luffy.data.sources.verifiers_tasks`); they carry no trace."""
+
+    kind: Literal["verifiers"]
+    split: Literal["train", "eval"] = "train"
+    num_prompts: PositiveInt | None = None
+    """Read only the first tasks; None: all."""
+    grader: str = Field(default="environment", pattern=r"^[a-z][a-z0-9_]*$")
+    """Grades these rows: `environment` takes the environment's own reward, at least 1 being correct. Another bound is
+    one of `grading.named` of `kind: measure`."""
+    equal_prompts: bool = False
+    """Whether tasks may differ in what the environment alone knows (games, which all begin alike): then equal prompts
+    are no repeats, and those of a suite are not looked for in training data."""
+
+
 class CustomSource(StrictModel):
     """A source of your own (`luffy.data.sources.custom`)."""
 
@@ -268,6 +284,7 @@ SourceConfig = Annotated[
     | FileSource
     | HubSource
     | ReasoningGymSource
+    | VerifiersSource
     | CustomSource,
     Field(discriminator="kind"),
 ]

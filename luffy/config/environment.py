@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from luffy.config.sandbox import SandboxConfig
 from luffy.config.strict import StrictModel
+from luffy.config.verifiers_package import VerifiersPackage
 
 CallFormat = Literal["hermes", "llama3", "xml"]
 """How a model family writes a tool call: Hermes and Qwen, Llama 3.1, or plain XML elements."""
@@ -111,6 +112,22 @@ class CustomEnvironment(StrictModel):
     scoring: EpisodeScoring = EpisodeScoring()
 
 
+class VerifiersEnvironment(VerifiersPackage):
+    """An environment of the package verifiers, unchanged: it answers the policy and scores the episode.
+
+    Prompts are those of the data source `verifiers`. Their grader, `environment`, takes the environment's own reward.
+    """
+
+    kind: Literal["verifiers"]
+    calls: CallFormat = "hermes"
+    """How the policy writes calls of the environment's tools, where it has some."""
+    describe: bool = True
+    """Whether the system message describes the tools."""
+    limits: EpisodeLimits = EpisodeLimits()
+    scoring: EpisodeScoring = EpisodeScoring()
+    """`reward` and the environment's reward functions can be weighed by their names."""
+
+
 EnvironmentConfig = Annotated[
-    ToolsEnvironment | GuessNumberEnvironment | CustomEnvironment, Field(discriminator="kind")
+    ToolsEnvironment | GuessNumberEnvironment | CustomEnvironment | VerifiersEnvironment, Field(discriminator="kind")
 ]

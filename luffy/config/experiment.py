@@ -5,9 +5,9 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
 
-from luffy.config.data import DataConfig
+from luffy.config.data import DataConfig, VerifiersSource
 from luffy.config.difficulty import DifficultyConfig
-from luffy.config.environment import EnvironmentConfig
+from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
@@ -112,6 +112,21 @@ class ExperimentConfig(StrictModel):
                 f"{where}: stop and template have no use with an environment, whose turns follow the chat template; "
                 "remove them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tasks_have_their_environment(self) -> "ExperimentConfig":
+        named = {f"suites.{name}": source for name, source in self.data.suites.items()} | {"train": self.data.train}
+        for name, source in named.items():
+            if not isinstance(source, VerifiersSource) or source.grader != "environment":
+                continue
+            if not isinstance(self.environment, VerifiersEnvironment):
+                raise ValueError(f"data.{name}: the environment scores its tasks; add environment.kind: verifiers")
+            if not self.environment.is_same_as(source):
+                raise ValueError(
+                    f"data.{name}: environment, arguments, version and python have to be equal to those of the section "
+                    "environment"
+                )
         return self
 
     @model_validator(mode="after")

@@ -84,6 +84,16 @@ class CustomGrader(StrictModel):
     """What `completion` and `prompt` are: a list of messages, or text."""
 
 
+class MeasureGrader(StrictModel):
+    """A number that was measured of the episode: the reward of its environment, one of its counts, or a measure of
+    `environment.scoring`. The text of the response does not matter, and a response without an episode has no grade."""
+
+    kind: Literal["measure"] = "measure"
+    name: str = "reward"
+    correct_from: float = 1.0
+    """The lowest value that counts as correct; the value itself is the reward."""
+
+
 class JudgeGrader(StrictModel):
     """A language model at an OpenAI-compatible endpoint; its verdicts are cached on disk."""
 
@@ -174,6 +184,7 @@ GraderKind = Annotated[
         | ExactGrader
         | FormatGrader
         | CustomGrader
+        | MeasureGrader
         | JudgeGrader
         | AnyGrader
         | BothGrader
@@ -190,6 +201,7 @@ PLAIN_KINDS: dict[str, GraderKind] = {
     "math_strict": StrictMathGrader(),
     "choice": ChoiceGrader(),
     "exact": ExactGrader(),
+    "environment": MeasureGrader(),
 }
 """Graders that a row may name in `reward_model.style` without an entry in `grading.named`."""
 _Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -205,7 +217,8 @@ class GradingConfig(StrictModel):
     kind: GraderKind = MathGrader()
     """Grades every problem that names no grader."""
     named: dict[_Name, GraderKind] = Field(default_factory=dict)
-    """Further graders, which rows may name in `reward_model.style` like `math`, `math_strict`, `choice` and `exact`."""
+    """Further graders, which rows may name in `reward_model.style` like `math`, `math_strict`, `choice`, `exact` and
+    `environment` (the reward of an environment that scores its episodes)."""
 
     @model_validator(mode="after")
     def _names_are_new(self) -> "GradingConfig":

@@ -20,13 +20,35 @@ from functools import cache
 from typing import Protocol
 
 from luffy.config.environment import CallFormat
-from luffy.environments.tool_functions import Tool, ToolParameter
-from luffy.environments.tool_schemas import json_types
+from luffy.environments.tool_schemas import Schema, json_types
 from luffy.errors import ConfigError
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.types import Message
 
-Tools = Mapping[str, Tool]
+
+class DescribedParameter(Protocol):
+    """What a format has to know of a tool's parameter."""
+
+    @property
+    def schema(self) -> Schema: ...
+
+
+class DescribedTool(Protocol):
+    """What a format has to know of a tool."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def schema(self) -> Schema:
+        """In the form of OpenAI's protocol."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, DescribedParameter]: ...
+
+
+Tools = Mapping[str, DescribedTool]
 
 _MOST_READ = 1000
 """Calls that are read in one turn, reasoning included; what follows them is ignored. Bounds the time of parsing."""
@@ -311,7 +333,7 @@ def _openings(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join((THINK_OPEN, THINK_CLOSE, *(f"<{name}>" for name in names))))
 
 
-def _xml_value(text: str, parameter: ToolParameter | None) -> object:
+def _xml_value(text: str, parameter: DescribedParameter | None) -> object:
     if parameter is None or "string" in json_types(parameter.schema):
         text = text.removeprefix("\n").removesuffix("\n")
         return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
@@ -328,7 +350,7 @@ def _xml_text(value: object) -> str:
     return "\n" * text.startswith("\n") + text + "\n" * text.endswith("\n")
 
 
-def _check_readable_as_xml(tool: Tool) -> None:
+def _check_readable_as_xml(tool: DescribedTool) -> None:
     """ConfigError where a value of a parameter could be text or something else, which XML does not tell apart."""
     if tool.name in ("result", "think"):
         raise ConfigError(f"environment.tools: with calls: xml no tool can be called {tool.name}; rename the function")

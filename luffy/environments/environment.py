@@ -18,7 +18,7 @@ An environment that counts the turns, for a notebook:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from luffy.grading import Problem
 from luffy.types import Message
@@ -49,6 +49,19 @@ class Environment(Protocol):
 
     async def close(self) -> None:
         """Free what the episode holds; called once, also after an exception or a cancellation."""
+        ...
+
+
+@runtime_checkable
+class ScoringEnvironment(Environment, Protocol):
+    """An environment that scores its episodes by itself."""
+
+    async def score(self, conversation: Sequence[Message]) -> None:
+        """Score the finished episode; `counts` has the scores afterwards.
+
+        Called once, also where a bound ended the episode: `conversation` may then end with a turn that `respond` was
+        not asked about.
+        """
         ...
 
 

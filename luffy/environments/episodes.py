@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from luffy.config.environment import EpisodeLimits
 from luffy.data.conversations import ConversationEncoder
-from luffy.environments.environment import Environment, EnvironmentFactory
+from luffy.environments.environment import Environment, EnvironmentFactory, ScoringEnvironment
 from luffy.environments.rubric import EpisodeScorer, EpisodeView
 from luffy.environments.turn_sampler import TurnSampler
 from luffy.errors import EnvironmentFault, UserError
@@ -141,6 +141,8 @@ class EpisodePlayer:
                 finish = await self._open(play, sampler.params.max_response_tokens)
                 if finish is None:
                     finish = await self._take_turns(play, index, sampler)
+                if isinstance(play.environment, ScoringEnvironment):
+                    await _called(play.environment.score(tuple(play.conversation)))
                 play.measures |= await _called(self.scorer.measure(_view(play)))
             except _FailedCall as failure:
                 logger.warning("%s: the environment failed: %r", start.problem.data_source, failure.__cause__)
@@ -173,6 +175,7 @@ class EpisodePlayer:
             play.segments.append(completion)
             play.ids += completion.token_ids
             if completion.finish_reason is not FinishReason.STOP:
+                play.conversation.append(self._encoder.reply((*opened, *completion.token_ids)))
                 play.num_turns += 1
                 is_full = len(play.ids) >= sampler.params.max_response_tokens
                 return FinishReason.LENGTH if is_full else FinishReason.TURN_LENGTH
@@ -229,7 +232,7 @@ class _FailedCall(Exception):
 async def _called(method: Awaitable[_Result]) -> _Result:
     try:
         return await method
-    except UserError:  # a problem lacks what the environment needs, which other episodes will lack, too
+    except (UserError, EnvironmentFault):  # what the environment needs is missing, for the other episodes, too
         raise
     except Exception as error:  # an environment may raise anything, which ends its own episode alone
         raise _FailedCall from error

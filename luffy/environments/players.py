@@ -4,7 +4,7 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EnvironmentConfig
 from luffy.data.conversations import ConversationEncoder
-from luffy.environments.environment import EnvironmentFactory
+from luffy.environments.environment import EnvironmentFactory, ScoringEnvironment
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.registry import open_environment
 from luffy.environments.rubric import EpisodeScorer
@@ -24,4 +24,6 @@ def open_player(config: EnvironmentConfig, tokenizer: PreTrainedTokenizerBase, l
 def open_scored(config: EnvironmentConfig) -> tuple[EnvironmentFactory, EpisodeScorer]:
     """What makes environments, and what measures their episodes; ConfigError where one cannot be loaded."""
     make = open_environment(config)
-    return make, EpisodeScorer(config.scoring, tuple(make().counts()))
+    environment = make()
+    scores_itself = isinstance(environment, ScoringEnvironment)
+    return make, EpisodeScorer(config.scoring, tuple(environment.counts()), scores_itself=scores_itself)

@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from functools import singledispatch
 from typing import cast
 
-from luffy.config.environment import CustomEnvironment, EnvironmentConfig, GuessNumberEnvironment, ToolsEnvironment
+from luffy.config.environment import (
+    CustomEnvironment,
+    EnvironmentConfig,
+    GuessNumberEnvironment,
+    ToolsEnvironment,
+    VerifiersEnvironment,
+)
 from luffy.environments.call_formats import CALL_FORMATS
 from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.guess_number import GuessingGame
@@ -18,7 +24,9 @@ from luffy.environments.python_tool import SandboxOfLoop, python_tool
 from luffy.environments.tool_functions import Tool, load_tools
 from luffy.environments.tool_runner import ToolRunner
 from luffy.environments.tools import ToolEpisode
+from luffy.environments.verifiers_episode import VerifiersEpisode, hosted_tools
 from luffy.errors import ConfigError
+from luffy.hosted.verifiers_process import shared_process
 from luffy.sandbox import open_sandbox
 
 _TOOLS = "environment.tools"
@@ -80,6 +88,12 @@ def _custom(config: CustomEnvironment) -> EnvironmentFactory:
     return lambda: cast(Environment, made(**config.options))
 
 
+@_factory.register
+def _verifiers(config: VerifiersEnvironment) -> EnvironmentFactory:
+    tools = hosted_tools(shared_process(config).description, config.calls)
+    return lambda: VerifiersEpisode(shared_process(config), CALL_FORMATS[config.calls], tools)
+
+
 @singledispatch
 def _instructions(config: EnvironmentConfig) -> str:
     raise AssertionError(f"no environment is registered for {type(config).__name__}")
@@ -98,3 +112,9 @@ def _instructions_of_game(config: GuessNumberEnvironment) -> str:
 @_instructions.register
 def _instructions_of_custom(config: CustomEnvironment) -> str:
     return config.instructions
+
+
+@_instructions.register
+def _instructions_of_verifiers(config: VerifiersEnvironment) -> str:
+    tools = hosted_tools(shared_process(config).description, config.calls)
+    return CALL_FORMATS[config.calls].instructions(tools) if config.describe and tools else ""

@@ -39,13 +39,14 @@ class EpisodeScorer:
     """Measures episodes and weighs what was found.
 
     Raises ConfigError for a function that cannot be imported or asks for something else, and for a weight of a name
-    that nothing measures; `counted` are the names that the environment counts.
+    that nothing measures; `counted` are the names that the environment counts. `scores_itself` says that grades may be
+    the environment's own, which a demonstration has only once it is played.
     """
 
-    def __init__(self, config: EpisodeScoring, counted: Sequence[str]) -> None:
+    def __init__(self, config: EpisodeScoring, counted: Sequence[str], *, scores_itself: bool = False) -> None:
         self._measures = {name: _loaded(name, path) for name, path in config.measures.items()}
         self._weights = config.weights
-        self.needs_demonstrations = not config.is_answer_alone
+        self.needs_demonstrations = scores_itself or not config.is_answer_alone
         """Whether demonstrations are played, too, since their reward depends on more than their answer."""
         known = {ANSWER, _ALWAYS_COUNTED, *counted, *self._measures}
         if twice := sorted({ANSWER, _ALWAYS_COUNTED, *counted} & set(self._measures)):

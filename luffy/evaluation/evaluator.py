@@ -224,7 +224,11 @@ def _graded(
 ) -> list[SampleRecord]:
     requests = [
         GradeRequest(
-            response.graded_text, sample.prompt.ground_truth, problem_of(sample.prompt), request.protocol.grader
+            response.graded_text,
+            sample.prompt.ground_truth,
+            problem_of(sample.prompt),
+            request.protocol.grader,
+            response.graded_measures,
         )
         for sample, response in zip(samples, responses, strict=True)
     ]

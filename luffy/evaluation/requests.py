@@ -77,6 +77,11 @@ class Response:
         """What graders read."""
         return self.text if self.reply is None else self.reply
 
+    @property
+    def graded_measures(self) -> Mapping[str, float]:
+        """What graders may know of the episode: nothing where its environment failed."""
+        return {} if self.finish_reason is FinishReason.ENVIRONMENT_ERROR else self.measures
+
 
 class EvaluationRequest:
     """A suite under a decoding."""

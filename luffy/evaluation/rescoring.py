@@ -111,7 +111,13 @@ def _regraded(
     problems: Mapping[tuple[str, str], Problem],
 ) -> Iterator[Verdicts]:
     requests = [
-        GradeRequest(record.graded_text, record.ground_truth, problems.get((record.suite, record.uid), Problem()), kind)
+        GradeRequest(
+            record.graded_text,
+            record.ground_truth,
+            problems.get((record.suite, record.uid), Problem()),
+            kind,
+            record.graded_measures,
+        )
         for record in batch
     ]
     verdicts = grade_responses(grader, requests)

@@ -4,6 +4,7 @@ import json
 from dataclasses import MISSING, dataclass, field, fields
 
 from luffy.confidential import is_confidential
+from luffy.types import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ class SampleRecord:
     def graded_text(self) -> str:
         """What graders read."""
         return self.response if self.reply is None else self.reply
+
+    @property
+    def graded_measures(self) -> dict[str, float]:
+        """What graders may know of the episode: nothing where its environment failed."""
+        return {} if self.finish_reason == FinishReason.ENVIRONMENT_ERROR else self.measures
 
     @property
     def may_be_shown(self) -> bool:

@@ -15,6 +15,7 @@ from luffy.config.grading import (
     GraderKind,
     JudgeGrader,
     MathGrader,
+    MeasureGrader,
     StrictMathGrader,
     WeightedGrader,
 )
@@ -119,6 +120,14 @@ def _custom(kind: CustomGrader, request: GradeRequest) -> Step:
     return Verification("custom", request.response, request.ground_truth, f"{kind.function}\n{json.dumps(known)}")
 
 
+def _measure(kind: MeasureGrader, request: GradeRequest) -> Step:
+    value = request.measures.get(kind.name)
+    if value is None:
+        return Grade(Outcome.CRASHED, None, f"no episode has measured {kind.name}")
+    outcome = Outcome.CORRECT if value >= kind.correct_from else Outcome.WRONG
+    return Grade(outcome, None, f"{kind.name} is {value:g}", own_reward=value)
+
+
 def _judge(kind: JudgeGrader, request: GradeRequest) -> Step:
     reply = final_reply(request.response)
     if reply is None:
@@ -135,6 +144,7 @@ _LEAVES: dict[str, Callable[..., Step]] = {
     "exact": grade_exact,
     "format": grade_format,
     "custom": _custom,
+    "measure": _measure,
     "judge": _judge,
 }
 

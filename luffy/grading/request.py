@@ -52,6 +52,8 @@ class GradeRequest:
     problem: Problem = Problem()
     kind: GraderKind | None = None
     """Grades this response; None: the problem's grader, or the default."""
+    measures: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """What was measured of the episode; empty without one, and where its environment failed."""
 
 
 @dataclass(frozen=True, slots=True)

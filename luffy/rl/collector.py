@@ -118,7 +118,7 @@ class GroupCollector:
 
     def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
         wanted = [
-            GradeRequest(row.reply(self._decode), task.ground_truth, task.problem)
+            GradeRequest(row.reply(self._decode), task.ground_truth, task.problem, measures=row.measures)
             for task, found in zip(tasks, rows, strict=True)
             for row in found
             if not row.has_failed

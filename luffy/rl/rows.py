@@ -72,7 +72,9 @@ class Row:
     def played(self, episode: Episode) -> "Row":
         """The row with the episode that continued it, or, for a whole trace, that played it again to measure it."""
         if self.is_whole_trace:
-            return replace(self, measures=episode.measures)
+            has_failed = episode.finish_reason is FinishReason.ENVIRONMENT_ERROR
+            reason = episode.finish_reason if has_failed else self.finish_reason
+            return replace(self, measures=episode.measures, finish_reason=reason)
         return replace(
             self,
             prompt_ids=episode.prompt_ids,

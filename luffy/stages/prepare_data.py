@@ -23,7 +23,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.data import DataConfig, SourceConfig
+from luffy.config.data import DataConfig, SourceConfig, VerifiersSource
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.config.shipped import benchmark_names
@@ -217,22 +217,28 @@ def _benchmarks(
     checked = {
         name.removeprefix(f"{_SUITES}."): index.add(name.removeprefix(f"{_SUITES}."), _prompts(source))
         for name, source in sources.items()
-        if _is_suite(name)
+        if _is_suite(name) and not _has_equal_prompts(_configs(data)[name])
     }
     for name, source in others.items():
         checked[name] = index.add(name, _prompts(source))
     return index.finish(), checked
 
 
+def _has_equal_prompts(source: SourceConfig) -> bool:
+    """Whether prompts that are equal may be different tasks."""
+    return isinstance(source, VerifiersSource) and source.equal_prompts
+
+
 def _rules(name: str, settings: PrepareDataSettings) -> Rules:
     data, environment = settings.data, settings.environment
     is_train = name == "train"
+    may_repeat = name == _CORPUS or _has_equal_prompts(_configs(data)[name])
     return Rules(
         # Without its long problems a suite would be a different benchmark under the same name.
         max_prompt_tokens=None if _is_suite(name) else data.max_prompt_tokens,
         max_trace_tokens=data.max_trace_tokens,
         require_verified_traces=data.require_verified_traces,
-        repeats="allow" if name == _CORPUS else data.filters.repeats if is_train else "fold",
+        repeats="allow" if may_repeat else data.filters.repeats if is_train else "fold",
         unique_problems=is_train,
         languages=data.filters.languages if is_train else None,
         near_duplicates=data.filters.near_duplicates if is_train else None,

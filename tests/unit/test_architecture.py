@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = (
     {"config", "errors", "types", "seeds", "files", "confidential", "processes", "http_client"},
-    {"objectives", "grading", "pipeline", "sandbox", "tracking"},
+    {"objectives", "grading", "hosted", "pipeline", "sandbox", "tracking"},
     {"data", "rollout", "training", "statistics"},
     {"environments"},
     {"cluster", "evaluation"},

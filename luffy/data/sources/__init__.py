@@ -16,6 +16,7 @@ from luffy.data.sources.hub import HubPrompts
 from luffy.data.sources.local_files import FilePrompts
 from luffy.data.sources.reasoning_gym import ReasoningGymPrompts
 from luffy.data.sources.trace_source import LoadedSource, QuarantinedRow, Row, TraceSource
+from luffy.data.sources.verifiers_tasks import VerifiersTasks
 from luffy.data.sources.word_problems import WordProblems
 from luffy.types import Prompt
 
@@ -27,6 +28,7 @@ SOURCES: dict[str, Callable[[Any, str, int], TraceSource]] = {
     "file": FilePrompts,
     "hub": HubPrompts,
     "reasoning_gym": ReasoningGymPrompts,
+    "verifiers": VerifiersTasks,
     "custom": custom_source,
 }
 

@@ -1,0 +1,229 @@
+"""An environment of the package verifiers in a process of its own.
+
+    process = shared_process(config.package)
+    process.description.tools                                # what it has
+    rows = process.call("tasks", split="train", start=0, stop=10)
+    messages = await process.awaited("reset", episode=1, split="train", row=3, digest=...)
+
+The process ends when this one ends, however that happens: by the end of its input, and by the kernel's signal.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import itertools
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from luffy.config.verifiers_package import VerifiersPackage
+from luffy.errors import ConfigError, DataError, EnvironmentFault, LuffyError
+from luffy.processes import die_with, end_group, signal_group
+
+_HOST = Path(__file__).with_name("verifiers_host.py")
+_START_FACTOR = 10
+"""Loading may import much and make data sets: so many times the limit of a call."""
+_ALIVE_S = 10.0
+"""A process whose event loop does not answer for so long after a call's time limit is hung as a whole."""
+_CLOSE_S = 15.0
+"""The process gives the environment's teardown 10 seconds."""
+_LOG_LEVEL, _HASH_SEED = "VF_LOG_LEVEL", "PYTHONHASHSEED"
+"""The child gets these, unless they are set: verifiers logs every step, and the order of sets must not differ."""
+Reply = Mapping[str, object]
+
+
+class HostedFault(LuffyError):
+    """The environment failed in one episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostedDescription:
+    """What an environment has."""
+
+    version: str
+    """Version of the package verifiers."""
+    kind: str
+    """Its class."""
+    tools: Sequence[Mapping[str, Any]]
+    """In the form of OpenAI's protocol."""
+    functions: Sequence[str]
+    """Names of its reward functions and metrics."""
+    tasks: Mapping[str, int]
+    """Number of tasks of each split, `train` and `eval`."""
+
+
+class VerifiersProcess:
+    """The process of one environment. Calls may come from any thread and any event loop."""
+
+    def __init__(self, package: VerifiersPackage) -> None:
+        """Start it and wait until the environment is loaded; ConfigError where it cannot be used."""
+        self._package = package
+        self._where = f"the environment {package.environment} of verifiers"
+        self._numbers = itertools.count()
+        self._episodes = itertools.count()
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._ending = threading.Lock()
+        self._waiting: dict[int, Future[object]] = {}
+        self._lost: LuffyError | None = None
+        self._start()
+        request: dict[str, object] = {"environment": package.environment, "arguments": package.arguments}
+        try:
+            found = self._result("load", _START_FACTOR * package.call_timeout_s, directory=str(Path.cwd()), **request)
+        except LuffyError:
+            self.close()
+            raise
+        self.description = HostedDescription(**cast(dict[str, Any], found))
+
+    @property
+    def pid(self) -> int:
+        """Process id; the process leads its own group."""
+        return self._process.pid
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended, or was ended because it hung."""
+        return self._lost is not None
+
+    def new_episode(self) -> int:
+        """A number for an episode."""
+        return next(self._episodes)
+
+    def call(self, op: str, **request: object) -> object:
+        """The reply to a request.
+
+        Raises HostedFault where the environment fails, DataError for a task that is not there, EnvironmentFault where
+        the process has died or hangs.
+        """
+        return self._result(op, self._package.call_timeout_s, **request)
+
+    async def awaited(self, op: str, **request: object) -> object:
+        """As `call`, without holding up the event loop."""
+        number, reply = self._send(op, request)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(reply), self._package.call_timeout_s)
+        except TimeoutError:
+            raise await asyncio.to_thread(self._late, op, number, self._package.call_timeout_s) from None
+
+    def close(self) -> None:
+        """End the process, after the environment's own teardown; may be called again."""
+        with contextlib.suppress(OSError):
+            cast(Any, self._process.stdin).close()
+        self._reader.join(_CLOSE_S)
+        self._kill()
+        self._reader.join()
+
+    def _start(self) -> None:
+        # The kernel's signal follows the forking thread: the reader lasts as long as the process does.
+        started: queue.Queue[subprocess.Popen[bytes] | OSError] = queue.Queue()
+        self._reader = threading.Thread(target=self._run, args=(started,), name="verifiers", daemon=True)
+        self._reader.start()
+        found = started.get()
+        if isinstance(found, OSError):
+            raise ConfigError(f"environment.python: {self._package.python} cannot be started ({found.strerror})")
+        self._process = found
+
+    def _run(self, started: "queue.Queue[subprocess.Popen[bytes] | OSError]") -> None:
+        parent = os.getpid()
+        try:
+            process = subprocess.Popen(
+                [self._package.python, str(_HOST)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={_LOG_LEVEL: "ERROR", _HASH_SEED: "0", **os.environ},
+                start_new_session=True,
+                preexec_fn=lambda: die_with(parent, signal.SIGKILL),
+            )
+        except OSError as error:
+            started.put(error)
+            return
+        started.put(process)
+        for line in cast(Any, process.stdout):
+            self._deliver(json.loads(line))
+        self._lose(EnvironmentFault(f"{self._where} has died (process {process.pid}); the log has its last words"))
+        with self._ending:
+            end_group(process)
+
+    def _deliver(self, reply: Mapping[str, Any]) -> None:
+        with self._lock:
+            waiting = self._waiting.pop(reply["id"], None)
+        if waiting is None or not waiting.set_running_or_notify_cancel():
+            return  # it came too late
+        if "ok" in reply:
+            waiting.set_result(reply["ok"])
+        elif "fault" in reply:
+            waiting.set_exception(HostedFault(f"{self._where}: {reply['fault']}"))
+        elif "task" in reply:
+            waiting.set_exception(DataError(f"{self._where}: {reply['task']}; prepare the data again"))
+        else:
+            waiting.set_exception(ConfigError(f"environment: {self._where} cannot be used: {reply['refused']}"))
+
+    def _lose(self, error: LuffyError) -> None:
+        """Raise `error` to all who wait, and to all who ask later."""
+        with self._lock:
+            self._lost = self._lost or error
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for reply in waiting:
+            if reply.set_running_or_notify_cancel():
+                reply.set_exception(self._lost)
+
+    def _send(self, op: str, request: Reply) -> tuple[int, "Future[object]"]:
+        number, reply = next(self._numbers), Future[object]()
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            self._waiting[number] = reply
+        line = json.dumps({"id": number, "op": op, **request}) + "\n"
+        with self._writing, contextlib.suppress(OSError, ValueError):  # it has died or is closed: the reader says so
+            cast(Any, self._process.stdin).write(line.encode())
+            cast(Any, self._process.stdin).flush()
+        return number, reply
+
+    def _kill(self) -> None:
+        with self._ending:
+            if self._process.returncode is None:
+                signal_group(self._process.pid, signal.SIGKILL)
+
+    def _result(self, op: str, timeout_s: float, **request: object) -> object:
+        number, reply = self._send(op, request)
+        try:
+            return reply.result(timeout_s)
+        except TimeoutError:
+            raise self._late(op, number, timeout_s) from None
+
+    def _late(self, op: str, number: int, timeout_s: float) -> LuffyError:
+        """What a call past its time limit means: one episode hangs, or the process, which is then killed."""
+        limit = f"did not answer ({op}) within {timeout_s:g} s (environment.call_timeout_s)"
+        try:
+            _, alive = self._send("cancel", {"target": number})
+            alive.result(_ALIVE_S)
+        except TimeoutError:
+            self._lose(EnvironmentFault(f"{self._where} {limit} and hangs as a whole; its process was ended"))
+            self._kill()
+        except LuffyError as lost:
+            return lost
+        return self._lost or HostedFault(f"{self._where} {limit}")
+
+
+_shared: dict[tuple[int, str], VerifiersProcess] = {}
+_sharing = threading.Lock()
+
+
+def shared_process(package: VerifiersPackage) -> VerifiersProcess:
+    """The process of an environment, one for all that use it here; it ends with this process."""
+    own = {name: getattr(package, name) for name in VerifiersPackage.model_fields}  # `package` may be of a subclass
+    key = os.getpid(), json.dumps(own)  # a fork has no thread that reads the replies
+    with _sharing:
+        process = _shared.get(key)
+        if process is None or process.is_lost:
+            process = _shared[key] = VerifiersProcess(package)
+            atexit.register(process.close)
+        return process

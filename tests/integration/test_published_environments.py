@@ -1,0 +1,182 @@
+"""Published environments of verifiers score an episode here as in their own evaluation.
+
+`LUFFY_TEST_VERIFIERS` names an interpreter with verifiers, reasoning-gym and textarena. `PYTHONPATH` has the modules
+of the environments, from the folder `environments/` of verifiers' own repository.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE_S
+
+from luffy.config.data import VerifiersSource
+from luffy.config.environment import VerifiersEnvironment
+from luffy.data.sources import open_source
+from luffy.environments.registry import instructions_of, open_environment
+from luffy.grading import problem_of
+from luffy.types import Message, Prompt
+
+PYTHON = os.environ.get("LUFFY_TEST_VERIFIERS")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PYTHON is None, reason="LUFFY_TEST_VERIFIERS names no interpreter with verifiers"),
+]
+REFERENCE = Path(__file__).parents[1] / "synthetic" / "verifiers_evaluation.py"
+Turns = Sequence[Message]
+
+
+@pytest.fixture(autouse=True)
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("luffy.hosted.verifiers_process._shared", shared := {})
+    yield
+    for process in shared.values():
+        process.close()
+
+
+def prompts_of(environment: str, arguments: Mapping[str, object], split: str = "train") -> list[Prompt]:
+    source = VerifiersSource(
+        kind="verifiers", environment=environment, arguments=arguments, python=PYTHON, split=split, num_prompts=4
+    )
+    return list(open_source(source, "train", 0).rows())
+
+
+def scores_here(config: VerifiersEnvironment, prompt: Prompt, turns: Sequence[str]) -> dict[str, float]:
+    environment = open_environment(config)()
+
+    async def play() -> None:
+        conversation = [*prompt.messages, *await environment.reset(problem_of(prompt))]
+        for turn in turns:
+            conversation.append(Message("assistant", turn))
+            answer = await environment.respond(tuple(conversation))
+            conversation += answer or ()
+        assert answer is None
+        await environment.score(tuple(conversation))
+        await environment.close()
+
+    asyncio.run(play())
+    return dict(environment.counts())
+
+
+def own_evaluation(
+    environment: str, arguments: Mapping[str, object], cases: Sequence[Mapping[str, object]]
+) -> list[dict[str, float]]:
+    asked = json.dumps({"environment": environment, "arguments": arguments, "cases": cases})
+    result = subprocess.run(
+        [PYTHON, REFERENCE],
+        input=asked + "\n",
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env={"PYTHONHASHSEED": "0", **os.environ},
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return [{"reward": found["reward"], **found["metrics"]} for found in json.loads(result.stdout)]
+
+
+def case(prompt: Prompt, *turns: Mapping[str, object]) -> dict[str, object]:
+    place = prompt.extra_info["verifiers_task"]
+    return {"split": place["split"], "row": place["row"], "turns": turns}
+
+
+def said(*texts: str) -> list[dict[str, object]]:
+    return [{"content": text} for text in texts]
+
+
+def test_a_single_turn_of_reasoning_gym() -> None:
+    arguments = {"gym": "chain_sum", "num_train_examples": 4, "num_eval_examples": 2}
+    config = VerifiersEnvironment(kind="verifiers", environment="reasoning_gym_env", arguments=arguments, python=PYTHON)
+    prompts = prompts_of("reasoning_gym_env", arguments)
+    sums = [eval(prompt.messages[-1].content.split(":")[-1].strip(" =.")) for prompt in prompts]
+    texts = [f"<answer>{sums[0]}</answer>", f"<answer>{sums[1] + 1}</answer>", f"It is {sums[2]}", "<answer>?</answer>"]
+    here = [scores_here(config, prompt, [text]) for prompt, text in zip(prompts, texts, strict=True)]
+    theirs = own_evaluation(
+        "reasoning_gym_env",
+        arguments,
+        [case(prompt, *said(text)) for prompt, text in zip(prompts, texts, strict=True)],
+    )
+    assert here == theirs
+    assert [scores["reward"] for scores in here][:2] == [1.0, 0.0]
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The few words that nltk, which Wordle's list is from, is given in place of its download."""
+    known = ["crane", "house", "table", "plant", "river", "stone", "light", "train"]
+    corpus, tagger = tmp_path / "corpora" / "words", tmp_path / "taggers" / "averaged_perceptron_tagger_eng"
+    for folder in (corpus, tagger):
+        folder.mkdir(parents=True)
+    for name in ("en", "en-basic"):
+        (corpus / name).write_text("\n".join(known))
+    for name, content in {"weights": {}, "tagdict": dict.fromkeys(known, "NN"), "classes": ["NN"]}.items():
+        (tagger / f"averaged_perceptron_tagger_eng.{name}.json").write_text(json.dumps(content))
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+
+
+def test_a_game_of_several_turns(words: None) -> None:
+    arguments = {"num_train_examples": 4, "num_eval_examples": 2}
+    config = VerifiersEnvironment(kind="verifiers", environment="wordle", arguments=arguments, python=PYTHON)
+    prompts = prompts_of("wordle", arguments, "eval")
+    games = [
+        ["<guess>[crane]</guess>", f"<guess>[{prompts[0].ground_truth}]</guess>"],
+        ["I pass.", *["<guess>[house]</guess>"] * 6],
+    ]
+    played = [scores_here_until_over(config, prompt, turns) for prompt, turns in zip(prompts, games, strict=True)]
+    theirs = own_evaluation(
+        "wordle", arguments, [case(prompt, *said(*turns)) for prompt, turns in zip(prompts, games, strict=True)]
+    )
+    assert played == theirs
+    assert played[0]["correct_answer"] == 1.0 and played[0]["num_turns"] == 2.0
+
+
+def scores_here_until_over(config: VerifiersEnvironment, prompt: Prompt, turns: Sequence[str]) -> dict[str, float]:
+    """As `scores_here`, where the environment may end before the last turn."""
+    for count in range(1, len(turns) + 1):
+        try:
+            return scores_here(config, prompt, turns[:count])
+        except AssertionError:
+            continue
+    raise AssertionError("the game goes on")
+
+
+def test_calls_of_tools() -> None:
+    """The tasks of tool-test are drawn without a seed: the host gives every process the same ones."""
+    arguments = {"num_train_examples": 4, "num_eval_examples": 2}
+    config = VerifiersEnvironment(kind="verifiers", environment="tool-test", arguments=arguments, python=PYTHON)
+    prompts = prompts_of("tool-test", arguments)
+    assert "tool_A" in instructions_of(config)
+    values = {"tool_A": 1, "tool_B": "b", "tool_C": 1.5, "tool_D": True}
+    wanted = [prompt.extra_info["info"]["tool_names"] for prompt in prompts]
+    called = [wanted[0], wanted[1][:-1], [*wanted[2], "tool_A"], []]
+    texts = [
+        "\n".join(
+            f"<tool_call>\n{json.dumps({'name': name, 'arguments': {'x': values[name]}})}\n</tool_call>"
+            for name in names
+        )
+        or "No."
+        for names in called
+    ]
+    turns = [
+        {
+            "content": "No." if not names else None,
+            "tool_calls": [
+                {
+                    "id": f"call_{place}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": json.dumps({"x": values[name]})},
+                }
+                for place, name in enumerate(names)
+            ]
+            or None,
+        }
+        for names in called
+    ]
+    here = [scores_here(config, prompt, [text]) for prompt, text in zip(prompts, texts, strict=True)]
+    theirs = own_evaluation("tool-test", arguments, [case(p, turn) for p, turn in zip(prompts, turns, strict=True)])
+    assert here == theirs
+    assert [scores["reward"] for scores in here][:3:2] == [1.0, 0.0]

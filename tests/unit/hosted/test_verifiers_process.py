@@ -1,0 +1,233 @@
+"""Environments of verifiers in a process of their own, with a small package in the place of verifiers."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from patience import PATIENCE_S
+
+from luffy.config.verifiers_package import VerifiersPackage
+from luffy.errors import ConfigError, DataError, EnvironmentFault
+from luffy.hosted.verifiers_process import HostedFault, VerifiersProcess
+
+FAKES = Path(__file__).parents[2] / "synthetic" / "fake_verifiers"
+
+
+@pytest.fixture(autouse=True)
+def fake_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(FAKES))
+
+
+@pytest.fixture
+def opened():
+    processes = []
+
+    def start(which: str, timeout_s: float = PATIENCE_S, **options: object) -> VerifiersProcess:
+        package = VerifiersPackage(
+            environment="fake-environments",
+            arguments={"which": which, **options},
+            python=sys.executable,
+            call_timeout_s=timeout_s,
+        )
+        processes.append(VerifiersProcess(package))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.close()
+        assert not psutil.pid_exists(process.pid)
+
+
+def begin(process: VerifiersProcess, row: int = 0, split: str = "train"):
+    (task,) = process.call("tasks", split=split, start=row, stop=row + 1)
+    episode = process.new_episode()
+    return episode, process.call("reset", episode=episode, split=split, row=row, digest=task["digest"])
+
+
+def respond(process: VerifiersProcess, episode: int, text: str, *calls: dict[str, str], is_cut: bool = False):
+    return process.call("respond", episode=episode, text=text, calls=calls, is_cut=is_cut)
+
+
+def test_tasks_have_messages_answer_and_info(opened):
+    process = opened("sums")
+    assert (process.description.kind, process.description.tasks) == ("SingleTurnEnv", {"train": 2})
+    first, second = process.call("tasks", split="train", start=0, stop=2)
+    assert first["messages"] == [{"role": "user", "content": "1 + 1 ="}]
+    assert (first["answer"], first["info"], second["info"]) == ("2", {"level": 1}, {"level": 2})
+
+
+def test_a_single_turn_is_scored_by_every_function_of_the_rubric(opened):
+    process = opened("sums")
+    episode, opening = begin(process, row=1)
+    assert (opening, respond(process, episode, "4")) == ([], None)
+    assert process.call("score", episode=episode) == {"reward": 1.1, "metrics": {"is_right": 1.0, "length": 1.0}}
+
+
+def test_a_game_is_played_by_the_environments_own_rollout(opened):
+    process = opened("game")
+    episode, opening = begin(process)
+    assert opening == [{"role": "user", "content": "Begin."}]
+    assert respond(process, episode, "3") == [{"role": "user", "content": "2 left"}]
+    assert respond(process, episode, "2") == [{"role": "user", "content": "1 left"}]
+    assert respond(process, episode, "1") is None
+    assert process.call("score", episode=episode)["reward"] == 3.0
+    with pytest.raises(HostedFault, match="over"):
+        respond(process, episode, "0")
+
+
+def test_an_episode_that_is_ended_from_outside_is_cleaned_up_and_scored(opened):
+    process = opened("game")
+    episode, _ = begin(process)
+    respond(process, episode, "3", is_cut=True)
+    assert process.call("score", episode=episode)["reward"] == 1.0
+
+
+def test_episodes_do_not_share_their_state(opened):
+    process = opened("game")
+    (first, _), (second, _) = begin(process), begin(process, split="eval")
+    assert respond(process, first, "3")[0]["content"] == "2 left"
+    assert respond(process, second, "1") is None
+    assert process.call("score", episode=second)["reward"] == 1.0
+
+
+def test_calls_of_tools_reach_the_environment(opened):
+    process = opened("tools")
+    assert process.description.tools[0]["function"]["name"] == "square"
+    episode, _ = begin(process)
+    calls = [{"name": "square", "arguments": '{"x": 7}'}, {"name": "", "arguments": "not JSON"}]
+    answer = respond(process, episode, "...", *calls)
+    assert [message["role"] for message in answer] == ["tool", "tool"]
+    assert answer[0]["content"] == "49" and "Expecting value" in answer[1]["content"]
+    assert respond(process, episode, "49") is None
+    assert process.call("score", episode=episode)["metrics"] == {"is_right": 1.0, "num_calls": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("raises", "the reward function raises failed: KeyError: 'no such thing'"),
+        ("nothing", "the reward function nothing failed: TypeError"),
+    ],
+)
+def test_a_reward_function_that_fails_is_no_silent_zero(opened, which, words):
+    process = opened(which)
+    episode, _ = begin(process)
+    respond(process, episode, "2")
+    with pytest.raises(HostedFault, match=words):
+        process.call("score", episode=episode)
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("group", "of_a_group compares the responses of a group"),
+        ("judge", "needs `judge`, which verifiers does not give it"),
+        ("completion", "completes text"),
+        ("own_model", "asks its model in its own way"),
+        ("unknown", "KeyError: 'unknown'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(opened, which, words):
+    with pytest.raises(ConfigError) as caught:
+        opened(which)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [("rewriting", "rewrites earlier messages"), ("simulated", "uses the client of its model by itself")],
+)
+def test_what_no_policy_can_answer_ends_the_episode(opened, which, words):
+    process = opened(which)
+    with pytest.raises(HostedFault, match=words):
+        episode, _ = begin(process)
+        respond(process, episode, "3")
+
+
+def test_a_task_that_has_changed_is_found_out(opened):
+    process = opened("sums")
+    with pytest.raises(DataError, match="another one than when the data was prepared"):
+        process.call("reset", episode=0, split="train", row=0, digest="of another row")
+    with pytest.raises(DataError, match="no task 9 in its split train"):
+        process.call("reset", episode=0, split="train", row=9, digest="")
+
+
+def test_tasks_that_are_drawn_without_a_seed_are_the_same_in_every_process(opened):
+    first, second = (opened("drawn").call("tasks", split="train", start=0, stop=1) for _ in range(2))
+    assert first == second
+
+
+def test_a_dead_process_is_the_environments_fault(opened):
+    process = opened("sleeping")
+    episode, _ = begin(process)
+    with pytest.raises(EnvironmentFault, match="has died"):
+        respond(process, episode, "die")
+    with pytest.raises(EnvironmentFault, match="has died"):
+        begin(process)
+
+
+def test_a_killed_process_fails_all_who_wait(opened):
+    process = opened("sleeping")
+    episode, _ = begin(process)
+
+    async def wait():
+        waiting = asyncio.create_task(process.awaited("respond", episode=episode, text="wait", calls=[], is_cut=False))
+        await asyncio.sleep(0)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(EnvironmentFault, match="has died"):
+            await waiting
+
+    asyncio.run(wait())
+
+
+def test_an_episode_that_waits_for_ever_fails_alone(opened):
+    process = opened("sleeping", timeout_s=1.0)
+    episode, _ = begin(process)
+    other, _ = begin(process)
+    with pytest.raises(HostedFault, match=r"did not answer \(respond\) within 1 s"):
+        respond(process, episode, "wait")
+    assert respond(process, other, "on")[0]["content"] == "8 left"
+
+
+def test_a_process_that_hangs_is_killed(opened, monkeypatch):
+    monkeypatch.setattr("luffy.hosted.verifiers_process._ALIVE_S", 0.5)
+    process = opened("sleeping", timeout_s=1.0)
+    episode, _ = begin(process)
+    with pytest.raises(EnvironmentFault, match="hangs as a whole"):
+        respond(process, episode, "hang")
+
+
+def test_the_process_ends_with_the_one_that_started_it(tmp_path):
+    """However it ends: here by a signal that it cannot handle."""
+    script = (
+        "import os, signal, sys\n"
+        "from luffy.config.verifiers_package import VerifiersPackage\n"
+        "from luffy.hosted.verifiers_process import VerifiersProcess\n"
+        "package = VerifiersPackage(environment='fake-environments', python=sys.executable)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(VerifiersProcess(package).pid))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    import subprocess
+
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
+    pid = int((tmp_path / "pid").read_text())
+    if psutil.pid_exists(pid):
+        psutil.wait_procs([psutil.Process(pid)], timeout=PATIENCE_S)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_an_interpreter_that_is_not_there_is_named():
+    package = VerifiersPackage(environment="x", python="/no/python")
+    with pytest.raises(ConfigError, match=r"environment\.python: /no/python cannot be started"):
+        VerifiersProcess(package)
+
+
+def test_an_interpreter_without_verifiers_is_named(monkeypatch):
+    monkeypatch.delenv("PYTHONPATH")
+    package = VerifiersPackage(environment="x", python=sys.executable)
+    with pytest.raises(ConfigError, match="cannot import verifiers"):
+        VerifiersProcess(package)
