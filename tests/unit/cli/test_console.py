@@ -43,8 +43,9 @@ def test_plan_table_shows_gpu_hours_where_there_are_gpus(plans):
 
 def test_plan_table_has_the_gpus_of_each_stage_where_there_are_any(plans):
     gpus = {plan.node.name: 0 for plan in plans} | {"rl": 8}
-    lines = text_of(plan_table(plans, gpus)).splitlines()
-    assert lines[0].split() == ["stage", "key", "GPUs", "plan", "why"]
+    forecasts = [StageForecast(plan.node.name, None, 0, "") for plan in plans]
+    lines = text_of(plan_table(plans, forecasts, gpus)).splitlines()
+    assert lines[0].split() == ["stage", "key", "GPUs", "plan", "time", "why"]
     assert [line.split()[2] for line in lines[1:]] == ["8" if plan.node.name == "rl" else "-" for plan in plans]
 
 

@@ -34,7 +34,8 @@ def scores(policy):
     ids_BT = torch.randint(0, 300, (ROWS, LENGTH))
     response_BT = torch.arange(LENGTH).repeat(ROWS, 1) >= PROMPT
     position_BT = torch.arange(LENGTH).repeat(ROWS, 1)
-    return policy(ids_BT, torch.ones_like(ids_BT, dtype=torch.bool), position_BT, response_BT, False)
+    mask_BT = torch.ones_like(ids_BT, dtype=torch.bool)
+    return policy(ids_BT, position_BT, response_BT, {"attention_mask": mask_BT}, False)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -45,8 +45,7 @@ def experiment(*overrides: str) -> ExperimentConfig:
         (
             [*LARGE, *SPLIT],
             [40.0] * 64,
-            "ray.trainer_ranks=32 zero_stage=3 micro_batch_tokens=8192 vllm.gpu_memory_utilization=0.9 "
-            "vllm.tensor_parallel_size=2",
+            "ray.trainer_ranks=32 zero_stage=3 vllm.gpu_memory_utilization=0.9 vllm.tensor_parallel_size=2",
         ),
         ([*SFT, "execution.gradient_checkpointing=false"], [79.0] * 8, "gradient_checkpointing=true"),
         ([*SFT, "execution.micro_batch_tokens=262144"], [79.0] * 8, "micro_batch_tokens=65536"),
