@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import torch
+
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 
 _Waiting = tuple[int, RolloutRequest, "asyncio.Future[Completion]"]
@@ -26,7 +28,7 @@ class TurnSampler:
         self._engine = engine
         self._name = name
         self._free = lanes
-        self._threads = ThreadPoolExecutor(lanes, thread_name_prefix="turns") if lanes else None
+        self._threads = _threads(lanes) if lanes else None
         self._num_playing = num_episodes
         self._waiting: list[_Waiting] = []
         self._calls: set[asyncio.Task[None]] = set()
@@ -87,3 +89,11 @@ class TurnSampler:
                 done.set_exception(result)
             else:
                 done.set_result(result[index])
+
+
+def _threads(number: int) -> ThreadPoolExecutor:
+    """Threads that compute with as many cores as this one: torch keeps that number for each thread, and vLLM on a CPU
+    refuses a step in a thread with another number than the one that started it."""
+    return ThreadPoolExecutor(
+        number, thread_name_prefix="turns", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
+    )
