@@ -118,11 +118,7 @@ def _check(env: Any, vf: Any) -> None:
 
 
 def _wrap(rubric: Any, known_columns: set[str]) -> None:
-<<<<<<< HEAD
-    """Have the functions of a rubric report what they raise; Unusable for one of groups, or one that lacks a value."""
-=======
     """Have the functions of a rubric report what they raise; Unusable for one of a group, or one that lacks a value."""
->>>>>>> foreign
     functions = getattr(rubric, "funcs", [])
     for place, function in enumerate(functions):
         name = getattr(function, "__name__", repr(function))
