@@ -19,7 +19,7 @@ from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import transcript, turns_of
 from luffy.errors import DataError, EnvironmentFault, LuffyError
 from luffy.grading import Problem
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, room
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit
 from luffy.types import FinishReason, Message, Source
 
 SCORER = EpisodeScorer(EpisodeScoring(), ())
@@ -42,7 +42,7 @@ class Scripted:
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         self.calls.append(list(requests))
-        return [self._completion(request, room(request, params)) for request in requests]
+        return [self._completion(request, limit(request, params)) for request in requests]
 
     def close(self) -> None: ...
 
