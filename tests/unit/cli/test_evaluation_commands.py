@@ -142,7 +142,10 @@ def test_rescore_without_the_order_of_the_stage_says_what_it_lacks(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--grader", "mathe"], "--grader mathe: no such grader; there are choice, environment, exact, math, math_strict"),
+        (
+            ["--grader", "mathe"],
+            "--grader mathe: no such grader; there are choice, environment, exact, math, math_strict",
+        ),
         (["--grader", "{kind: math, boxed: never}"], "no such grader"),
         (["--grader", "{"], "no such grader"),
         (["--grader", "math", "--suite", "arcc"], "--suite arcc: is not in this evaluation; there are arc"),
