@@ -42,7 +42,7 @@ def test_what_a_step_computes_is_counted_pass_by_pass(preset: str, num_passes: i
     learner.learn(shard_of(rows, index, preset), STEP)
     flops = learner.policy.flops
     assert flops is not None
-    once = flops.forward([row.num_tokens for row in rows], sum(len(row.response_ids) for row in rows))
+    once = flops.forward([row.num_tokens for row in rows], sum(row.num_learnable for row in rows))
     assert counted == [pytest.approx(num_passes * once)]
 
 

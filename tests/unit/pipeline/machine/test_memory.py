@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import (
     AutoModelForCausalLM,
@@ -73,6 +74,13 @@ def model_of(config: PreTrainedConfig, dtype: torch.dtype = torch.float32, layou
     if model.device.type != "meta":
         set_attention(model, LAYOUTS[layout])
     return model.train()
+
+
+@pytest.fixture(autouse=True)
+def plain_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's ZeRO 3 replaces the function for the rest of the process, with one that saves more."""
+    own = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", torch.nn.functional.linear)
+    monkeypatch.setattr(torch.nn.functional, "linear", own)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -319,7 +327,7 @@ def test_an_adapted_layer_saves_no_more_than_the_counted_bytes(lora: LoRAConfig,
     longer, shorter = (kept_bytes(adapted_model(lora, dtype, num_hidden_layers=layers)) for layers in (3, 2))
     shape, measured = architecture(config_of("qwen2 untied")), (longer - shorter) / (2 * 48)
     saved, _ = adapter_activation_bytes(shape, lora, DTYPES[dtype])
-    counted = layer_activation_bytes(shape, DTYPES[dtype], 48) + saved / shape.num_layers
+    counted = layer_activation_bytes(shape, DTYPES[dtype], by_sequence=False) + saved / shape.num_layers
     assert measured <= counted < 1.25 * measured
 
 
@@ -327,7 +335,7 @@ def test_an_adapted_layer_saves_no_more_than_the_counted_bytes(lora: LoRAConfig,
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("vocabulary", [64, 8192], ids=["fullest in a layer", "fullest in the head"])
 def test_the_estimate_bounds_the_peak_of_a_pass_with_an_adapter(
-    vocabulary: int, checkpointing: bool, dtype: torch.dtype
+    vocabulary: int, checkpointing: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokens, chunk = adapted_model(ALL, dtype, vocab_size=vocabulary), 4 * 256, 128
     if checkpointing:
@@ -336,22 +344,27 @@ def test_the_estimate_bounds_the_peak_of_a_pass_with_an_adapter(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
-    ids_BT, mask_BT, position_BT, response_BT = inputs(4, 256)
+    ids_BT, position_BT, response_BT, bounds = inputs(4, 256)
     tracker = MemTracker()
+    track = tracker._track_module_params_and_buffers
+    # A frozen weight takes no hook; the hooks only tell gradients apart from other tensors.
+    monkeypatch.setattr(
+        tracker, "_track_module_params_and_buffers", lambda module, install_grad_hooks: track(module, False)
+    )
     tracker.track_external(policy)
     with tracker:
-        logp_BT, entropy_BT = policy(ids_BT % vocabulary, mask_BT, position_BT, response_BT, True)
+        logp_BT, entropy_BT = policy(ids_BT % vocabulary, position_BT, response_BT, bounds, True)
         (logp_BT.sum() + entropy_BT.sum()).backward()
     states = sum(parameter.nbytes for parameter in [*model.parameters(), *trained])
     measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - states
 
     shape = architecture(config_of("qwen2 untied", vocab_size=vocabulary))
-    kept, one_layer = activation_bytes(shape, DTYPES[dtype], 256, checkpointing=checkpointing)
+    kept, one_layer = activation_bytes(shape, DTYPES[dtype], checkpointing=checkpointing, by_sequence=False)
     saved, transient = adapter_activation_bytes(shape, ALL, DTYPES[dtype])
     kept, one_layer = (kept, one_layer + saved // 3) if checkpointing else (kept + saved, one_layer)
     logits, gradients = head_bytes(shape, DTYPES[dtype], tokens, chunk, entropy_gradient=True, frozen=True)
     estimated = tokens * kept + max(tokens * (one_layer + transient), logits + gradients)
-    assert 0.99 * measured <= estimated <= 1.3 * measured
+    assert 0.99 * measured <= estimated <= 1.4 * measured
 
 
 def test_an_adapter_alone_has_gradients_and_optimizer_states_by_hand() -> None:
@@ -432,7 +445,8 @@ def test_the_estimate_bounds_the_peak_of_the_embedded_engine(
 ) -> None:
     response = 2
     config = config_of("qwen2 untied", vocab_size=vocabulary)
-    engine = TransformersEngine(model_of(config, dtype).eval(), batch_size=8)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+    engine = TransformersEngine(model, batch_size=8)
     requests = [RolloutRequest(tuple(range(i, prompt - i % 2 + i)), seed=i) for i in range(8)]
     requests = [RolloutRequest(tuple(token % vocabulary for token in each.prompt_ids), each.seed) for each in requests]
     tracker, next_logits = MemTracker(), engine._next_logits

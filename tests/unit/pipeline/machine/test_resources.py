@@ -247,9 +247,9 @@ def test_an_adapter_without_its_package_is_refused_before_anything_runs(driver, 
 
 def test_an_adapter_makes_room_for_a_model_that_would_not_fit(driver):
     driver(cards(*[81559] * 2))
-    two = ["execution.ray={placement: disaggregated, trainer_ranks: 1, engines: 1}", "model.lora=null"]
+    two = ["execution.ray={placement: disaggregated, trainer_ranks: 1, engines: 1}", "execution.vllm.engines=1"]
     assert "trainer GPU would hold about" in refusals(*two)[0]
-    check_resources(load_experiment(SEVEN_B, [*two[:1], "model.lora={rank: 32, alpha: 64}"]))
+    check_resources(load_experiment(SEVEN_B, [*two, "model.lora={rank: 32, alpha: 64}"]))
 
 
 def pretrained(folder, layers):
