@@ -10,6 +10,7 @@ from luffy.errors import ConfigError, DataError
 from luffy.pipeline.chain.graph import nodes_providing, nodes_showing
 from luffy.pipeline.chain.job import JOB_FILE, read_job
 from luffy.pipeline.workspace.records import RunRecord
+from luffy.types import Source
 
 SAMPLES_FILE = "samples.jsonl"
 _JOURNAL = "journal"
@@ -124,8 +125,7 @@ def _responses(directory: Path) -> Iterator[ShownSample]:
 
 
 def _who(sources: list[int]) -> str:
-    """0 is a sampled token and 3 one of the environment (`luffy.types.Source`)."""
-    given = [source not in (0, 3) for source in sources]
-    if any(given) and 0 not in sources:
-        return "demonstration"
-    return "rollout after a demonstration's prefix" if any(given) else "rollout"
+    kinds = set(sources) - {Source.ENVIRONMENT}
+    if kinds <= {Source.ON_POLICY}:
+        return "rollout"
+    return "rollout after a demonstration's prefix" if Source.ON_POLICY in kinds else "demonstration"

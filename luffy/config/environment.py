@@ -27,11 +27,6 @@ class EpisodeLimits(StrictModel):
     max_failed_share: float = Field(default=0.1, ge=0.0, le=1.0)
     """The stage ends when more than this share of a step's episodes failed by a fault of the environment."""
 
-    @property
-    def keeps_history(self) -> bool:
-        """Whether turns are kept as they were sampled, whatever the chat template makes of them."""
-        return self.history == "as_sampled"
-
 
 _Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 _Import = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -131,3 +126,8 @@ class VerifiersEnvironment(VerifiersPackage):
 EnvironmentConfig = Annotated[
     ToolsEnvironment | GuessNumberEnvironment | CustomEnvironment | VerifiersEnvironment, Field(discriminator="kind")
 ]
+
+
+def keeps_history(environment: EnvironmentConfig | None) -> bool:
+    """Whether traces and episodes of many turns are accepted under a chat template that rewrites earlier turns."""
+    return environment is not None and environment.limits.history == "as_sampled"

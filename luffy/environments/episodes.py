@@ -1,6 +1,6 @@
 """Episodes: the policy and its environment in turns, token by token.
 
-    player = EpisodePlayer(make_environment, encoder, limits)
+    player = EpisodePlayer(make_environment, encoder, limits, scorer)
     episodes = player.play(starts, engine, params)
 
 Episodes run concurrently: while one waits for its tool, the engine generates for the others. A response is
@@ -17,7 +17,7 @@ from typing import TypeVar
 from luffy.config.environment import EpisodeLimits
 from luffy.data.conversations import ConversationEncoder
 from luffy.environments.environment import Environment, EnvironmentFactory, ScoringEnvironment
-from luffy.environments.rubric import EpisodeScorer, EpisodeView
+from luffy.environments.rubric import TURNS, EpisodeScorer, EpisodeView
 from luffy.environments.turn_sampler import TurnSampler
 from luffy.errors import EnvironmentFault, UserError
 from luffy.grading import Problem
@@ -63,7 +63,7 @@ class Episode:
     prompt_ids: tuple[int, ...]
     """With what `Environment.reset` added."""
     segments: tuple[Segment, ...]
-    """After the given tokens; the last one is a completion."""
+    """After the given tokens; the last one is a completion. Empty where the policy had no turn."""
     finish_reason: FinishReason
     measures: Mapping[str, float]
     """Counts of the environment, `turns` (those of the policy, given ones included), and what the scorer measures."""
@@ -81,7 +81,6 @@ class _Play:
     conversation: list[Message]
     segments: list[Segment] = field(default_factory=list)
     num_turns: int = 0
-    measures: dict[str, float] = field(default_factory=dict)
 
 
 class EpisodePlayer:
@@ -117,9 +116,8 @@ class EpisodePlayer:
         failed = sum(episode.finish_reason is FinishReason.ENVIRONMENT_ERROR for episode in episodes)
         if failed > self._limits.max_failed_share * len(episodes):
             raise EnvironmentFault(
-                f"the environment failed in {failed} of {len(episodes)} episodes (the log has the first of its "
-                f"exceptions); allowed is a share of {self._limits.max_failed_share:g} "
-                "(environment.limits.max_failed_share)"
+                f"the environment failed in {failed} of {len(episodes)} episodes (the log has its exceptions); "
+                f"allowed is a share of {self._limits.max_failed_share:g} (environment.limits.max_failed_share)"
             )
         return episodes
 
@@ -141,16 +139,21 @@ class EpisodePlayer:
                 finish = await self._open(play, sampler.params.max_response_tokens)
                 if finish is None:
                     finish = await self._take_turns(play, index, sampler)
-                if isinstance(play.environment, ScoringEnvironment):
-                    await _called(play.environment.score(tuple(play.conversation)))
-                play.measures |= await _called(self.scorer.measure(_view(play)))
+                measures = await self._measured(play)
             except _FailedCall as failure:
-                logger.warning("%s: the environment failed: %r", start.problem.data_source, failure.__cause__)
-                finish = FinishReason.ENVIRONMENT_ERROR
+                logger.warning("%s: the environment failed", start.problem.data_source, exc_info=failure.__cause__)
+                finish, measures = FinishReason.ENVIRONMENT_ERROR, {TURNS: float(play.num_turns)}
         finally:
             sampler.leave()
-            await play.environment.close()
-        return Episode(play.prompt_ids, tuple(play.segments), finish, _counts(play) | play.measures)
+            await _closed(play)
+        return Episode(play.prompt_ids, tuple(play.segments), finish, measures)
+
+    async def _measured(self, play: _Play) -> dict[str, float]:
+        """Everything that is counted and measured of an episode that has ended."""
+        if isinstance(play.environment, ScoringEnvironment):
+            await _called(play.environment.score(tuple(play.conversation)))
+        counts = {**await _called(_counts(play.environment)), TURNS: float(play.num_turns)}
+        return counts | await _called(self.scorer.measure(_view(play, counts)))
 
     async def _open(self, play: _Play, limit: int) -> FinishReason | None:
         """Reset the environment and replay the given turns; returns why no turn of the policy follows, if so."""
@@ -209,11 +212,18 @@ class EpisodePlayer:
         return True
 
 
-def _counts(play: _Play) -> dict[str, float]:
-    return {**play.environment.counts(), "turns": float(play.num_turns)}
+async def _counts(environment: Environment) -> Mapping[str, float]:
+    return environment.counts()
 
 
-def _view(play: _Play) -> EpisodeView:
+async def _closed(play: _Play) -> None:
+    try:
+        await _called(play.environment.close())
+    except _FailedCall as failure:  # the episode itself has ended well
+        logger.warning("%s: closing an episode failed", play.start.problem.data_source, exc_info=failure.__cause__)
+
+
+def _view(play: _Play, counts: Mapping[str, float]) -> EpisodeView:
     prompt, problem = play.start.messages, play.start.problem
     return EpisodeView(
         prompt=prompt,
@@ -221,7 +231,7 @@ def _view(play: _Play) -> EpisodeView:
         answer=play.start.ground_truth,
         info=problem.extra_info,
         task=problem.data_source,
-        counts=_counts(play),
+        counts=counts,
     )
 
 

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.environment import EnvironmentConfig
+from luffy.config.environment import EnvironmentConfig, keeps_history
 from luffy.data.conversations import ConversationEncoder
 from luffy.environments.environment import EnvironmentFactory, ScoringEnvironment
 from luffy.environments.episodes import EpisodePlayer
@@ -16,7 +16,7 @@ def open_player(config: EnvironmentConfig, tokenizer: PreTrainedTokenizerBase, l
     Raises ConfigError for an environment that cannot be loaded, and DataError for a chat template that rewrites earlier
     turns.
     """
-    encoder = ConversationEncoder(tokenizer, keeps_history=config.limits.keeps_history)
+    encoder = ConversationEncoder(tokenizer, keeps_history=keeps_history(config))
     make, scorer = open_scored(config)
     return EpisodePlayer(make, encoder, config.limits, scorer, lanes)
 

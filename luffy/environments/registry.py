@@ -19,7 +19,6 @@ from luffy.config.environment import (
 from luffy.environments.call_formats import CALL_FORMATS
 from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.guess_number import GuessingGame
-from luffy.environments.import_paths import imported
 from luffy.environments.python_tool import SandboxOfLoop, python_tool
 from luffy.environments.tool_functions import Tool, load_tools
 from luffy.environments.tool_runner import ToolRunner
@@ -27,6 +26,7 @@ from luffy.environments.tools import ToolEpisode
 from luffy.environments.verifiers_episode import VerifiersEpisode, hosted_tools
 from luffy.errors import ConfigError
 from luffy.hosted.verifiers_process import shared_process
+from luffy.import_paths import imported_setting
 from luffy.sandbox import open_sandbox
 
 _TOOLS = "environment.tools"
@@ -71,7 +71,7 @@ def _guess_number(config: GuessNumberEnvironment) -> EnvironmentFactory:
 
 @_factory.register
 def _custom(config: CustomEnvironment) -> EnvironmentFactory:
-    made = imported(config.factory, _FACTORY)
+    made = imported_setting(config.factory, _FACTORY)
     if not isinstance(made, type):
         raise ConfigError(f"{_FACTORY}: {config.factory} is a {type(made).__name__}; it has to be a class")
     for name in _AWAITED:
@@ -85,7 +85,18 @@ def _custom(config: CustomEnvironment) -> EnvironmentFactory:
         inspect.signature(made).bind(**config.options)
     except TypeError as error:
         raise ConfigError(f"{_FACTORY}: {config.factory} does not take environment.options: {error}") from None
-    return lambda: cast(Environment, made(**config.options))
+    return _refused_at_load(config, lambda: cast(Environment, made(**config.options)))
+
+
+def _refused_at_load(config: CustomEnvironment, make: EnvironmentFactory) -> EnvironmentFactory:
+    """`make`, after its first environment; ConfigError when the user's own code fails on that."""
+    try:
+        dict(make().counts())
+    except Exception as error:  # a user's class may raise anything
+        raise ConfigError(
+            f"{_FACTORY}: {config.factory} fails before the first episode: {type(error).__name__}: {error}"
+        ) from error
+    return make
 
 
 @_factory.register

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from numbers import Real
 
 from luffy.config.environment import ANSWER, EpisodeScoring
-from luffy.environments.import_paths import imported
 from luffy.errors import ConfigError
+from luffy.import_paths import imported_setting
 from luffy.types import Message
 
 _WHERE = "environment.scoring"
-_ALWAYS_COUNTED = "turns"
+TURNS = "turns"
+"""Counted in every episode: the policy's turns, given ones included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class EpisodeScorer:
         self._weights = config.weights
         self.needs_demonstrations = scores_itself or not config.is_answer_alone
         """Whether demonstrations are played, too, since their reward depends on more than their answer."""
-        known = {ANSWER, _ALWAYS_COUNTED, *counted, *self._measures}
-        if twice := sorted({ANSWER, _ALWAYS_COUNTED, *counted} & set(self._measures)):
+        known = {ANSWER, TURNS, *counted, *self._measures}
+        if twice := sorted({ANSWER, TURNS, *counted} & set(self._measures)):
             raise ConfigError(f"{_WHERE}.measures: the environment counts {twice[0]} already; choose another name")
         if unknown := sorted(set(self._weights) - known):
             raise ConfigError(f"{_WHERE}.weights: nothing measures {unknown[0]}; there are {', '.join(sorted(known))}")
@@ -66,7 +67,7 @@ class EpisodeScorer:
 
 def _loaded(name: str, path: str) -> Callable[..., object]:
     where = f"{_WHERE}.measures.{name}"
-    function = imported(path, where)
+    function = imported_setting(path, where)
     if not callable(function):
         raise ConfigError(f"{where}: {path} is not a function")
     if unknown := sorted(set(inspect.signature(function).parameters) - set(_VIEWS)):

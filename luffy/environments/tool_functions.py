@@ -27,10 +27,10 @@ from pydantic_core import ErrorDetails
 
 from luffy.environments.calculator import calculator
 from luffy.environments.episode_state import EpisodeState
-from luffy.environments.import_paths import imported
 from luffy.environments.tool_docs import described
 from luffy.environments.tool_schemas import Schema, UnsupportedType, schema_of
 from luffy.errors import ConfigError
+from luffy.import_paths import imported_setting
 
 Function = Callable[..., object]
 BUILT_IN_TOOLS: Mapping[str, Function] = {"calculator": calculator}
@@ -158,7 +158,7 @@ def tool_of(function: object, name: str | None = None, where: str = "tool") -> T
 
 def _function(path: str, built_in: Mapping[str, Function], where: str) -> object:
     if ":" in path:
-        return imported(path, where)
+        return imported_setting(path, where)
     if path not in built_in:
         raise ConfigError(
             f"{where}: there is no built-in tool {path!r}; there are: {', '.join(built_in)}; "

@@ -228,7 +228,8 @@ def _graded(
             sample.prompt.ground_truth,
             problem_of(sample.prompt),
             request.protocol.grader,
-            response.graded_measures,
+            response.measures,
+            response.has_failed,
         )
         for sample, response in zip(samples, responses, strict=True)
     ]

@@ -78,9 +78,9 @@ class Response:
         return self.text if self.reply is None else self.reply
 
     @property
-    def graded_measures(self) -> Mapping[str, float]:
-        """What graders may know of the episode: nothing where its environment failed."""
-        return {} if self.finish_reason is FinishReason.ENVIRONMENT_ERROR else self.measures
+    def has_failed(self) -> bool:
+        """Whether the environment failed, so that there is nothing to grade."""
+        return self.finish_reason is FinishReason.ENVIRONMENT_ERROR
 
 
 class EvaluationRequest:

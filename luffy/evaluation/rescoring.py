@@ -116,7 +116,8 @@ def _regraded(
             record.ground_truth,
             problems.get((record.suite, record.uid), Problem()),
             kind,
-            record.graded_measures,
+            record.measures,
+            record.has_failed,
         )
         for record in batch
     ]

@@ -54,9 +54,9 @@ class SampleRecord:
         return self.response if self.reply is None else self.reply
 
     @property
-    def graded_measures(self) -> dict[str, float]:
-        """What graders may know of the episode: nothing where its environment failed."""
-        return {} if self.finish_reason == FinishReason.ENVIRONMENT_ERROR else self.measures
+    def has_failed(self) -> bool:
+        """Whether the environment failed, so that there is nothing to grade."""
+        return self.finish_reason == FinishReason.ENVIRONMENT_ERROR
 
     @property
     def may_be_shown(self) -> bool:

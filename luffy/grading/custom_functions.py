@@ -6,15 +6,13 @@ verifiers' async functions, and those that need its `parser` or the `state` of i
 """
 
 import functools
-import importlib
 import inspect
 import json
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping
 from numbers import Real
 
+from luffy.import_paths import NotImported, imported
 from luffy.types import Outcome
 
 Function = Callable[..., object]
@@ -52,23 +50,17 @@ def call(path: str, response: str, gold: str, context: str) -> Verdict:
 
 @functools.cache
 def _function(path: str) -> tuple[Function, str]:
-    module_name, _, name = path.partition(":")
-    # Appended, so that nothing in the working directory shadows an installed package.
-    if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 - `sys.path` holds text
-        sys.path.append(here)
     try:
-        function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise UnusableFunction(f"{path} cannot be imported: {error}") from None
-    except Exception as error:  # a user's module may raise anything
-        raise UnusableFunction(f"{module_name} fails on import: {type(error).__name__}: {error}") from error
+        function = imported(path)
+    except NotImported as error:
+        raise UnusableFunction(str(error)) from error.__cause__
+    if not callable(function):
+        raise UnusableFunction(f"{path} is not a function")
     return function, _style(path, function)
 
 
 def _style(path: str, function: Function) -> str:
     """The signature that a function has; UnusableFunction for one that could only fail."""
-    if not callable(function):
-        raise UnusableFunction(f"{path} is not a function")
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - an object's own
         raise UnusableFunction(
             f"{path} is asynchronous, and graders are called without an event loop; give a plain function (asyncio.run "

@@ -30,6 +30,7 @@ from luffy.types import Outcome
 
 Step = Grade | Verification | Judging
 _OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
+_FAILED = Grade(Outcome.CRASHED, None, "the environment failed")
 _NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
 
 
@@ -39,7 +40,7 @@ def steps(kind: GraderKind, request: GradeRequest) -> list[Step]:
         return [step for part in kind.of for step in steps(part, request)]
     if isinstance(kind, WeightedGrader):
         return [step for part in kind.parts for step in steps(part.grader, request)]
-    return [_LEAVES[kind.kind](kind, request)]
+    return [_FAILED if request.has_failed else _LEAVES[kind.kind](kind, request)]
 
 
 def conclude(kind: GraderKind, found: Iterator[Grade]) -> Grade:

@@ -53,7 +53,9 @@ class GradeRequest:
     kind: GraderKind | None = None
     """Grades this response; None: the problem's grader, or the default."""
     measures: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """What was measured of the episode; empty without one, and where its environment failed."""
+    """What was measured of the episode; empty without one."""
+    has_failed: bool = False
+    """Whether the episode's environment failed: there is nothing to grade, and the outcome is `crashed`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,7 @@ from luffy.rl.rows import Row, replayed_row
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.seeds import derive_seed
-from luffy.types import Group, Outcome, Source, Trajectory
-
-_FAILED = Grade(Outcome.CRASHED, reason="the environment failed")
+from luffy.types import Group, Source, Trajectory
 
 
 class GroupCollector:
@@ -118,14 +116,19 @@ class GroupCollector:
 
     def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
         wanted = [
-            GradeRequest(row.reply(self._decode), task.ground_truth, task.problem, measures=row.measures)
+            GradeRequest(
+                row.reply(self._decode),
+                task.ground_truth,
+                task.problem,
+                measures=row.measures,
+                has_failed=row.has_failed,
+            )
             for task, found in zip(tasks, rows, strict=True)
             for row in found
-            if not row.has_failed
         ]
         with self._grading.measured():
             grades = iter(self._grader.grade(wanted))
-        return [[self._trajectory(row, _FAILED if row.has_failed else next(grades)) for row in found] for found in rows]
+        return [[self._trajectory(row, next(grades)) for row in found] for found in rows]
 
     def _trajectory(self, row: Row, grade: Grade) -> Trajectory:
         if self._player is None or row.has_failed:

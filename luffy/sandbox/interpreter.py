@@ -174,6 +174,13 @@ def _die_with(parent_pid: int) -> None:
         os._exit(1)
 
 
+def _moved_down(fd: int) -> int:
+    """The lowest free number for what `fd` names: its parent's may be above the limit of open files that comes next."""
+    lowest = os.dup(fd)
+    os.close(fd)
+    return lowest
+
+
 def _read_requests(control_fd: int) -> "Iterator[tuple[str, str]]":
     """Each request as its call and its code, until the other side has closed the socket."""
     rest = b""
@@ -188,7 +195,7 @@ def main(control_fd: int, settings: Settings) -> None:
     """Run requests until the other side is gone."""
     if settings["parent_pid"] is not None:
         _die_with(settings["parent_pid"])
-    os.set_inheritable(control_fd, False)
+    control_fd = _moved_down(control_fd)
     interpreter = Interpreter(settings)
     interpreter.enter()
     _apply(settings)

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from luffy.config.settings import EvaluateSettings
-from luffy.config.strict import StrictModel
+from luffy.config.strict import FOR_IDENTITY, StrictModel
 from luffy.errors import DataError
 from luffy.evaluation.evaluator import Progress, grade_sampled
 from luffy.evaluation.requests import EvaluationRequest, Render, Suite
@@ -67,7 +67,7 @@ class EvaluationRequests:
             modules = _GENERATING if settings.environment is None else (*_GENERATING, _EPISODES)
             code = [f"{module} {digest}" for module, digest in module_fingerprint(modules).items()]
             if settings.environment is not None:
-                code.append(settings.environment.model_dump_json())
+                code.append(settings.environment.model_dump_json(context=FOR_IDENTITY))
             model = consumed_digest("model", manifest) + variant
             sampled_by = [model, settings.dtype, settings.evaluation.engine, *code]
             self.digests = {cell: self.request(cell).digest(sampled_by) for cell in self._cells}

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.data import DataConfig, SourceConfig, VerifiersSource
+from luffy.config.environment import keeps_history
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.config.shipped import benchmark_names
@@ -198,7 +199,7 @@ def _checked_environment(settings: PrepareDataSettings, tokenizer: PreTrainedTok
     if settings.environment is None:
         return ""
     open_scored(settings.environment)
-    ConversationEncoder(tokenizer, keeps_history=settings.environment.limits.keeps_history)
+    ConversationEncoder(tokenizer, keeps_history=keeps_history(settings.environment))
     return instructions_of(settings.environment)
 
 
@@ -230,7 +231,7 @@ def _has_equal_prompts(source: SourceConfig) -> bool:
 
 
 def _rules(name: str, settings: PrepareDataSettings) -> Rules:
-    data, environment = settings.data, settings.environment
+    data = settings.data
     is_train = name == "train"
     may_repeat = name == _CORPUS or _has_equal_prompts(_configs(data)[name])
     return Rules(
@@ -243,7 +244,7 @@ def _rules(name: str, settings: PrepareDataSettings) -> Rules:
         languages=data.filters.languages if is_train else None,
         near_duplicates=data.filters.near_duplicates if is_train else None,
         keeps_traces=not _is_suite(name),
-        keeps_history=environment is not None and environment.limits.keeps_history,
+        keeps_history=keeps_history(settings.environment),
     )
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.cluster.protocol import Cluster
 from luffy.cluster.rl_cluster import open_cluster
+from luffy.config.environment import keeps_history
 from luffy.config.settings import RLSettings
 from luffy.config.training import RLConfig
 from luffy.data.confidential_prompts import confidential_uids
@@ -163,12 +164,8 @@ def _player(settings: RLSettings, tokenizer: PreTrainedTokenizerBase) -> Episode
 
 
 def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase) -> Sequence[RolloutTask]:
-    environment = settings.environment
-    tasks = tokenize_tasks(
-        tokenizer,
-        read_prompts(context.inputs["data"] / "train.parquet"),
-        keeps_history=environment is not None and environment.limits.keeps_history,
-    )
+    prompts = read_prompts(context.inputs["data"] / "train.parquet")
+    tasks = tokenize_tasks(tokenizer, prompts, as_sampled=keeps_history(settings.environment))
     if not tasks:
         raise DataError("data.train: no prompts are left; see card.md for why rows were rejected")
     _check_buffer_fills(settings, tasks)
@@ -195,12 +192,12 @@ def _longest(tasks: Sequence[RolloutTask], rl: RLConfig) -> int:
 
 
 def tokenize_tasks(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, keeps_history: bool = False
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, as_sampled: bool = False
 ) -> list[RolloutTask]:
     """Tokenized prompts and traces."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
     traces = [trace for prompt in prompts for trace in prompt.traces]
-    encoded = iter(encode_demonstrations(tokenizer, traces, keeps_history=keeps_history))
+    encoded = iter(encode_demonstrations(tokenizer, traces, keeps_history=as_sampled))
     return [
         RolloutTask(
             uid=prompt.uid,

@@ -4,6 +4,7 @@ Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
 """
 
 from luffy.cluster.sft_ranks import open_ranks
+from luffy.config.environment import keeps_history
 from luffy.config.settings import SFTSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
@@ -31,10 +32,7 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     sft, hours = settings.sft, GpuHours(context.out)
     tokenizer = load_tokenizer(context.inputs["model"] / "model")
     prompts = choose_prompts(read_prompts(context.inputs["data"] / "sft.parquet"), sft.num_traces, settings.seed)
-    environment = settings.environment
-    examples = trace_examples(
-        tokenizer, prompts, keeps_history=environment is not None and environment.limits.keeps_history
-    )
+    examples = trace_examples(tokenizer, prompts, as_sampled=keeps_history(settings.environment))
     if not examples:
         raise DataError("data.train: no row has a trace; SFT needs demonstrations")
     plan = SupervisedPlan(

@@ -20,12 +20,12 @@ from luffy.types import Prompt, Trajectory
 
 
 def trace_examples(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, keeps_history: bool = False
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, as_sampled: bool = False
 ) -> list[Trajectory]:
     """One training example per trace; tokens of an environment are context alone."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
     traces = [trace for prompt in prompts for trace in prompt.traces]
-    encoded = iter(encode_demonstrations(tokenizer, traces, keeps_history=keeps_history))
+    encoded = iter(encode_demonstrations(tokenizer, traces, keeps_history=as_sampled))
     examples = []
     for prompt, ids in zip(prompts, prompt_ids, strict=True):
         for turns in itertools.islice(encoded, len(prompt.traces)):

@@ -1,5 +1,8 @@
 """What code does to the socket over which its interpreter is told what to run: close it, fill it, forge replies."""
 
+import os
+from contextlib import ExitStack
+
 import psutil
 import pytest
 from sandboxed import require_bubblewrap, run_calls, run_code
@@ -70,3 +73,11 @@ s.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1
     before = psutil.Process().num_fds()
     assert run_code(send).status is ExecutionStatus.CORRUPTED
     assert psutil.Process().num_fds() <= before
+
+
+def test_the_control_socket_is_below_the_limit_of_open_files_however_many_the_parent_has_open() -> None:
+    with ExitStack() as held:
+        for _ in range(200):
+            held.callback(os.close, os.open("/dev/null", os.O_RDONLY))
+        assert run_code(find_control("print(control < 64)")).output == "True\n"
+        assert run_code("import os\nos.closerange(0, 64)").status is ExecutionStatus.KILLED

@@ -151,7 +151,7 @@ def test_a_custom_source_is_loaded_by_import_path() -> None:
     ],
 )
 def test_an_invalid_factory_is_refused(factory: str, reason: str) -> None:
-    with pytest.raises(DataError, match=f"data.train.factory: {factory}: {reason}"):
+    with pytest.raises(DataError, match=f"data.train.factory: {factory} {reason}"):
         open_source(CustomSource(kind="custom", factory=factory), "train", 0)
 
 

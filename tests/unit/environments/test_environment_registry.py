@@ -41,6 +41,14 @@ class AwaitedCounts(CountTo):
     async def counts(self):
         return {}
 
+class Fails(CountTo):
+    def __init__(self, limit):
+        raise OSError(f"no {limit}")
+
+class FailsToCount(CountTo):
+    def counts(self):
+        return None
+
 def function(limit):
     return CountTo(limit)
 """
@@ -82,6 +90,8 @@ def test_a_class_of_ones_own_is_made_for_every_episode_with_its_options():
         ("Nothing", {}, "needs `async def reset`"),
         ("Synchronous", {"limit": 2}, "needs `async def respond`"),
         ("AwaitedCounts", {"limit": 2}, "needs `def counts`"),
+        ("Fails", {"limit": 2}, "fails before the first episode: OSError: no 2"),
+        ("FailsToCount", {"limit": 2}, "fails before the first episode: TypeError"),
         ("CountTo", {}, "does not take environment.options: missing a required argument: 'limit'"),
         ("CountTo", {"limits": 3}, "does not take environment.options: missing a required argument"),
     ],

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,19 +10,19 @@ import pytest
 from patience import PATIENCE_S
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig, SuiteProtocol
 from luffy.config.grading import FormatGrader, JudgeGrader, MathGrader
 from luffy.data.templates import render_prompts
 from luffy.errors import ClusterError, DataError
 from luffy.evaluation.evaluator import Evaluator
 from luffy.evaluation.model_clients import TokenModelClient
-from luffy.evaluation.requests import Suite
+from luffy.evaluation.requests import Response, SampleRequest, Suite
 from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.evaluation.suite_checks import check_suite
 from luffy.grading import Grade, GradeRequest, GraderPool
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
-from luffy.types import Prompt
+from luffy.types import FinishReason, Prompt
 
 TOKENIZER = tiny_tokenizer()
 CONFIG = EvaluationConfig(
@@ -66,6 +66,24 @@ def test_records_say_what_was_asked_answered_and_found() -> None:
     assert first.prompt == "<|bos|>0 +1\n"
     assert first.finish_reason == "stop"
     assert first.num_tokens == len(TOKENIZER(first.response)["input_ids"]) + 1
+
+
+class FailingEpisodes(TokenModelClient):
+    """Answers rightly, and says that the environment failed afterwards."""
+
+    def generate(
+        self, samples: Sequence[SampleRequest], protocol: SuiteProtocol, max_response_tokens: int
+    ) -> Iterable[Response]:
+        for response in super().generate(samples, protocol, max_response_tokens):
+            yield replace(response, finish_reason=FinishReason.ENVIRONMENT_ERROR)
+
+
+def test_an_episode_whose_environment_failed_is_crashed_and_not_an_answer() -> None:
+    with GraderPool(1, PATIENCE_S) as grader:
+        client = FailingEpisodes(ScriptedEngine(TOKENIZER, solve), TOKENIZER)
+        evaluator = Evaluator(client, grader, CONFIG, 7, 4)
+        (records,) = evaluator.evaluate([(Suite("sums", problems(2)), "greedy")], lambda batch: None)
+    assert [(record.outcome, record.correct, record.has_failed) for record in records] == [("crashed", False, True)] * 2
 
 
 def test_a_suite_may_have_its_own_grader() -> None:

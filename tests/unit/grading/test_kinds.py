@@ -140,3 +140,20 @@ def test_an_unknown_grader_is_named(pool: GraderPool) -> None:
 def test_the_pool_is_a_grader(pool: GraderPool) -> None:
     grader: Grader = pool
     assert grader.grade([]) == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        MATH,
+        R1_ZERO,
+        BothGrader(of=(MATH, FormatGrader())),
+        AnyGrader(of=(ExactGrader(), MATH)),
+        WeightedGrader(parts=(WeightedPart(weight=1.0, grader=MATH), WeightedPart(weight=0.5, grader=FormatGrader()))),
+    ],
+)
+def test_an_episode_whose_environment_failed_is_crashed_whatever_it_says(pool: GraderPool, kind: GraderKind) -> None:
+    request = GradeRequest(r"<think>hm</think>\boxed{5}", "5", kind=kind, has_failed=True)
+    (grade,) = pool.grade([request])
+    assert (grade.outcome, grade.reward) == (Outcome.CRASHED, 0.0)
+    assert "the environment failed" in grade.reason
