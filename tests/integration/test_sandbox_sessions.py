@@ -8,8 +8,8 @@ import tracemalloc
 
 import psutil
 import pytest
-from patience import wait_until
-from sandboxed import PATIENT, limits, processes_below, require_bubblewrap, run_calls, run_code
+from patience import PATIENCE_S, wait_until
+from sandboxed import PATIENT, StartedHere, limits, require_bubblewrap, run_calls, run_code
 
 from luffy.config.sandbox import SandboxConfig
 from luffy.errors import LuffyError, UserError
@@ -169,13 +169,14 @@ def test_cpu_time_of_a_session_is_limited() -> None:
     assert "[stopped: the session used 1 s of CPU time; the session is over" in stopped.output
 
 
-def test_an_idle_session_ends_at_its_time() -> None:
+def test_an_idle_session_ends_at_its_time(started_here: StartedHere) -> None:
     async def run() -> ExecutionResult:
         session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(
             limits(call_wall_s=0.5, session_wall_s=0.5)
         )
-        while processes_below(psutil.Process().pid):
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(PATIENCE_S):
+            while started_here():
+                await asyncio.sleep(0.05)
         return await session.run("1")
 
     result = asyncio.run(run())
@@ -245,7 +246,7 @@ def test_open_files_are_limited() -> None:
 # Ends
 
 
-def test_a_cancelled_call_ends_its_session() -> None:
+def test_a_cancelled_call_ends_its_session(started_here: StartedHere) -> None:
     async def run() -> ExecutionResult:
         session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(PATIENT)
         call = asyncio.ensure_future(session.run("print(1)\nwhile True: pass"))
@@ -257,16 +258,16 @@ def test_a_cancelled_call_ends_its_session() -> None:
 
     result = asyncio.run(run())
     assert (result.status, result.output) == ("ended", "[not run: the session is over: an earlier call was cancelled]")
-    wait_until(lambda: not processes_below(psutil.Process().pid), "the end of the interpreter")
+    wait_until(lambda: not started_here(), "the end of the interpreter")
 
 
-def test_closing_ends_a_call_in_flight_and_all_processes() -> None:
+def test_closing_ends_a_call_in_flight_and_all_processes(started_here: StartedHere) -> None:
     async def run() -> tuple[ExecutionResult, ExecutionResult, list[psutil.Process]]:
         session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(PATIENT)
         call = asyncio.ensure_future(session.run("while True: pass"))
         await asyncio.sleep(0.2)
         await session.close()
-        left = processes_below(psutil.Process().pid)
+        left = started_here()
         await session.close()
         return await call, await session.run("1"), left
 
@@ -274,23 +275,25 @@ def test_closing_ends_a_call_in_flight_and_all_processes() -> None:
     assert (stopped.status, after.status, left) == ("killed", "ended", [])
 
 
-def test_a_session_that_is_garbage_leaves_no_process() -> None:
+def test_a_session_that_is_garbage_leaves_no_process(started_here: StartedHere) -> None:
     async def run() -> None:
         session = await (await open_sandbox(SandboxConfig(limits=PATIENT))).open(PATIENT)
         await session.run("x = 1")
-        assert processes_below(psutil.Process().pid)
+        assert started_here()
         del session
         gc.collect()
 
     asyncio.run(run())
-    wait_until(lambda: not processes_below(psutil.Process().pid), "the end of the interpreter")
+    wait_until(lambda: not started_here(), "the end of the interpreter")
 
 
 def test_too_few_descriptors_are_named_with_their_remedy() -> None:
     async def run() -> None:
         sandbox = await open_sandbox(SandboxConfig(limits=PATIENT))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 3, hard))
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 3, hard))
         try:
             await sandbox.open(PATIENT)
         finally:

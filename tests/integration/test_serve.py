@@ -104,11 +104,11 @@ class Checkout:
         return {artifact["key"]: artifact for artifact in found}
 
     def failed_in_one_line(self, run, line):
-        """Assert that `run` ended with `line` in its first seconds, once, and without a traceback."""
+        """Assert that `run` ended with `line` before its first stage, once, and without a traceback."""
         found = self.ask(f"flow_runs/{run}")
         assert (found["state_type"], found["run_count"]) == ("FAILED", 1)
         assert line in found["state"]["message"]
-        assert found["total_run_time"] < 10
+        assert self.ask("task_runs/filter", flow_runs={"id": {"any_": [run]}}) == []
         logs = [log["message"] for log in self.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)]
         assert not any("Traceback" in message for message in logs)
         assert sum(line in message and "\n" not in message for message in logs) >= 1
@@ -217,7 +217,7 @@ def test_parameters_of_the_wrong_type_are_refused_at_submission(served):
     assert run is None
 
 
-def test_a_mistake_in_the_experiment_is_one_line_within_seconds_and_not_retried(served):
+def test_a_mistake_in_the_experiment_is_one_line_before_any_stage_and_not_retried(served):
     result, run = served.submit(["rl.stepz=3"], "--watch")
     assert result.returncode == 1
     served.failed_in_one_line(run, "rl.stepz: unknown key; did you mean 'steps'?")

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from patience import PATIENCE_S, wait_until
-from sandboxed import PATIENT, is_alive, limits, processes_below, run_calls
+from sandboxed import PATIENT, StartedHere, is_alive, limits, processes_below, run_calls
 
 from luffy.config.sandbox import SandboxConfig
 from luffy.sandbox import open_sandbox
@@ -50,11 +50,11 @@ def test_code_does_not_see_the_environment_and_leaves_no_folder(monkeypatch: pyt
     assert not Path(folder).parent.exists()
 
 
-def test_closing_kills_what_the_code_has_started() -> None:
+def test_closing_kills_what_the_code_has_started(started_here: StartedHere) -> None:
     async def run() -> list[psutil.Process]:
         session = await (await open_sandbox(UNSAFE)).open(PATIENT)
         await session.run("import subprocess\nchild = subprocess.Popen(['sleep', '100000'])")
-        below = processes_below(os.getpid())
+        below = started_here()
         await session.close()
         return below
 
