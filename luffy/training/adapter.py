@@ -59,7 +59,14 @@ class Adapter:
         self._layers: dict[str, AdaptedLinear] = {
             name: module for name, module in causal_lm.named_modules() if isinstance(module, AdaptedLinear)
         }
-        self._factors = [name for name, parameter in causal_lm.named_parameters() if parameter.requires_grad]
+        trained = {name: weight for name, weight in causal_lm.named_parameters() if weight.requires_grad}
+        self._factors = list(trained)
+        self._num_parameters = sum(weight.numel() for weight in trained.values())  # before ZeRO 3 takes them apart
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights that are trained."""
+        return self._num_parameters
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

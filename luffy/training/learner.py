@@ -147,7 +147,8 @@ class Learner:
         if not self._critic_warms_up(step):
             total += flops.training(lengths, batch.num_scored)
         if self.critic is not None:
-            total += flops.forward(lengths, num_scored=0) + flops.training(lengths, num_scored=0)
+            critic = flops.without_adapter()
+            total += critic.forward(lengths, num_scored=0) + critic.training(lengths, num_scored=0)
         return total
 
     def _critic_warms_up(self, step: int) -> bool:

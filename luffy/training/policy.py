@@ -65,7 +65,7 @@ class Policy:
         self._temperature = temperature
         self._execution = execution
         self._step = ClippedStep(self.engine, optimizer)
-        self.flops = ModelFlops.of_config(causal_lm.config.to_dict())
+        self.flops = ModelFlops.of_config(causal_lm.config.to_dict(), adapter.num_parameters if adapter else None)
         """None for a kind of model whose operations are not counted."""
 
     @property

@@ -5,8 +5,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from luffy.config.model import LoRAConfig
 from luffy.pipeline.machine.flops import ModelFlops
 from luffy.pipeline.machine.peak_flops import peak_flops
+from luffy.training.adapter import Adapter
 from luffy.training.policy_model import PolicyModel
 
 SHAPE = {
@@ -55,6 +57,24 @@ def test_training_takes_what_is_counted_and_the_head_once_more(kind):
     flops, num_scored = ModelFlops.of_config(config.to_dict()), ROWS * (LENGTH - PROMPT)
     again = 2 * 300 * 64 * num_scored  # the head's logits are computed again for its gradient
     expected = flops.training([LENGTH] * ROWS, num_scored) + again
+    assert counted.get_total_flops() == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_an_adapter_takes_what_is_counted(kind):
+    config, policy = policy_of(kind)
+    adapter = Adapter(policy.causal_lm, LoRAConfig(rank=4, alpha=8.0), seed=0)
+    flops, num_scored = ModelFlops.of_config(config.to_dict(), adapter.num_parameters), ROWS * (LENGTH - PROMPT)
+    for weight in policy.causal_lm.parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight)
+    with FlopCounterMode(display=False) as counted:
+        scores(policy)[0].sum().backward()
+    again = 2 * 300 * 64 * num_scored
+    shape = flops.shape
+    projections = shape.hidden_size * (shape.attention_size + 2 * shape.kv_size)
+    first_input = 2 * projections * ROWS * LENGTH  # nobody needs the gradient of the lowest layer's input
+    expected = flops.training([LENGTH] * ROWS, num_scored) + again - first_input
     assert counted.get_total_flops() == pytest.approx(expected, rel=0.01)
 
 
