@@ -16,7 +16,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 
-.PHONY: help pipeline serve test test-fast lint format docs docs-pictures clean
+.PHONY: help pipeline serve test test-fast test-gpu lint format docs docs-pictures clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -32,6 +32,9 @@ test: $(VENV)/.installed-dev  ## Run all tests
 
 test-fast: $(VENV)/.installed-dev  ## Run the tests that take seconds
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
+
+test-gpu: $(VENV)/.installed-dev  ## Run what needs an NVIDIA GPU
+	$(BIN)/python -m pytest tests/gpu tests/unit/training/test_gradient_equality.py $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## Check style, spelling and types
 	$(BIN)/ruff check .

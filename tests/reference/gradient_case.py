@@ -358,7 +358,7 @@ def adamw_step(model64: torch.nn.Module, optimizer: torch.optim.Optimizer, lr: f
 def relative_l2(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     """||found - expected|| / ||expected|| over all tensors together."""
     assert found.keys() == expected.keys()
-    difference = sum((found[name].double() - expected[name]).square().sum() for name in expected)
+    difference = sum((found[name].double().cpu() - expected[name]).square().sum() for name in expected)
     return float((difference / sum(tensor.square().sum() for tensor in expected.values())).sqrt())
 
 

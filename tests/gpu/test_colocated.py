@@ -1,0 +1,59 @@
+"""One GPU, shared in turn by trainer and engine: real steps of RL in bfloat16, and `luffy bench` of real shapes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from reference.gradient_case import ROOT
+
+from luffy.tracking.metrics import read_metrics
+
+SHARED = (
+    "cluster=ray",
+    "model.dtype=bfloat16",
+    "execution.zero_stage=1",
+    "execution.ray.placement=colocated",
+    "execution.ray.trainer_ranks=1",
+    "rl.max_staleness=0",
+    "rl.correction=null",
+    "execution.vllm.gpu_memory_utilization=0.3",
+)
+SMALL = "{hidden_size: 128, intermediate_size: 256, num_layers: 2, num_heads: 2, max_position_embeddings: 128}"
+SHAPES = {
+    "0.5B": "{hidden_size: 896, intermediate_size: 4864, num_layers: 24, num_heads: 14}",
+    "1.5B": "{hidden_size: 1536, intermediate_size: 8960, num_layers: 28, num_heads: 12}",
+}
+MAX_GAP = 0.05
+"""Mean distance of the two log-probabilities in nats; kernels in bfloat16 differ by about 0.01."""
+
+
+def luffy(*arguments: str) -> str:
+    """What the command prints, once it has succeeded."""
+    command = [sys.executable, "-m", "luffy", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_five_steps_of_training_and_sampling_in_turn(tmp_path: Path, zero_stage: int) -> None:
+    luffy(
+        *("run", "exp_configs/smoke_ray.yaml", f"model.architecture={SMALL}", *SHARED, "rl.steps=5"),
+        *(f"execution.zero_stage={zero_stage}", "--workspace", str(tmp_path)),
+    )
+    (metrics,) = tmp_path.glob("stages/rl/*/metrics.jsonl")
+    rows = read_metrics(metrics)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    # After the first step every rollout is of weights that came over while the engine slept.
+    assert all(0 < row["rollout/logp_gap_mean"] < MAX_GAP for row in rows), rows
+
+
+@pytest.mark.parametrize("size", SHAPES)
+def test_a_bench_of_a_real_shape(tmp_path: Path, size: str) -> None:
+    shown = luffy(
+        *("bench", "exp_configs/smoke_ray.yaml", f"model.architecture={SHAPES[size]}", *SHARED),
+        *("execution.gradient_checkpointing=true", "--steps", "2", "--workspace", str(tmp_path)),
+    )
+    print(shown)
+    assert "rl (2 steps)" in shown
