@@ -281,15 +281,6 @@ def test_a_transfer_pauses_generation_for_a_bounded_time(started: Started) -> No
     assert largest_gap({9: model}, REQUESTS, said, 1.0) < MAX_GAP
 
 
-def test_an_incomplete_update_is_an_error_and_ends_the_engine(started: Started) -> None:
-    """The last test of an engine: it cannot be used behind this."""
-    weights = [pair for pair in weights_of(started.model(1)) if pair[0] != "model.layers.1.mlp.down_proj.weight"]
-    with pytest.raises(LuffyError, match=r"weights were not sent: model.layers.1.mlp.down_proj.weight \(1 in all\)"):
-        started.engine.load_weights(weights, version=1)
-    with pytest.raises(LuffyError, match="cannot be used: an update of its weights failed"):
-        started.engine.generate(REQUESTS, PARAMS[1.0])
-
-
 def test_turns_that_share_a_cache_agree_with_the_model_over_the_whole_conversation(started: Started) -> None:
     model = started.load(seed=11)
     observation = (3, 17, 5)
@@ -309,3 +300,12 @@ def test_turns_that_share_a_cache_agree_with_the_model_over_the_whole_conversati
             request.prefix_ids + completion.token_ids + observation
             for request, completion in zip(requests, completions, strict=True)
         ]
+
+
+def test_an_incomplete_update_is_an_error_and_ends_the_engine(started: Started) -> None:
+    """The last test of an engine: it cannot be used afterwards."""
+    weights = [pair for pair in weights_of(started.model(1)) if pair[0] != "model.layers.1.mlp.down_proj.weight"]
+    with pytest.raises(LuffyError, match=r"weights were not sent: model.layers.1.mlp.down_proj.weight \(1 in all\)"):
+        started.engine.load_weights(weights, version=1)
+    with pytest.raises(LuffyError, match="cannot be used: an update of its weights failed"):
+        started.engine.generate(REQUESTS, PARAMS[1.0])
