@@ -1,0 +1,25 @@
+"""Runs an RL stage that is killed in the middle of a validation, after BATCHES graded batches:
+`killed_validation.py BATCHES OUT DATA MODEL`.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from test_validation import CHOOSING, run_stage_of
+
+from luffy.evaluation.sample_log import SampleLog
+
+if __name__ == "__main__":
+    batches, out, data, model = sys.argv[1:]
+    append, left = SampleLog.append, iter(range(int(batches)))
+
+    def append_or_die(log: SampleLog, records: list) -> None:
+        if next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        append(log, records)
+
+    SampleLog.append = append_or_die  # type: ignore[method-assign]
+    run_stage_of("rl", Path(out), {"data": Path(data), "model": Path(model)}, *CHOOSING)
