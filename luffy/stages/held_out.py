@@ -60,11 +60,14 @@ def read_problems(
     schedule, tokens = settings.schedule, settings.protocol.max_response_tokens
     folder = data if schedule.source is not None else data / "suites"
     suites = [_suite(folder / f"{name}.parquet", schedule.max_problems) for name in schedule.names]
-    room = context_length(read_shape(model))
-    lengths = [
-        check_suite(suite, tokenizer, tokens, room, settings.protocol.template_of(suite.name)) for suite in suites
-    ]
-    return HeldOutProblems(tuple(suites), tokens + max(lengths))
+    template_of, room = settings.protocol.template_of, context_length(read_shape(model))
+    prompt = max(check_suite(suite, tokenizer, tokens, None, template_of(suite.name)) for suite in suites)
+    if room is not None and prompt + tokens > room:
+        raise DataError(
+            f"validation: the longest prompt has {prompt} tokens, and the model's context of {room} less {tokens} of "
+            f"the response leaves {room - tokens}; lower validation.max_response_tokens"
+        )
+    return HeldOutProblems(tuple(suites), prompt + tokens)
 
 
 def _suite(path: Path, most: int | None) -> Suite:

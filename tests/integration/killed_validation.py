@@ -1,5 +1,5 @@
-"""Runs an RL stage that is killed in the middle of a validation, after BATCHES graded batches:
-`killed_validation.py BATCHES OUT DATA MODEL`.
+"""Runs a stage that is killed in the middle of a validation, after BATCHES graded batches:
+`killed_validation.py STAGE BATCHES OUT DATA MODEL`.
 """
 
 import os
@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from test_validation import CHOOSING, run_stage_of
+from test_validation import OF_RL, OF_SFT, run_stage_of
 
 from luffy.evaluation.sample_log import SampleLog
 
 if __name__ == "__main__":
-    batches, out, data, model = sys.argv[1:]
+    stage, batches, out, data, model = sys.argv[1:]
     append, left = SampleLog.append, iter(range(int(batches)))
 
     def append_or_die(log: SampleLog, records: list) -> None:
@@ -22,4 +22,4 @@ if __name__ == "__main__":
         append(log, records)
 
     SampleLog.append = append_or_die  # type: ignore[method-assign]
-    run_stage_of("rl", Path(out), {"data": Path(data), "model": Path(model)}, *CHOOSING)
+    run_stage_of(stage, Path(out), {"data": Path(data), "model": Path(model)}, OF_RL, OF_SFT)

@@ -13,32 +13,38 @@ from safetensors.torch import load_file
 
 from luffy.config import load_experiment
 from luffy.data.parquet import read_prompts
+from luffy.errors import UserError
 from luffy.evaluation.held_out_accuracy import OneVersionEngine
 from luffy.evaluation.results import read_results
 from luffy.pipeline.chain.graph import build_graph
 from luffy.pipeline.machine.events import EventWriter
-from luffy.stages import base, prepare_data, rl, sft
+from luffy.stages import base, held_out, prepare_data, rl, sft
 from luffy.stages.program import StageContext, StageResult
 from luffy.tracking.metrics import read_metrics, without_times
 
 STAGES = {"prepare_data": prepare_data, "base": base, "sft": sft, "rl": rl}
-COMMON = ("data.validation_prompts=6", "rl.steps=5", "sft.epochs=null", "sft.steps=5", "execution.rollout_batch_size=8")
-CHOOSING = (
-    "rl.validation={every: 2, suites: [longer, retention], decoding: {temperature: 1.0, num_samples: 2}, "
-    "keep_best: {metric: retention/mean_tokens, mode: min}}",
+COMMON = (
+    "data.validation_prompts=6",
+    "objective.group={size: 4, off_policy: 1}",
+    "rl={steps: 5, prompts_per_step: 2, prompts_per_update: 1, max_response_tokens: 64, optimizer: {lr: 1e-3}}",
+    "sft.epochs=null",
+    "sft.steps=5",
+    "execution.rollout_batch_size=8",
 )
-OF_RL = "rl.validation={every: 2, suites: [longer, retention]}"
+OF_RL = "rl.validation={every: 2, suites: [longer, retention], decoding: {temperature: 1.0, num_samples: 2}}"
 OF_SFT = "sft.validation={every: 2, source: validation, decoding: {temperature: 0.7, top_p: 0.9, num_samples: 2}}"
 
 
-def run_stage_of(stage: str, out: Path, inputs: dict[str, Path], *overrides: str) -> StageResult:
+def run_stage_of(
+    stage: str, out: Path, inputs: dict[str, Path], *overrides: str, extends: Path | None = None
+) -> StageResult:
     """Run one stage of the smoke experiment in this process."""
     config = load_experiment(Path("exp_configs/smoke.yaml"), [*COMMON, *overrides])
     node = next(node for node in build_graph(config) if node.stage == stage)
     out.mkdir(parents=True, exist_ok=True)
     events = EventWriter(out / "events.jsonl")
     named = {"held_out": inputs["data"], **inputs} if inputs else {}
-    context = StageContext(out, named, "key", stage, config.execution, config.tracking, events)
+    context = StageContext(out, named, "key", stage, config.execution, config.tracking, events, extends)
     return STAGES[stage].run(node.settings, context)
 
 
@@ -71,18 +77,27 @@ def unmeasured(rows: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if not name.startswith("val/")} for row in trained]
 
 
+@pytest.fixture(scope="module", params=["rl", "sft"])
+def measured(
+    request: pytest.FixtureRequest, upstream: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """A stage with validation, undisturbed."""
+    out = tmp_path_factory.mktemp("measured")
+    run_stage_of(request.param, out, upstream, OF_RL, OF_SFT)
+    return request.param, out
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "validation"), [("rl", OF_RL), ("sft", OF_SFT)])
 def test_training_is_the_same_bits_with_and_without_validation(
-    stage: str, validation: str, upstream: dict[str, Path], tmp_path: Path
+    measured: tuple[str, Path], upstream: dict[str, Path], tmp_path: Path
 ) -> None:
-    run_stage_of(stage, tmp_path / "off", upstream)
-    run_stage_of(stage, tmp_path / "on", upstream, validation)
-    assert_same_weights(tmp_path / "off/model", tmp_path / "on/model")
-    measured = rows_of(tmp_path / "on")
-    assert unmeasured(measured) == rows_of(tmp_path / "off")
+    stage, on = measured
+    run_stage_of(stage, tmp_path, upstream)
+    assert_same_weights(tmp_path / "model", on / "model")
+    rows = rows_of(on)
+    assert unmeasured(rows) == rows_of(tmp_path)
     # Before training, every second step, and after the last one.
-    found = [row for row in measured if "val/accuracy" in row]
+    found = [row for row in rows if "val/accuracy" in row]
     assert [row["step"] for row in found] == [0, 2, 4, 5]
     assert [row["val/weight_version"] for row in found] == [0, 2, 4, 5]
     names = ("longer", "retention") if stage == "rl" else ("validation",)
@@ -102,16 +117,28 @@ def test_the_validation_split_is_apart_from_what_is_trained_on(upstream: dict[st
 
 
 @pytest.mark.slow
-def test_a_kill_in_a_validation_resumes_to_the_same_result_and_draws_no_finished_batch_again(
-    upstream: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("measured", ["rl"], indirect=True)
+def test_a_longer_run_continues_a_shorter_one_to_the_same_measurements(
+    measured: tuple[str, Path], upstream: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Four batches a measurement; the kill comes in the third of step 4, the checkpoint is that of step 2."""
-    out, plain = tmp_path / "killed", tmp_path / "undisturbed"
-    arguments = ["10", str(out), str(upstream["data"]), str(upstream["model"])]
+    _, undisturbed = measured
+    run_stage_of("rl", tmp_path / "short", upstream, OF_RL, "rl.steps=2")
+    assert run_stage_of("rl", tmp_path / "long", upstream, OF_RL, extends=tmp_path / "short").resumed_from == 2
+    assert json.dumps(rows_of(tmp_path / "long")) == json.dumps(rows_of(undisturbed))
+    assert_same_weights(tmp_path / "long/model", undisturbed / "model")
+
+
+@pytest.mark.slow
+def test_a_kill_in_a_validation_resumes_to_the_same_result_and_draws_no_finished_batch_again(
+    measured: tuple[str, Path], upstream: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kill comes after half of the batches of step 4; the newest checkpoint is that of step 2."""
+    stage, undisturbed = measured
+    batches, left_over, per_step = (10, 16, 32) if stage == "rl" else (5, 4, 12)
+    arguments = [stage, str(batches), str(tmp_path), str(upstream["data"]), str(upstream["model"])]
     script = Path(__file__).with_name("killed_validation.py")
     killed = subprocess.run([sys.executable, script, *arguments], timeout=PATIENCE_S)
     assert killed.returncode == -signal.SIGKILL
-    run_stage_of("rl", plain, upstream, *CHOOSING)
     drawn: list[int] = []
     generate = OneVersionEngine.generate
 
@@ -120,10 +147,10 @@ def test_a_kill_in_a_validation_resumes_to_the_same_result_and_draws_no_finished
         return generate(engine, requests, params)
 
     monkeypatch.setattr(OneVersionEngine, "generate", counted)
-    assert run_stage_of("rl", out, upstream, *CHOOSING).resumed_from == 2
-    assert sum(drawn) == 16 + 32  # the rest of step 4, and step 5
-    assert json.dumps(rows_of(out)) == json.dumps(rows_of(plain))
-    assert_same_weights(out / "model", plain / "model")
+    assert run_stage_of(stage, tmp_path, upstream, OF_RL, OF_SFT).resumed_from == 2
+    assert sum(drawn) == left_over + per_step  # the rest of step 4, and step 5
+    assert json.dumps(rows_of(tmp_path)) == json.dumps(rows_of(undisturbed))
+    assert_same_weights(tmp_path / "model", undisturbed / "model")
 
 
 @pytest.mark.slow
@@ -132,9 +159,10 @@ def test_the_best_weights_are_handed_on_and_patience_ends_the_stage(
 ) -> None:
     """The measurements are the stage's own; what they are said to be worth falls after step 2."""
     worth = {0: 0.2, 1: 0.3, 2: 0.5, 3: 0.4, 4: 0.5, 5: 0.1}
-    measured = "luffy.stages.held_out.validation_metrics"
-    real = sys.modules["luffy.stages.held_out"].validation_metrics
-    monkeypatch.setattr(measured, lambda rows, step: real(rows, step) | {"val/accuracy": worth[step]})
+    real = held_out.validation_metrics
+    monkeypatch.setattr(
+        held_out, "validation_metrics", lambda rows, step: real(rows, step) | {"val/accuracy": worth[step]}
+    )
     for stage in ("sft", "rl"):
         out = tmp_path / stage
         validation = f"{stage}.validation={{every: 1, suites: [retention], keep_best: {{}}, patience: 2}}"
@@ -148,3 +176,22 @@ def test_the_best_weights_are_handed_on_and_patience_ends_the_stage(
         run_stage_of(stage, out, upstream, validation)
         assert_same_weights(out / "model", tmp_path / f"{stage}_2/model")
     assert read_results(tmp_path / "rl/validation/step_000002.json").rows[0].num_problems == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (("sft.validation={every: 2, suites: [longer], max_response_tokens: 120}",), "lower validation.max"),
+        (
+            ("sft.steps=null", "sft.epochs=1", "sft.validation={every: 9, suites: [longer]}"),
+            "above the stage's 2",
+        ),
+    ],
+)
+def test_what_only_the_data_can_tell_is_refused_before_training(
+    overrides: tuple[str, ...], line: str, upstream: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=line):
+        run_stage_of("sft", tmp_path, upstream, *overrides)
+    assert not (tmp_path / "metrics.jsonl").exists()
