@@ -30,11 +30,11 @@ def mean_curve(curves: Sequence[Sequence[HeldOutPoint]], confidence: float) -> t
 
 
 def levels(curves: Sequence[Sequence[HeldOutPoint]]) -> tuple[float, ...]:
-    """The tenths of accuracy that some seed reached and none had before training."""
+    """The tenths of accuracy that some seed reached, and that not all had at their first measurement."""
     measured = [curve for curve in curves if curve]
     if not measured:
         return ()
-    start = max(curve[0].accuracy for curve in measured)
+    start = min(curve[0].accuracy for curve in measured)
     most = max(point.accuracy for curve in measured for point in curve)
     return tuple(level for level in _LEVELS if start < level <= most)
 

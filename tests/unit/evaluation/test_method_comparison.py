@@ -2,15 +2,16 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from synthetic.finished_chain import HOSTILE
+from synthetic.finished_chain import HOSTILE, write_chain
 from synthetic.result_rows import result_row
 
 from luffy.config.comparison import BudgetConfig
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores
-from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed, _costs, _curve
+from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed, _costs, _curve, read_seed
 from luffy.evaluation.method_comparison.findings import as_json, find
 from luffy.evaluation.results import EvaluationResults
 from luffy.evaluation.sample_records import SampleRecord
@@ -23,6 +24,7 @@ from luffy.pages.method_comparison_page import (
     render_comparison,
 )
 from luffy.tracking.held_out_curve import HeldOutPoint
+from luffy.tracking.metrics import MetricsWriter
 
 PROBLEMS = 40
 BUDGET = BudgetConfig(optimizer_steps=12)
@@ -208,16 +210,31 @@ def test_held_out_accuracy_is_a_mean_over_seeds_with_a_band_over_them():
     assert (alone[1].low, alone[1].high) == (pytest.approx(0.15), pytest.approx(0.25))
 
 
+def test_a_seed_is_read_with_its_measurements_which_are_no_steps_of_training(tmp_path):
+    _, stages = write_chain(tmp_path, num_problems=4, num_steps=4)
+    measured = {"val/accuracy": 0.5, "val/a/accuracy": 0.5, "val/a/accuracy_low": 0.4, "val/a/accuracy_high": 0.6}
+    (tmp_path / "measured").mkdir()
+    writer = MetricsWriter(tmp_path / "measured/metrics.jsonl")
+    for row in ({"step": 0, **measured}, RL_ROWS[0], {**RL_ROWS[1], **measured}):
+        writer.write(row["step"], {name: value for name, value in row.items() if name != "step"})
+    writer.close()
+    run = SimpleNamespace(seed=3, last="rl")
+    seed = read_seed(run, {"rl": tmp_path / "measured", "evaluate_rl": stages["evaluate_rl"]})
+    assert seed.costs == _costs({"rl": RL_ROWS})
+    assert seed.curve == tuple(_curve({"rl": RL_ROWS}))
+    assert [(point.steps, point.samples, point.seconds) for point in seed.held_out["a"]] == [(0, 0, 0), (4, 16, 5)]
+
+
 def test_the_page_says_how_many_steps_an_accuracy_took():
     fast = measured_arm("luffy", held_out(0.1, 0.4, 0.6), held_out(0.1, 0.2, 0.5))
-    slow = measured_arm("other", held_out(0.1, 0.1, 0.3), held_out(0.1, 0.2, 0.2))
+    slow = measured_arm("other", held_out(0.1, 0.1, 0.3), held_out(0.2, 0.2, 0.2))
     findings = compared(fast, slow, arm("unmeasured", (20, 10)))
     ((suite, table),) = steps_to_reach(findings)
     header, rows = as_text(table)
     assert (suite, header) == ("easy", ["arm", "20 %", "30 %", "40 %", "50 %", "60 %"])
     assert rows == [
         ["luffy", "4", "6", "6", "8", "1 of 2 seeds"],
-        ["other", "6", "1 of 2 seeds", "–", "–", "–"],
+        ["other", "4", "1 of 2 seeds", "–", "–", "–"],
     ]
     page = render_comparison(findings)
     assert page.count("held-out-easy-") == 3
