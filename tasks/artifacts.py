@@ -22,7 +22,7 @@ from luffy.pages.plotter import Plot, colored, picture_url
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
 from luffy.tracking.jsonl import Json, read_last_lines
-from luffy.tracking.metrics import METRICS_FILE, read_metrics
+from luffy.tracking.metrics import METRICS_FILE, read_metrics, training_rows
 from luffy.tracking.samples import SAMPLES_FILE
 
 ArtifactKind = Literal["progress", "table", "markdown"]
@@ -64,7 +64,7 @@ def views_of(stage: str) -> tuple[View, ...]:
 
 def newest_metrics(plan: StagePlan) -> Artifact | None:
     """A table: each metric now, some steps ago, and in the first step."""
-    rows = read_metrics(plan.directory / METRICS_FILE)
+    rows = training_rows(read_metrics(plan.directory / METRICS_FILE))
     if not rows:
         return None
     first, before, now = rows[0], rows[max(len(rows) - 1 - _STEPS_BACK, 0)], rows[-1]

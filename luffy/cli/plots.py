@@ -10,6 +10,7 @@ from luffy.pages.panels import Panel, panel_plots, rl_panels, supervised_panels
 from luffy.pages.plotter import picture_svg
 from luffy.pipeline.chain.graph import nodes_showing
 from luffy.pipeline.workspace.records import RunRecord
+from luffy.tracking.held_out_curve import accuracy_names
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 
 _WIDTH, _HEIGHT = 60, 6
@@ -22,7 +23,7 @@ def terminal_plots(record: RunRecord) -> list[str]:
     """A picture of several lines for each of the main curves of each training stage."""
     pictures = []
     for node, rows in _curves(record).items():
-        for metric in CURVE_METRICS:
+        for metric in (*CURVE_METRICS, *accuracy_names(rows)):
             points = _points(metric, rows)
             if len(points) > 1:
                 pictures.append(f"{node} {metric}\n{plot(points)}")

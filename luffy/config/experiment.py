@@ -16,6 +16,7 @@ from luffy.config.objective import DynamicSampling, ObjectiveConfig
 from luffy.config.stage_names import StageName
 from luffy.config.strict import StrictModel
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
+from luffy.config.validation import ValidationConfig
 
 
 class ExperimentConfig(StrictModel):
@@ -140,6 +141,31 @@ class ExperimentConfig(StrictModel):
                 + f"; those of data.suites are {', '.join(self.data.suites)}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _validations_can_be_measured(self) -> "ExperimentConfig":
+        sections = {"sft": self.sft, "rl": self.rl}
+        for name, section in sections.items():
+            if name not in self.stages or section is None or section.validation is None:
+                continue
+            try:
+                section.validation.check(section.steps, self.data.validation_prompts, self.data.suites)
+            except ValueError as error:
+                raise ValueError(f"{name}.validation.{error}") from None
+        if "sft" in self.stages and self.sft is not None and self.sft.validation is not None:
+            self._check_validation_of_sft(self.sft.validation)
+        return self
+
+    def _check_validation_of_sft(self, validation: ValidationConfig) -> None:
+        """Raise ValueError where SFT, whose ranks generate themselves, does not know how."""
+        if validation.max_response_tokens is None and self.evaluation is None:
+            raise ValueError("sft.validation.max_response_tokens: missing; its default is that of evaluation")
+        ranks = self.execution.ray.trainer_ranks if self.cluster == "ray" else 1
+        if ranks > 1 and self.execution.zero_stage == 3:
+            raise ValueError(
+                "sft.validation: ranks that share their weights (execution.zero_stage: 3) cannot generate each on its "
+                "own; use zero_stage 1 or 2, or evaluate after training"
+            )
 
     @model_validator(mode="after")
     def _critic_has_its_use(self) -> "ExperimentConfig":
@@ -271,6 +297,8 @@ class ExperimentConfig(StrictModel):
         by_vllm: dict[str, float] = {}
         if "rl" in self.stages and self.rl is not None and (self.cluster == "ray" or self.rl.engine != "cluster"):
             by_vllm["rl.temperature"] = self.rl.temperature
+            if self.rl.validation is not None:
+                by_vllm["rl.validation.decoding.temperature"] = self.rl.validation.decoding.temperature
         by_engine = "transformers" if self.evaluation is None or self.model.endpoint else self.evaluation.engine
         if "evaluate" in self.stages and self.evaluation is not None and by_engine != "transformers":
             decodings = self.evaluation.decodings.items()

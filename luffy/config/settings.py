@@ -16,8 +16,9 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import DType, LoRAConfig, ModelConfig
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.strict import StrictModel, is_for_identity
+from luffy.config.strict import StrictModel, is_for_identity, is_none
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
+from luffy.config.validation import HeldOutSettings
 
 StageSettings = StrictModel
 """What any stage is given; `luffy.config.stage_kinds` says which class belongs to which stage."""
@@ -66,6 +67,8 @@ class SFTSettings(StrictModel):
     environment: EnvironmentConfig | None = None
     lora: LoRAConfig | None = None
     """None: all weights are trained."""
+    validation: HeldOutSettings | None = Field(default=None, exclude_if=is_none)
+    """`sft.validation` with what other sections say about it."""
 
     @model_serializer(mode="wrap")
     def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
@@ -87,6 +90,8 @@ class RLSettings(StrictModel):
     lora: LoRAConfig | None = None
     """Without its dropout. None: all weights are trained."""
     environment: EnvironmentConfig | None = None
+    validation: HeldOutSettings | None = Field(default=None, exclude_if=is_none)
+    """`rl.validation` with what other sections say about it."""
 
     @property
     def lanes(self) -> int:
@@ -99,9 +104,18 @@ class RLSettings(StrictModel):
     @property
     def depends_on_length(self) -> bool:
         """Whether what happens at a step changes when the stage is made longer."""
+        if self.validation is not None and self._last_step_shows:
+            return True
         critic = self.rl.critic
         schedules = [self.rl.optimizer.schedule] + ([critic.optimizer.schedule] if critic is not None else [])
         return self.objective.depends_on_length or any(schedule.depends_on_length for schedule in schedules)
+
+    @property
+    def _last_step_shows(self) -> bool:
+        """Whether a longer run would not measure the last step, or would choose among more steps."""
+        assert self.validation is not None
+        schedule = self.validation.schedule
+        return schedule.keep_best is not None or self.rl.steps % schedule.every > 0
 
 
 class EvaluateSettings(StrictModel):

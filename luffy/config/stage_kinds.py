@@ -27,6 +27,7 @@ from luffy.config.settings import (
     SweepSettings,
 )
 from luffy.config.training import RLConfig, SFTConfig
+from luffy.config.validation import HeldOutSettings, ValidationConfig
 
 Role = Literal["data", "prompts", "policy", "evaluation"]
 """What a stage provides to others: suites and tokenizer; training prompts; a model; graded responses."""
@@ -57,6 +58,8 @@ class StageKind:
     """Derives its settings from an experiment; None: it is not part of any chain and runs on its own."""
     inputs: Mapping[str, Role] = field(default_factory=dict)
     """Input name to the role of the input."""
+    further_inputs: Callable[[StageSettings], Mapping[str, Role]] = lambda settings: {}
+    """Inputs that only some settings need."""
     provides: tuple[Role, ...] = ()
     for_each: Role | None = None
     """The chain has one such stage for each result of this role, named after it (`evaluate_sft`)."""
@@ -124,6 +127,7 @@ def _sft(config: ExperimentConfig) -> SFTSettings:
         sft=_seedless(config.sft),
         environment=config.environment,
         lora=config.model.lora,
+        validation=_held_out(config, config.sft.validation, None),
     )
 
 
@@ -140,7 +144,21 @@ def _rl(config: ExperimentConfig) -> RLSettings:
         grading=config.grading,
         environment=config.environment,
         lora=None if lora is None else lora.without_dropout,
+        validation=_held_out(config, config.rl.validation, config.rl.max_response_tokens),
     )
+
+
+def _held_out(
+    config: ExperimentConfig, validation: ValidationConfig | None, max_response_tokens: int | None
+) -> HeldOutSettings | None:
+    """The validation of a stage whose own responses have at most `max_response_tokens`; None: it has no responses."""
+    if validation is None:
+        return None
+    evaluation = config.evaluation
+    limit = max_response_tokens or (evaluation.max_response_tokens if evaluation is not None else None)
+    limit = limit or validation.max_response_tokens
+    assert limit is not None, "the experiment was checked for it"
+    return validation.spelled_out(evaluation, config.grading, limit)
 
 
 def _seed(config: ExperimentConfig, stage: SFTConfig | RLConfig) -> int:
@@ -148,8 +166,11 @@ def _seed(config: ExperimentConfig, stage: SFTConfig | RLConfig) -> int:
 
 
 def _seedless(stage: Trained) -> Trained:
-    """The section without its seed, which the settings hold separately: a seed of 0 is one stage, given or not."""
-    return stage.model_copy(update={"seed": None})
+    """The section without its seed and its validation, which the settings hold separately.
+
+    A seed of 0 is one stage, given or not.
+    """
+    return stage.model_copy(update={"seed": None, "validation": None})
 
 
 def evaluate_settings(config: ExperimentConfig) -> EvaluateSettings:
@@ -228,6 +249,8 @@ _KINDS = (
         RLSettings,
         _rl,
         inputs={"data": "prompts", "model": "policy"},
+        # `difficulty` hands on training prompts alone.
+        further_inputs=lambda settings: {"held_out": "data"} if getattr(settings, "validation", None) else {},
         provides=("policy",),
         sections=("rl", "objective", "data.train"),
         gpus=_gpus_of_rl,

@@ -11,6 +11,11 @@ def is_for_identity(context: object) -> bool:
     return context == FOR_IDENTITY
 
 
+def is_none(value: object) -> bool:
+    """For `exclude_if`: leaves a section that is not given out of every dump, so that it changes no older key."""
+    return value is None
+
+
 class StrictModel(BaseModel):
     """Configuration is validated once, at load time, and never changes afterwards."""
 

@@ -12,7 +12,8 @@ from luffy.config.objective import (
     SupervisedObjectiveConfig,
     TermConfig,
 )
-from luffy.config.strict import StrictModel
+from luffy.config.strict import StrictModel, is_none
+from luffy.config.validation import ValidationConfig
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -85,6 +86,8 @@ class SFTConfig(StrictModel):
     batch_size: PositiveInt
     """Traces an optimizer step."""
     optimizer: OptimizerConfig
+    validation: ValidationConfig | None = Field(default=None, exclude_if=is_none)
+    """Held-out accuracy while this stage trains; None: it is not measured."""
     objective: SupervisedObjectiveConfig = SupervisedObjectiveConfig(
         terms=(
             TermConfig(
@@ -153,6 +156,8 @@ class RLConfig(StrictModel):
     optimizer: OptimizerConfig
     critic: CriticConfig | None = None
     """Value function for `objective.advantage.kind: gae` (PPO); None: no critic."""
+    validation: ValidationConfig | None = Field(default=None, exclude_if=is_none)
+    """Held-out accuracy while this stage trains; None: it is not measured."""
 
     @property
     def updates_per_step(self) -> int:

@@ -95,7 +95,9 @@ class Bench:
         if isinstance(settings, SFTSettings):
             inputs["model"] = self._inputs.base
             shorter = {"steps": steps, "epochs": None} | ({} if self._inputs.own_data else {"num_traces": None})
-            changed: StageSettings = settings.model_copy(update={"sft": settings.sft.model_copy(update=shorter)})
+            changed: StageSettings = settings.model_copy(
+                update={"sft": settings.sft.model_copy(update=shorter), "validation": None}
+            )
         else:
             assert isinstance(settings, BaseSettings) and settings.base is not None
             changed = settings.model_copy(update={"base": settings.base.model_copy(update={"steps": steps})})
@@ -123,7 +125,7 @@ class Bench:
                 "critic": settings.rl.critic and settings.rl.critic.model_copy(update={"warmup_steps": 0}),
             }
         )
-        changed = settings.model_copy(update={"rl": rl})
+        changed = settings.model_copy(update={"rl": rl, "validation": None})
         inputs = {"data": self._inputs.prompts, "model": self._inputs.rl_start}
         pace = self._pace(plan, natural=self._inputs.own_rl_start)
         run = self._run(plan, changed, inputs, save_at=_NEVER, pace=pace)

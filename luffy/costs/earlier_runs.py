@@ -15,6 +15,8 @@ from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
 _RESULTS_FILE = "results.json"
 _STEP = "perf/step_s"
+_VALIDATION = "perf/validation_s"
+"""Left out, since another run of the same workload may have none."""
 _LENGTH = "rollout/response_length_mean"
 _LAST_STEPS = 10
 _LOOKED_AT = 50
@@ -60,7 +62,9 @@ def _newest(workspace: Workspace, stage: str) -> Iterator[tuple[Path, Manifest]]
 def _times(directory: Path, manifest: Manifest) -> StageTimes:
     source = f"{manifest.stage} {directory.name}"
     whole_s = (datetime.fromisoformat(manifest.ended) - datetime.fromisoformat(manifest.started)).total_seconds()
-    steps = [row[_STEP] for row in read_metrics(directory / METRICS_FILE) if _STEP in row]
+    rows = read_metrics(directory / METRICS_FILE)
+    whole_s -= sum(row.get(_VALIDATION, 0.0) for row in rows)
+    steps = [row[_STEP] for row in rows if _STEP in row]
     if not steps:
         return StageTimes(whole_s, 0.0, 0.0, None, source)
     unit_s = fmean(steps[1:] or steps)

@@ -8,6 +8,7 @@ from luffy.evaluation.method_comparison.arms import Arm, Costs, CurvePoint
 from luffy.evaluation.method_comparison.findings import Findings, Score, SignificanceTest
 from luffy.evaluation.results import Cell
 from luffy.pages import wording
+from luffy.pages.held_out_comparison import held_out_plots, steps_to_reach
 from luffy.pages.panels import Figure
 from luffy.pages.plotter import Dot, Series, curve_plot, dot_plot
 from luffy.pages.rendering import render
@@ -52,6 +53,8 @@ def render_comparison(findings: Findings) -> str:
         sections=[_section(findings, decoding, colors) for decoding in findings.decodings],
         legend=[(_BASE_COLOR, "base"), *((colors[arm.name], arm.name) for arm in findings.arms if arm.seeds)],
         curves=_curves(findings, colors),
+        held_out=held_out_plots(findings, colors),
+        reached=steps_to_reach(findings),
         costs=cost_table(findings),
     )
 

@@ -8,7 +8,8 @@ from itertools import cycle
 from luffy.config.objective import EntropyLoss, TermConfig
 from luffy.pages.headline import CURVE_METRICS
 from luffy.pages.plotter import Plot, Series, curve_plot, stacked_plot
-from luffy.tracking.metrics import MetricRow
+from luffy.tracking.held_out_curve import accuracy_names
+from luffy.tracking.metrics import MetricRow, training_rows
 from luffy.types import Outcome
 
 OUTCOME_COLORS = {
@@ -158,6 +159,7 @@ def draw_panels(node: str, panels: Sequence[Panel], rows: Sequence[MetricRow]) -
 
 def draw_outcomes(rows: Sequence[MetricRow]) -> Figure | None:
     """What grading found over the steps of RL, stacked; None where it was not logged."""
+    rows = training_rows(rows)
     logged = [outcome for outcome in OUTCOME_COLORS if any(row.get(_share(outcome), 0.0) > 0 for row in rows)]
     if not logged:
         return None
@@ -179,8 +181,8 @@ def headline_plots(rows: Sequence[MetricRow]) -> list[Plot]:
     """The few curves that tell whether a training goes well, validation included."""
     loss = Panel("Loss", "", (Curve("actor/loss", "Loss"),))
     known = [panel for panel in (*_REWARD_PANELS, loss, *_POLICY_PANELS) if panel.curves[0].metric in CURVE_METRICS]
-    validation = sorted({name for row in rows for name in row if name.startswith("val/")})
-    return panel_plots([*known, *(Panel(name, "", (Curve(name, name),)) for name in validation)], rows)
+    held_out = (Panel(name, "", (Curve(name, name),), percent=True) for name in accuracy_names(rows))
+    return panel_plots([*known, *held_out], rows)
 
 
 def _plot(panel: Panel, rows: Sequence[MetricRow]) -> Plot:

@@ -102,11 +102,19 @@ def curve_plot(
     return _svg(name, _WIDTH, _HEIGHT, _curves(plot, bounded=False))
 
 
-def band_plot(name: str, steps: Sequence[float], estimates: Sequence[Dot]) -> str:
+def band_plot(name: str, steps: Sequence[float], estimates: Sequence[Dot], over: str = "step") -> str:
     """Estimates over steps, in one colour, with their intervals as a band."""
-    frame = _frame(spread(steps, 0.02), spread([dot.low for dot in estimates] + [dot.high for dot in estimates]), True)
-    few = steps if len(steps) <= 8 else ticks(Range(min(steps), max(steps)), 6, whole=True)
-    return _svg(name, _WIDTH, _HEIGHT, [*_axes(frame, True, "step", few), *_band(frame, steps, estimates)])
+    return bands_plot(name, [(steps, estimates)], over)
+
+
+def bands_plot(name: str, curves: Sequence[tuple[Sequence[float], Sequence[Dot]]], over: str) -> str:
+    """Several curves of estimates over `over`, each in the colour of its dots, with their intervals as bands."""
+    xs = [x for steps, _ in curves for x in steps]
+    ys = [bound for _, estimates in curves for dot in estimates for bound in (dot.low, dot.high)]
+    frame = _frame(spread(xs, 0.02), spread(ys), True)
+    few = xs if len(curves) == 1 and len(xs) <= 8 else ticks(Range(min(xs), max(xs)), 6, whole=True)
+    bands = [mark for steps, estimates in curves for mark in _band(frame, steps, estimates)]
+    return _svg(name, _WIDTH, _HEIGHT, [*_axes(frame, True, over, few), *bands])
 
 
 def stacked_plot(name: str, series: Sequence[Series]) -> str:

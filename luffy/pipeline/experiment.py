@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from luffy.config import ExperimentConfig
 from luffy.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, StageFailed
-from luffy.pipeline.chain.fingerprint import code_fingerprint
+from luffy.pipeline.chain.fingerprint import code_fingerprint, settings_fingerprint
 from luffy.pipeline.chain.graph import StageNode, build_graph
 from luffy.pipeline.chain.identity import Identity, identity_of
 from luffy.pipeline.chain.job import JOB_FILE, StageJob, write_job
@@ -123,7 +123,8 @@ def open_experiment(
     for node in nodes:
         upstream = {name: identities[source].key for name, source in node.inputs.items()}
         files = outside_files(node.settings)
-        identities[node.name] = identity_of(node.stage, node.settings, upstream, code[node.stage], files)
+        reached = {**code[node.stage], **settings_fingerprint(node.settings)}
+        identities[node.name] = identity_of(node.stage, node.settings, upstream, reached, files)
     return Experiment(config, workspace, nodes, identities, verify)
 
 

@@ -25,7 +25,7 @@ from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
 from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, ConfigError, LuffyError, UserError, WorkspaceError
-from luffy.pipeline.chain.fingerprint import code_fingerprint
+from luffy.pipeline.chain.fingerprint import code_fingerprint, settings_fingerprint
 from luffy.pipeline.chain.identity import IdentityRecord, write_identity
 from luffy.pipeline.chain.job import StageJob, read_job
 from luffy.pipeline.chain.manifest import Manifest, collect_outputs, consumed_digests, finished_manifest, write_manifest
@@ -185,7 +185,7 @@ def _edited_modules(job: StageJob) -> tuple[str, ...]:
     """Modules edited since the job was planned; empty for a job written by hand."""
     if not job.code:
         return ()
-    now = code_fingerprint(job.stage)
+    now = {**code_fingerprint(job.stage), **settings_fingerprint(job.settings)}
     return tuple(name for name in sorted({*now, *job.code}) if now.get(name) != job.code.get(name))
 
 

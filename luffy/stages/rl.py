@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -29,9 +30,10 @@ from luffy.rl.logp_gap import check_logp_gap
 from luffy.rl.rollout_samples import sample_rollouts
 from luffy.rl.step_runner import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
-from luffy.rollout.engine import SamplingParams
+from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
+from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured
 from luffy.tracking.gpu_hours import GpuHours
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
@@ -41,6 +43,9 @@ from luffy.tracking.unanswered import advice_on_rollouts
 from luffy.training.base_model import copy_tokenizer
 from luffy.training.trainer import Trainer, TrainerSpec
 from luffy.types import Group, Prompt
+
+if TYPE_CHECKING:  # imported where there is a validation, since it loads all of an evaluation
+    from luffy.stages.held_out import HeldOutProblems
 
 _HEADLINE = ("reward/mean", "actor/loss")
 
@@ -70,6 +75,7 @@ class Components:
 
     steps: StepRunner
     trainer: Trainer
+    held_out: HeldOutMeasure
     read: Callable[[Sequence[Group], int], list[SampleRollout]]
     """Returns the given number of rollouts as text."""
 
@@ -89,16 +95,22 @@ def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRA
         tracker = stack.enter_context(
             Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start)
         )
+        if not start and (measured := parts.held_out.measure(0)):
+            tracker.log(0, measured)
         for step in range(start + 1, rl.steps + 1):
+            if parts.held_out.is_over:
+                context.events.message(f"rl.validation.patience: step {step - 1} of {rl.steps} was the last")
+                break
             outcome = parts.steps.run(step)
-            tracker.log(step, outcome.metrics | hours.metrics(parts.trainer.num_gpus))
+            measured = parts.held_out.measure(step)
+            tracker.log(step, outcome.metrics | measured | hours.metrics(parts.trainer.num_gpus))
             check_logp_gap(outcome.metrics, context.execution.max_logp_gap, rl.max_staleness)
             if step % context.tracking.samples_every == 0 or step == 1:
                 tracker.samples(step, parts.read(outcome.groups, context.tracking.num_samples))
-            if step % context.execution.checkpoint.rl_every == 0 or step == rl.steps:
+            if step % context.execution.checkpoint.rl_every == 0 or step == rl.steps or parts.held_out.is_over:
                 parts.steps.save(step)
             _announce(context, step, rl.steps, outcome.metrics)
-        parts.trainer.export(context.out / "model")
+        parts.held_out.export(context.out / "model")
     copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
     metrics = read_metrics(context.out / METRICS_FILE)
     if (advice := advice_on_rollouts(metrics)) is not None:
@@ -121,9 +133,9 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     model = context.inputs["model"] / "model"
     tokenizer = load_tokenizer(model)
     tasks = _tasks(settings, context, tokenizer)
-    spec = TrainerSpec(
-        settings, context.execution, model, context.out, _longest(tasks, settings.rl), tokenizer.pad_token_id
-    )
+    problems = _held_out_problems(settings, context, tokenizer)
+    longest = max(_longest(tasks, settings.rl), 0 if problems is None else problems.longest)
+    spec = TrainerSpec(settings, context.execution, model, context.out, longest, tokenizer.pad_token_id)
     cluster = stack.enter_context(wrapping.cluster(open_cluster(spec)))
     opener = prompt_opener(tokenizer)
 
@@ -133,9 +145,14 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     def reply(ids: Sequence[int]) -> str:
         return opener + decode(tokenizer, ids)
 
-    graders = GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE)
+    own_graders = () if settings.validation is None else settings.validation.protocol.own_graders
+    graders = stack.enter_context(
+        GraderPool.configured(
+            context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE, own_graders
+        )
+    )
     collector = GroupCollector(
-        grader=wrapping.grader(stack.enter_context(graders)),
+        grader=wrapping.grader(graders),
         decode=reply,
         params=SamplingParams(settings.rl.temperature, settings.rl.max_response_tokens, stop_token_ids(tokenizer)),
         group=settings.objective.group,
@@ -152,8 +169,41 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     return Components(
         steps=stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal)),
         trainer=cluster.trainer,
+        held_out=_held_out(settings, context, problems, cluster, graders, tokenizer),
         read=read,
     )
+
+
+def _held_out_problems(
+    settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase
+) -> "HeldOutProblems | None":
+    if settings.validation is None:
+        return None
+    from luffy.stages.held_out import read_problems
+
+    model = context.inputs["model"] / "model"
+    return read_problems(settings.validation, context.inputs["held_out"], model, tokenizer)
+
+
+def _held_out(
+    settings: RLSettings,
+    context: StageContext,
+    problems: "HeldOutProblems | None",
+    cluster: Cluster,
+    graders: GraderPool,
+    tokenizer: PreTrainedTokenizerBase,
+) -> HeldOutMeasure:
+    """The validation, by the cluster's engine with the weights of the step at hand."""
+    if problems is None:
+        return Unmeasured(cluster.trainer.export)
+    from luffy.stages.held_out import open_for_rl
+
+    def engine_at(step: int) -> RolloutEngine:
+        # With staleness, rollouts of later steps run on beside: they take these weights now or at the next step.
+        cluster.publish(step)
+        return cluster.engine
+
+    return open_for_rl(settings, context, problems, engine_at, cluster.trainer.export, graders, tokenizer)
 
 
 def _player(settings: RLSettings, tokenizer: PreTrainedTokenizerBase) -> EpisodePlayer | None:

@@ -3,6 +3,9 @@
 Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
 """
 
+from collections.abc import Callable
+from contextlib import ExitStack
+
 from luffy.cluster.sft_ranks import open_ranks
 from luffy.config.environment import keeps_history
 from luffy.config.settings import SFTSettings
@@ -12,8 +15,10 @@ from luffy.errors import DataError
 from luffy.seeds import derive_seed
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
+from luffy.stages.unmeasured import HeldOutMeasure
 from luffy.tracking.gpu_hours import GpuHours
-from luffy.training.supervised import SupervisedPlan, SupervisedSpec
+from luffy.training.rank_calls import Ranks
+from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedSpec
 from luffy.types import Prompt
 
 
@@ -47,8 +52,21 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     spec = SupervisedSpec(
         plan, context.execution, settings.dtype, model, context.out, tokenizer.pad_token_id, settings.lora
     )
-    with open_ranks(settings.cluster, spec) as ranks:
-        return run_supervised(settings, context, ranks, examples, plan, hours)
+    with ExitStack() as stack:
+        measuring = _measuring(settings, context, plan.steps, stack)
+        ranks = stack.enter_context(open_ranks(settings.cluster, spec))
+        return run_supervised(settings, context, ranks, examples, plan, hours, measuring(ranks))
+
+
+def _measuring(
+    settings: SFTSettings, context: StageContext, steps: int, stack: ExitStack
+) -> Callable[[Ranks[SupervisedRank]], HeldOutMeasure | None]:
+    """From ranks that are yet to be opened to their validation, whose problems are checked before."""
+    if settings.validation is None:
+        return lambda ranks: None
+    from luffy.stages.held_out import open_for_sft
+
+    return open_for_sft(settings, context, steps, stack)
 
 
 if __name__ == "__main__":

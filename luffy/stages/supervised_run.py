@@ -10,6 +10,7 @@ from luffy.data.conversations import encode_demonstrations
 from luffy.data.templates import render_prompts
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.stages.program import StageContext, StageResult
+from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured
 from luffy.tracking.gpu_hours import GpuHours
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.tracker import Tracker
@@ -40,20 +41,27 @@ def run_supervised(
     examples: Sequence[Trajectory],
     plan: SupervisedPlan,
     hours: GpuHours,
+    held_out: HeldOutMeasure | None = None,
 ) -> StageResult:
     """Train on `examples` from the newest checkpoint to the end of the plan and write `model/`."""
     trainer = SupervisedTrainer(plan, ranks)
+    held_out = held_out or Unmeasured(trainer.export)
     start = max(complete_checkpoints(context.out), default=0)
     with Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start) as tracker:
 
-        def on_step(step: int, metrics: dict[str, float]) -> None:
-            tracker.log(step, metrics | hours.metrics(trainer.num_gpus))
+        def on_step(step: int, metrics: dict[str, float]) -> bool:
+            tracker.log(step, metrics | held_out.measure(step) | hours.metrics(trainer.num_gpus))
             context.events.progress(
                 step, plan.steps, loss=metrics["actor/loss"], tokens_per_s=metrics["perf/tokens_per_s"]
             )
+            if held_out.is_over and step < plan.steps:
+                context.events.message(f"sft.validation.patience: step {step} of {plan.steps} was the last")
+            return held_out.is_over
 
+        if not start and (measured := held_out.measure(0)):
+            tracker.log(0, measured)
         trainer.train(examples, start, on_step)
-        trainer.export(context.out / "model")
+        held_out.export(context.out / "model")
     copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
     last = read_metrics(context.out / METRICS_FILE)[-1]
     return StageResult(("model", METRICS_FILE), {"actor/loss": last["actor/loss"]}, resumed_from=start)

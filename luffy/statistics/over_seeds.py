@@ -86,6 +86,16 @@ def seeded_difference(
     return SeededDifference(estimate, student_p(value / error, freedom), num_seeds, by_seed)
 
 
+def seed_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    """Bounds of the mean of shares over several seeds, by Student's t within [0, 1]; ValueError for one seed."""
+    if len(values) < 2:
+        raise ValueError("need at least two seeds")
+    value_S = np.asarray(values, dtype=np.float64)
+    reach = student_quantile(confidence, len(values) - 1) * math.sqrt(float(value_S.var(ddof=1)) / len(values))
+    mean = float(value_S.mean())
+    return max(mean - reach, 0.0), min(mean + reach, 1.0)
+
+
 def _matrix(rows: Sequence[Sequence[float]]) -> Array:
     if not rows or len({len(row) for row in rows}) != 1 or not len(rows[0]):
         raise ValueError(f"need the same problems with each seed, got {[len(row) for row in rows]}")

@@ -7,7 +7,7 @@ all other namespaces.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from luffy.tracking.jsonl import Json, StepLines, read_lines
@@ -44,6 +44,11 @@ class MetricsWriter:
 def read_metrics(path: Path) -> list[MetricRow]:
     """The lines of a metrics file in order, null as NaN; empty where there is no file."""
     return [{name: _number(value) for name, value in line.items()} for line in read_lines(path)]
+
+
+def training_rows(rows: Iterable[MetricRow]) -> list[MetricRow]:
+    """Those of steps that trained: without step 0, which only a validation has."""
+    return [row for row in rows if row["step"] > 0]
 
 
 def without_times(row: Mapping[str, float]) -> MetricRow:

@@ -15,12 +15,16 @@ from luffy.tracking.metrics import METRICS_FILE, MetricsWriter, check_names
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout, SamplesWriter
 from luffy.tracking.wandb_run import WandbRun
 
+_NOTHING = -1
+"""Comes before step 0."""
+
 
 class Tracker:
     """Writes `metrics.jsonl` and, once there is a sample, `samples.jsonl` in `out`.
 
-    Steps count from 1. Lines after step `resumed_from` are dropped first, so that after a resume the files equal those
-    of an uninterrupted run. `key` and `name` are the stage's; `settings` are shown in wandb.
+    Steps count from 1; step 0 is a validation of the weights that training starts from. Lines after step `resumed_from`
+    are dropped first, all of them where it is 0, so that after a resume the files equal those of an uninterrupted run.
+    `key` and `name` are the stage's; `settings` are shown in wandb.
     """
 
     def __init__(
@@ -33,7 +37,7 @@ class Tracker:
         resumed_from: int = 0,
     ) -> None:
         self._metrics = MetricsWriter(out / METRICS_FILE)
-        self._metrics.truncate(resumed_from)
+        self._metrics.truncate(resumed_from or _NOTHING)
         self._samples_path = out / SAMPLES_FILE
         self._samples: SamplesWriter | None = None
         if self._samples_path.exists():

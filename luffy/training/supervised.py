@@ -30,8 +30,8 @@ from luffy.training.sampler import batch_indices
 from luffy.training.sharding import Shard, shard_rows
 from luffy.types import FinishReason, Outcome, Source, Trajectory
 
-OnStep = Callable[[int, dict[str, float]], None]
-"""Called after each optimizer step with its number (from 1) and its metrics."""
+OnStep = Callable[[int, dict[str, float]], bool]
+"""Called after each optimizer step with its number (from 1) and its metrics; returns whether it was the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,10 @@ class SupervisedRank:
         self._plan = plan
         self._checkpoints = checkpoints
         self._pad_id = pad_id
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
 
     def check_fits(self, longest: int) -> None:
         """Raise DataError when an example of `longest` tokens is longer than the model's context."""
@@ -138,7 +142,7 @@ class SupervisedTrainer:
         return self._ranks.num_gpus
 
     def train(self, examples: Sequence[Trajectory], start: int, on_step: OnStep) -> None:
-        """Train from step `start` (0, or the step of a checkpoint) to the end of the plan.
+        """Train from step `start` (0, or the step of a checkpoint) to the end of the plan, or until told to end.
 
         Raises DataError when an example is longer than the model's context.
         """
@@ -147,7 +151,8 @@ class SupervisedTrainer:
             call_everywhere(self._ranks, SupervisedRank.restore, start)
         for step in range(start + 1, self._plan.steps + 1):
             # Metrics before the checkpoint: a run killed in between repeats the step and loses no metrics.
-            on_step(step, self._take_step(examples, step))
+            if on_step(step, self._take_step(examples, step)):
+                return
             if step % self._plan.checkpoint_every == 0 and step < self._plan.steps:
                 call_everywhere(self._ranks, SupervisedRank.save, step)
 

@@ -32,4 +32,4 @@ def run_killed(config: ExperimentConfig, out: Path, upstream: dict[str, Path], u
 if __name__ == "__main__":
     method, update, out, data, model, *overrides = sys.argv[1:]
     config = experiment(method, *TWO_UPDATES, *overrides)
-    run_killed(config, Path(out), {"data": Path(data), "model": Path(model)}, int(update))
+    run_killed(config, Path(out), {"data": Path(data), "model": Path(model), "held_out": Path(data)}, int(update))

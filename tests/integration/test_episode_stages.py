@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from patience import PATIENCE_S
 
+from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_samples_of
-from luffy.tracking.metrics import METRICS_FILE, read_metrics, without_times
+from luffy.tracking.metrics import METRICS_FILE, read_metrics, training_rows, without_times
 from luffy.tracking.samples import SAMPLES_FILE, read_samples
 from luffy.types import Source
 
@@ -29,7 +30,8 @@ GAME = [
     "base.steps=60",
     "base.batch_size=32",
     "sft={epochs: 3, batch_size: 8, optimizer: {lr: 3e-3}}",
-    "rl={steps: 3, prompts_per_step: 4, max_response_tokens: 64, optimizer: {lr: 1e-3}}",
+    "rl={steps: 3, prompts_per_step: 4, max_response_tokens: 64, optimizer: {lr: 1e-3}, "
+    "validation: {every: 3, suites: [games]}}",
     "evaluation={max_response_tokens: 64, decodings: {greedy: {temperature: 0.0}}}",
     "environment={kind: custom, factory: 'dying_game:DyingGame', limits: {max_turns: 3, max_turn_tokens: 8}}",
     "execution={num_threads: 1, retries: 0, checkpoint: {rl_every: 1}}",
@@ -78,7 +80,7 @@ def test_groups_hold_rollouts_and_demonstrations_of_many_turns(finished: Path) -
 
 
 def test_metrics_and_samples_tell_of_the_episodes(finished: Path) -> None:
-    metrics = read_metrics(only(finished, "rl") / METRICS_FILE)
+    metrics = training_rows(read_metrics(only(finished, "rl") / METRICS_FILE))
     assert all(1 <= row["rollout/turns_mean"] <= 3 for row in metrics)
     written = [sum(who != Source.ENVIRONMENT for who in row["source"]) for row in journal(finished)]
     learned = [row["batch/response_tokens"] for row in metrics]
@@ -97,9 +99,17 @@ def test_evaluation_grades_the_last_turn_and_counts_the_policys_tokens(finished:
             assert record.correct == bool(record.measures["found"])
 
 
+def test_held_out_accuracy_is_what_the_evaluation_of_the_same_weights_finds(finished: Path) -> None:
+    found = [read_results(path) for path in (finished / "evaluate").glob("*/results.json")]
+    accuracies = {results.checkpoint: results.rows[0].accuracy for results in found}
+    measured = {row["step"]: row for row in read_metrics(only(finished, "rl") / METRICS_FILE)}
+    assert measured[0]["val/games/accuracy"] == accuracies["sft"]
+    assert measured[3]["val/games/accuracy"] == accuracies["rl"]
+
+
 def test_a_kill_in_the_middle_of_an_episode_costs_no_bit(finished: Path, tmp_path: Path) -> None:
     die_at = tmp_path / "die_at"
-    die_at.write_text("90")  # of about 60 answers a step
+    die_at.write_text("110")  # of about 20 in the first validation and 60 a step
     killed = flow(tmp_path / "workspace", die_at)
     assert killed.returncode != 0
     assert not die_at.exists()

@@ -14,7 +14,7 @@ from test_methods import TWO_UPDATES, experiment, run_rl, run_stage
 
 from luffy.pipeline.chain.graph import build_graph
 from luffy.tracking.journal import RolloutJournal
-from luffy.tracking.metrics import read_metrics, without_times
+from luffy.tracking.metrics import read_metrics, training_rows, without_times
 from luffy.types import Source
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")]
@@ -25,6 +25,7 @@ OVERRIDES = (
     "rl.engine=vllm",
     # Fewer than a step's rollouts: some wait for a place.
     "execution.vllm.max_num_seqs=16",
+    "rl.validation={every: 2, suites: [longer]}",
 )
 CONFIG = experiment("luffy", *TWO_UPDATES, *OVERRIDES)
 MAX_GAP = 1e-5
@@ -37,7 +38,7 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     data, model = build_graph(CONFIG)[:2]
     run_stage(data, CONFIG, folder / "data", {})
     run_stage(model, CONFIG, folder / "model", {"data": folder / "data"})
-    return {"data": folder / "data", "model": folder / "model"}
+    return {"data": folder / "data", "model": folder / "model", "held_out": folder / "data"}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def undisturbed(upstream: Mapping[str, Path], tmp_path_factory: pytest.TempPathF
 
 
 def test_every_step_samples_with_the_weights_that_it_trains(undisturbed: Path) -> None:
-    rows = read_metrics(undisturbed / "metrics.jsonl")
+    rows = training_rows(read_metrics(undisturbed / "metrics.jsonl"))
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert all(0 < row["rollout/logp_gap_mean"] < MAX_GAP for row in rows), rows
     assert all(row["actor/grad_norm"] > 0 for row in rows)
@@ -68,6 +69,11 @@ def test_every_sampled_token_carries_the_version_of_its_step(undisturbed: Path) 
             if source is Source.ON_POLICY
         }
         assert versions == {step - 1}
+
+
+def test_every_validation_is_answered_by_the_weights_of_its_step(undisturbed: Path) -> None:
+    measured = [row for row in read_metrics(undisturbed / "metrics.jsonl") if "val/longer/accuracy" in row]
+    assert [(row["step"], row["val/weight_version"]) for row in measured] == [(0, 0), (2, 2), (4, 4), (5, 5)]
 
 
 def test_a_killed_run_resumes_to_the_same_bits(upstream: Mapping[str, Path], undisturbed: Path, tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ def _write_data(directory: Path) -> None:
 def _write_curves(directory: Path, steps: int, metrics: Callable[[float, random.Random], dict[str, float]]) -> None:
     noise = random.Random(directory.name)
     writer = MetricsWriter(directory / "metrics.jsonl")
+    if metrics is _reinforced:
+        writer.write(0, _held_out(0.0))
     for step in range(1, steps + 1):
         writer.write(step, metrics(step / steps, noise))
     writer.close()
@@ -94,6 +96,7 @@ def _reinforced(progress: float, noise: random.Random) -> dict[str, float]:
 
     reward = min(1.0, max(0.0, near(0.38 + 0.42 * (1 - math.exp(-4 * progress)), 0.05)))
     wrong, none = 0.75 * (1 - reward), 0.2 * (1 - reward)
+    measured = _held_out(progress) if (4 * progress).is_integer() else {}
     return {
         "reward/mean": reward,
         "batch/on_reward": reward,
@@ -125,7 +128,15 @@ def _reinforced(progress: float, noise: random.Random) -> dict[str, float]:
         "rollout/logp_gap_mean": abs(near(2e-7, 4e-8)),
         "perf/tokens_per_s": near(8000, 400),
         "perf/step_s": near(0.7, 0.05),
+        **measured,
     }
+
+
+def _held_out(progress: float) -> dict[str, float]:
+    """A validation, which RL has every quarter of its steps."""
+    accuracy = 0.3 + 0.4 * progress
+    of_suite = {"accuracy": accuracy, "accuracy_low": accuracy - 0.1, "accuracy_high": accuracy + 0.1}
+    return {"val/accuracy": accuracy} | {f"val/longer/{name}": value for name, value in of_suite.items()}
 
 
 def _write_rollouts(directory: Path, steps: int) -> None:

@@ -1,14 +1,16 @@
 """The arms of a comparison as they lie on disk: evaluations, learning curves, costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
 from luffy.config.comparison import ArmRun
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
-from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
+from luffy.evaluation.method_comparison.held_out_arms import mean_curve, suites_of
+from luffy.tracking.held_out_curve import HeldOutPoint, held_out_curves
+from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
 
 TRAINING = ("sft", "rl")
 _REWARD = "reward/mean"
@@ -54,6 +56,8 @@ class FinishedSeed:
     costs: Costs
     curve: tuple[CurvePoint, ...]
     """Empty without RL."""
+    held_out: Mapping[str, tuple[HeldOutPoint, ...]] = field(default_factory=dict)
+    """Held-out accuracy while it trained, by suite; empty without validation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Arm:
         if not self.seeds:
             return None
         return Costs(
-            **{field.name: _mean_cost([seed.costs for seed in self.seeds], field.name) for field in fields(Costs)}
+            **{each.name: _mean_cost([seed.costs for seed in self.seeds], each.name) for each in fields(Costs)}
         )
 
     @property
@@ -81,16 +85,28 @@ class Arm:
         """Means over its seeds, step by step."""
         points = zip(*(seed.curve for seed in self.seeds), strict=False)
         return tuple(
-            CurvePoint(*(fmean(getattr(point, field.name) for point in at_step) for field in fields(CurvePoint)))
+            CurvePoint(*(fmean(getattr(point, each.name) for point in at_step) for each in fields(CurvePoint)))
             for at_step in points
         )
+
+    @property
+    def held_out(self) -> dict[str, tuple[tuple[HeldOutPoint, ...], ...]]:
+        """Held-out accuracy of each seed, by suite."""
+        suites = suites_of([seed.held_out for seed in self.seeds])
+        return {suite: tuple(seed.held_out.get(suite, ()) for seed in self.seeds) for suite in suites}
+
+    def held_out_mean(self, suite: str, confidence: float) -> tuple[HeldOutPoint, ...]:
+        """Its mean over seeds, with bounds (`mean_curve`); empty where it was not measured."""
+        return mean_curve(self.held_out.get(suite, ()), confidence)
 
 
 def read_seed(run: ArmRun, stages: Mapping[str, Path]) -> FinishedSeed:
     """A finished run, whose stages lie in the directories `stages`; raises LuffyError where a file is missing."""
-    metrics = {name: read_metrics(stages[name] / METRICS_FILE) for name in TRAINING if name in stages}
+    logged = {name: read_metrics(stages[name] / METRICS_FILE) for name in TRAINING if name in stages}
+    metrics = {name: training_rows(rows) for name, rows in logged.items()}
     evaluation = read_scores(stages[f"evaluate_{run.last}"])
-    return FinishedSeed(run.seed, evaluation, _costs(metrics), tuple(_curve(metrics)))
+    held_out = held_out_curves(list(logged.values()))
+    return FinishedSeed(run.seed, evaluation, _costs(metrics), tuple(_curve(metrics)), held_out)
 
 
 def _costs(metrics: Mapping[str, Sequence[MetricRow]]) -> Costs:

@@ -153,6 +153,9 @@ def _arm(findings: Findings, arm: Arm) -> dict[str, Any]:
         ],
         "cost_a_seed": asdict(arm.costs) if arm.costs is not None else None,
         "curve": [asdict(point) for point in arm.curve],
+        "held_out": {
+            suite: [asdict(point) for point in arm.held_out_mean(suite, findings.confidence)] for suite in arm.held_out
+        },
     }
 
 

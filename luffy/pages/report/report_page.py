@@ -14,6 +14,7 @@ from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pages import wording
 from luffy.pages.breakdown import BreakdownSection, Scored, breakdown_sections
 from luffy.pages.evaluation_tables import agreements, choices, health, votes
+from luffy.pages.held_out_figures import held_out_figures
 from luffy.pages.panels import (
     OUTCOME_COLORS,
     Figure,
@@ -37,6 +38,7 @@ from luffy.pages.report.report_tables import (
     stage_table,
 )
 from luffy.pages.tables import Table
+from luffy.tracking.metrics import training_rows
 from luffy.tracking.samples import SampleRollout
 from luffy.types import Outcome
 
@@ -251,7 +253,8 @@ def _training(chain: FinishedChain) -> list[TrainingSection]:
         outcomes = draw_outcomes(rows) if node == "rl" else None
         if outcomes:
             figures.insert(1, outcomes)
-        sections.append(TrainingSection(node, title, wording.count(len(rows), "logged step"), figures))
+        figures = [*held_out_figures(node, rows), *figures]
+        sections.append(TrainingSection(node, title, wording.count(len(training_rows(rows)), "logged step"), figures))
     return sections
 
 

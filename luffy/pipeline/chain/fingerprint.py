@@ -6,7 +6,8 @@ trees without docstrings, comments and layout, and the files packaged next to th
 
 The modules in `_FRAME` are left out: they affect a result only through settings and inputs, which the key contains.
 So does what they alone reach. `engine_pool` is the way of evaluations to Ray: it hands requests to engines whose own
-code (`luffy.rollout.vllm_engine`) is covered.
+code (`luffy.rollout.vllm_engine`) is covered. The modules in `_BY_SECTION` count only where a stage's settings have
+their section: a training without validation does not depend on how evaluations are graded.
 """
 
 import ast
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from luffy.config import STAGE_KINDS
+from luffy.config.settings import StageSettings
 from luffy.pipeline.chain.module_facts import FactsFile, ModuleFacts
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -34,6 +36,16 @@ _FRAME = (
 )
 
 
+_BY_SECTION = {"validation": "luffy.stages.held_out"}
+"""Modules that a stage's program imports for one section of its settings; without the section they do not count."""
+
+
+def settings_fingerprint(settings: StageSettings) -> dict[str, str]:
+    """What is reached through the sections of `settings` that bring code of their own; empty without one."""
+    modules = [module for section, module in _BY_SECTION.items() if getattr(settings, section, None) is not None]
+    return module_fingerprint(modules) if modules else {}
+
+
 def code_fingerprint(stage: str, package: Path = _PACKAGE) -> dict[str, str]:
     """Module name (or path of a packaged file) to the hash of its content, for everything that `stage` reaches."""
     program = STAGE_KINDS[stage].program.partition(".")[2]
@@ -46,7 +58,8 @@ def module_fingerprint(modules: Sequence[str], package: Path = _PACKAGE) -> dict
     facts = _facts_file(package)
     while waiting:
         module = waiting.pop()
-        if module not in reached and not _is_frame(module):
+        left_out = _is_frame(module) or (module in _BY_SECTION.values() and module not in modules)
+        if module not in reached and not left_out:
             found = facts.of(module, _file(package, module), partial(_find_facts, package, module))
             reached[module] = found.code
             named = {name for name in {*found.names} - seen if _file(package, name).is_file()}

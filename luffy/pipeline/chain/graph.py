@@ -70,16 +70,19 @@ def _numbered(stages: Sequence[str]) -> list[tuple[str, str]]:
 def _nodes(name: str, kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> list[StageNode]:
     """The nodes of one stage after those in `before`: one, or one for each result of the role `kind.for_each`."""
     if kind.for_each is None:
-        return [StageNode(name, kind.name, _inputs(kind, before), settings)]
+        return [StageNode(name, kind.name, _inputs(kind, settings, before), settings)]
     found: list[StageNode] = []
     for result in (node for node in before if kind.for_each in node.kind.provides):
         own = {entry: result.name for entry, role in kind.inputs.items() if role == kind.for_each}
-        found.append(StageNode(f"{name}_{result.name}", kind.name, {**_inputs(kind, before), **own}, settings))
+        found.append(
+            StageNode(f"{name}_{result.name}", kind.name, {**_inputs(kind, settings, before), **own}, settings)
+        )
     return found
 
 
-def _inputs(kind: StageKind, before: Sequence[StageNode]) -> dict[str, str]:
-    named = {entry: _newest(role, before) for entry, role in kind.inputs.items()}
+def _inputs(kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> dict[str, str]:
+    roles = {**kind.inputs, **kind.further_inputs(settings)}
+    named = {entry: _newest(role, before) for entry, role in roles.items()}
     others = {node.name: node.name for node in before if node.name not in named.values()}
     return {**named, **others} if kind.reads_all else named
 

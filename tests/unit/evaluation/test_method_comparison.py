@@ -2,18 +2,20 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from synthetic.finished_chain import HOSTILE
+from synthetic.finished_chain import HOSTILE, write_chain
 from synthetic.result_rows import result_row
 
 from luffy.config.comparison import BudgetConfig
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores
-from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed, _costs, _curve
+from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed, _costs, _curve, read_seed
 from luffy.evaluation.method_comparison.findings import as_json, find
 from luffy.evaluation.results import EvaluationResults
 from luffy.evaluation.sample_records import SampleRecord
+from luffy.pages.held_out_comparison import steps_to_reach
 from luffy.pages.method_comparison_page import (
     accuracy_table,
     as_text,
@@ -21,6 +23,8 @@ from luffy.pages.method_comparison_page import (
     difference_table,
     render_comparison,
 )
+from luffy.tracking.held_out_curve import HeldOutPoint
+from luffy.tracking.metrics import MetricsWriter
 
 PROBLEMS = 40
 BUDGET = BudgetConfig(optimizer_steps=12)
@@ -177,3 +181,63 @@ def test_an_interleaved_sft_step_counts_against_the_budget_and_the_page_tells():
 
 def test_a_budget_of_rollouts_says_nothing_of_optimizer_steps():
     assert replace(compared(LUFFY, OTHER), budget=BudgetConfig(rollouts=96)).off_budget == []
+
+
+def held_out(*accuracies):
+    return {
+        "easy": tuple(
+            HeldOutPoint(value, value - 0.05, value + 0.05, 4.0 * place, 32.0 * place, 9.0 * place)
+            for place, value in enumerate(accuracies)
+        )
+    }
+
+
+def measured_arm(name, *curves):
+    plain = arm(name, *[(20, 10)] * len(curves))
+    seeds = tuple(replace(seed, held_out=curve) for seed, curve in zip(plain.seeds, curves, strict=True))
+    return replace(plain, seeds=seeds)
+
+
+def test_held_out_accuracy_is_a_mean_over_seeds_with_a_band_over_them():
+    fast = measured_arm("luffy", held_out(0.1, 0.4, 0.6), held_out(0.1, 0.2, 0.5))
+    first, middle, last = fast.held_out_mean("easy", 0.95)
+    assert (first.accuracy, first.low, first.high, first.steps) == (0.1, 0.1, 0.1, 0.0)
+    # Student's t with one degree of freedom: 12.706 standard errors of 0.05.
+    assert middle.accuracy == pytest.approx(0.3)
+    assert last.accuracy == pytest.approx(0.55)
+    assert (last.low, last.high) == (0.0, 1.0)
+    alone = measured_arm("other", held_out(0.1, 0.2)).held_out_mean("easy", 0.95)
+    assert (alone[1].low, alone[1].high) == (pytest.approx(0.15), pytest.approx(0.25))
+
+
+def test_a_seed_is_read_with_its_measurements_which_are_no_steps_of_training(tmp_path):
+    _, stages = write_chain(tmp_path, num_problems=4, num_steps=4)
+    measured = {"val/accuracy": 0.5, "val/a/accuracy": 0.5, "val/a/accuracy_low": 0.4, "val/a/accuracy_high": 0.6}
+    (tmp_path / "measured").mkdir()
+    writer = MetricsWriter(tmp_path / "measured/metrics.jsonl")
+    for row in ({"step": 0, **measured}, RL_ROWS[0], {**RL_ROWS[1], **measured}):
+        writer.write(row["step"], {name: value for name, value in row.items() if name != "step"})
+    writer.close()
+    run = SimpleNamespace(seed=3, last="rl")
+    seed = read_seed(run, {"rl": tmp_path / "measured", "evaluate_rl": stages["evaluate_rl"]})
+    assert seed.costs == _costs({"rl": RL_ROWS})
+    assert seed.curve == tuple(_curve({"rl": RL_ROWS}))
+    assert [(point.steps, point.samples, point.seconds) for point in seed.held_out["a"]] == [(0, 0, 0), (4, 16, 5)]
+
+
+def test_the_page_says_how_many_steps_an_accuracy_took():
+    fast = measured_arm("luffy", held_out(0.1, 0.4, 0.6), held_out(0.1, 0.2, 0.5))
+    slow = measured_arm("other", held_out(0.1, 0.1, 0.3), held_out(0.2, 0.2, 0.2))
+    findings = compared(fast, slow, arm("unmeasured", (20, 10)))
+    ((suite, table),) = steps_to_reach(findings)
+    header, rows = as_text(table)
+    assert (suite, header) == ("easy", ["arm", "20 %", "30 %", "40 %", "50 %", "60 %"])
+    assert rows == [
+        ["luffy", "4", "6", "6", "8", "1 of 2 seeds"],
+        ["other", "4", "1 of 2 seeds", "–", "–", "–"],
+    ]
+    page = render_comparison(findings)
+    assert page.count("held-out-easy-") == 3
+    assert "Optimizer steps to reach an accuracy on easy" in page
+    assert json.loads(as_json(findings))["arms"][0]["held_out"]["easy"][2]["steps"] == 8.0
+    assert "held-out" not in render_comparison(compared(LUFFY, OTHER))

@@ -249,3 +249,11 @@ def test_which_prompts_rl_was_given_is_shown_where_the_chain_has_chosen_them(cha
     assert stages == ["base", "difficulty", "sft"]
     without = report(chain, tmp_path / "without")
     assert not any("Difficulty" in text for text in without)
+
+
+def test_held_out_accuracy_is_drawn_from_before_training_on(chain: Chain, written: tuple[str, str]) -> None:
+    html, _ = written
+    assert "Held-out accuracy, longer" in html
+    drawn = html[html.index('aria-label="rl-held-out-longer"') :]
+    assert drawn[: drawn.index("</svg>")].count("<circle") == 5  # steps 0, 10, 20, 30 and 40
+    assert "40 logged steps" in html

@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from luffy.statistics.accuracy import accuracy
 from luffy.statistics.intervals import student_p, student_quantile
-from luffy.statistics.over_seeds import seeded_accuracy, seeded_difference
+from luffy.statistics.over_seeds import seed_interval, seeded_accuracy, seeded_difference
 
 
 def test_an_accuracy_over_seeds_by_hand():
@@ -96,3 +97,12 @@ def test_the_intervals_hold_the_truth_at_least_as_often_as_they_say(seeds, sprea
 def test_seeds_and_problems_must_be_the_same(first, second):
     with pytest.raises(ValueError, match="need the same"):
         seeded_difference(first, second, 1, 0.95)
+
+
+def test_the_interval_over_seeds_is_that_of_students_t():
+    values = [0.4, 0.5, 0.7]
+    expected = stats.t.interval(0.9, 2, loc=np.mean(values), scale=stats.sem(values))
+    assert seed_interval(values, 0.9) == pytest.approx(expected)
+    assert seed_interval([0.0, 0.1], 0.95) == (0.0, pytest.approx(0.05 + 12.7062 * 0.05))
+    with pytest.raises(ValueError, match="two seeds"):
+        seed_interval([0.5], 0.95)

@@ -3,8 +3,9 @@ import os
 
 import pytest
 
-from luffy.config import STAGE_ORDER
-from luffy.pipeline.chain.fingerprint import _facts_file, code_fingerprint
+from luffy.config import STAGE_ORDER, load_experiment
+from luffy.pipeline.chain.fingerprint import _facts_file, code_fingerprint, settings_fingerprint
+from luffy.pipeline.chain.graph import build_graph
 
 FILES = {
     "__init__.py": "",
@@ -97,6 +98,17 @@ def test_how_requests_reach_several_engines_is_no_part_of_what_they_answer(stage
     assert not [name for name in fingerprint if name.startswith("luffy.cluster.")]
     assert {*of_ray[1:]} <= code_fingerprint("rl").keys()
     assert "luffy.cluster.engine_pool" not in code_fingerprint("sft")
+
+
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_how_answers_are_evaluated_counts_only_where_training_is_validated(stage):
+    measuring = {"luffy.stages.held_out", "luffy.evaluation.evaluator", "luffy.statistics.accuracy"}
+    assert not measuring & code_fingerprint(stage).keys()
+    config = load_experiment("exp_configs/smoke.yaml", [f"{stage}.validation={{every: 2, suites: [longer]}}"])
+    settings = {node.stage: node.settings for node in build_graph(config)}
+    assert measuring <= settings_fingerprint(settings[stage]).keys()
+    assert not [name for name in settings_fingerprint(settings["sft"]) if name.startswith("luffy.rl")]
+    assert settings_fingerprint(settings["base"]) == {}
 
 
 def in_a_new_process(package):

@@ -1,0 +1,197 @@
+"""Held-out accuracy while RL and SFT train: what it leaves alone, what it says, and what a kill in its middle costs."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from patience import PATIENCE_S
+from safetensors.torch import load_file
+
+from luffy.config import load_experiment
+from luffy.data.parquet import read_prompts
+from luffy.errors import UserError
+from luffy.evaluation.held_out_accuracy import OneVersionEngine
+from luffy.evaluation.results import read_results
+from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.machine.events import EventWriter
+from luffy.stages import base, held_out, prepare_data, rl, sft
+from luffy.stages.program import StageContext, StageResult
+from luffy.tracking.metrics import read_metrics, without_times
+
+STAGES = {"prepare_data": prepare_data, "base": base, "sft": sft, "rl": rl}
+COMMON = (
+    "data.validation_prompts=6",
+    "objective.group={size: 4, off_policy: 1}",
+    "rl={steps: 5, prompts_per_step: 2, prompts_per_update: 1, max_response_tokens: 64, optimizer: {lr: 1e-3}}",
+    "sft.epochs=null",
+    "sft.steps=5",
+    "execution.rollout_batch_size=8",
+)
+OF_RL = "rl.validation={every: 2, suites: [longer, retention], decoding: {temperature: 1.0, num_samples: 2}}"
+OF_SFT = "sft.validation={every: 2, source: validation, decoding: {temperature: 0.7, top_p: 0.9, num_samples: 2}}"
+
+
+def run_stage_of(
+    stage: str, out: Path, inputs: dict[str, Path], *overrides: str, extends: Path | None = None
+) -> StageResult:
+    """Run one stage of the smoke experiment in this process."""
+    config = load_experiment(Path("exp_configs/smoke.yaml"), [*COMMON, *overrides])
+    node = next(node for node in build_graph(config) if node.stage == stage)
+    out.mkdir(parents=True, exist_ok=True)
+    events = EventWriter(out / "events.jsonl")
+    named = {"held_out": inputs["data"], **inputs} if inputs else {}
+    context = StageContext(out, named, "key", stage, config.execution, config.tracking, events, extends)
+    return STAGES[stage].run(node.settings, context)
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Data with a validation split, and a policy that answers some problems."""
+    folder = tmp_path_factory.mktemp("upstream")
+    run_stage_of("prepare_data", folder / "data", {})
+    longer = "base={steps: 60, batch_size: 32, optimizer: {lr: 6e-3}}"
+    run_stage_of("base", folder / "model", {"data": folder / "data"}, longer)
+    return {"data": folder / "data", "model": folder / "model"}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    expected, found = weights(one), weights(other)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def rows_of(out: Path) -> list[dict[str, float]]:
+    return [without_times(row) for row in read_metrics(out / "metrics.jsonl")]
+
+
+def unmeasured(rows: list[dict[str, float]]) -> list[dict[str, float]]:
+    trained = [row for row in rows if row["step"] > 0]
+    return [{name: value for name, value in row.items() if not name.startswith("val/")} for row in trained]
+
+
+@pytest.fixture(scope="module", params=["rl", "sft"])
+def measured(
+    request: pytest.FixtureRequest, upstream: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """A stage with validation, undisturbed."""
+    out = tmp_path_factory.mktemp("measured")
+    run_stage_of(request.param, out, upstream, OF_RL, OF_SFT)
+    return request.param, out
+
+
+@pytest.mark.slow
+def test_training_is_the_same_bits_with_and_without_validation(
+    measured: tuple[str, Path], upstream: dict[str, Path], tmp_path: Path
+) -> None:
+    stage, on = measured
+    run_stage_of(stage, tmp_path, upstream)
+    assert_same_weights(tmp_path / "model", on / "model")
+    rows = rows_of(on)
+    assert unmeasured(rows) == rows_of(tmp_path)
+    # Before training, every second step, and after the last one.
+    found = [row for row in rows if "val/accuracy" in row]
+    assert [row["step"] for row in found] == [0, 2, 4, 5]
+    assert [row["val/weight_version"] for row in found] == [0, 2, 4, 5]
+    names = ("longer", "retention") if stage == "rl" else ("validation",)
+    for row in found:
+        assert row["val/accuracy"] == pytest.approx(sum(row[f"val/{name}/accuracy"] for name in names) / len(names))
+        for name in names:
+            low, value, high = (row[f"val/{name}/{part}"] for part in ("accuracy_low", "accuracy", "accuracy_high"))
+            assert 0 <= low <= value <= high <= 1
+            assert row[f"val/{name}/num_problems"] == (8 if stage == "rl" else 6)
+
+
+def test_the_validation_split_is_apart_from_what_is_trained_on(upstream: dict[str, Path]) -> None:
+    apart, trained = (read_prompts(upstream["data"] / f"{name}.parquet") for name in ("validation", "train"))
+    assert len(apart) == 6
+    assert not {prompt.uid for prompt in apart} & {prompt.uid for prompt in trained}
+    assert not {prompt.messages for prompt in apart} & {prompt.messages for prompt in trained}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measured", ["rl"], indirect=True)
+def test_a_longer_run_continues_a_shorter_one_to_the_same_measurements(
+    measured: tuple[str, Path], upstream: dict[str, Path], tmp_path: Path
+) -> None:
+    _, undisturbed = measured
+    run_stage_of("rl", tmp_path / "short", upstream, OF_RL, "rl.steps=2")
+    assert run_stage_of("rl", tmp_path / "long", upstream, OF_RL, extends=tmp_path / "short").resumed_from == 2
+    assert json.dumps(rows_of(tmp_path / "long")) == json.dumps(rows_of(undisturbed))
+    assert_same_weights(tmp_path / "long/model", undisturbed / "model")
+
+
+@pytest.mark.slow
+def test_a_kill_in_a_validation_resumes_to_the_same_result_and_draws_no_finished_batch_again(
+    measured: tuple[str, Path], upstream: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kill comes after half of the batches of step 4; the newest checkpoint is that of step 2."""
+    stage, undisturbed = measured
+    batches, left_over, per_step = (10, 16, 32) if stage == "rl" else (5, 4, 12)
+    arguments = [stage, str(batches), str(tmp_path), str(upstream["data"]), str(upstream["model"])]
+    script = Path(__file__).with_name("killed_validation.py")
+    killed = subprocess.run([sys.executable, script, *arguments], timeout=PATIENCE_S)
+    assert killed.returncode == -signal.SIGKILL
+    drawn: list[int] = []
+    generate = OneVersionEngine.generate
+
+    def counted(engine, requests, params):
+        drawn.append(len(requests))
+        return generate(engine, requests, params)
+
+    monkeypatch.setattr(OneVersionEngine, "generate", counted)
+    assert run_stage_of(stage, tmp_path, upstream, OF_RL, OF_SFT).resumed_from == 2
+    assert sum(drawn) == left_over + per_step  # the rest of step 4, and step 5
+    assert json.dumps(rows_of(tmp_path)) == json.dumps(rows_of(undisturbed))
+    assert_same_weights(tmp_path / "model", undisturbed / "model")
+
+
+@pytest.mark.slow
+def test_the_best_weights_are_handed_on_and_patience_ends_the_stage(
+    upstream: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The measurements are the stage's own; what they are said to be worth falls after step 2."""
+    worth = {0: 0.2, 1: 0.3, 2: 0.5, 3: 0.4, 4: 0.5, 5: 0.1}
+    real = held_out.validation_metrics
+    monkeypatch.setattr(
+        held_out, "validation_metrics", lambda rows, step: real(rows, step) | {"val/accuracy": worth[step]}
+    )
+    for stage in ("sft", "rl"):
+        out = tmp_path / stage
+        validation = f"{stage}.validation={{every: 1, suites: [retention], keep_best: {{}}, patience: 2}}"
+        run_stage_of(stage, out, upstream, validation)
+        assert [row["step"] for row in rows_of(out)] == [0, 1, 2, 3, 4]
+        assert [folder.name for folder in (out / "best").iterdir()] == ["step_000002"]
+        assert_same_weights(out / "model", out / "best/step_000002")
+        run_stage_of(stage, tmp_path / f"{stage}_2", upstream, f"{stage}.steps=2")
+        assert_same_weights(out / "model", tmp_path / f"{stage}_2/model")
+        # A second attempt of the finished training finds the same best step in its metrics.
+        run_stage_of(stage, out, upstream, validation)
+        assert_same_weights(out / "model", tmp_path / f"{stage}_2/model")
+    assert read_results(tmp_path / "rl/validation/step_000002.json").rows[0].num_problems == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (("sft.validation={every: 2, suites: [longer], max_response_tokens: 120}",), "lower validation.max"),
+        (
+            ("sft.steps=null", "sft.epochs=1", "sft.validation={every: 9, suites: [longer]}"),
+            "above the stage's 2",
+        ),
+    ],
+)
+def test_what_only_the_data_can_tell_is_refused_before_training(
+    overrides: tuple[str, ...], line: str, upstream: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=line):
+        run_stage_of("sft", tmp_path, upstream, *overrides)
+    assert not (tmp_path / "metrics.jsonl").exists()
