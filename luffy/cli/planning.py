@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from luffy.cli.console import memory_table, plan_table, say, terminal, text_table, wide_terminal
 from luffy.config import ExperimentConfig
-from luffy.config.comparison import SHARED_NODES, Comparison
+from luffy.config.arm_run import SHARED_NODES
+from luffy.config.comparison import Comparison
 from luffy.costs.forecast import StageForecast, forecast
 from luffy.costs.measurable import choose
 from luffy.errors import ConfigError

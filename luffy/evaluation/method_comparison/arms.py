@@ -6,7 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from luffy.config.comparison import ArmRun
+from luffy.config.arm_run import ArmRun
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 

@@ -7,7 +7,7 @@ import pytest
 from synthetic.finished_chain import HOSTILE
 from synthetic.result_rows import result_row
 
-from luffy.config.comparison import BudgetConfig
+from luffy.config.comparison_config import BudgetConfig
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed, _costs, _curve
