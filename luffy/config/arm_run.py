@@ -1,5 +1,6 @@
 """One run among several: an arm of a comparison, or a point of a grid, with one seed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from luffy.config.experiment import ExperimentConfig
@@ -57,11 +58,14 @@ def learning_stages(config: ExperimentConfig) -> list[str]:
     ]
 
 
-def learns_as(config: ExperimentConfig, *, from_the_start: bool = False) -> str:
-    """Equal for experiments that learn the same after the base, or from the data on."""
-    stages = [*(("prepare_data", "base") if from_the_start else ()), *learning_stages(config)]
-    settings = [configure(config) for stage in stages if (configure := STAGE_KINDS[stage].configure) is not None]
-    return "\n".join(each.model_dump_json(context=FOR_IDENTITY) for each in settings)
+def learns_as(config: ExperimentConfig) -> str:
+    """Equal for experiments that learn the same after the base."""
+    return _settings(config, learning_stages(config))
+
+
+def is_made_as(config: ExperimentConfig) -> str:
+    """Equal for experiments whose last policy, and its evaluation, are the same."""
+    return _settings(config, ["prepare_data", "base", *learning_stages(config), "evaluate"])
 
 
 def seeded(config: ExperimentConfig, seed: int) -> ExperimentConfig:
@@ -69,3 +73,8 @@ def seeded(config: ExperimentConfig, seed: int) -> ExperimentConfig:
     sections = {"sft": config.sft, "rl": config.rl}
     own = {name: section.model_copy(update={"seed": seed}) for name, section in sections.items() if section is not None}
     return config.model_copy(update={"name": f"{config.name}.{seed}", **own})
+
+
+def _settings(config: ExperimentConfig, stages: Iterable[str]) -> str:
+    settings = [configure(config) for stage in stages if (configure := STAGE_KINDS[stage].configure) is not None]
+    return "\n".join(each.model_dump_json(context=FOR_IDENTITY) for each in settings)

@@ -159,9 +159,7 @@ def _candidates(config: ComparisonConfig, arms: Mapping[str, ArmPlan], experimen
             _refuse_repeated(arm, tried, point, loaded[name], points[name])
             loaded[name].append(tried)
     return tuple(
-        Candidate(name, point, each)
-        for name in arms
-        for point, each in zip(points[name], loaded[name], strict=True)
+        Candidate(name, point, each) for name in arms for point, each in zip(points[name], loaded[name], strict=True)
     )
 
 

@@ -92,8 +92,8 @@ class EvaluationConfig(StrictModel):
     suites: dict[str, SuiteConfig] = Field(default_factory=dict)
     """Overrides by suite name."""
     only: tuple[str, ...] | None = Field(default=None, min_length=1)
-    """Suites to evaluate; `validation` names the prompts that `data.validation_prompts` holds out of training. None: all
-    of `data.suites`."""
+    """Suites to evaluate; `validation` names the prompts that `data.validation_prompts` holds out of training. None:
+    all of `data.suites`."""
     engine: Literal["transformers", "vllm", "openai"] = "transformers"
     """What generates the responses: the embedded engine, vLLM (`pip install 'luffy-rl[vllm]'`), or the servers of
     `execution.server`: vLLM's, which are given each checkpoint's weights, or those that serve `model.endpoint`."""

@@ -1,13 +1,14 @@
 """The arms of a comparison as they lie on disk: evaluations, learning curves, costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
 from luffy.config.arm_run import ArmRun
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
+from luffy.tracking.gpu_hours import GPU_HOURS
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 
 TRAINING = ("sft", "rl")
@@ -31,6 +32,12 @@ class Costs:
     """In training steps, rollouts included; without evaluation and the start of programs."""
     peak_memory_gib: float | None
     """The training process's; unknown with `cluster: ray`."""
+    gpu_hours: float | None = None
+    """Unknown without GPUs."""
+
+    def values(self) -> dict[str, float | None]:
+        """By name."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,8 @@ class FinishedSeed:
     costs: Costs
     curve: tuple[CurvePoint, ...]
     """Empty without RL."""
+    trained: Mapping[str, Path] = field(default_factory=dict)
+    """Directories of the stages that learned, by name; other runs may share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +79,41 @@ class Arm:
     @property
     def costs(self) -> Costs | None:
         """Means over its seeds; None where none is finished."""
-        if not self.seeds:
-            return None
-        return Costs(
-            **{field.name: _mean_cost([seed.costs for seed in self.seeds], field.name) for field in fields(Costs)}
-        )
+        return mean_costs(self.seeds)
 
     @property
     def curve(self) -> tuple[CurvePoint, ...]:
         """Means over its seeds, step by step."""
         points = zip(*(seed.curve for seed in self.seeds), strict=False)
         return tuple(
-            CurvePoint(*(fmean(getattr(point, field.name) for point in at_step) for field in fields(CurvePoint)))
+            CurvePoint(*(fmean(getattr(point, one.name) for point in at_step) for one in fields(CurvePoint)))
             for at_step in points
         )
 
 
 def read_seed(run: ArmRun, stages: Mapping[str, Path]) -> FinishedSeed:
     """A finished run, whose stages lie in the directories `stages`; raises LuffyError where a file is missing."""
-    metrics = {name: read_metrics(stages[name] / METRICS_FILE) for name in TRAINING if name in stages}
+    trained = {name: stages[name] for name in TRAINING if name in stages}
+    metrics = {name: read_metrics(directory / METRICS_FILE) for name, directory in trained.items()}
     evaluation = read_scores(stages[f"evaluate_{run.last}"])
-    return FinishedSeed(run.seed, evaluation, _costs(metrics), tuple(_curve(metrics)))
+    return FinishedSeed(run.seed, evaluation, _costs(metrics), tuple(_curve(metrics)), trained)
+
+
+def mean_costs(seeds: Sequence[FinishedSeed]) -> Costs | None:
+    """Of one run; None without any."""
+    if not seeds:
+        return None
+    return Costs(**{one.name: _mean_cost([seed.costs for seed in seeds], one.name) for one in fields(Costs)})
+
+
+def total_costs(seeds: Sequence[FinishedSeed]) -> Costs:
+    """What several runs have spent together, each stage counted once; the highest peak of their memory."""
+    stages = {directory: name for seed in seeds for name, directory in seed.trained.items()}
+    each = [_costs({name: read_metrics(directory / METRICS_FILE)}) for directory, name in stages.items()]
+    known = {one.name: [getattr(costs, one.name) for costs in each] for one in fields(Costs)}
+    sums = {name: None if None in values else sum(values) for name, values in known.items()}
+    peaks = [peak for peak in known["peak_memory_gib"] if peak is not None]
+    return Costs(**{**sums, "peak_memory_gib": max(peaks, default=None)})
 
 
 def _costs(metrics: Mapping[str, Sequence[MetricRow]]) -> Costs:
@@ -105,7 +128,15 @@ def _costs(metrics: Mapping[str, Sequence[MetricRow]]) -> Costs:
         peak_memory_gib=max(
             (row["perf/peak_memory_gib"] for row in rows if "perf/peak_memory_gib" in row), default=None
         ),
+        gpu_hours=_gpu_hours(sft, rl),
     )
+
+
+def _gpu_hours(*stages: Sequence[MetricRow]) -> float | None:
+    """Each stage counts up; None where one of them does not know."""
+    ends = [max((row[GPU_HOURS] for row in rows if GPU_HOURS in row), default=None) for rows in stages if rows]
+    known = [end for end in ends if end is not None]
+    return sum(known) if known and len(known) == len(ends) else None
 
 
 def _sum(rows: Sequence[MetricRow], name: str) -> float | None:
