@@ -66,5 +66,5 @@ def _show(findings: Findings) -> None:
     if findings.tuning is not None:
         out.print(text_table(*plain_table(tries_table(findings.tuning)), title="\nWhat was tried, accuracy in %"))
         out.print(text_table(*plain_table(tuning_costs(findings.tuning)), title="\nCosts of tuning"))
-        for line in findings.tuning.edges:
+        for line in findings.tuning.warnings:
             out.print(line)

@@ -129,6 +129,8 @@ def _lines(arms: Sequence[Arm], colors: Mapping[str, str], x: Callable[[CurvePoi
 
 def _arm_cell(findings: Findings, arm: Arm) -> TableCell:
     recipe = arm.chain if arm.chain == arm.method else f"{arm.chain}, {arm.method}"
+    chosen = findings.tuning.chosen(arm.name) if findings.tuning is not None else None
+    recipe += f", {chosen.point.text}" if chosen is not None else ""
     if not arm.failures:
         return TableCell(arm.name, (recipe,))
     done = f"{len(arm.seeds)} of {len(findings.seeds)} seeds" if arm.seeds else "all seeds"

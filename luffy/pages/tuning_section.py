@@ -19,7 +19,7 @@ class TuningSection:
 
     words: str
     """How values were chosen."""
-    edges: list[str]
+    warnings: list[str]
     tries: Table
     figures: list[Figure]
     """For each key that some arms have alone in their grids."""
@@ -29,7 +29,7 @@ class TuningSection:
 def tuning_section(tuning: Tuning, colors: Mapping[str, str]) -> TuningSection:
     """The section, with the colour of each arm."""
     return TuningSection(
-        _words(tuning), tuning.edges, tries_table(tuning), _figures(tuning, colors), tuning_costs(tuning)
+        _words(tuning), tuning.warnings, tries_table(tuning), _figures(tuning, colors), tuning_costs(tuning)
     )
 
 
@@ -59,7 +59,7 @@ def _words(tuning: Tuning) -> str:
     ran = f"seed {seeds}" if len(tuning.seeds) == 1 else f"seeds {seeds}"
     return (
         f"Every arm had {tries}{drawn}, each run with {ran} and evaluated on {tuning.on} alone ({tuning.decoding}); "
-        "nothing reported above was looked at. The highest mean accuracy was chosen, of equal ones the first in the "
+        "nothing that is reported above was used. The highest mean accuracy was chosen, of equal ones the first in the "
         "grid."
     )
 

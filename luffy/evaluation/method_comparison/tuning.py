@@ -47,10 +47,18 @@ class ArmTuning:
         return best
 
     @property
-    def edges(self) -> list[str]:
-        """One line for each key whose chosen value is the smallest or the largest number of those that were tried."""
+    def warnings(self) -> list[str]:
+        """A line for each key whose chosen value is the smallest or the largest number tried, or one if all are equal.
+
+        Empty where nothing was chosen.
+        """
         chosen = self.chosen
-        return [] if chosen is None else list(self._edges(chosen))
+        if chosen is None:
+            return []
+        accuracies = [each.score.estimate.value for each in self.tries if each.score is not None]
+        if len(accuracies) > 1 and len(set(accuracies)) == 1:
+            return [f"{self.arm}: all tries are equally accurate, so this tells nothing; the first was chosen"]
+        return list(self._edges(chosen))
 
     @property
     def costs(self) -> Costs:
@@ -93,9 +101,9 @@ class Tuning:
         return next(each.chosen for each in self.arms if each.arm == arm)
 
     @property
-    def edges(self) -> list[str]:
-        """A line for each chosen value that lies at an edge of what was tried."""
-        return [line for arm in self.arms for line in arm.edges]
+    def warnings(self) -> list[str]:
+        """A line for each choice that is not to be trusted, such as a value at an edge of what was tried."""
+        return [line for arm in self.arms for line in arm.warnings]
 
     @property
     def failures(self) -> list[str]:
@@ -115,7 +123,7 @@ def tuning_values(tuning: Tuning) -> dict[str, Any]:
         "decoding": tuning.decoding,
         "seeds": tuning.seeds,
         "random": tuning.is_random,
-        "edges": tuning.edges,
+        "warnings": tuning.warnings,
         "arms": [
             {
                 "arm": arm.arm,

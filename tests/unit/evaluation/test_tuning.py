@@ -67,17 +67,23 @@ def test_the_mean_over_seeds_decides_and_a_try_with_a_failed_seed_is_not_chosen(
     ],
 )
 def test_a_value_at_the_edge_of_what_was_tried_is_warned_of(solved, says):
-    (line,) = tuned("luffy", *solved).edges
+    (line,) = tuned("luffy", *solved).warnings
     assert line.startswith("luffy: rl.optimizer.lr=") and says in line
 
 
+def test_tries_that_are_all_equal_choose_nothing_and_say_so():
+    (line,) = tuned("luffy", 0, 0, 0).warnings
+    assert "all tries are equally accurate" in line
+    assert tuned("luffy", 20, 20, 20, failed=(20,)).warnings == []
+
+
 def test_only_numbers_have_edges_in_whatever_order_they_were_tried():
-    assert tuned("luffy", 10, 30, 20).edges == []
-    assert tuned("luffy", 30, 20, 10, grid={"rl.optimizer.lr": (2e-4, 1e-4, 4e-4)}).edges == []
-    assert tuned("sft", 30, 20, grid={"sft.optimizer.schedule.kind": ("cosine", "constant")}).edges == []
-    assert tuned("sft", 30, 20, grid={"rl.critic.x": (True, False)}).edges == []
+    assert tuned("luffy", 10, 30, 20).warnings == []
+    assert tuned("luffy", 30, 20, 10, grid={"rl.optimizer.lr": (2e-4, 1e-4, 4e-4)}).warnings == []
+    assert tuned("sft", 30, 20, grid={"sft.optimizer.schedule.kind": ("cosine", "constant")}).warnings == []
+    assert tuned("sft", 30, 20, grid={"rl.critic.x": (True, False)}).warnings == []
     two = {"rl.optimizer.lr": (1e-4,), "rl.group": (2, 4)}
-    assert [line.partition("=")[0] for line in tuned("luffy", 10, 30, grid=two).edges] == ["luffy: rl.group"]
+    assert [line.partition("=")[0] for line in tuned("luffy", 10, 30, grid=two).warnings] == ["luffy: rl.group"]
 
 
 def test_a_stage_that_tries_share_costs_once(tmp_path):
@@ -113,7 +119,7 @@ def test_page_and_data_tell_what_was_tried_chosen_and_failed():
     assert data["arms"][1]["tries"][2] == {
         "values": {"rl.optimizer.lr": 4e-4}, "accuracy": None, "failures": {"100": "was ended"},
     }  # fmt: skip
-    assert data["edges"] == arms[0].edges
+    assert data["warnings"] == arms[0].warnings
     assert len(plain_table(tuning_costs(found.tuning))[1]) == 2
     untuned = replace(found, tuning=None)
     assert json.loads(as_json(untuned))["tuning"] is None and "#tuning" not in render_comparison(untuned)
