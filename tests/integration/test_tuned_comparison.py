@@ -1,4 +1,4 @@
-"""A comparison that tunes its arms, killed on the way; then a grid in the same workspace. Real stages, of smoke size."""
+"""A comparison that tunes its arms, killed on the way, then a grid in the same workspace: real stages of smoke size."""
 
 import json
 import re
