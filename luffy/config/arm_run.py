@@ -47,7 +47,7 @@ class ArmRun:
 
 def folder_of(arm: str, seed: int, point: GridPoint | None = None) -> str:
     """`ArmRun.folder` of the run of `arm` with `seed` at `point`."""
-    return f"{arm}-{seed}" if point is None else f"{arm}-{point.number}-{seed}"
+    return f"{arm}-{seed}" if point is None else f"{arm}.{point.number}-{seed}"  # no arm has a dot in its name
 
 
 def learning_stages(config: ExperimentConfig) -> list[str]:

@@ -125,6 +125,8 @@ def load_comparison(path: Path | str, overrides: Sequence[str] = ()) -> Comparis
     values, origins = read_overridden(path, overrides)
     if values.keys().isdisjoint(("arms", "experiment")):
         raise ConfigError(f"{path}: is no comparison: it has no arms; an experiment is run by: luffy run {path}")
+    if "arms" not in values and "grid" in values:
+        raise ConfigError(f"{path}: is no comparison but a grid, without arms; run it by: luffy grid {path}")
     try:
         config = ComparisonConfig.model_validate_json(json.dumps(values))
     except ValidationError as error:

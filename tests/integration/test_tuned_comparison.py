@@ -72,10 +72,10 @@ def test_arms_are_tuned_on_the_validation_split_alone_and_then_run_with_what_was
         assert record["config"][section[arm["arm"]]]["optimizer"]["lr"] == next(iter(arm["chosen"].values()))
     evaluated = {
         name: {row.suite for row in read_results(directory / "arms" / name / "stages" / stage / "results.json").rows}
-        for name, stage in (("sft-1-100", "evaluate_sft"), ("sft-1", "evaluate_sft"), ("luffy-1", "evaluate_rl"))
+        for name, stage in (("sft.1-100", "evaluate_sft"), ("sft-1", "evaluate_sft"), ("luffy-1", "evaluate_rl"))
     }
     reported = {"in_distribution", "longer"}
-    assert evaluated == {"sft-1-100": {"validation"}, "sft-1": reported, "luffy-1": reported}
+    assert evaluated == {"sft.1-100": {"validation"}, "sft-1": reported, "luffy-1": reported}
     page = (directory / "comparison.html").read_text()
     assert "evaluated on validation alone" in page and "equally accurate" in page
 

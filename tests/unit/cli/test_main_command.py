@@ -30,7 +30,7 @@ def test_the_plan_of_a_tuned_comparison_has_its_tuning_runs_and_says_how_many_fo
     assert command.main(["plan", "compare_tuned", "seeds=[11, 12]"]) == 0
     out = capsys.readouterr().out
     assert "18 runs to tune, then 12 with the values that they choose" in out
-    stages = [line.split()[-6] for line in out.splitlines() if line.endswith("first run")]
+    stages = re.findall(r"(\w+) +[0-9a-f]{16} +run", out)
     # One SFT for both arms that go on with it and all of their tries.
     assert {name: stages.count(name) for name in ("base", "evaluate_base", "sft", "rl")} == {
         "base": 1, "evaluate_base": 1, "sft": 3 + 1, "rl": 15,

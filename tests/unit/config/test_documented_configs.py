@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.comparison import load_comparison
 from luffy.config.grid_experiment import load_grid
+from luffy.config.yaml_source import parse_scalar
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -57,7 +57,7 @@ def test_the_grid_of_the_guide_loads(tmp_path: Path) -> None:
 
 def test_the_tuning_of_the_guide_is_that_of_a_shipped_comparison() -> None:
     guide = (DOCS / "evaluation.md").read_text()
-    values = yaml.safe_load(
+    values = parse_scalar(
         next(text for text in re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL) if "select:" in text)
     )
     shipped = load_comparison("compare_tuned")

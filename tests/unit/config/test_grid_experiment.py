@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from luffy.config.comparison import load_comparison
 from luffy.config.grid_experiment import is_grid, load_grid
 from luffy.errors import ConfigError
 
@@ -77,6 +78,11 @@ def test_a_grid_may_change_what_is_evaluated_or_the_method(load):
 def test_a_mistake_is_one_line_that_says_where(load, change, to, says):
     said = complaint(load, GRID.replace(change, to))
     assert says in said and "grid.yaml" in said
+
+
+def test_a_grid_is_no_comparison(load, tmp_path):
+    load(GRID)
+    assert "is no comparison but a grid" in complaint(load_comparison, tmp_path / "grid.yaml")
 
 
 def test_seeds_without_anything_that_they_change_are_refused(load):

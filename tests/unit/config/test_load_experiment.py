@@ -172,7 +172,10 @@ def test_a_mistake_over_several_sections_is_where_its_key_is():
         (["evaluation.only=[longer, longer]"], "names a suite twice"),
         (["evaluation.only=[]"], "evaluation.only"),
         (
-            ["evaluation.only=[validation]", "data.suites.validation={kind: arithmetic, num_prompts: 4}"],
+            [
+                "evaluation.only=[validation]",
+                "data.suites.validation={kind: arithmetic, num_prompts: 4, num_operations: [2]}",
+            ],
             "validation is also a suite of data.suites",
         ),
     ],
