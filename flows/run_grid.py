@@ -23,7 +23,7 @@ from luffy.pages.grid_page import grid_costs, grid_table
 from luffy.pages.tables import plain_table
 from luffy.pipeline.machine.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
-from luffy.tasks.grid import PAGE_FILE, conclude_grid, open_grid
+from luffy.tasks.grid_runs import PAGE_FILE, conclude_grid, open_grid
 from luffy.tasks.many_runs import run_all
 
 

@@ -53,7 +53,7 @@ class GridExperiment:
     config: GridConfig
     points: tuple[GridPoint, ...]
     experiments: tuple[ExperimentConfig, ...]
-    """Of the points, in order; their seeds are still those of the file."""
+    """One for each point, in order; their seeds are still those of the file."""
 
     @property
     def common(self) -> ExperimentConfig:

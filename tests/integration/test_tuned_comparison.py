@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMALL = """\
 [evaluation.max_response_tokens=16, base.steps=4, data.validation_prompts=6, data.suites.other_mix=null,
-  data.suites.retention=null, "evaluation.decodings={greedy: {temperature: 0.0}}"]"""
+  data.suites.retention=null, evaluation.decodings.sampled=null]"""
 COMPARISON = f"""\
 name: tuned
 experiment: {ROOT}/exp_configs/smoke.yaml

@@ -100,7 +100,7 @@ def read_seed(run: ArmRun, stages: Mapping[str, Path]) -> FinishedSeed:
 
 
 def mean_costs(seeds: Sequence[FinishedSeed]) -> Costs | None:
-    """Of one run; None without any."""
+    """Mean costs of a run over its seeds; None without any."""
     if not seeds:
         return None
     return Costs(**{one.name: _mean_cost([seed.costs for seed in seeds], one.name) for one in fields(Costs)})

@@ -62,7 +62,7 @@ class ArmTuning:
 
     @property
     def costs(self) -> Costs:
-        """Of all tries together, a stage that several of them share counted once."""
+        """What all finished tries have spent together, a stage that several of them share counted once."""
         return total_costs([seed for each in self.tries for seed in each.seeds])
 
     def _edges(self, chosen: Try) -> Iterator[str]:
@@ -93,7 +93,7 @@ class Tuning:
 
     @property
     def num_tries(self) -> int:
-        """Of each arm."""
+        """Tries of each arm."""
         return len(self.arms[0].tries)
 
     def chosen(self, arm: str) -> Try | None:
