@@ -29,7 +29,7 @@ from luffy.pipeline.workspace import Workspace
 from luffy.tasks.artifacts import Artifact
 from luffy.tasks.many_runs import (
     ManyRuns,
-    Outcome,
+    RunOutcome,
     offer_artifacts,
     open_runs,
     page_artifact,
@@ -48,7 +48,7 @@ _UNTUNED = "no point of its grid has finished with every seed of select.seeds"
 class ReportedRuns:
     """What came of the runs of a comparison."""
 
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, RunOutcome]
     """By `ArmRun.folder`; without those of arms for which nothing could be chosen."""
     tuning: Tuning | None
     """None: nothing was tuned."""

@@ -15,7 +15,7 @@ from luffy.pages.grid_page import grid_costs, grid_table, render_grid
 from luffy.pipeline.workspace import Workspace
 from luffy.tasks.many_runs import (
     ManyRuns,
-    Outcome,
+    RunOutcome,
     offer_artifacts,
     open_runs,
     page_artifact,
@@ -37,7 +37,7 @@ def open_grid(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> It
 
 
 @task(name="grid", task_run_name="grid", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def conclude_grid(running: ManyRuns, grid: GridExperiment, outcomes: Mapping[str, Outcome]) -> GridFindings:
+def conclude_grid(running: ManyRuns, grid: GridExperiment, outcomes: Mapping[str, RunOutcome]) -> GridFindings:
     """Write the page, the data and the artifacts; never cached, since it only reads finished results."""
     config = grid.config
     found = [

@@ -33,7 +33,7 @@ from luffy.tasks.publisher import Publisher, Slot
 from luffy.tasks.session import Session, artifact_key, publishing, watching_the_server
 from luffy.tasks.stages import FinishedStage, make_stage
 
-Outcome = FinishedSeed | LuffyError
+RunOutcome = FinishedSeed | LuffyError
 
 
 class ManyRuns:
@@ -103,7 +103,7 @@ def open_runs(
         yield ManyRuns(workspace, workers, verify, display, session, stopped)
 
 
-def run_all(running: ManyRuns, runs: Sequence[ArmRun], shared: Mapping[str, FinishedStage]) -> dict[str, Outcome]:
+def run_all(running: ManyRuns, runs: Sequence[ArmRun], shared: Mapping[str, FinishedStage]) -> dict[str, RunOutcome]:
     """Make `runs`, some at a time; returns the result or the failure of each by `ArmRun.folder`.
 
     `shared` are finished stages by name, which the runs that have them take up. An interrupt, or any error other than
@@ -129,7 +129,7 @@ def learn(running: ManyRuns, run: ArmRun, shared: Mapping[str, FinishedStage]) -
         return read_seed(run, {name: made[name].directory for name in run.nodes})
 
 
-def _outcome(future: "Future[FinishedSeed]") -> Outcome:
+def _outcome(future: "Future[FinishedSeed]") -> RunOutcome:
     try:
         return future.result()
     except LuffyError as error:
@@ -151,7 +151,7 @@ def _learn(
     return made
 
 
-def parted(outcomes: Mapping[int, Outcome]) -> tuple[tuple[FinishedSeed, ...], dict[int, str]]:
+def parted(outcomes: Mapping[int, RunOutcome]) -> tuple[tuple[FinishedSeed, ...], dict[int, str]]:
     """What finished, and one line for each seed that did not, of the `outcomes` by seed."""
     return (
         tuple(outcome for outcome in outcomes.values() if isinstance(outcome, FinishedSeed)),

@@ -12,6 +12,9 @@ preset, the experiment's file):
 Tokens, seconds and memory are what they turn out to be, and are reported as costs. How many SFT steps a method puts
 between its RL steps (`objective.interleaved_sft`) is not known beforehand: they are counted as optimizer steps, and the
 page says by how many an arm has missed the budget.
+
+With grids, every arm is tuned first: equally many points, run with seeds and evaluated on problems that are not
+reported.
 """
 
 import json
