@@ -144,4 +144,4 @@ def test_a_grid_may_go_through_a_list_of_the_method(load):
     arms = ARMS.replace("method: luffy}", f"method: luffy, {own}}}")
     tried = load(HEAD + SELECT + GRID + arms).candidates_of("luffy")
     terms = [{term.name: term.coefficient for term in each.config.objective.terms} for each in tried]
-    assert [named["off_policy"] for named in terms] == [0.5, 1.0]
+    assert [named["off_policy"].value for named in terms] == [0.5, 1.0]
