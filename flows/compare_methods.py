@@ -19,7 +19,9 @@ from luffy.cli.console import show_report_path, text_table, wide_terminal
 from luffy.config.comparison import load_comparison
 from luffy.errors import LuffyError
 from luffy.evaluation.method_comparison.findings import Findings
-from luffy.pages.method_comparison_page import accuracy_table, as_text, cost_table, difference_table
+from luffy.pages.method_comparison_page import accuracy_table, cost_table, difference_table
+from luffy.pages.tables import plain_table
+from luffy.pages.tuning_section import tries_table, tuning_costs
 from luffy.pipeline.machine.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.comparison import PAGE_FILE, conclude, open_comparison, run_arms
@@ -40,12 +42,12 @@ def compare_methods(config_file: str, overrides: list[str] | None = None, verify
         check_resources(comparison.runs_of(name)[0].config)
     with open_comparison(comparison, find_workspace(), verify=verify) as running:
         shared = make_chain(running.session)  # data, base policy and its evaluation
-        run_arms(running, shared)
-        findings = conclude(running, shared["evaluate_base"])
+        reported = run_arms(running, comparison, shared)  # tuned before, where they have grids
+        findings = conclude(running, comparison, reported, shared["evaluate_base"])
         _show(findings)
-        show_report_path(running.session.run.directory / PAGE_FILE)
+        show_report_path(running.folder / PAGE_FILE)
         if findings.failures:
-            failed = f"{len(findings.failures)} of {len(running.outcomes)} runs have failed"
+            failed = f"{len(findings.failures)} of {comparison.num_runs} runs have failed"
             raise LuffyError("\n".join([f"{failed}; the same command tries them again:", *findings.failures]))
 
 
@@ -53,9 +55,16 @@ def _show(findings: Findings) -> None:
     out = wide_terminal()
     for decoding in findings.decodings:
         title = f"\nAccuracy in %, {decoding}: mean with its interval (each seed)"
-        out.print(text_table(*as_text(accuracy_table(findings, decoding)), title=title))
+        out.print(text_table(*plain_table(accuracy_table(findings, decoding)), title=title))
         if (differences := difference_table(findings, decoding)) is not None:
-            out.print(text_table(*as_text(differences), title="\nPercentage points, p-values after Holm's correction"))
-    out.print(text_table(*as_text(cost_table(findings)), title="\nCosts of a seed, mean over seeds"))
+            out.print(
+                text_table(*plain_table(differences), title="\nPercentage points, p-values after Holm's correction")
+            )
+    out.print(text_table(*plain_table(cost_table(findings)), title="\nCosts of a seed, mean over seeds"))
     for line in findings.off_budget:
         out.print(line)
+    if findings.tuning is not None:
+        out.print(text_table(*plain_table(tries_table(findings.tuning)), title="\nWhat was tried, accuracy in %"))
+        out.print(text_table(*plain_table(tuning_costs(findings.tuning)), title="\nCosts of tuning"))
+        for line in findings.tuning.warnings:
+            out.print(line)

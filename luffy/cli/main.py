@@ -17,6 +17,7 @@ from luffy.cli.commands.evaluate import evaluate
 from luffy.cli.commands.explain import explain
 from luffy.cli.commands.export import export
 from luffy.cli.commands.gc import gc
+from luffy.cli.commands.grid import grid
 from luffy.cli.commands.leaderboard import leaderboard
 from luffy.cli.commands.plan import plan
 from luffy.cli.commands.prepare import prepare
@@ -32,7 +33,7 @@ from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyE
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, plan, bench, explain, config, prepare, evaluate, compare, serve),
+    "Experiments": (run, plan, bench, explain, config, prepare, evaluate, compare, grid, serve),
     "Results": (runs, show, watch, diff, leaderboard, rescore, export, gc),
 }
 _TAKE_FIELDS = (run, plan, bench, explain, config, prepare, evaluate)

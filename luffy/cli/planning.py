@@ -1,10 +1,12 @@
 """What a run would do with each stage, and whether it can be started at all."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from luffy.cli.console import memory_table, plan_table, say, terminal, text_table, wide_terminal
 from luffy.config import ExperimentConfig
-from luffy.config.comparison import SHARED_NODES, Comparison
+from luffy.config.arm_run import ArmRun
+from luffy.config.comparison import Comparison
+from luffy.config.grid_experiment import GridExperiment
 from luffy.costs.forecast import StageForecast, forecast
 from luffy.costs.measurable import choose
 from luffy.errors import ConfigError
@@ -14,7 +16,7 @@ from luffy.pipeline.machine.gpus import detected_gpus, gpus_of_stage
 from luffy.pipeline.machine.resources import find_resources
 from luffy.pipeline.workspace import Workspace
 
-_COMPARISON_HEADER = ("run", "stage", "key", "plan", "why")
+_RUNS_HEADER = ("run", "stage", "key", "plan", "why")
 
 
 def show_plan(
@@ -52,12 +54,11 @@ def show_comparison_plan(comparison: Comparison, workspace: Workspace, *, verify
     """The same for all runs of a comparison; a stage that several runs share stands where it comes first."""
     for config in arm_configs(comparison):
         show_resources(config, estimate=True)
-    rows = [
-        (title, plan.node.name, plan.identity.key, plan.headline, plan.reason)
-        for title, plan in _titled_plans(comparison, workspace, verify)
-    ]
     say(f"workspace {workspace.root}")
-    wide_terminal().print(text_table(_COMPARISON_HEADER, rows))
+    _show_titled(_titled_plans(comparison, workspace, verify))
+    if comparison.tuning_runs:
+        num_tuning = len(comparison.tuning_runs)
+        say(f"{num_tuning} runs to tune, then {comparison.num_runs - num_tuning} with the values that they choose")
 
 
 def plans_of(
@@ -80,7 +81,7 @@ def check(config: ExperimentConfig, workspace: Workspace, *, sweep_steps: tuple[
 
 
 def arm_configs(comparison: Comparison) -> list[ExperimentConfig]:
-    """One experiment of each arm; its seeds differ in nothing that has to be checked."""
+    """One experiment of each arm; its seeds and tries differ in nothing that has to be checked."""
     return [comparison.runs_of(name)[0].config for name in comparison.config.arms]
 
 
@@ -108,10 +109,39 @@ def _gpus_of_stages(config: ExperimentConfig, plans: Sequence[StagePlan]) -> dic
     return {plan.node.name: gpus_of_stage(config, plan.node.stage) for plan in plans}
 
 
+def show_grid_plan(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> None:
+    """The same for all points of a grid; a stage that several points share stands where it comes first."""
+    for config in grid.experiments:
+        show_resources(config, estimate=True)
+    say(f"workspace {workspace.root}")
+    _show_titled(_plans_of_runs(grid.runs, workspace, verify))
+
+
+def grid_plans(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> Sequence[StagePlan]:
+    """The decision for every stage of a grid, each stage once."""
+    return [plan for _, plan in _plans_of_runs(grid.runs, workspace, verify)]
+
+
+def _show_titled(plans: Iterable[tuple[str, StagePlan]]) -> None:
+    rows = [(title, plan.node.name, plan.identity.key, plan.headline, plan.reason) for title, plan in plans]
+    wide_terminal().print(text_table(_RUNS_HEADER, rows))
+
+
 def _titled_plans(comparison: Comparison, workspace: Workspace, verify: bool) -> Iterator[tuple[str, StagePlan]]:
     seen: set[str] = set()
-    for run in comparison.runs:
+    for plan in plans_of(comparison.shared, workspace, verify=verify):
+        seen.add(plan.identity.key)
+        yield "all", plan
+    yield from _plans_of_runs(comparison.runs, workspace, verify, seen)
+
+
+def _plans_of_runs(
+    runs: Iterable[ArmRun], workspace: Workspace, verify: bool, seen: Collection[str] = ()
+) -> Iterator[tuple[str, StagePlan]]:
+    """Each stage once, by the title of the first run that has it; without those whose keys were `seen`."""
+    known = set(seen)
+    for run in runs:
         for plan in plans_of(run.config, workspace, verify=verify):
-            if plan.node.name in run.nodes and plan.identity.key not in seen:
-                seen.add(plan.identity.key)
-                yield "all" if plan.node.name in SHARED_NODES else run.title, plan
+            if plan.node.name in run.nodes and plan.identity.key not in known:
+                known.add(plan.identity.key)
+                yield run.title, plan

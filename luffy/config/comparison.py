@@ -12,139 +12,55 @@ preset, the experiment's file):
 Tokens, seconds and memory are what they turn out to be, and are reported as costs. How many SFT steps a method puts
 between its RL steps (`objective.interleaved_sft`) is not known beforehand: they are counted as optimizer steps, and the
 page says by how many an arm has missed the budget.
+
+With grids, every arm is tuned first: equally many points, run with seeds and evaluated on problems that are not
+reported.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
 
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import ValidationError
 
+from luffy.config.arm_run import ArmRun, learns_as, seeded
+from luffy.config.comparison_arms import (
+    ArmPlan,
+    check_equal,
+    check_grid,
+    check_shared_overrides,
+    load_arm,
+    points_of_arms,
+)
+from luffy.config.comparison_config import ComparisonConfig, SelectConfig
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.load import chain_stages, load_experiment, read_overridden
-from luffy.config.objective import DynamicSampling, ObjectiveConfig
+from luffy.config.grid import GridPoint
+from luffy.config.load import read_overridden
+from luffy.config.selection_split import check_selection, reported_evaluation, selecting_evaluation
 from luffy.config.shipped import experiment_file, named_file
-from luffy.config.stage_kinds import STAGE_KINDS
-from luffy.config.strict import StrictModel
-from luffy.config.training import RLConfig
 from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import KeyPath
 from luffy.errors import ConfigError
 
-SHARED_NODES = ("prepare_data", "base", "evaluate_base")
-"""The stages that all runs have in common."""
-_BUDGETED = ("rl.steps", "sft.steps", "sft.epochs")
-_SEEDED = ("seed", "sft.seed", "rl.seed")
-_SHARED = ("data", "model", "base", "evaluation", "grading", "difficulty")
-_NAMED = ("name", "chain", "method", "stages")
-_REASONS = {
-    "budget": "it would be another budget; set that of the comparison",
-    "seeds": "the comparison's seeds say it",
-    "shared": "all arms share it, so that their stages run once; override it for all of them",
-    "named": "the arm's chain and method, and the comparison's name, say it",
-}
-_ANY_LENGTH = 10**6
-_ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
-
-
-class BudgetConfig(StrictModel):
-    """How much every arm learns: exactly one of the two."""
-
-    optimizer_steps: PositiveInt | None = None
-    """Optimizer steps after the base policy, those of SFT and of RL together."""
-    rollouts: PositiveInt | None = None
-    """Responses sampled during RL; steps of SFT are given by `sft_steps` and not counted."""
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> "BudgetConfig":
-        if (self.optimizer_steps is None) == (self.rollouts is None):
-            raise ValueError("give exactly one of optimizer_steps and rollouts")
-        return self
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        if self.optimizer_steps is not None:
-            return f"{self.optimizer_steps} optimizer steps"
-        return f"{self.rollouts} rollouts"
-
-
-class ArmConfig(StrictModel):
-    """One way to learn."""
-
-    chain: str
-    """A preset of `exp_configs/chains/`."""
-    method: str
-    """A preset of `exp_configs/methods/`; of a chain with RL, that of RL."""
-    sft_steps: PositiveInt | None = None
-    """Optimizer steps of SFT where RL follows; None: the chain has no SFT before RL."""
-    overrides: tuple[str, ...] = ()
-    """`key.path=value`, for this arm alone."""
-
-
-class ComparisonConfig(StrictModel):
-    """What one YAML file of a comparison says."""
-
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
-    experiment: str
-    """The YAML of what all arms share: a path from this file's folder, or a shipped experiment's name."""
-    overrides: tuple[str, ...] = ()
-    """`key.path=value`, for all arms."""
-    seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    """For SFT and RL: order of prompts, choice of traces, rollouts. Data, base and evaluation keep the experiment's."""
-    reference: str
-    """The arm that all others are tested against."""
-    budget: BudgetConfig
-    workers: PositiveInt = 1
-    """Runs at the same time; what they come to does not depend on it, how long they take does."""
-    arms: dict[_ArmName, ArmConfig] = Field(min_length=2)
-
-    @model_validator(mode="after")
-    def _names_are_right(self) -> "ComparisonConfig":
-        if self.reference not in self.arms:
-            raise ValueError(f"reference: no arm is called {self.reference!r}; there are {', '.join(self.arms)}")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError("seeds: give each seed once")
-        return self
-
 
 @dataclass(frozen=True, slots=True)
-class ArmRun:
-    """One arm with one seed."""
+class Candidate:
+    """An arm with one point of its grid; its seeds are still those of the experiment."""
 
     arm: str
-    seed: int
+    point: GridPoint
+    """Without any value where nothing is tuned."""
     config: ExperimentConfig
-
-    @property
-    def title(self) -> str:
-        return f"{self.arm} {self.seed}"
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The stages that the comparison needs of it, in order: no report, and no evaluation on the way."""
-        trained = [
-            stage
-            for stage in self.config.stages
-            if stage not in SHARED_NODES and {"policy", "prompts"} & {*STAGE_KINDS[stage].provides}
-        ]
-        return (*SHARED_NODES, *trained, f"evaluate_{self.last}")
-
-    @property
-    def last(self) -> str:
-        """The stage whose policy is the arm's result."""
-        return [stage for stage in self.config.stages if "policy" in STAGE_KINDS[stage].provides][-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A loaded comparison, every arm of it checked."""
+    """A loaded comparison, every arm of it checked with every point of its grid."""
 
     config: ComparisonConfig
-    runs: tuple[ArmRun, ...]
-    """Seed by seed, so that an interrupted comparison has whole seeds."""
+    candidates: tuple[Candidate, ...]
+    """Arm by arm, in the order of their grids."""
 
     @property
     def shared(self) -> ExperimentConfig:
@@ -155,11 +71,47 @@ class Comparison:
             "method": None,
             "stages": ("prepare_data", "base", "evaluate"),
         }
-        return self.runs[0].config.model_copy(update=common)
+        first = self.candidates[0].config
+        return first.model_copy(update={**common, "evaluation": reported_evaluation(first, self.config.select)})
+
+    @property
+    def runs(self) -> tuple[ArmRun, ...]:
+        """Those that are known beforehand: all of them, or those that tune the arms."""
+        return self.tuning_runs or self.reported_runs({each.arm: each for each in self.candidates})
+
+    @property
+    def num_runs(self) -> int:
+        """Those of tuning and the reported ones together."""
+        return len(self.tuning_runs) + len(self.config.seeds) * len(self.config.arms)
+
+    @property
+    def tuning_runs(self) -> tuple[ArmRun, ...]:
+        """Every point of every arm with every seed of `select`, evaluated on what it selects by and on nothing else."""
+        select = self.config.select
+        if select is None:
+            return ()
+        return tuple(
+            ArmRun(each.arm, seed, _tried(each, seed, select), each.point, start=("prepare_data", "base"))
+            for seed in select.seeds
+            for each in self.candidates
+        )
+
+    def reported_runs(self, chosen: Mapping[str, Candidate]) -> tuple[ArmRun, ...]:
+        """Every arm in `chosen` with every reported seed: seed by seed, so that an interrupted one has whole seeds."""
+        evaluated = {name: reported_evaluation(each.config, self.config.select) for name, each in chosen.items()}
+        return tuple(
+            ArmRun(name, seed, seeded(each.config.model_copy(update={"evaluation": evaluated[name]}), seed))
+            for seed in self.config.seeds
+            for name, each in chosen.items()
+        )
 
     def runs_of(self, arm: str) -> tuple[ArmRun, ...]:
-        """Those of one arm, seed by seed."""
+        """Those of `runs` that belong to one arm, seed by seed."""
         return tuple(run for run in self.runs if run.arm == arm)
+
+    def candidates_of(self, arm: str) -> tuple[Candidate, ...]:
+        """In the order of its grid."""
+        return tuple(each for each in self.candidates if each.arm == arm)
 
 
 def is_comparison(path: Path | str) -> bool:
@@ -176,156 +128,65 @@ def load_comparison(path: Path | str, overrides: Sequence[str] = ()) -> Comparis
     values, origins = read_overridden(path, overrides)
     if values.keys().isdisjoint(("arms", "experiment")):
         raise ConfigError(f"{path}: is no comparison: it has no arms; an experiment is run by: luffy run {path}")
+    if "arms" not in values and "grid" in values:
+        raise ConfigError(f"{path}: is no comparison but a grid, without arms; run it by: luffy grid {path}")
     try:
         config = ComparisonConfig.model_validate_json(json.dumps(values))
     except ValidationError as error:
         raise ConfigError(explain(error, ComparisonConfig, origins, default_where=str(path), values=values)) from None
     experiment = named_file(config.experiment, path, f"{_place(origins, ('experiment',), path)}: experiment")
-    _refuse_fixed(config.overrides, (*_BUDGETED, *_SEEDED[1:], *_NAMED), _place(origins, ("overrides",), path))
-    arms = {name: _ArmPlan(name, arm, _place(origins, ("arms", name), path)) for name, arm in config.arms.items()}
-    loaded = {name: _load(arm, config, experiment) for name, arm in arms.items()}
-    _check_equal(loaded, arms)
-    runs = tuple(ArmRun(name, seed, _seeded(loaded[name], seed)) for seed in config.seeds for name in arms)
-    return Comparison(config, runs)
+    check_shared_overrides(config, _place(origins, ("overrides",), path))
+    check_grid(config.grid, _place(origins, ("grid",), path))
+    for name, arm in config.arms.items():
+        check_grid(arm.grid, f"{_place(origins, ('arms', name, 'grid'), path)}: arms.{name}")
+    arms = {name: ArmPlan(name, arm, _place(origins, ("arms", name), path)) for name, arm in config.arms.items()}
+    candidates = _candidates(config, arms, experiment)
+    if config.select is not None:
+        try:
+            check_selection(candidates[0].config, config.select)
+        except ValueError as error:
+            key = str(error).partition(":")[0]
+            raise ConfigError(f"{_place(origins, ('select', key), path)}: select.{error}") from None
+    return Comparison(config, candidates)
 
 
-@dataclass(frozen=True, slots=True)
-class _ArmPlan:
-    name: str
-    config: ArmConfig
-    where: str
-    """File and line."""
+def _candidates(config: ComparisonConfig, arms: Mapping[str, ArmPlan], experiment: Path) -> tuple[Candidate, ...]:
+    """Every arm with each of its points; what must be equal is so for all of them."""
+    points = points_of_arms(config, list(arms.values()))
+    # First one of each arm, so that a mistake of an arm is found before another arm's grid is loaded.
+    loaded = {name: [load_arm(arm, config, experiment, points[name][0])] for name, arm in arms.items()}
+    check_equal({name: each[0] for name, each in loaded.items()}, arms)
+    first = next(iter(arms))
+    for name, arm in arms.items():
+        for point in points[name][1:]:
+            tried = load_arm(arm, config, experiment, point)
+            check_equal({first: loaded[first][0], name: tried}, arms)
+            _refuse_repeated(arm, tried, point, loaded[name], points[name])
+            loaded[name].append(tried)
+    return tuple(
+        Candidate(name, point, each) for name in arms for point, each in zip(points[name], loaded[name], strict=True)
+    )
 
-    def refuse(self, text: str) -> NoReturn:
-        raise ConfigError(f"{self.where}: arms.{self.name}: {text}")
+
+def _refuse_repeated(
+    arm: ArmPlan,
+    tried: ExperimentConfig,
+    point: GridPoint,
+    before: Sequence[ExperimentConfig],
+    points: Sequence[GridPoint],
+) -> None:
+    """Two points that are the same run would be fewer tries than the others get."""
+    learns = learns_as(tried)
+    same = next((other for other, each in zip(points, before, strict=False) if learns_as(each) == learns), None)
+    if same is not None:
+        arm.refuse(f"grid: {point.text} and {same.text} are the same run: a key of them changes nothing in this arm")
+
+
+def _tried(candidate: Candidate, seed: int, select: SelectConfig) -> ExperimentConfig:
+    config = candidate.config
+    own = {"name": f"{config.name}.try{candidate.point.number}", "evaluation": selecting_evaluation(config, select)}
+    return seeded(config.model_copy(update=own), seed)
 
 
 def _place(origins: Mapping[KeyPath, str], key: KeyPath, path: Path) -> str:
-    return origins.get(key, str(path))
-
-
-def _load(arm: _ArmPlan, comparison: ComparisonConfig, experiment: Path) -> ExperimentConfig:
-    """The experiment of an arm, as long as the budget says; its seeds are still those of the file."""
-    where = f"{arm.where}: arms.{arm.name}"
-    _refuse_fixed(arm.config.overrides, (*_BUDGETED, *_SEEDED, *_SHARED, *_NAMED), where)
-    stages = chain_stages(arm.config.chain, experiment)
-    named = [f"name={comparison.name}.{arm.name}", f"chain={arm.config.chain}", f"method={arm.config.method}"]
-    overrides = [*comparison.overrides, *arm.config.overrides, *named]
-    # How many steps an arm's share of the budget makes depends on the rest of its experiment.
-    unmeasured = load_experiment(experiment, [*overrides, *_lengths(stages, 1, _ANY_LENGTH)], given_at=where)
-    lengths = _lengths(stages, *_shares(arm, comparison.budget, unmeasured))
-    return load_experiment(experiment, [*overrides, *lengths], given_at=where)
-
-
-def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
-    sft = ["sft.epochs=null", f"sft.steps={sft_steps}"] if "sft" in stages else []
-    return [*sft, f"rl.steps={rl_steps}"] if "rl" in stages else sft
-
-
-def _shares(arm: _ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> tuple[int, int]:
-    """Optimizer steps of SFT and RL steps; 0 for what the chain does not have."""
-    has_sft, has_rl = ("sft" in config.stages, "rl" in config.stages)
-    if not has_sft and not has_rl:
-        arm.refuse(f"chain {arm.config.chain} trains nothing: there is nothing to compare")
-    if has_sft and has_rl and arm.config.sft_steps is None:
-        arm.refuse("sft_steps: missing; say how many optimizer steps SFT makes before RL")
-    if not (has_sft and has_rl) and arm.config.sft_steps is not None:
-        arm.refuse(f"sft_steps has no effect with chain {arm.config.chain}, which has not both SFT and RL; remove it")
-    sft_steps = arm.config.sft_steps or 0
-    if budget.rollouts is not None:
-        return sft_steps, _steps_of_rollouts(arm, budget.rollouts, config)
-    assert budget.optimizer_steps is not None
-    if not has_rl:
-        return budget.optimizer_steps, 0
-    assert config.rl is not None
-    left, a_step = budget.optimizer_steps - sft_steps, config.rl.updates_per_step
-    if left < 1 or left % a_step:
-        arm.refuse(
-            f"budget.optimizer_steps {budget.optimizer_steps} leaves {left} to RL, which is no positive multiple of "
-            f"the {a_step} that each RL step makes (rl.prompts_per_step / rl.prompts_per_update); change one of them"
-        )
-    return sft_steps, left // a_step
-
-
-def _steps_of_rollouts(arm: _ArmPlan, rollouts: int, config: ExperimentConfig) -> int:
-    """RL steps that draw as many responses, where every prompt has as many traces as the group takes."""
-    if config.rl is None or config.objective is None or "rl" not in config.stages:
-        arm.refuse("samples no rollouts, so a budget of rollouts does not bound it; give budget.optimizer_steps")
-    group = config.objective.group
-    varies = (
-        group.prefix is not None or isinstance(group.filter, DynamicSampling) or config.objective.replay is not None
-    )
-    if varies:
-        arm.refuse(
-            f"how many rollouts {config.method} samples in a step depends on their rewards (prefixes, dynamic "
-            "sampling or replay); give budget.optimizer_steps"
-        )
-    traces = group.off_policy if group.off_policy_when_accuracy_at_most is None else 0
-    a_step = config.rl.prompts_per_step * (group.size - traces)
-    if rollouts % a_step:
-        arm.refuse(
-            f"samples {a_step} rollouts a step ({config.rl.prompts_per_step} prompts x {group.size - traces}), of "
-            f"which budget.rollouts {rollouts} is no multiple"
-        )
-    return rollouts // a_step
-
-
-def _refuse_fixed(overrides: Sequence[str], fixed: Sequence[str], where: str) -> None:
-    """What belongs to the comparison cannot be an arm's own, in whole or in part."""
-    for text in overrides:
-        key = text.partition("=")[0]
-        hit = next((name for name in fixed if f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.")), "")
-        if hit and key not in ("sft", "rl"):
-            raise ConfigError(f"{where}: overrides: {key} is not to be overridden here: {_REASONS[_kind_of(hit)]}")
-        if hit:
-            raise ConfigError(f"{where}: overrides: give the fields of {key} one by one (e.g. {key}.optimizer.lr=1e-4)")
-
-
-def _kind_of(name: str) -> str:
-    kinds = {"budget": _BUDGETED, "seeds": _SEEDED, "shared": _SHARED, "named": _NAMED}
-    return next(kind for kind, names in kinds.items() if name in names)
-
-
-def _check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, _ArmPlan]) -> None:
-    """Refuse arms that differ in what must be equal, wherever the difference comes from."""
-    first = next(iter(loaded))
-    for field, value_of in _EQUAL.items():
-        values = {name: value_of(config) for name, config in loaded.items()}
-        _refuse_difference(field, {name: value for name, value in values.items() if value is not None}, arms)
-    for section in ("seed", "cluster", *_SHARED[:-1]):
-        other = next((name for name in loaded if getattr(loaded[name], section) != getattr(loaded[first], section)), "")
-        if other:
-            arms[other].refuse(f"{section} is not that of arm {first}; what all arms share cannot differ")
-
-
-def _refuse_difference(field: str, values: Mapping[str, object], arms: Mapping[str, _ArmPlan]) -> None:
-    if not values:
-        return
-    first, expected = next(iter(values.items()))
-    for name, value in values.items():
-        if value != expected:
-            arms[name].refuse(f"{field} is {value}, and that of arm {first} {expected}: an RL step must take the same")
-
-
-def _of_rl(get: Callable[[RLConfig], object]) -> Callable[[ExperimentConfig], object]:
-    return lambda config: get(config.rl) if config.rl is not None and "rl" in config.stages else None
-
-
-def _of_objective(get: Callable[[ObjectiveConfig], object]) -> Callable[[ExperimentConfig], object]:
-    return lambda config: get(config.objective) if config.objective is not None and "rl" in config.stages else None
-
-
-_EQUAL: Mapping[str, Callable[[ExperimentConfig], object]] = {
-    "rl.prompts_per_step": _of_rl(lambda rl: rl.prompts_per_step),
-    "rl.prompts_per_update": _of_rl(lambda rl: rl.prompts_per_update or rl.prompts_per_step),
-    "rl.max_response_tokens": _of_rl(lambda rl: rl.max_response_tokens),
-    "rl.temperature": _of_rl(lambda rl: rl.temperature),
-    "objective.group.size": _of_objective(lambda objective: objective.group.size),
-}
-"""What an RL step takes; None for an arm without RL."""
-
-
-def _seeded(config: ExperimentConfig, seed: int) -> ExperimentConfig:
-    sections = {"sft": config.sft, "rl": config.rl}
-    own = {name: section.model_copy(update={"seed": seed}) for name, section in sections.items() if section is not None}
-    return config.model_copy(update={"name": f"{config.name}.{seed}", **own})
+    return next((origins[key[:depth]] for depth in range(len(key), 0, -1) if key[:depth] in origins), str(path))

@@ -3,12 +3,22 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveInt,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from luffy.config.grading import GraderKind
-from luffy.config.strict import StrictModel
+from luffy.config.strict import StrictModel, is_for_identity
 
 TemplateName = Literal["own", "qwen_math", "r1_zero", "luffy_think", "prime", "none"]
+VALIDATION = "validation"
+"""What `evaluation.only` calls the prompts that `data.validation_prompts` holds out."""
 _Stop = Annotated[str, Field(min_length=1)]
 
 
@@ -81,6 +91,9 @@ class EvaluationConfig(StrictModel):
     """Texts that end a response (they stay in it), besides those of the template."""
     suites: dict[str, SuiteConfig] = Field(default_factory=dict)
     """Overrides by suite name."""
+    only: tuple[str, ...] | None = Field(default=None, min_length=1)
+    """Suites to evaluate; `validation` names the prompts that `data.validation_prompts` holds out of training. None:
+    all of `data.suites`."""
     engine: Literal["transformers", "vllm", "openai"] = "transformers"
     """What generates the responses: the embedded engine, vLLM (`pip install 'luffy-rl[vllm]'`), or the servers of
     `execution.server`: vLLM's, which are given each checkpoint's weights, or those that serve `model.endpoint`."""
@@ -96,6 +109,13 @@ class EvaluationConfig(StrictModel):
                 "with a temperature"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        values = dump(self)
+        if is_for_identity(info.context) and self.only is None:  # the keys of evaluations from before there was `only`
+            del values["only"]
+        return values
 
     def protocol(self, suite: str, decoding: str) -> SuiteProtocol:
         """The resolved settings of a suite under a decoding, both by name."""

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, mod
 from luffy.config.data import DataConfig, VerifiersSource
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment
-from luffy.config.evaluation import EvaluationConfig
+from luffy.config.evaluation import VALIDATION, EvaluationConfig
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
@@ -166,6 +166,23 @@ class ExperimentConfig(StrictModel):
                 "sft.validation: ranks that share their weights (execution.zero_stage: 3) cannot generate each on its "
                 "own; use zero_stage 1 or 2, or evaluate after training"
             )
+
+    @model_validator(mode="after")
+    def _only_evaluated_suites_exist(self) -> "ExperimentConfig":
+        only = self.evaluation.only if self.evaluation is not None else None
+        for name in only or ():
+            if name == VALIDATION and VALIDATION in self.data.suites:
+                raise ValueError("evaluation.only: validation is also a suite of data.suites; give that another name")
+            if name == VALIDATION and not self.data.validation_prompts:
+                raise ValueError("evaluation.only: validation has no prompts; set data.validation_prompts")
+            if name not in (*self.data.suites, VALIDATION):
+                raise ValueError(
+                    f"evaluation.only: no suite is called {name!r}; there are {', '.join(self.data.suites)}, and "
+                    f"{VALIDATION} with data.validation_prompts"
+                )
+        if only and len(set(only)) < len(only):
+            raise ValueError("evaluation.only: names a suite twice")
+        return self
 
     @model_validator(mode="after")
     def _critic_has_its_use(self) -> "ExperimentConfig":

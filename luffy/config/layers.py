@@ -11,6 +11,7 @@ from luffy.errors import ConfigError
 
 _BY_NAME: tuple[KeyPath, ...] = (
     ("arms",),
+    ("grid",),
     ("data", "decontamination", "benchmarks"),
     ("data", "suites"),
     ("evaluation", "decodings"),

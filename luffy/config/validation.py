@@ -6,12 +6,10 @@ from typing import Literal
 
 from pydantic import PositiveInt, model_validator
 
-from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
+from luffy.config.evaluation import VALIDATION, DecodingConfig, EvaluationConfig, SuiteConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.strict import StrictModel
 
-VALIDATION_SPLIT = "validation"
-"""Name of the prompts that `data.validation_prompts` sets apart, where metrics name suites."""
 DECODING = "validation"
 """Name of the decoding, which keeps the seeds of a validation apart from those of an evaluation."""
 MEASURES = ("accuracy", "truncated_share", "mean_tokens")
@@ -73,7 +71,7 @@ class ValidationConfig(StrictModel):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the suites as metrics have them."""
-        return self.suites or (VALIDATION_SPLIT,)
+        return self.suites or (VALIDATION,)
 
     def check(self, steps: int | None, num_set_apart: int, known_suites: Collection[str]) -> None:
         """Raise ValueError for a measurement that the rest of the experiment leaves without problems or steps.

@@ -1,8 +1,10 @@
 """Reading one YAML file strictly: duplicate keys refused, `1e-4` a number, every key's line remembered; writing one."""
 
 import re
+from collections.abc import Hashable
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -13,7 +15,13 @@ KeyPath = tuple[str, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2 floats: PyYAML alone reads `1e-4` as a string."""
+    """SafeLoader with YAML 1.2 floats and keys: PyYAML alone reads `1e-4` as a string, and the key `on` as true."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:bool":
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -17,6 +17,7 @@ from luffy.config.model import locate
 from luffy.config.settings import EvaluateSettings
 from luffy.costs.stand_ins import BASE, DATA, PROGRAM, StandIns, write_ask
 from luffy.data.parquet import read_prompts, write_prompts
+from luffy.data.suite_files import suite_files
 from luffy.errors import ConfigError
 from luffy.pipeline.chain.manifest import Manifest, write_manifest
 from luffy.pipeline.chain.plan import StagePlan
@@ -84,14 +85,15 @@ def find_inputs(config: ExperimentConfig, plans: Mapping[str, StagePlan], folder
 def some_suites(data: Path, settings: EvaluateSettings, most: int, folder: Path) -> tuple[Path, int, int]:
     """A copy of the suites with about `most` responses under all decodings; also their number, and that of all."""
     protocol, decodings = settings.evaluation.protocol, list(settings.evaluation.decodings)
-    suites = {file.stem: read_prompts(file) for file in sorted((data / "suites").glob("*.parquet"))}
+    files = suite_files(data, settings.evaluation.only)
+    suites = {name: read_prompts(file) for name, file in files.items()}
     per_problem = {name: sum(protocol(name, decoding).num_samples for decoding in decodings) for name in suites}
     every = sum(len(prompts) * per_problem[name] for name, prompts in suites.items())
     (folder / "suites").mkdir(parents=True)
     left = most
     for name, prompts in suites.items():
         kept = prompts[: max(1, left // per_problem[name])]
-        write_prompts(folder / "suites" / f"{name}.parquet", kept)
+        write_prompts(folder / files[name].relative_to(data), kept)
         left -= len(kept) * per_problem[name]
         if left <= 0:
             break

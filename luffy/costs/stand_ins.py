@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from luffy.config.evaluation import VALIDATION
 from luffy.config.model import TinyArchitecture
 from luffy.pipeline.machine.architecture import ModelArchitecture
 
@@ -77,7 +78,7 @@ def _make_data(folder: Path, wanted: StandIns) -> None:
 
     rows = [prompt("train", number) for number in range(wanted.num_prompts)]
     (folder / "suites").mkdir(parents=True)
-    for name in ("train", "sft", "corpus"):
+    for name in ("train", "sft", "corpus", VALIDATION):
         write_prompts(folder / f"{name}.parquet", rows)
     for suite in wanted.suites:
         write_prompts(folder / "suites" / f"{suite}.parquet", [prompt(suite, number) for number in range(len(rows))])

@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from luffy.config.evaluation import VALIDATION
 from luffy.config.grading import GraderKind
 from luffy.data.parquet import read_prompts
+from luffy.data.suite_files import VALIDATION_FILE
 from luffy.errors import DataError
 from luffy.evaluation.finished import FinishedEvaluation
 from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, Tally, write_results
@@ -35,6 +37,8 @@ def read_problems(suites: Path, names: Sequence[str]) -> dict[tuple[str, str], P
     found: dict[tuple[str, str], Problem] = {}
     for name in names:
         path = suites / f"{name}.parquet"
+        if name == VALIDATION and not path.is_file():
+            path = suites.parent / VALIDATION_FILE
         if not path.is_file():
             raise DataError(f"{path}: is not there, and the grader needs the questions; prepare the data again")
         found |= {(name, prompt.uid): problem_of(prompt) for prompt in read_prompts(path)}

@@ -1,19 +1,21 @@
 """The page of a comparison as one HTML file, in the report's style, and its tables as text."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import cycle
 
-from luffy.evaluation.method_comparison.arms import Arm, Costs, CurvePoint
-from luffy.evaluation.method_comparison.findings import Findings, Score, SignificanceTest
+from luffy.evaluation.method_comparison.arms import Arm, CurvePoint
+from luffy.evaluation.method_comparison.findings import Findings, SignificanceTest
 from luffy.evaluation.results import Cell
 from luffy.pages import wording
+from luffy.pages.cost_tables import costs_by_name
 from luffy.pages.held_out_comparison import held_out_plots, steps_to_reach
 from luffy.pages.panels import Figure
 from luffy.pages.plotter import Dot, Series, curve_plot, dot_plot
 from luffy.pages.rendering import render
+from luffy.pages.score_cells import estimate_cell, score_cell
 from luffy.pages.tables import Table, TableCell, Tone
-from luffy.statistics.accuracy import Estimate
+from luffy.pages.tuning_section import tuning_section
 
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
 _BASE_COLOR = "c6"
@@ -56,13 +58,14 @@ def render_comparison(findings: Findings) -> str:
         held_out=held_out_plots(findings, colors),
         reached=steps_to_reach(findings),
         costs=cost_table(findings),
+        tuning=tuning_section(findings.tuning, colors) if findings.tuning is not None else None,
     )
 
 
 def accuracy_table(findings: Findings, decoding: str) -> Table:
     """Accuracy in percent: a row an arm, a column a suite; the base first."""
     cells = [(suite, decoding) for suite in findings.suites(decoding)]
-    base = (TableCell("base"), *(_estimate_cell(findings.base[cell]) for cell in cells))
+    base = (TableCell("base"), *(estimate_cell(findings.base[cell]) for cell in cells))
     rows = [(_arm_cell(findings, arm), *(_score_cell(findings, arm, cell) for cell in cells)) for arm in findings.arms]
     return Table(("arm", *findings.suites(decoding)), (base, *rows))
 
@@ -80,28 +83,7 @@ def difference_table(findings: Findings, decoding: str) -> Table | None:
 
 def cost_table(findings: Findings) -> Table:
     """What a seed of each arm has spent, on average; costs that no arm knows have no column."""
-    formats: Mapping[str, tuple[str, Callable[[float], str]]] = {
-        "optimizer_steps": ("optimizer steps", _whole),
-        "rollouts": ("rollouts", _whole),
-        "generated_tokens": ("generated tokens", _whole),
-        "trained_tokens": ("trained tokens", _whole),
-        "seconds": ("training time", wording.duration),
-        "peak_memory_gib": ("peak memory, GiB", lambda value: f"{value:.2f}"),
-    }
-    costs: dict[str, dict[str, float | None]] = {
-        arm.name: asdict(arm.costs) if arm.costs is not None else {} for arm in findings.arms
-    }
-    known = [field.name for field in fields(Costs) if any(of.get(field.name) is not None for of in costs.values())]
-    rows = tuple(
-        (TableCell(arm), *(_cost_cell(of.get(name), formats[name][1]) for name in known)) for arm, of in costs.items()
-    )
-    return Table(("arm", *(formats[name][0] for name in known)), rows)
-
-
-def as_text(table: Table) -> tuple[list[str], list[list[str]]]:
-    """Header and rows without markup, for a terminal."""
-    rows = [[cell.plain for cell in row] for row in table.rows]
-    return list(table.header), rows
+    return costs_by_name("arm", {arm.name: arm.costs for arm in findings.arms})
 
 
 def _section(findings: Findings, decoding: str, colors: Mapping[str, str]) -> ComparisonSection:
@@ -150,6 +132,8 @@ def _lines(arms: Sequence[Arm], colors: Mapping[str, str], x: Callable[[CurvePoi
 
 def _arm_cell(findings: Findings, arm: Arm) -> TableCell:
     recipe = arm.chain if arm.chain == arm.method else f"{arm.chain}, {arm.method}"
+    chosen = findings.tuning.chosen(arm.name) if findings.tuning is not None else None
+    recipe += f", {chosen.point.text}" if chosen is not None else ""
     if not arm.failures:
         return TableCell(arm.name, (recipe,))
     done = f"{len(arm.seeds)} of {len(findings.seeds)} seeds" if arm.seeds else "all seeds"
@@ -158,19 +142,7 @@ def _arm_cell(findings: Findings, arm: Arm) -> TableCell:
 
 def _score_cell(findings: Findings, arm: Arm, cell: Cell) -> TableCell:
     score = findings.scores.get((arm.name, cell))
-    return TableCell("failed", (), "worse") if score is None else _with_seeds(score)
-
-
-def _with_seeds(score: Score) -> TableCell:
-    cell = _estimate_cell(score.estimate)
-    if len(score.by_seed) == 1:
-        return cell
-    seeds = ", ".join(wording.percent(value) for value in score.by_seed.values())
-    return TableCell(cell.text, (*cell.details, f"({seeds})"))
-
-
-def _estimate_cell(estimate: Estimate) -> TableCell:
-    return TableCell(wording.percent(estimate.value), (wording.interval(*estimate.interval),))
+    return TableCell("failed", (), "worse") if score is None else score_cell(score)
 
 
 def _test_cell(test: SignificanceTest | None) -> TableCell:
@@ -181,11 +153,3 @@ def _test_cell(test: SignificanceTest | None) -> TableCell:
     bounds = f"[{wording.signed(estimate.low)},{wording.NBSP}{wording.signed(estimate.high)}]"
     p = "p < 0.001" if test.adjusted_p < 0.001 else f"p = {test.adjusted_p:.3f}"
     return TableCell(wording.signed(estimate.value), (bounds, p), tone)
-
-
-def _cost_cell(value: float | None, words: Callable[[float], str]) -> TableCell:
-    return TableCell(_NONE if value is None else words(value))
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"

@@ -117,6 +117,55 @@ def bands_plot(name: str, curves: Sequence[tuple[Sequence[float], Sequence[Dot]]
     return _svg(name, _WIDTH, _HEIGHT, [*_axes(frame, True, over, few), *bands])
 
 
+def place_plot(name: str, places: Sequence[str], lines: Sequence[tuple[str, Sequence[Dot | None]]], over: str) -> str:
+    """Estimates with their intervals at named places, a line for each colour; None leaves a gap."""
+    dots = [dot for _, estimates in lines for dot in estimates if dot is not None]
+    ys = spread([dot.low for dot in dots] + [dot.high for dot in dots], 0.05)
+    frame = _frame(Range(-0.3, len(places) - 0.7), ys, True)
+    marks = [*_axes(frame, True, "", list(range(len(places))), places)]
+    marks.append(_text(over, (frame.left + frame.right) / 2, frame.bottom + 22))
+    for index, (color, estimates) in enumerate(lines):
+        # Beside each other, so that no interval hides another.
+        shift = 0.035 * (index - (len(lines) - 1) / 2)
+        known = [(x + shift, dot) for x, dot in enumerate(estimates) if dot is not None]
+        for x, dot in known:
+            at = f"{frame.x(x):.1f}"
+            ends = f'x1="{at}" x2="{at}" y1="{frame.y(dot.low):.1f}" y2="{frame.y(dot.high):.1f}"'
+            marks.append(f'<line {ends} {_stroke(color, 1.2)} opacity="0.45"/>')
+            marks.append(f'<circle cx="{at}" cy="{frame.y(dot.value):.1f}" r="2.2" {_fill(color)}/>')
+        marks.append(_polyline(frame, [(x, dot.value) for x, dot in known], _stroke(color, 1.5)))
+    return _svg(name, _WIDTH, _HEIGHT, marks)
+
+
+def heat_plot(
+    name: str,
+    rows: tuple[str, Sequence[str]],
+    columns: tuple[str, Sequence[str]],
+    values: Sequence[Sequence[float | None]],
+) -> str:
+    """Shares as a map, row by row, the darker the higher; each axis is a title with its places. None stays empty."""
+    known = [value for row in values for value in row if value is not None]
+    shown = spread(known) if known else Range(0.0, 1.0)
+    left = 8 + _CHARACTER * max(map(len, [*rows[1], rows[0]]))
+    width, height = (_WIDTH - _RIGHT - left) / len(columns[1]), 2 * _ROW
+    bottom = _ROW + height * len(rows[1])
+    marks = [_text(rows[0], left - 5, 0.7 * _ROW, anchor="end")]
+    for row, (place, line) in enumerate(zip(rows[1], values, strict=True)):
+        top = _ROW + height * row
+        marks.append(_text(place, left - 5, top + height / 2 + 3, anchor="end"))
+        for column, value in enumerate(line):
+            x = left + width * column
+            if value is not None:
+                box = f'x="{x:.1f}" y="{top:.1f}" width="{width - 1:.1f}" height="{height - 1:.1f}"'
+                marks.append(f'<rect {box} {_fill("c1")} opacity="{0.08 + 0.5 * shown.share(value):.3f}"/>')
+            text = "–" if value is None else f"{100 * value:.1f}"
+            marks.append(_text(text, x + width / 2, top + height / 2 + 3, "fg"))
+    middles = [left + width * (column + 0.5) for column in range(len(columns[1]))]
+    marks += [_text(place, x, bottom + 11) for place, x in zip(columns[1], middles, strict=True)]
+    marks.append(_text(columns[0], (left + _WIDTH - _RIGHT) / 2, bottom + 23))
+    return _svg(name, _WIDTH, bottom + 28, marks)
+
+
 def stacked_plot(name: str, series: Sequence[Series]) -> str:
     """Shares over steps, stacked to 100 %."""
     smooth = [_smooth(_thin(line.points)) for line in series]

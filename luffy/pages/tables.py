@@ -36,3 +36,9 @@ class Table:
 def text_table(header: tuple[str, ...], rows: Iterable[Sequence[str]], note: str = "") -> Table:
     """A table of plain texts."""
     return Table(header, tuple(tuple(TableCell(text) for text in row) for row in rows), note)
+
+
+def plain_table(table: Table) -> tuple[list[str], list[list[str]]]:
+    """Header and rows without markup, for a terminal."""
+    rows = [[cell.plain for cell in row] for row in table.rows]
+    return list(table.header), rows

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.model import EndpointModel
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
+from luffy.data.suite_files import suite_files
 from luffy.data.templates import load_tokenizer
 from luffy.environments.players import open_player
 from luffy.errors import DataError
@@ -109,7 +110,7 @@ def read_cells(settings: EvaluateSettings, data: Path, model: Path) -> tuple[lis
     Raises DataError for a suite with prompts that do not fit.
     """
     config, tokenizer = settings.evaluation, load_tokenizer(model)
-    suites = read_suites(data)
+    suites = read_suites(data, config.only)
     longest = config.max_response_tokens + max(
         check_suite(
             suite, tokenizer, config.max_response_tokens, _context_length(model), config.template_of(suite.name)
@@ -149,9 +150,12 @@ def write_cells(
     return rows
 
 
-def read_suites(data: Path) -> list[Suite]:
-    """The prepared suites, in the order of the configuration (kept by the data card); DataError if there are none."""
-    files = {path.stem: path for path in sorted((data / "suites").glob("*.parquet"))}
+def read_suites(data: Path, only: Sequence[str] | None = None) -> list[Suite]:
+    """The prepared suites, or `only` some of them; DataError if there are none.
+
+    They come in the order of the configuration, which the data card keeps; `validation` comes last.
+    """
+    files = suite_files(data, only)
     card = data / "card.json"
     sources = json.loads(card.read_text(encoding="utf-8"))["sources"] if card.exists() else {}
     order = [name.removeprefix("suites.") for name in sources]
@@ -196,7 +200,7 @@ def _client(
 
 def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[SuiteDecoding]:
     """Like `read_cells`, for a model with unknown tokenizer and context length."""
-    suites = read_suites(data)
+    suites = read_suites(data, settings.evaluation.only)
     for suite in suites:
         check_problems(suite, partial(render_as_text, template=settings.evaluation.template_of(suite.name)))
     return [(suite, decoding) for decoding in settings.evaluation.decodings for suite in suites]

@@ -2,15 +2,13 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from flow_process import run, start, states
 from patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -31,28 +29,6 @@ arms:
 SHARED = {"prepare_data", "base", "evaluate_base"}
 
 
-def start(workspace, *arguments):
-    command = [sys.executable, "flows/compare_methods.py", *map(str, arguments)]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(workspace)}
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # As in a terminal: a shell that runs this in the background has its children ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-
-
-def run(workspace, *arguments):
-    process = start(workspace, *arguments)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
 def processes_of(workspace):
     """Live ones whose environment names the workspace: the flow's own and those of its stages."""
     found = []
@@ -62,10 +38,6 @@ def processes_of(workspace):
             if environment.get("LUFFY_WORKSPACE") == str(workspace):
                 found.append(process)
     return found
-
-
-def states(result):
-    return dict(re.findall(r"^\d\d:\d\d:\d\d ([\w ]+(?:: \w+)?): (\w+)", result.stdout, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,9 @@ PREFECT_SIDE = {"tasks", "flows"}
 """Folders of the checkout that the package holds as links."""
 MODULES = sorted(path for path in (ROOT / "luffy").rglob("*.py") if not PREFECT_SIDE & {*path.parts})
 FLOW_MODULES = sorted(path for folder in PREFECT_SIDE for path in (ROOT / folder).glob("*.py"))
-STARTERS = {"luffy/cli/start.py", "luffy/cli/commands/compare.py", "luffy/cli/commands/serve.py"}
+STARTERS = {
+    f"luffy/cli/{path}" for path in ("start.py", "commands/compare.py", "commands/grid.py", "commands/serve.py")
+}
 """Modules of the package that may import flows."""
 NAMED_BY_RULE = {
     "luffy/cli/commands": "a command's module has the command's name",

@@ -7,6 +7,7 @@ from typer import Option
 from luffy.cli.options import Config, Debug, Overrides, WorkspaceFolder
 from luffy.config import load_experiment
 from luffy.config.comparison import is_comparison
+from luffy.config.grid_experiment import is_grid
 from luffy.errors import EXIT_FAILURE, EXIT_OK, ConfigError
 from luffy.pipeline.workspace import find_workspace
 
@@ -33,6 +34,8 @@ def bench(
         raise ConfigError(
             f"{config}: is a comparison of methods; bench one of them: luffy bench EXPERIMENT method=NAME"
         )
+    if is_grid(config):
+        raise ConfigError(f"{config}: is a grid of runs; bench one of them: luffy bench EXPERIMENT KEY=VALUE")
     from luffy.cli.benching import run_bench
     from luffy.costs.bench_run import BenchOptions
 

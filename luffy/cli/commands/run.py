@@ -4,6 +4,7 @@ from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, Workspac
 from luffy.cli.start import StartOptions, start_experiment
 from luffy.config import load_experiment
 from luffy.config.comparison import is_comparison
+from luffy.config.grid_experiment import is_grid
 from luffy.errors import ConfigError
 from luffy.pipeline.workspace import find_workspace
 
@@ -24,6 +25,8 @@ def run(
     """
     if is_comparison(config):
         raise ConfigError(f"{config}: is a comparison of methods; run it by: luffy compare {config}")
+    if is_grid(config):
+        raise ConfigError(f"{config}: is a grid of runs; run it by: luffy grid {config}")
     options = StartOptions(find_workspace(workspace), dry_run, verify, debug)
     parameters = {"config_file": config, "overrides": overrides or []}
     return start_experiment(_FLOW, load_experiment(config, overrides or ()), parameters, options)

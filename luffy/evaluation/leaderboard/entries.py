@@ -21,7 +21,7 @@ from luffy.pipeline.workspace import Workspace
 
 _OF_SUITES = ("suites", "graders")
 """What of `evaluation` holds for single suites; it tells columns apart."""
-_APART = (*_OF_SUITES, "decodings", "confidence", "engine")
+_APART = (*_OF_SUITES, "only", "decodings", "confidence", "engine")
 """What of `evaluation` is not shared by all suites and decodings, or does not belong to the protocol."""
 _WORDS = {"top_p": "top-p {}", "template": "{} prompt template"}
 _OTHER_VERSION = "written by another version"

@@ -1,14 +1,15 @@
 """The arms of a comparison as they lie on disk: evaluations, learning curves, costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from luffy.config.comparison import ArmRun
+from luffy.config.arm_run import ArmRun
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.evaluation.method_comparison.held_out_arms import mean_curve, suites_of
+from luffy.tracking.gpu_hours import GPU_HOURS
 from luffy.tracking.held_out_curve import HeldOutPoint, held_out_curves
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
 
@@ -33,6 +34,12 @@ class Costs:
     """In training steps, rollouts included; without evaluation and the start of programs."""
     peak_memory_gib: float | None
     """The training process's; unknown with `cluster: ray`."""
+    gpu_hours: float | None = None
+    """Unknown without GPUs."""
+
+    def values(self) -> dict[str, float | None]:
+        """By name."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,8 @@ class FinishedSeed:
     """Empty without RL."""
     held_out: Mapping[str, tuple[HeldOutPoint, ...]] = field(default_factory=dict)
     """Held-out accuracy while it trained, by suite; empty without validation."""
+    trained: Mapping[str, Path] = field(default_factory=dict)
+    """Directories of the stages that learned, by name; other runs may share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +83,7 @@ class Arm:
     @property
     def costs(self) -> Costs | None:
         """Means over its seeds; None where none is finished."""
-        if not self.seeds:
-            return None
-        return Costs(
-            **{each.name: _mean_cost([seed.costs for seed in self.seeds], each.name) for each in fields(Costs)}
-        )
+        return mean_costs(self.seeds)
 
     @property
     def curve(self) -> tuple[CurvePoint, ...]:
@@ -102,11 +107,31 @@ class Arm:
 
 def read_seed(run: ArmRun, stages: Mapping[str, Path]) -> FinishedSeed:
     """A finished run, whose stages lie in the directories `stages`; raises LuffyError where a file is missing."""
-    logged = {name: read_metrics(stages[name] / METRICS_FILE) for name in TRAINING if name in stages}
+    trained = {name: stages[name] for name in TRAINING if name in stages}
+    logged = {name: read_metrics(directory / METRICS_FILE) for name, directory in trained.items()}
     metrics = {name: training_rows(rows) for name, rows in logged.items()}
     evaluation = read_scores(stages[f"evaluate_{run.last}"])
     held_out = held_out_curves(list(logged.values()))
-    return FinishedSeed(run.seed, evaluation, _costs(metrics), tuple(_curve(metrics)), held_out)
+    return FinishedSeed(run.seed, evaluation, _costs(metrics), tuple(_curve(metrics)), held_out, trained)
+
+
+def mean_costs(seeds: Sequence[FinishedSeed]) -> Costs | None:
+    """Mean costs of a run over its seeds; None without any."""
+    if not seeds:
+        return None
+    return Costs(**{each.name: _mean_cost([seed.costs for seed in seeds], each.name) for each in fields(Costs)})
+
+
+def total_costs(seeds: Sequence[FinishedSeed]) -> Costs:
+    """What several runs have spent together, each stage counted once; the highest peak of their memory."""
+    stages = {directory: name for seed in seeds for name, directory in seed.trained.items()}
+    spent = [
+        _costs({name: training_rows(read_metrics(directory / METRICS_FILE))}) for directory, name in stages.items()
+    ]
+    known = {each.name: [getattr(costs, each.name) for costs in spent] for each in fields(Costs)}
+    sums = {name: None if None in values else sum(values) for name, values in known.items()}
+    peaks = [peak for peak in known["peak_memory_gib"] if peak is not None]
+    return Costs(**{**sums, "peak_memory_gib": max(peaks, default=None)})
 
 
 def _costs(metrics: Mapping[str, Sequence[MetricRow]]) -> Costs:
@@ -121,7 +146,15 @@ def _costs(metrics: Mapping[str, Sequence[MetricRow]]) -> Costs:
         peak_memory_gib=max(
             (row["perf/peak_memory_gib"] for row in rows if "perf/peak_memory_gib" in row), default=None
         ),
+        gpu_hours=_gpu_hours(sft, rl),
     )
+
+
+def _gpu_hours(*stages: Sequence[MetricRow]) -> float | None:
+    """Each stage counts up; None where one of them does not know."""
+    ends = [max((row[GPU_HOURS] for row in rows if GPU_HOURS in row), default=None) for rows in stages if rows]
+    known = [end for end in ends if end is not None]
+    return sum(known) if known and len(known) == len(ends) else None
 
 
 def _sum(rows: Sequence[MetricRow], name: str) -> float | None:

@@ -5,22 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from luffy.config.comparison import BudgetConfig
-from luffy.errors import LuffyError
+from luffy.config.comparison_config import BudgetConfig
 from luffy.evaluation.checkpoint_scores import CheckpointScores
-from luffy.evaluation.method_comparison.arms import Arm, FinishedSeed
+from luffy.evaluation.method_comparison.arms import Arm
+from luffy.evaluation.method_comparison.seed_scores import Score, correct_by_problem, num_samples, score
+from luffy.evaluation.method_comparison.tuning import Tuning, tuning_values
 from luffy.evaluation.results import Cell
 from luffy.statistics.accuracy import Estimate
-from luffy.statistics.over_seeds import SeededDifference, seeded_accuracy, seeded_difference
+from luffy.statistics.over_seeds import SeededDifference, seeded_difference
 from luffy.statistics.paired import holm
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """An arm on one suite under one decoding."""
-
-    estimate: Estimate
-    by_seed: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +45,8 @@ class Findings:
     scores: Mapping[tuple[str, Cell], Score]
     """By arm; those without a finished seed are missing."""
     tests: Mapping[tuple[str, Cell], SignificanceTest]
+    tuning: Tuning | None = None
+    """None: nothing was tuned."""
 
     @property
     def decodings(self) -> list[str]:
@@ -62,8 +57,11 @@ class Findings:
 
     @property
     def failures(self) -> list[str]:
-        """One line a failed run."""
-        return [f"{arm.name}, seed {seed}: {reason}" for arm in self.arms for seed, reason in arm.failures.items()]
+        """One line a failed run, those of tuning first."""
+        tuning = self.tuning.failures if self.tuning is not None else []
+        return tuning + [
+            f"{arm.name}, seed {seed}: {reason}" for arm in self.arms for seed, reason in arm.failures.items()
+        ]
 
     @property
     def off_budget(self) -> list[str]:
@@ -81,12 +79,18 @@ class Findings:
 
 
 def find(
-    name: str, budget: BudgetConfig, reference: str, seeds: Sequence[int], base: CheckpointScores, arms: Sequence[Arm]
+    name: str,
+    budget: BudgetConfig,
+    reference: str,
+    seeds: Sequence[int],
+    base: CheckpointScores,
+    arms: Sequence[Arm],
+    tuning: Tuning | None = None,
 ) -> Findings:
     """The findings on `arms`, in their order. Raises LuffyError where arms were evaluated on different problems."""
     confidence = base.results.confidence
     cells = tuple((row.suite, row.decoding) for row in base.results.rows)
-    scores = {(arm.name, cell): _score(arm.seeds, cell, confidence) for arm in arms if arm.seeds for cell in cells}
+    scores = {(arm.name, cell): score(arm.seeds, cell, confidence) for arm in arms if arm.seeds for cell in cells}
     reference_arm = next(arm for arm in arms if arm.name == reference)
     tests = {
         (arm.name, cell): found
@@ -110,6 +114,7 @@ def find(
             key: SignificanceTest(result, used, p, p < 1 - confidence)
             for (key, (result, used)), p in zip(tests.items(), adjusted, strict=True)
         },
+        tuning=tuning,
     )
 
 
@@ -124,6 +129,7 @@ def as_json(findings: Findings) -> str:
         "confidence": findings.confidence,
         "base": [{**_cell(cell), **asdict(estimate)} for cell, estimate in findings.base.items()],
         "arms": [_arm(findings, arm) for arm in findings.arms],
+        "tuning": tuning_values(findings.tuning) if findings.tuning is not None else None,
     }
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -151,7 +157,7 @@ def _arm(findings: Findings, arm: Arm) -> dict[str, Any]:
             }
             for cell, test in tests.items()
         ],
-        "cost_a_seed": asdict(arm.costs) if arm.costs is not None else None,
+        "cost_a_seed": arm.costs.values() if arm.costs is not None else None,
         "curve": [asdict(point) for point in arm.curve],
         "held_out": {
             suite: [asdict(point) for point in arm.held_out_mean(suite, findings.confidence)] for suite in arm.held_out
@@ -169,14 +175,6 @@ def _base(base: CheckpointScores, cell: Cell) -> Estimate:
     return Estimate(row.accuracy, *row.interval, row.method, row.num_problems)
 
 
-def _score(seeds: Sequence[FinishedSeed], cell: Cell, confidence: float) -> Score:
-    k = _num_samples(seeds[0].evaluation, cell)
-    uids = list(seeds[0].evaluation.correct[cell])
-    counts = [[_correct(seed, cell, uids)[uid] for uid in uids] for seed in seeds]
-    by_seed = {seed.seed: sum(row) / (k * len(uids)) for seed, row in zip(seeds, counts, strict=True)}
-    return Score(seeded_accuracy(counts, k, confidence), by_seed)
-
-
 def _difference(
     reference: Arm, arm: Arm, cell: Cell, confidence: float
 ) -> tuple[SeededDifference, tuple[int, ...]] | None:
@@ -185,21 +183,9 @@ def _difference(
     shared = tuple(seed for seed in first if seed in second)
     if not shared:
         return None
-    k, uids = _num_samples(first[shared[0]].evaluation, cell), list(first[shared[0]].evaluation.correct[cell])
+    k, uids = num_samples(first[shared[0]].evaluation, cell), list(first[shared[0]].evaluation.correct[cell])
     before, after = (
-        [[_correct(side[seed], cell, uids)[uid] / k for uid in uids] for seed in shared] for side in (first, second)
+        [[correct_by_problem(side[seed], cell, uids)[uid] / k for uid in uids] for seed in shared]
+        for side in (first, second)
     )
     return seeded_difference(before, after, k, confidence), shared
-
-
-def _correct(seed: FinishedSeed, cell: Cell, uids: Sequence[str]) -> Mapping[str, int]:
-    found = seed.evaluation.correct[cell]
-    if found.keys() != set(uids):
-        raise LuffyError(f"arms were evaluated on different problems of {cell[0]}; run the comparison again")
-    return found
-
-
-def _num_samples(evaluation: CheckpointScores, cell: Cell) -> int:
-    row = evaluation.row(cell)
-    assert row is not None
-    return row.num_samples

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.config import ExperimentConfig
+from luffy.config.evaluation import VALIDATION
 from luffy.data.pass_rates import DifficultyCard, read_card
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
@@ -36,9 +37,9 @@ class FinishedChain:
 
     @property
     def suites(self) -> list[str]:
-        """Evaluated suites in the order of the configuration."""
+        """Evaluated suites in the order of the configuration, the held-out training prompts last."""
         evaluated = {row.suite for evaluation in self.evaluations for row in evaluation.results.rows}
-        return [name for name in self.config.data.suites if name in evaluated]
+        return [name for name in dict.fromkeys((*self.config.data.suites, VALIDATION)) if name in evaluated]
 
     @property
     def decodings(self) -> list[str]:

@@ -12,7 +12,10 @@ from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.fields import all_fields
 from luffy.config.yaml_source import read_yaml
 
-EXPERIMENTS = sorted(set(Path("exp_configs").glob("*.yaml")) - set(Path("exp_configs").glob("c*")))
+EXPERIMENTS = sorted(
+    set(Path("exp_configs").glob("*.yaml"))
+    - {*Path("exp_configs").glob("compare_*"), *Path("exp_configs").glob("grid_*")}
+)
 
 
 @pytest.fixture(autouse=True)

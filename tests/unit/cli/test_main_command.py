@@ -26,6 +26,28 @@ def test_plan_prints_a_line_a_stage(capsys):
     assert "evaluate_rl" not in out
 
 
+def test_the_plan_of_a_tuned_comparison_has_its_tuning_runs_and_says_how_many_follow(capsys):
+    assert command.main(["plan", "compare_tuned", "seeds=[11, 12]"]) == 0
+    out = capsys.readouterr().out
+    assert "18 runs to tune, then 12 with the values that they choose" in out
+    stages = re.findall(r"(\w+) +[0-9a-f]{16} +run", out)
+    # One SFT for both arms that go on with it and all of their tries.
+    assert {name: stages.count(name) for name in ("base", "evaluate_base", "sft", "rl")} == {
+        "base": 1, "evaluate_base": 1, "sft": 3 + 1, "rl": 15,
+    }  # fmt: skip
+
+
+def test_a_grid_is_planned_and_not_run_as_an_experiment(capsys):
+    assert command.main(["plan", "grid_sft_size"]) == 0
+    assert capsys.readouterr().out.count(" sft ") == 4 * 3
+    around = ["grid", "smoke", "chain=sft", "method=sft", "--over", "sft.num_traces=[4, 8]", "--seed", "1", "--dry-run"]
+    assert command.main(around) == 0
+    assert "smoke.grid 1 (sft.num_traces=8)" in capsys.readouterr().out
+    for name in ("run", "bench"):
+        assert command.main([name, "grid_sft_size"]) == 2
+        assert "grid_sft_size: is a grid of runs; " in capsys.readouterr().err
+
+
 def test_overrides_may_stand_after_options(capsys):
     assert command.main(["plan", "exp_configs/smoke.yaml", "--verify", "chain=sft"]) == 0
     assert "evaluate_rl" not in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The YAML that the documentation tells a newcomer to write loads as it stands."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.comparison import load_comparison
+from luffy.config.grid_experiment import load_grid
+from luffy.config.yaml_source import parse_scalar
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -44,6 +47,22 @@ def test_the_comparison_of_the_guide_loads(tmp_path: Path) -> None:
     text = next(text for text, name in _YAML.findall((DOCS / "evaluation.md").read_text()) if name == "compare_mine")
     (tmp_path / "compare_mine.yaml").write_text(text)
     assert len(load_comparison(tmp_path / "compare_mine.yaml").runs) == 6
+
+
+def test_the_grid_of_the_guide_loads(tmp_path: Path) -> None:
+    text = next(text for text, name in _YAML.findall((DOCS / "evaluation.md").read_text()) if name == "my_grid")
+    (tmp_path / "my_grid.yaml").write_text(text)
+    assert len(load_grid(tmp_path / "my_grid.yaml").runs) == 9
+
+
+def test_the_tuning_of_the_guide_is_that_of_a_shipped_comparison() -> None:
+    guide = (DOCS / "evaluation.md").read_text()
+    values = parse_scalar(
+        next(text for text in re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL) if "select:" in text)
+    )
+    shipped = load_comparison("compare_tuned")
+    overrides = [f"grid={json.dumps(values['grid'])}", f"arms.sft.grid={json.dumps(values['arms']['sft']['grid'])}"]
+    assert load_comparison("compare_tuned", [*overrides, "select.random=3"]).candidates == shipped.candidates
 
 
 @pytest.mark.parametrize("name", available_presets("methods"))

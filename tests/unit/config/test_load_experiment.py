@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
+from luffy.config.strict import FOR_IDENTITY
+from luffy.config.yaml_source import read_yaml
 from luffy.errors import ConfigError
 
 SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
@@ -160,6 +162,40 @@ def test_a_mistake_over_several_sections_is_where_its_key_is():
     assert complaint(SMOKE, ["evaluation.suites={aime: {num_samples: 4}}"]).startswith(
         "command line: evaluation.suites"
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["evaluation.only=[longr]"], "no suite is called 'longr'; there are in_distribution, longer"),
+        (["evaluation.only=[validation]"], "validation has no prompts; set data.validation_prompts"),
+        (["evaluation.only=[longer, longer]"], "names a suite twice"),
+        (["evaluation.only=[]"], "evaluation.only"),
+        (
+            [
+                "evaluation.only=[validation]",
+                "data.suites.validation={kind: arithmetic, num_prompts: 4, num_operations: [2]}",
+            ],
+            "validation is also a suite of data.suites",
+        ),
+    ],
+)
+def test_only_names_suites_that_are_there(overrides, says):
+    assert says in complaint(SMOKE, overrides)
+
+
+def test_evaluating_all_suites_keeps_the_keys_of_evaluations_from_before_there_was_a_choice():
+    all_suites = load_experiment(SMOKE).evaluation
+    assert "only" not in all_suites.model_dump(context=FOR_IDENTITY)
+    assert all_suites.model_dump()["only"] is None
+    some = load_experiment(SMOKE, ["evaluation.only=[longer]"]).evaluation
+    assert some.model_dump(context=FOR_IDENTITY)["only"] == ("longer",)
+
+
+def test_a_key_is_a_name_even_if_yaml_knows_a_truth_value_of_that_spelling(tmp_path):
+    values, origins = read_yaml(write(tmp_path / "a.yaml", "select: {on: validation, off: true}\n"))
+    assert values == {"select": {"on": "validation", "off": True}}
+    assert ("select", "on") in origins
 
 
 def test_a_tab_is_refused_with_advice(tmp_path):

@@ -6,13 +6,15 @@ import pytest
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.comparison import load_comparison
+from luffy.config.grid_experiment import load_grid
 from luffy.config.shipped import template_file
 from luffy.data.templates import prompt_opener
 from luffy.data.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[3] / "exp_configs"
 COMPARISONS = sorted(ROOT.glob("compare_*.yaml"))
-EXPERIMENTS = sorted(set(ROOT.glob("*.yaml")) - set(COMPARISONS))
+GRIDS = sorted(ROOT.glob("grid_*.yaml"))
+EXPERIMENTS = sorted(set(ROOT.glob("*.yaml")) - set(COMPARISONS) - set(GRIDS))
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
@@ -23,8 +25,29 @@ def test_every_experiment_loads(path):
 @pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
 def test_every_comparison_loads_with_all_its_runs(path):
     comparison = load_comparison(path)
-    assert len(comparison.runs) == len(comparison.config.seeds) * len(comparison.config.arms)
+    first = {each.arm: each for each in reversed(comparison.candidates)}
+    reported = comparison.reported_runs(first)
+    assert len(reported) == len(comparison.config.seeds) * len(comparison.config.arms)
+    assert comparison.num_runs == len({run.config.name for run in (*comparison.tuning_runs, *reported)})
     assert comparison.config.name == path.stem
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_every_grid_loads_with_all_its_runs(path):
+    grid = load_grid(path)
+    assert len({run.config.name for run in grid.runs}) == len(grid.points) * len(grid.config.seeds)
+    assert grid.config.name == path.stem
+
+
+def test_the_tuned_comparison_gives_each_of_six_arms_three_learning_rates_and_three_fresh_seeds():
+    tuned, untuned = (load_comparison(ROOT / f"compare_{name}.yaml") for name in ("tuned", "arithmetic"))
+    assert tuned.config.arms.keys() == untuned.config.arms.keys()
+    assert tuned.config.budget == untuned.config.budget
+    assert {len(tuned.candidates_of(arm)) for arm in tuned.config.arms} == {3}
+    assert {run.seed for run in tuned.tuning_runs} == {100}
+    assert set(tuned.config.seeds).isdisjoint(untuned.config.seeds) and len(tuned.config.seeds) == 3
+    assert {run.config.evaluation.only for run in tuned.tuning_runs} == {("validation",)}
+    assert tuned.shared.evaluation.only is None
 
 
 @pytest.mark.parametrize("path", ROOT.glob("luffy_qwen2.5_math_*.yaml"), ids=lambda path: path.stem)

@@ -6,27 +6,23 @@ from types import SimpleNamespace
 
 import pytest
 from synthetic.finished_chain import HOSTILE, write_chain
-from synthetic.result_rows import result_row
+from synthetic.suite_scores import evaluation
 
-from luffy.config.comparison import BudgetConfig
+from luffy.config.comparison_config import BudgetConfig
 from luffy.errors import LuffyError
-from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed, _costs, _curve, read_seed
 from luffy.evaluation.method_comparison.findings import as_json, find
-from luffy.evaluation.results import EvaluationResults
-from luffy.evaluation.sample_records import SampleRecord
 from luffy.pages.held_out_comparison import steps_to_reach
 from luffy.pages.method_comparison_page import (
     accuracy_table,
-    as_text,
     cost_table,
     difference_table,
     render_comparison,
 )
+from luffy.pages.tables import plain_table
 from luffy.tracking.held_out_curve import HeldOutPoint
 from luffy.tracking.metrics import MetricsWriter
 
-PROBLEMS = 40
 BUDGET = BudgetConfig(optimizer_steps=12)
 COSTS = Costs(12.0, 96.0, 1000.0, 1500.0, 61.0, None)
 RL_ROWS = [
@@ -39,24 +35,6 @@ RL_ROWS = [
 ]  # fmt: skip
 WITH_SFT_STEP = [RL_ROWS[0], RL_ROWS[1] | {"batch/optimizer_steps": 3.0}]
 SFT_ROWS = [{"step": 1, "batch/num_rows": 4.0, "batch/response_tokens": 44.0, "perf/step_s": 1.0}]
-
-
-def evaluation(problems=PROBLEMS, **right):
-    """Greedy, with the first `right[suite]` problems of each suite solved."""
-    rows, correct = [], {}
-    for suite, count in right.items():
-        records = [record(suite, uid, uid < count) for uid in range(problems)]
-        rows.append(result_row(records, 0.95))
-        correct[suite, "greedy"] = {row.uid: int(row.correct) for row in records}
-    return CheckpointScores(EvaluationResults(checkpoint="rl", confidence=0.95, rows=tuple(rows)), correct)
-
-
-def record(suite, uid, correct):
-    outcome = "correct" if correct else "wrong"
-    return SampleRecord(
-        suite=suite, decoding="greedy", uid=f"p{uid}", sample=0, seed=1, prompt="", response="", answer="1",
-        ground_truth="1", outcome=outcome, reason="", correct=correct, finish_reason="stop", num_tokens=3,
-    )  # fmt: skip
 
 
 def arm(name, *counts, failures=(), curve=()):
@@ -101,20 +79,20 @@ def test_a_failed_seed_leaves_the_seeds_that_both_have():
     test = findings.tests["other", ("easy", "greedy")]
     assert (test.seeds, test.result.num_seeds) == ((1,), 1)
     assert findings.failures == ["other, seed 2: was ended by SIGKILL"]
-    _, rows = as_text(accuracy_table(findings, "greedy"))
+    _, rows = plain_table(accuracy_table(findings, "greedy"))
     assert "1 of 2 seeds, the others failed" in rows[2][0]
 
 
 def test_an_arm_without_a_seed_is_shown_as_failed_and_the_rest_is_compared():
     broken = arm("broken", failures={1: HOSTILE, 2: "no"}.items())
     findings = compared(LUFFY, OTHER, broken)
-    _, rows = as_text(accuracy_table(findings, "greedy"))
+    _, rows = plain_table(accuracy_table(findings, "greedy"))
     assert rows[-1][1:] == ["failed", "failed"]
     assert {name for name, _ in findings.tests} == {"other"}
     page = render_comparison(findings)
     assert "Failed runs" in page
     assert "<script>" not in page and "&lt;script&gt;" in page
-    assert as_text(cost_table(findings))[1][-1][1:] == ["–"] * 5
+    assert plain_table(cost_table(findings))[1][-1][1:] == ["–"] * 5
 
 
 def test_a_failed_reference_leaves_accuracies_without_tests():
@@ -230,7 +208,7 @@ def test_the_page_says_how_many_steps_an_accuracy_took():
     slow = measured_arm("other", held_out(0.1, 0.1, 0.3), held_out(0.2, 0.2, 0.2))
     findings = compared(fast, slow, arm("unmeasured", (20, 10)))
     ((suite, table),) = steps_to_reach(findings)
-    header, rows = as_text(table)
+    header, rows = plain_table(table)
     assert (suite, header) == ("easy", ["arm", "20 %", "30 %", "40 %", "50 %", "60 %"])
     assert rows == [
         ["luffy", "4", "6", "6", "8", "1 of 2 seeds"],

@@ -125,6 +125,12 @@ def test_the_questions_come_from_the_prepared_suites(tmp_path: Path) -> None:
         read_problems(tmp_path, ["others"])
 
 
+def test_the_questions_of_the_validation_split_are_beside_the_suites(tmp_path: Path) -> None:
+    (tmp_path / "suites").mkdir()
+    write_prompts(tmp_path / "validation.parquet", problems(1))
+    assert list(read_problems(tmp_path / "suites", ["validation"])) == [("validation", "p0")]
+
+
 def damage(name: str, text: str | None) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink() if text is None else (folder / name).write_text(text) and None
 

@@ -95,6 +95,29 @@ def test_rows_follow_the_configuration_and_samples_follow_the_rows(
     assert (len(records), result.metrics["accuracy/greedy/base"], engine.closed) == (24, 0.25, True)
 
 
+def only(*suites: str) -> EvaluateSettings:
+    """SETTINGS on some of the suites."""
+    return SETTINGS.model_copy(update={"evaluation": SETTINGS.evaluation.model_copy(update={"only": suites})})
+
+
+def test_suites_can_be_evaluated_alone_and_the_held_out_prompts_are_one(
+    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_prompts(inputs["data"] / "validation.parquet", problems(6))
+    use(monkeypatch, solve)
+    run(only("validation", "base"), context_in(tmp_path / "out", inputs))
+    rows = read_results(tmp_path / "out" / "results.json").rows
+    assert [(row.suite, row.num_problems) for row in rows if row.decoding == "greedy"] == [
+        ("base", 4),
+        ("validation", 6),
+    ]
+
+
+def test_a_suite_that_was_not_prepared_is_one_line(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    with pytest.raises(DataError, match=r"no suite validation; there are base, longer$"):
+        run(only("validation"), context_in(tmp_path / "out", inputs))
+
+
 @pytest.mark.parametrize(
     ("response", "advised"),
     [("who knows", ["greedy, longer, base", "hot/1, longer, base"]), ("\\boxed{7}", [])],

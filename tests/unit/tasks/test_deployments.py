@@ -15,6 +15,7 @@ from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.comparison import load_comparison
 from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.config.form import experiment_of_form, form_of_file
+from luffy.config.grid_experiment import load_grid
 from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
 
@@ -24,6 +25,8 @@ DEPLOYMENTS = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
 THIN = [one for one in DEPLOYMENTS if "config_file" in one["parameters"]]
 (FORM,) = [one for one in DEPLOYMENTS if "experiment" in one["parameters"]]
 ARITHMETIC = Path("exp_configs/arithmetic.yaml")
+MANY_RUNS = [*Path("exp_configs").glob("compare_*"), *Path("exp_configs").glob("grid_*")]
+"""Comparisons and grids, which are no experiments."""
 
 
 def flow_of(deployment):
@@ -44,7 +47,7 @@ def refusals(schema, values):
 def test_a_deployment_can_be_run_as_it_is(deployment):
     name = deployment["entrypoint"].rpartition(".")[2]
     parameters = flow_of(deployment).validate_parameters(deployment["parameters"])
-    load = load_comparison if name == "compare_methods" else load_experiment
+    load = {"compare_methods": load_comparison, "run_grid": load_grid}.get(name, load_experiment)
     assert load(parameters["config_file"], parameters["overrides"])
     assert deployment["work_pool"]["name"] == "luffy"
 
@@ -112,7 +115,7 @@ def test_wrong_values_are_refused_when_the_form_is_handed_in(form_schema, form_p
     assert message in found
 
 
-@pytest.mark.parametrize("path", sorted(set(Path("exp_configs").glob("*.yaml")) - set(Path("exp_configs").glob("c*"))))
+@pytest.mark.parametrize("path", sorted(set(Path("exp_configs").glob("*.yaml")) - set(MANY_RUNS)))
 def test_every_experiment_fits_the_form_and_is_the_same_experiment(form_schema, path):
     values = form_of_file(path)
     assert refusals(form_schema, values) == []

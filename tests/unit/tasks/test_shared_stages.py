@@ -8,7 +8,7 @@ import pytest
 from patience import PATIENCE_S
 
 from luffy.errors import StageFailed
-from luffy.tasks.comparison import SharedStages
+from luffy.tasks.many_runs import SharedStages
 from luffy.tasks.stages import FinishedStage
 
 MADE = FinishedStage("sft", Path("x"), "digest")

@@ -1,0 +1,80 @@
+"""One run among several: an arm of a comparison, or a point of a grid, with one seed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from luffy.config.experiment import ExperimentConfig
+from luffy.config.grid import GridPoint
+from luffy.config.stage_kinds import STAGE_KINDS
+from luffy.config.strict import FOR_IDENTITY
+
+SHARED_NODES = ("prepare_data", "base", "evaluate_base")
+"""The stages that all runs of a comparison have in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRun:
+    """One arm with one seed."""
+
+    arm: str
+    seed: int
+    config: ExperimentConfig
+    point: GridPoint | None = None
+    """What is tried; None: nothing, or what was chosen."""
+    start: tuple[str, ...] = SHARED_NODES
+    """The stages before it learns, in order."""
+
+    @property
+    def title(self) -> str:
+        tried = f" ({self.point.text})" if self.point is not None else ""
+        return f"{self.arm} {self.seed}{tried}"
+
+    @property
+    def folder(self) -> str:
+        """Its name among the runs of one command."""
+        return folder_of(self.arm, self.seed, self.point)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The stages that are needed of it, in order: no report, and no evaluation on the way."""
+        return (*self.start, *learning_stages(self.config), f"evaluate_{self.last}")
+
+    @property
+    def last(self) -> str:
+        """The stage whose policy is the arm's result."""
+        return [stage for stage in self.config.stages if "policy" in STAGE_KINDS[stage].provides][-1]
+
+
+def folder_of(arm: str, seed: int, point: GridPoint | None = None) -> str:
+    """`ArmRun.folder` of the run of `arm` with `seed` at `point`."""
+    return f"{arm}-{seed}" if point is None else f"{arm}.{point.number}-{seed}"  # no arm has a dot in its name
+
+
+def learning_stages(config: ExperimentConfig) -> list[str]:
+    """The stages after the base that make a policy, or choose the prompts for one."""
+    made = {"policy", "prompts"}
+    return [
+        stage for stage in config.stages if stage not in SHARED_NODES and made.intersection(STAGE_KINDS[stage].provides)
+    ]
+
+
+def learns_as(config: ExperimentConfig) -> str:
+    """Equal for experiments that learn the same after the base."""
+    return _settings(config, learning_stages(config))
+
+
+def is_made_as(config: ExperimentConfig) -> str:
+    """Equal for experiments whose last policy, and its evaluation, are the same."""
+    return _settings(config, ["prepare_data", "base", *learning_stages(config), "evaluate"])
+
+
+def seeded(config: ExperimentConfig, seed: int) -> ExperimentConfig:
+    """The experiment whose SFT and RL have that seed, named after it."""
+    sections = {"sft": config.sft, "rl": config.rl}
+    own = {name: section.model_copy(update={"seed": seed}) for name, section in sections.items() if section is not None}
+    return config.model_copy(update={"name": f"{config.name}.{seed}", **own})
+
+
+def _settings(config: ExperimentConfig, stages: Iterable[str]) -> str:
+    settings = [configure(config) for stage in stages if (configure := STAGE_KINDS[stage].configure) is not None]
+    return "\n".join(each.model_dump_json(context=FOR_IDENTITY) for each in settings)

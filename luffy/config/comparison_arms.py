@@ -1,0 +1,196 @@
+"""The experiment of each arm, as long as the budget says, and the rules that keep arms equal."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from luffy.config.comparison_config import ArmConfig, BudgetConfig, ComparisonConfig
+from luffy.config.experiment import ExperimentConfig
+from luffy.config.grid import Grid, GridPoint, draw_points, grid_points
+from luffy.config.load import chain_stages, load_experiment
+from luffy.config.objective import DynamicSampling, ObjectiveConfig
+from luffy.config.training import RLConfig
+from luffy.errors import ConfigError
+
+_BUDGETED = ("rl.steps", "sft.steps", "sft.epochs")
+_SEEDED = ("seed", "sft.seed", "rl.seed")
+_SHARED = ("data", "model", "base", "evaluation", "grading", "difficulty")
+_NAMED = ("name", "chain", "method", "stages")
+_REASONS = {
+    "budget": "it would be another budget; set that of the comparison",
+    "seeds": "the comparison's seeds say it",
+    "shared": "all arms share it, so that their stages run once; override it for all of them",
+    "equal": "an RL step takes the same in all arms; override it for all of them",
+    "named": "the arm's chain and method, and the comparison's name, say it",
+}
+_ANY_LENGTH = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class ArmPlan:
+    """An arm as its YAML says it."""
+
+    name: str
+    config: ArmConfig
+    where: str
+    """File and line."""
+
+    def refuse(self, text: str) -> NoReturn:
+        """Raise ConfigError, one line that begins with the arm."""
+        raise ConfigError(f"{self.where}: arms.{self.name}: {text}")
+
+
+def check_shared_overrides(comparison: ComparisonConfig, where: str) -> None:
+    """Raise ConfigError for an override of all arms that the comparison itself decides."""
+    _refuse_fixed(_keys(comparison.overrides), (*_BUDGETED, *_SEEDED[1:], *_NAMED), where, "overrides")
+
+
+def check_grid(grid: Grid | None, where: str) -> None:
+    """Raise ConfigError for a key that the comparison decides, or that all arms share."""
+    equal = tuple(_EQUAL)
+    _refuse_fixed(tuple(grid or ()), (*_BUDGETED, *_SEEDED, *_SHARED, *_NAMED, *equal), where, "grid")
+
+
+def points_of_arms(comparison: ComparisonConfig, arms: Sequence[ArmPlan]) -> dict[str, tuple[GridPoint, ...]]:
+    """The points that each arm tries, equally many; ConfigError where that cannot be."""
+    select = comparison.select
+    points = {arm.name: grid_points(arm.config.grid or comparison.grid) for arm in arms}
+    if select is not None and select.random is not None:
+        for arm in arms:
+            if len(points[arm.name]) < select.random:
+                arm.refuse(f"grid: has {len(points[arm.name])} of the {select.random} points of select.random")
+        # Not by the experiment's seed, which is that of the data.
+        return {name: draw_points(each, select.random, select.seeds[0]) for name, each in points.items()}
+    first = arms[0]
+    for arm in arms:
+        if len(points[arm.name]) != len(points[first.name]):
+            arm.refuse(
+                f"grid: has {len(points[arm.name])} points, and that of arm {first.name} {len(points[first.name])}: "
+                "every arm gets equal tries; change one of them, or draw equally many by select.random"
+            )
+    return points
+
+
+def load_arm(arm: ArmPlan, comparison: ComparisonConfig, experiment: Path, point: GridPoint) -> ExperimentConfig:
+    """An arm's experiment at `point`, as long as the budget says; its seeds are still those of the file."""
+    where = f"{arm.where}: arms.{arm.name}"
+    _refuse_fixed(_keys(arm.config.overrides), (*_BUDGETED, *_SEEDED, *_SHARED, *_NAMED), where, "overrides")
+    stages = chain_stages(arm.config.chain, experiment)
+    named = [f"name={comparison.name}.{arm.name}", f"chain={arm.config.chain}", f"method={arm.config.method}"]
+    overrides = [*comparison.overrides, *arm.config.overrides, *point.overrides, *named]
+    # How many steps an arm's share of the budget makes depends on the rest of its experiment.
+    unmeasured = load_experiment(experiment, [*overrides, *_lengths(stages, 1, _ANY_LENGTH)], given_at=where)
+    lengths = _lengths(stages, *_shares(arm, comparison.budget, unmeasured))
+    return load_experiment(experiment, [*overrides, *lengths], given_at=where)
+
+
+def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
+    sft = ["sft.epochs=null", f"sft.steps={sft_steps}"] if "sft" in stages else []
+    return [*sft, f"rl.steps={rl_steps}"] if "rl" in stages else sft
+
+
+def _shares(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> tuple[int, int]:
+    """Optimizer steps of SFT and RL steps; 0 for what the chain does not have."""
+    has_sft, has_rl = ("sft" in config.stages, "rl" in config.stages)
+    if not has_sft and not has_rl:
+        arm.refuse(f"chain {arm.config.chain} trains nothing: there is nothing to compare")
+    if has_sft and has_rl and arm.config.sft_steps is None:
+        arm.refuse("sft_steps: missing; say how many optimizer steps SFT makes before RL")
+    if not (has_sft and has_rl) and arm.config.sft_steps is not None:
+        arm.refuse(f"sft_steps has no effect with chain {arm.config.chain}, which has not both SFT and RL; remove it")
+    sft_steps = arm.config.sft_steps or 0
+    if budget.rollouts is not None:
+        return sft_steps, _steps_of_rollouts(arm, budget.rollouts, config)
+    assert budget.optimizer_steps is not None
+    if not has_rl:
+        return budget.optimizer_steps, 0
+    assert config.rl is not None
+    left, a_step = budget.optimizer_steps - sft_steps, config.rl.updates_per_step
+    if left < 1 or left % a_step:
+        arm.refuse(
+            f"budget.optimizer_steps {budget.optimizer_steps} leaves {left} to RL, which is no positive multiple of "
+            f"the {a_step} that each RL step makes (rl.prompts_per_step / rl.prompts_per_update); change one of them"
+        )
+    return sft_steps, left // a_step
+
+
+def _steps_of_rollouts(arm: ArmPlan, rollouts: int, config: ExperimentConfig) -> int:
+    """RL steps that draw as many responses, where every prompt has as many traces as the group takes."""
+    if config.rl is None or config.objective is None or "rl" not in config.stages:
+        arm.refuse("samples no rollouts, so a budget of rollouts does not bound it; give budget.optimizer_steps")
+    group = config.objective.group
+    varies = (
+        group.prefix is not None or isinstance(group.filter, DynamicSampling) or config.objective.replay is not None
+    )
+    if varies:
+        arm.refuse(
+            f"how many rollouts {config.method} samples in a step depends on their rewards (prefixes, dynamic "
+            "sampling or replay); give budget.optimizer_steps"
+        )
+    traces = group.off_policy if group.off_policy_when_accuracy_at_most is None else 0
+    a_step = config.rl.prompts_per_step * (group.size - traces)
+    if rollouts % a_step:
+        arm.refuse(
+            f"samples {a_step} rollouts a step ({config.rl.prompts_per_step} prompts x {group.size - traces}), of "
+            f"which budget.rollouts {rollouts} is no multiple"
+        )
+    return rollouts // a_step
+
+
+def _keys(overrides: Sequence[str]) -> list[str]:
+    return [text.partition("=")[0] for text in overrides]
+
+
+def _refuse_fixed(keys: Sequence[str], fixed: Sequence[str], where: str, what: str) -> None:
+    """What belongs to the comparison cannot be an arm's own, in whole or in part."""
+    for key in keys:
+        hit = next((name for name in fixed if f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.")), "")
+        if hit and key not in ("sft", "rl"):
+            raise ConfigError(f"{where}: {what}: {key} is not to be overridden here: {_REASONS[_kind_of(hit)]}")
+        if hit:
+            raise ConfigError(f"{where}: {what}: give the fields of {key} one by one (e.g. {key}.optimizer.lr=1e-4)")
+
+
+def _kind_of(name: str) -> str:
+    kinds = {"budget": _BUDGETED, "seeds": _SEEDED, "shared": _SHARED, "named": _NAMED, "equal": _EQUAL}
+    return next(kind for kind, names in kinds.items() if name in names)
+
+
+def check_equal(loaded: Mapping[str, ExperimentConfig], arms: Mapping[str, ArmPlan]) -> None:
+    """Refuse arms that differ in what must be equal, wherever the difference comes from."""
+    first = next(iter(loaded))
+    for field, value_of in _EQUAL.items():
+        values = {name: value_of(config) for name, config in loaded.items()}
+        _refuse_difference(field, {name: value for name, value in values.items() if value is not None}, arms)
+    for section in ("seed", "cluster", *_SHARED[:-1]):
+        other = next((name for name in loaded if getattr(loaded[name], section) != getattr(loaded[first], section)), "")
+        if other:
+            arms[other].refuse(f"{section} is not that of arm {first}; what all arms share cannot differ")
+
+
+def _refuse_difference(field: str, values: Mapping[str, object], arms: Mapping[str, ArmPlan]) -> None:
+    if not values:
+        return
+    first, expected = next(iter(values.items()))
+    for name, value in values.items():
+        if value != expected:
+            arms[name].refuse(f"{field} is {value}, and that of arm {first} {expected}: an RL step must take the same")
+
+
+def _of_rl(get: Callable[[RLConfig], object]) -> Callable[[ExperimentConfig], object]:
+    return lambda config: get(config.rl) if config.rl is not None and "rl" in config.stages else None
+
+
+def _of_objective(get: Callable[[ObjectiveConfig], object]) -> Callable[[ExperimentConfig], object]:
+    return lambda config: get(config.objective) if config.objective is not None and "rl" in config.stages else None
+
+
+_EQUAL: Mapping[str, Callable[[ExperimentConfig], object]] = {
+    "rl.prompts_per_step": _of_rl(lambda rl: rl.prompts_per_step),
+    "rl.prompts_per_update": _of_rl(lambda rl: rl.prompts_per_update or rl.prompts_per_step),
+    "rl.max_response_tokens": _of_rl(lambda rl: rl.max_response_tokens),
+    "rl.temperature": _of_rl(lambda rl: rl.temperature),
+    "objective.group.size": _of_objective(lambda objective: objective.group.size),
+}
+"""What an RL step takes; None for an arm without RL."""

@@ -1,0 +1,113 @@
+"""What one YAML file of a comparison says."""
+
+from typing import Annotated
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from luffy.config.evaluation import VALIDATION
+from luffy.config.grid import Grid
+from luffy.config.strict import StrictModel
+
+_ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+
+
+class BudgetConfig(StrictModel):
+    """How much every arm learns: exactly one of the two."""
+
+    optimizer_steps: PositiveInt | None = None
+    """Optimizer steps after the base policy, those of SFT and of RL together."""
+    rollouts: PositiveInt | None = None
+    """Responses sampled during RL; steps of SFT are given by `sft_steps` and not counted."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "BudgetConfig":
+        if (self.optimizer_steps is None) == (self.rollouts is None):
+            raise ValueError("give exactly one of optimizer_steps and rollouts")
+        return self
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        if self.optimizer_steps is not None:
+            return f"{self.optimizer_steps} optimizer steps"
+        return f"{self.rollouts} rollouts"
+
+
+class SelectConfig(StrictModel):
+    """How each arm's values are chosen: by runs of every point, evaluated on nothing that is reported.
+
+    Every arm gets equally many points.
+    """
+
+    on: str = VALIDATION
+    """`validation`: the prompts that `data.validation_prompts` holds out; or a suite of the experiment, which is then
+    not reported."""
+    seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    """Seeds of the runs that are chosen from; none of them is reported."""
+    decoding: str | None = None
+    """The decoding whose accuracy, mean over seeds and problems, decides; None: the experiment's first."""
+    random: PositiveInt | None = None
+    """Points drawn from each arm's grid, by the first of `seeds`; None: all points."""
+
+    @model_validator(mode="after")
+    def _seeds_differ(self) -> "SelectConfig":
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds: give each seed once")
+        return self
+
+
+class ArmConfig(StrictModel):
+    """One way to learn."""
+
+    chain: str
+    """A preset of `exp_configs/chains/`."""
+    method: str
+    """A preset of `exp_configs/methods/`; of a chain with RL, that of RL."""
+    sft_steps: PositiveInt | None = None
+    """Optimizer steps of SFT where RL follows; None: the chain has no SFT before RL."""
+    overrides: tuple[str, ...] = ()
+    """`key.path=value`, for this arm alone."""
+    grid: Grid | None = None
+    """Values to try, by key; None: those of the comparison's `grid`."""
+
+
+class ComparisonConfig(StrictModel):
+    """What one YAML file of a comparison says."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    experiment: str
+    """The YAML of what all arms share: a path from this file's folder, or a shipped experiment's name."""
+    overrides: tuple[str, ...] = ()
+    """`key.path=value`, for all arms."""
+    seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    """For SFT and RL: order of prompts, choice of traces, rollouts. Data, base and evaluation keep the experiment's."""
+    reference: str
+    """The arm that all others are tested against."""
+    budget: BudgetConfig
+    workers: PositiveInt = 1
+    """Runs at the same time; what they come to does not depend on it, how long they take does."""
+    grid: Grid | None = None
+    """Values to try for the keys of every arm that has no grid of its own."""
+    select: SelectConfig | None = None
+    """How each arm's values are chosen from its grid; None: nothing is tuned."""
+    arms: dict[_ArmName, ArmConfig] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _tuning_is_whole(self) -> "ComparisonConfig":
+        grids = [self.grid, *(arm.grid for arm in self.arms.values())]
+        if self.select is None and any(grid is not None for grid in grids):
+            raise ValueError("select: missing; a grid needs it, to say what its values are chosen on")
+        if self.select is not None and not any(grid is not None for grid in grids):
+            raise ValueError("select: has no effect without a grid; give one, or remove it")
+        both = sorted(set(self.select.seeds) & set(self.seeds)) if self.select is not None else []
+        if both:
+            raise ValueError(f"select.seeds: {both[0]} is also reported; values are chosen on seeds of their own")
+        return self
+
+    @model_validator(mode="after")
+    def _names_are_right(self) -> "ComparisonConfig":
+        if self.reference not in self.arms:
+            raise ValueError(f"reference: no arm is called {self.reference!r}; there are {', '.join(self.arms)}")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds: give each seed once")
+        return self

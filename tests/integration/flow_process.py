@@ -1,0 +1,38 @@
+"""Flows of many runs as processes of their own, and what they say."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from patience import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(workspace, *arguments, flow="compare_methods"):
+    command = [sys.executable, f"flows/{flow}.py", *map(str, arguments)]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    env |= {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(workspace)}
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # As in a terminal: a shell that runs this in the background has its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def run(workspace, *arguments, flow="compare_methods"):
+    process = start(workspace, *arguments, flow=flow)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def states(result):
+    return dict(re.findall(r"^\d\d:\d\d:\d\d ([\w ]+(?: \([^)]*\))?(?:: \w+)?): (\w+)", result.stdout, re.MULTILINE))
