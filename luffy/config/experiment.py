@@ -44,7 +44,7 @@ class ExperimentConfig(StrictModel):
     evaluation: EvaluationConfig | None = None
     grading: GradingConfig = GradingConfig()
     environment: EnvironmentConfig | None = None
-    """Answers the policy between its turns, in RL and in evaluation; None: a response is a single turn."""
+    """Answers the policy between its turns, in RL, `difficulty` and evaluation; None: a response is a single turn."""
     execution: ExecutionConfig = ExecutionConfig()
     tracking: TrackingConfig = TrackingConfig()
 
@@ -95,13 +95,9 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _environment_has_its_engine(self) -> "ExperimentConfig":
+    def _environment_has_its_template(self) -> "ExperimentConfig":
         if self.environment is None:
             return self
-        if self.model.endpoint is not None:
-            raise ValueError("environment: model.endpoint answers with text; an environment needs token ids")
-        if "difficulty" in self.stages:
-            raise ValueError("environment: the stage difficulty samples single turns; remove one of the two sections")
         evaluation = self.evaluation
         if evaluation is None:
             return self

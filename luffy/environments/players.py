@@ -8,6 +8,7 @@ from luffy.environments.environment import EnvironmentFactory, ScoringEnvironmen
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.registry import open_environment
 from luffy.environments.rubric import EpisodeScorer
+from luffy.environments.text_episodes import TextEpisodePlayer
 
 
 def open_player(config: EnvironmentConfig, tokenizer: PreTrainedTokenizerBase, lanes: int) -> EpisodePlayer:
@@ -19,6 +20,12 @@ def open_player(config: EnvironmentConfig, tokenizer: PreTrainedTokenizerBase, l
     encoder = ConversationEncoder(tokenizer, keeps_history=keeps_history(config))
     make, scorer = open_scored(config)
     return EpisodePlayer(make, encoder, config.limits, scorer, lanes)
+
+
+def open_text_player(config: EnvironmentConfig) -> TextEpisodePlayer:
+    """A player for models that answer with text; ConfigError for an environment that cannot be loaded."""
+    make, scorer = open_scored(config)
+    return TextEpisodePlayer(make, config.limits, scorer)
 
 
 def open_scored(config: EnvironmentConfig) -> tuple[EnvironmentFactory, EpisodeScorer]:

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from luffy.config.objective import GroupConfig
-from luffy.environments.episodes import EpisodePlayer, EpisodeStart
+from luffy.environments.episodes import EpisodePlayer
+from luffy.environments.live_episode import EpisodeStart
 from luffy.grading import Grade, Grader, GradeRequest
 from luffy.rl.busy_time import BusyTime
 from luffy.rl.prefixes import PrefixedRow, prefix_length

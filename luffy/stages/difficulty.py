@@ -3,10 +3,10 @@
 Run: python -m luffy.stages.difficulty --config DIR/config.yaml --out DIR
 
 Samples `difficulty.num_samples` responses to every prompt of prepare_data's train.parquet, as an evaluation does, and
-grades them as RL does. Writes pass_rates.parquet (one row per prompt), train.parquet (the prompts within the bounds,
-with traces), tokenizer/, card.json and card.md. RL reads this directory in place of prepare_data's. sft.parquet,
-rl_complement.parquet and validation.parquet are not filtered: SFT can use a trace whether or not the policy solves the
-prompt, and held-out data must not depend on a policy.
+grades them as RL does; with an environment a response is an episode. Writes pass_rates.parquet (one row per prompt),
+train.parquet (the prompts within the bounds, with traces), tokenizer/, card.json and card.md. RL reads this directory
+in place of prepare_data's. sft.parquet, rl_complement.parquet and validation.parquet are not filtered: SFT can use a
+trace whether or not the policy solves the prompt, and held-out data must not depend on a policy.
 
 The seed of a response depends on (seed, uid, sample) alone. Finished batches of prompts are saved in shards/: a killed
 stage continues with the next batch, and a stage that differs only in its bounds reuses all responses.
@@ -38,8 +38,8 @@ from luffy.data.pass_rates import (
 )
 from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.errors import DataError
+from luffy.evaluation.episode_client import open_client
 from luffy.evaluation.evaluator import Evaluator
-from luffy.evaluation.model_clients import TokenModelClient
 from luffy.evaluation.requests import Suite
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import link_or_copy, write_atomic
@@ -150,7 +150,7 @@ def _measure(
         cache = context.out / JUDGE_CACHE
         with GraderPool.configured(context.execution.grader_workers, settings.grading, cache) as grader:
             evaluator = Evaluator(
-                TokenModelClient(generator.engine, tokenizer),
+                open_client(settings.environment, generator.engine, tokenizer, generator.lanes),
                 grader,
                 _protocol(config),
                 settings.seed,

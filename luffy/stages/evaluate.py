@@ -18,17 +18,14 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from transformers import PreTrainedTokenizerBase
-
 from luffy.config.model import EndpointModel
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
-from luffy.environments.players import open_player
 from luffy.errors import DataError
-from luffy.evaluation.episode_client import EpisodeClient
+from luffy.evaluation.episode_client import open_client, open_text_client
 from luffy.evaluation.evaluator import Evaluator, protocol_of
-from luffy.evaluation.model_clients import ModelClient, TextModelClient, TokenModelClient, render_as_ids, render_as_text
+from luffy.evaluation.model_clients import render_as_ids, render_as_text
 from luffy.evaluation.requests import Render, Suite
 from luffy.evaluation.results import (
     RESULTS_FILE,
@@ -44,7 +41,7 @@ from luffy.evaluation.suite_checks import check_problems, check_suite
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.pages.evaluation_page import PAGE_FILE, write_summaries
 from luffy.pages.evaluation_tables import SUMMARY_FILE, by_decoding
-from luffy.rollout.engine import RolloutEngine, SwappableEngine
+from luffy.rollout.engine import SwappableEngine
 from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint, read_endpoint
 from luffy.stages.adoption import RESPONSES_FILE, EvaluationRequests, adopt, find_sampled, write_digests
@@ -172,7 +169,8 @@ def open_evaluator(
     generator = open_generator(settings.evaluation.engine, model, settings.dtype, longest, context)
     try:
         with open_grader(settings, context) as grader:
-            client = _client(settings, wrapper(generator.engine), load_tokenizer(model), generator.lanes)
+            engine, tokenizer = wrapper(generator.engine), load_tokenizer(model)
+            client = open_client(settings.environment, engine, tokenizer, generator.lanes)
             evaluator = Evaluator(
                 client,
                 grader,
@@ -184,14 +182,6 @@ def open_evaluator(
             yield evaluator, generator.engine
     finally:
         generator.engine.close()
-
-
-def _client(
-    settings: EvaluateSettings, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, lanes: int
-) -> ModelClient:
-    if settings.environment is None:
-        return TokenModelClient(engine, tokenizer)
-    return EpisodeClient(engine, tokenizer, open_player(settings.environment, tokenizer, lanes))
 
 
 def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[SuiteDecoding]:
@@ -211,7 +201,7 @@ def _open_endpoint(
     with closing(TextAnswers(context.out / _ANSWERS)) as answers:
         generator = open_endpoint(model, templates, context.execution, answers)
         with closing(generator.endpoint), open_grader(settings, context) as grader:
-            client = TextModelClient(generator.endpoint)
+            client = open_text_client(settings.environment, generator.endpoint)
             evaluator = Evaluator(client, grader, settings.evaluation, settings.seed, generator.batch_size)
             yield evaluator, generator.endpoint
     answers.remove()
