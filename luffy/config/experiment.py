@@ -10,7 +10,7 @@ from luffy.config.difficulty import DifficultyConfig
 from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, TrackingConfig
-from luffy.config.grading import GradingConfig
+from luffy.config.grading import GradingConfig, MeasureGrader
 from luffy.config.model import ModelConfig
 from luffy.config.objective import DynamicSampling, ObjectiveConfig
 from luffy.config.stage_names import StageName
@@ -107,6 +107,27 @@ class ExperimentConfig(StrictModel):
             raise ValueError(
                 f"{where}: stop and template have no use with an environment, whose turns follow the chat template; "
                 "remove them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _group_measures_have_their_groups(self) -> "ExperimentConfig":
+        measures = self.environment.scoring.group_measures if self.environment is not None else {}
+        if not measures:
+            return self
+        where = f"environment.scoring.group_measures.{next(iter(measures))}"
+        if "rl" not in self.stages or self.objective is None:
+            raise ValueError(f"{where}: only RL has groups; remove it, or add the stage rl")
+        if self.objective.group.off_policy_when_accuracy_at_most is not None:
+            raise ValueError(
+                f"{where}: objective.group.off_policy_when_accuracy_at_most changes a group after its episodes are "
+                "compared; remove one of the two"
+            )
+        leaves = [self.grading.kind, *self.grading.named.values()]
+        if graded := [kind.name for kind in leaves if isinstance(kind, MeasureGrader) and kind.name in measures]:
+            raise ValueError(
+                f"grading: kind: measure cannot take {graded[0]}, which is measured of whole groups after grading; use "
+                "environment.scoring.weights"
             )
         return self
 

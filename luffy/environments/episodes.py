@@ -78,7 +78,7 @@ class EpisodePlayer:
         self._lanes = lanes
         self._plays = itertools.count()
         self._encoder = encoder
-        self._limits = limits
+        self.limits = limits
 
     def play(self, starts: Sequence[EpisodeStart], engine: RolloutEngine, params: SamplingParams) -> list[Episode]:
         """One episode per start, in order.
@@ -88,7 +88,7 @@ class EpisodePlayer:
         """
         sampler = TurnSampler(engine, params, self._lanes, len(starts), f"play {next(self._plays)}")
         episodes = asyncio.run(self._play_all(starts, sampler))
-        refuse_failures([episode.finish_reason for episode in episodes], self._limits)
+        refuse_failures([episode.finish_reason for episode in episodes], self.limits)
         return episodes
 
     async def _play_all(self, starts: Sequence[EpisodeStart], sampler: TurnSampler) -> list[Episode]:
@@ -144,7 +144,7 @@ class EpisodePlayer:
             messages = await play.live.respond(written)
             if messages is None:
                 return FinishReason.STOP
-            if play.live.num_turns >= self._limits.max_turns:
+            if play.live.num_turns >= self.limits.max_turns:
                 return FinishReason.TURNS
             if not self._observe(play, messages, sampler.params.max_response_tokens):
                 return FinishReason.LENGTH
@@ -152,11 +152,11 @@ class EpisodePlayer:
 
     def _request(self, play: _Play, turn: int) -> RolloutRequest:
         seed = play.live.start.turn_seed(turn)
-        return RolloutRequest(play.prompt_ids, seed, tuple(play.ids), self._limits.max_turn_tokens)
+        return RolloutRequest(play.prompt_ids, seed, tuple(play.ids), self.limits.max_turn_tokens)
 
     def _observe(self, play: _Play, messages: Sequence[Message], limit: int) -> bool:
         """Append the environment's messages; False, and nothing appended, where they leave no room for a turn."""
-        ids = self._encoder.between(messages, self._limits.max_observation_tokens)
+        ids = self._encoder.between(messages, self.limits.max_observation_tokens)
         if len(play.ids) + len(ids) >= limit:
             return False
         play.live.observe(messages)

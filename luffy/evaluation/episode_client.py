@@ -23,25 +23,30 @@ from luffy.evaluation.model_clients import (
 )
 from luffy.evaluation.requests import RenderedPrompt, Response, SampleRequest
 from luffy.grading import problem_of
+from luffy.grading.judge import Judges
 from luffy.rollout.engine import Completion, RolloutEngine
 from luffy.rollout.text_endpoint import TextEndpoint
 from luffy.types import Prompt, Source
 
 
 def open_client(
-    environment: EnvironmentConfig | None, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, lanes: int
+    environment: EnvironmentConfig | None,
+    engine: RolloutEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    lanes: int,
+    judges: Judges,
 ) -> ModelClient:
-    """A client of the engine: for episodes with an environment (`lanes` as in `EpisodePlayer`), or for single turns."""
+    """A client of the engine: for episodes with an environment (the rest is `open_player`'s), or for single turns."""
     if environment is None:
         return TokenModelClient(engine, tokenizer)
-    return EpisodeClient(engine, tokenizer, open_player(environment, tokenizer, lanes))
+    return EpisodeClient(engine, tokenizer, open_player(environment, tokenizer, lanes, judges))
 
 
-def open_text_client(environment: EnvironmentConfig | None, endpoint: TextEndpoint) -> ModelClient:
+def open_text_client(environment: EnvironmentConfig | None, endpoint: TextEndpoint, judges: Judges) -> ModelClient:
     """As `open_client`, for a model that answers with text."""
     if environment is None:
         return TextModelClient(endpoint)
-    return TextEpisodeClient(endpoint, open_text_player(environment))
+    return TextEpisodeClient(endpoint, open_text_player(environment, judges))
 
 
 class EpisodeClient:

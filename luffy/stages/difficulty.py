@@ -17,6 +17,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,6 +45,7 @@ from luffy.evaluation.requests import Suite
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import link_or_copy, write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.grading.judge import Judges
 from luffy.pipeline.chain.identity import Identity, IdentityRecord, read_identity
 from luffy.pipeline.chain.manifest import read_manifest
 from luffy.rollout.vllm_limits import context_length, read_shape
@@ -148,9 +150,10 @@ def _measure(
     generator = open_generator(config.engine, model, settings.dtype, longest, context)
     try:
         cache = context.out / JUDGE_CACHE
-        with GraderPool.configured(context.execution.grader_workers, settings.grading, cache) as grader:
+        pool = GraderPool.configured(context.execution.grader_workers, settings.grading, cache)
+        with pool as grader, closing(Judges(cache)) as judges:
             evaluator = Evaluator(
-                open_client(settings.environment, generator.engine, tokenizer, generator.lanes),
+                open_client(settings.environment, generator.engine, tokenizer, generator.lanes, judges),
                 grader,
                 _protocol(config),
                 settings.seed,

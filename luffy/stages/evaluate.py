@@ -39,6 +39,7 @@ from luffy.evaluation.sample_files import SAMPLES_FILE, join_sample_records, rea
 from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.suite_checks import check_problems, check_suite
 from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.grading.judge import Judges
 from luffy.pages.evaluation_page import PAGE_FILE, write_summaries
 from luffy.pages.evaluation_tables import SUMMARY_FILE, by_decoding
 from luffy.rollout.engine import SwappableEngine
@@ -168,9 +169,9 @@ def open_evaluator(
     """
     generator = open_generator(settings.evaluation.engine, model, settings.dtype, longest, context)
     try:
-        with open_grader(settings, context) as grader:
+        with open_grader(settings, context) as grader, closing(Judges(context.out / JUDGE_CACHE)) as judges:
             engine, tokenizer = wrapper(generator.engine), load_tokenizer(model)
-            client = open_client(settings.environment, engine, tokenizer, generator.lanes)
+            client = open_client(settings.environment, engine, tokenizer, generator.lanes, judges)
             evaluator = Evaluator(
                 client,
                 grader,
@@ -198,10 +199,10 @@ def _open_endpoint(
 ) -> Iterator[tuple[Evaluator, TextEndpoint]]:
     """An evaluator of a model behind an endpoint; saved responses are deleted once all of them are graded."""
     templates = [settings.evaluation.template_of(suite.name) for suite, _ in cells]
-    with closing(TextAnswers(context.out / _ANSWERS)) as answers:
+    with closing(TextAnswers(context.out / _ANSWERS)) as answers, closing(Judges(context.out / JUDGE_CACHE)) as judges:
         generator = open_endpoint(model, templates, context.execution, answers)
         with closing(generator.endpoint), open_grader(settings, context) as grader:
-            client = open_text_client(settings.environment, generator.endpoint)
+            client = open_text_client(settings.environment, generator.endpoint, judges)
             evaluator = Evaluator(client, grader, settings.evaluation, settings.seed, generator.batch_size)
             yield evaluator, generator.endpoint
     answers.remove()

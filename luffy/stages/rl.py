@@ -5,7 +5,7 @@ Run: python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
@@ -23,6 +23,7 @@ from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.players import open_player
 from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, Grader, GraderPool, problem_of
+from luffy.grading.judge import Judges
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.rl.collector import GroupCollector
 from luffy.rl.logp_gap import check_logp_gap
@@ -141,7 +142,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
         group=settings.objective.group,
         total_steps=settings.rl.steps,
         seed=settings.seed,
-        player=_player(settings, tokenizer),
+        player=_player(settings, tokenizer, stack.enter_context(closing(Judges(context.out / JUDGE_CACHE)))),
     )
     confidential = confidential_uids(context.inputs["data"] / "train.parquet")
 
@@ -156,11 +157,11 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     )
 
 
-def _player(settings: RLSettings, tokenizer: PreTrainedTokenizerBase) -> EpisodePlayer | None:
+def _player(settings: RLSettings, tokenizer: PreTrainedTokenizerBase, judges: Judges) -> EpisodePlayer | None:
     """Plays the episodes of `environment`; None: a response is a single turn."""
     if settings.environment is None:
         return None
-    return open_player(settings.environment, tokenizer, settings.lanes)
+    return open_player(settings.environment, tokenizer, settings.lanes, judges)
 
 
 def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase) -> Sequence[RolloutTask]:

@@ -15,6 +15,7 @@ from luffy.environments.players import open_text_player
 from luffy.environments.text_episodes import TextEpisode
 from luffy.errors import ClusterError
 from luffy.grading import Problem
+from luffy.grading.judge import Judges
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint
@@ -52,7 +53,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
         answers = TextAnswers(tmp_path / "answers.jsonl")
         endpoint = TextEndpoint.connect(EndpointModel(name="gpt-x"), config, ("/chat/completions",), answers)
         guessing = GuessNumberEnvironment(kind="guess_number", limits=EpisodeLimits(**limits))
-        player = open_text_player(environment or guessing)
+        player = open_text_player(environment or guessing, Judges(None))
         try:
             return player.play(starts, endpoint, SamplingParams(1.0, max_tokens, ())), opened[-1].asked
         finally:
