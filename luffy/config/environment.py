@@ -197,3 +197,11 @@ EnvironmentConfig = Annotated[
 def keeps_history(environment: EnvironmentConfig | None) -> bool:
     """Whether traces and episodes of many turns are accepted under a chat template that rewrites earlier turns."""
     return environment is not None and environment.limits.history == "as_sampled"
+
+
+def without_groups(environment: EnvironmentConfig | None) -> EnvironmentConfig | None:
+    """The environment for a chain without RL, which has no groups to measure and no rewards."""
+    if environment is None or not environment.scoring.group_measures:
+        return environment
+    scoring = environment.scoring.model_copy(update={"group_measures": {}, "weights": {ANSWER: 1.0}})
+    return environment.model_copy(update={"scoring": scoring})

@@ -132,6 +132,15 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _replays_have_their_environment(self) -> "ExperimentConfig":
+        if self.data.replay_traces != "off" and (self.environment is None or self.data.train is None):
+            missing = "environment" if self.environment is None else "data.train"
+            raise ValueError(
+                f"data.replay_traces: {self.data.replay_traces} has no effect without {missing}; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _tasks_have_their_environment(self) -> "ExperimentConfig":
         named = {f"suites.{name}": source for name, source in self.data.suites.items()} | {"train": self.data.train}
         for name, source in named.items():
