@@ -1,4 +1,5 @@
-"""Episodes through the real flow: data, SFT, RL and evaluation with an environment, and a kill in the middle of one."""
+"""Episodes through the real flow: data, SFT, difficulty, RL and evaluation with an environment, and a kill in the
+middle of an episode, of a tool call and of sandboxed code."""
 
 import hashlib
 import json
@@ -7,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, wait_until
 
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.tracking.metrics import METRICS_FILE, read_metrics, without_times
@@ -29,6 +31,7 @@ GAME = [
     "base.steps=60",
     "base.batch_size=32",
     "sft={epochs: 3, batch_size: 8, optimizer: {lr: 3e-3}}",
+    "difficulty={num_samples: 2, max_pass_rate: 1.0}",
     "rl={steps: 3, prompts_per_step: 4, max_response_tokens: 64, optimizer: {lr: 1e-3}}",
     "evaluation={max_response_tokens: 64, decodings: {greedy: {temperature: 0.0}}}",
     "environment={kind: custom, factory: 'dying_game:DyingGame', limits: {max_turns: 3, max_turn_tokens: 8}}",
@@ -99,10 +102,13 @@ def test_evaluation_grades_the_last_turn_and_counts_the_policys_tokens(finished:
 
 def test_a_kill_in_the_middle_of_an_episode_costs_no_bit(finished: Path, tmp_path: Path) -> None:
     die_at = tmp_path / "die_at"
-    die_at.write_text("90")  # of about 60 answers a step
+    die_at.write_text("30")  # of about 60 answers a step
     killed = flow(tmp_path / "workspace", die_at)
     assert killed.returncode != 0
     assert not die_at.exists()
+    children = [line.split() for line in Path(f"{die_at}.children").read_text().splitlines()]
+    assert len(children) >= 2  # of the sandbox, and the grading server
+    wait_until(lambda: not any(_is_alive(int(pid), float(started)) for pid, started in children))
     assert [path.name for path in (tmp_path / "workspace/stages/rl").glob("*/journal/*.parquet")] == [
         "step_000001.parquet"
     ]
@@ -110,6 +116,23 @@ def test_a_kill_in_the_middle_of_an_episode_costs_no_bit(finished: Path, tmp_pat
     assert again.returncode == 0, again.stderr
     assert _metrics(tmp_path / "workspace/stages") == _metrics(finished)
     assert _model(tmp_path / "workspace/stages") == _model(finished)
+
+
+def _is_alive(pid: int, started: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_difficulty_measures_episodes(finished: Path) -> None:
+    rows = pq.read_table(only(finished, "difficulty") / "pass_rates.parquet").to_pylist()
+    assert len(rows) == 24
+    assert all(row["num_correct"] <= 2 and row["num_tokens"] >= 4 for row in rows)
+    assert any(row["num_correct"] for row in rows)
+    card = json.loads((only(finished, "difficulty") / "card.json").read_text())
+    assert card["outcomes"].keys() <= {"correct", "wrong", "no_answer"}
 
 
 def _metrics(stages: Path) -> list[dict]:

@@ -1,4 +1,4 @@
-"""`luffy eval` with a model behind an endpoint: all stages in this process, a table and a transcript on the terminal."""
+"""`luffy eval` with a model behind an endpoint: its stages in this process, a table and a transcript."""
 
 import json
 
