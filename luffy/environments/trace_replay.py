@@ -72,7 +72,7 @@ async def _replayed(make: EnvironmentFactory, prompt: Prompt, trace: Trace) -> R
 
 
 def _answered(turns: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
-    """Each turn of the author with the messages that answered it; none behind the last."""
+    """Each turn of the author with the messages that answered it; the last has none."""
     answered: list[tuple[Message, list[Message]]] = []
     for turn in turns:
         if turn.role == _POLICY:

@@ -60,6 +60,7 @@ _SUITE = "difficulty"
 _DECODING = "pass_rate"
 _TRAIN_FILE = "train.parquet"
 _RATES_FILE = "pass_rates.parquet"
+_CUT = (FinishReason.LENGTH, FinishReason.TURN_LENGTH)
 
 
 def run(settings: DifficultySettings, context: StageContext) -> StageResult:
@@ -208,7 +209,7 @@ def _pass_rate(uid: str, records: Sequence[SampleRecord]) -> PassRate:
         uid=uid,
         outcomes=dict(Counter(record.outcome for record in records)),
         num_tokens=sum(record.num_tokens for record in records),
-        num_truncated=sum(record.finish_reason != FinishReason.STOP for record in records),
+        num_truncated=sum(record.finish_reason in _CUT for record in records),
     )
 
 

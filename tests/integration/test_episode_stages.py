@@ -129,8 +129,8 @@ def _is_alive(pid: int, started: float) -> bool:
 def test_difficulty_measures_episodes(finished: Path) -> None:
     rows = pq.read_table(only(finished, "difficulty") / "pass_rates.parquet").to_pylist()
     assert len(rows) == 24
-    assert all(row["num_correct"] <= 2 and row["num_tokens"] >= 4 for row in rows)
     assert any(row["num_correct"] for row in rows)
+    assert any(row["mean_tokens"] > 8 for row in rows)  # which no single turn may have
     card = json.loads((only(finished, "difficulty") / "card.json").read_text())
     assert card["outcomes"].keys() <= {"correct", "wrong", "no_answer"}
 
