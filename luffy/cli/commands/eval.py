@@ -60,7 +60,7 @@ def eval(  # noqa: A001 - the command's name, as `vf-eval`
     )
     config = look_config(look)
     from luffy.cli.environment_view import show_records  # late, with the next: they load torch
-    from luffy.stages.looked_at import play
+    from luffy.stages.quick_look import play
 
     show_records(play(config, num_problems), show)
     return EXIT_OK
