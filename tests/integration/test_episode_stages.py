@@ -34,7 +34,9 @@ GAME = [
     "difficulty={num_samples: 2, max_pass_rate: 1.0}",
     "rl={steps: 3, prompts_per_step: 4, max_response_tokens: 64, optimizer: {lr: 1e-3}}",
     "evaluation={max_response_tokens: 64, decodings: {greedy: {temperature: 0.0}}}",
-    "environment={kind: custom, factory: 'dying_game:DyingGame', limits: {max_turns: 3, max_turn_tokens: 8}}",
+    "environment={kind: custom, factory: 'dying_game:DyingGame', limits: {max_turns: 3, max_turn_tokens: 8}, "
+    "scoring: {group_measures: {shortest: 'luffy.environments.relative:shortest_correct'}, "
+    "weights: {answer: 1.0, shortest: 0.5}}}",
     "execution={num_threads: 1, retries: 0, checkpoint: {rl_every: 1}}",
     "tracking.samples_every=1",
 ]
@@ -80,9 +82,21 @@ def test_groups_hold_rollouts_and_demonstrations_of_many_turns(finished: Path) -
         assert Source.OFF_POLICY in row["source"] or 1 <= dict(row["measures"])["turns"] <= 3
 
 
+def test_the_shortest_right_episodes_of_a_group_are_rewarded_more(finished: Path) -> None:
+    """Demonstrations are members of their groups like rollouts."""
+    rows = journal(finished)
+    for row in rows:
+        shortest = dict(row["measures"])["shortest"]
+        assert row["reward"] == (row["outcome"] == "correct") + 0.5 * shortest
+    groups = [rows[place : place + 8] for place in range(0, len(rows), 8)]
+    for group in groups:
+        best = [dict(row["measures"])["shortest"] for row in group]
+        assert bool(sum(best)) == any(row["outcome"] == "correct" for row in group)
+
+
 def test_metrics_and_samples_tell_of_the_episodes(finished: Path) -> None:
     metrics = read_metrics(only(finished, "rl") / METRICS_FILE)
-    assert all(1 <= row["rollout/turns_mean"] <= 3 for row in metrics)
+    assert all(1 <= row["rollout/turns_mean"] <= 3 and "rollout/shortest_mean" in row for row in metrics)
     written = [sum(who != Source.ENVIRONMENT for who in row["source"]) for row in journal(finished)]
     learned = [row["batch/response_tokens"] for row in metrics]
     assert learned == [sum(written[step * 32 : step * 32 + 32]) for step in range(3)]
