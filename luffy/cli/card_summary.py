@@ -28,6 +28,7 @@ def summarise_card(directory: Path) -> CardSummary:
     malformed = [_malformed(name, source) for name, source in sources.items() if source["quarantined"]]
     notes = [*malformed, f"Each malformed row: {directory / _QUARANTINE_FILE}"] if malformed else []
     notes += [_reasons(name, source) for name, source in sources.items() if source["rejected"]]
+    notes += [_replays(name, source) for name, source in sources.items() if source.get("replays")]
     notes += [_golds(name, source) for name, source in sources.items() if source["gold_findings"]]
     notes.append(_benchmarks(card["benchmarks"]))
     notes.append(f"The whole card: {directory / 'card.md'}")
@@ -49,6 +50,11 @@ def _malformed(name: str, source: Mapping[str, Any]) -> str:
 def _reasons(name: str, source: Mapping[str, Any]) -> str:
     reasons = ", ".join(f"{reason} {count}" for reason, count in source["rejected"].items())
     return f"Rejected of {name}: {reasons}"
+
+
+def _replays(name: str, source: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{finding} {count}" for finding, count in source["replays"].items())
+    return f"Traces of {name} played again in the environment: {counts}"
 
 
 def _golds(name: str, source: Mapping[str, Any]) -> str:

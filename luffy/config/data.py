@@ -2,9 +2,18 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from luffy.config.strict import StrictModel
+from luffy.config.strict import StrictModel, is_for_identity
 from luffy.config.verifiers_package import VerifiersPackage
 
 Operation = Literal["add", "subtract", "reverse", "multiply"]
@@ -244,6 +253,16 @@ class ReasoningGymSource(StrictModel):
     num_prompts: PositiveInt
     options: dict[str, dict[str, int | float | bool | str]] = Field(default={})
     """Parameters by task."""
+    grader: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$")
+    """Grades these rows, e.g. one of `grading.named` of `kind: reasoning_gym`, by which the package itself scores them.
+    None: the experiment's grader compares them with the reference answer."""
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        values = dump(self)
+        if is_for_identity(info.context) and self.grader is None:  # as before there was a choice
+            del values["grader"]
+        return values
 
     @model_validator(mode="after")
     def _options_have_their_task(self) -> "ReasoningGymSource":
@@ -350,6 +369,9 @@ class DataConfig(StrictModel):
     """A trace longer than this, stop token included, is rejected and counted."""
     require_verified_traces: bool = True
     """Reject traces whose answer is not graded correct."""
+    replay_traces: Literal["off", "keep", "reject"] = "off"
+    """Play training traces of many turns again in the `environment`: do its answers still come out as recorded? `keep`
+    counts on the data card how many do, and `reject` also removes the traces that do not."""
     system_prompt: str | None = None
     """Added to every prompt that has no system message; None: nothing is added."""
     filters: FiltersConfig = FiltersConfig()
@@ -361,3 +383,10 @@ class DataConfig(StrictModel):
     """Number of rejected rows and traces that `quarantine.jsonl` shows for each source and reason."""
     luffy_parquet: bool = False
     """Also write `train.luffy.parquet`: the columns and nesting that LUFFY's own loader reads."""
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        values = dump(self)
+        if is_for_identity(info.context) and self.replay_traces == "off":  # as before there was a choice
+            del values["replay_traces"]
+        return values

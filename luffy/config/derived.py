@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from luffy.config.data import DataConfig
+from luffy.config.environment import without_groups
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import ExecutionConfig, ServerConfig
 from luffy.config.experiment import ExperimentConfig
@@ -153,7 +154,7 @@ def _evaluation(
         model=model,
         evaluation=evaluation,
         grading=config.grading,
-        environment=config.environment,
+        environment=without_groups(config.environment),
         execution=execution,
         tracking=config.tracking,
     )

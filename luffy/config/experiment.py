@@ -10,7 +10,7 @@ from luffy.config.difficulty import DifficultyConfig
 from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment
 from luffy.config.evaluation import VALIDATION, EvaluationConfig
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, TrackingConfig
-from luffy.config.grading import GradingConfig
+from luffy.config.grading import GradingConfig, MeasureGrader
 from luffy.config.model import ModelConfig
 from luffy.config.objective import DynamicSampling, ObjectiveConfig
 from luffy.config.stage_names import StageName
@@ -45,7 +45,7 @@ class ExperimentConfig(StrictModel):
     evaluation: EvaluationConfig | None = None
     grading: GradingConfig = GradingConfig()
     environment: EnvironmentConfig | None = None
-    """Answers the policy between its turns, in RL and in evaluation; None: a response is a single turn."""
+    """Answers the policy between its turns, in RL, `difficulty` and evaluation; None: a response is a single turn."""
     execution: ExecutionConfig = ExecutionConfig()
     tracking: TrackingConfig = TrackingConfig()
 
@@ -96,13 +96,9 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _environment_has_its_engine(self) -> "ExperimentConfig":
+    def _environment_has_its_template(self) -> "ExperimentConfig":
         if self.environment is None:
             return self
-        if self.model.endpoint is not None:
-            raise ValueError("environment: model.endpoint answers with text; an environment needs token ids")
-        if "difficulty" in self.stages:
-            raise ValueError("environment: the stage difficulty samples single turns; remove one of the two sections")
         evaluation = self.evaluation
         if evaluation is None:
             return self
@@ -112,6 +108,36 @@ class ExperimentConfig(StrictModel):
             raise ValueError(
                 f"{where}: stop and template have no use with an environment, whose turns follow the chat template; "
                 "remove them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _group_measures_have_their_groups(self) -> "ExperimentConfig":
+        measures = self.environment.scoring.group_measures if self.environment is not None else {}
+        if not measures:
+            return self
+        where = f"environment.scoring.group_measures.{next(iter(measures))}"
+        if "rl" not in self.stages or self.objective is None:
+            raise ValueError(f"{where}: only RL has groups; remove it, or add the stage rl")
+        if self.objective.group.off_policy_when_accuracy_at_most is not None:
+            raise ValueError(
+                f"{where}: objective.group.off_policy_when_accuracy_at_most changes a group after its episodes are "
+                "compared; remove one of the two"
+            )
+        leaves = [self.grading.kind, *self.grading.named.values()]
+        if graded := [kind.name for kind in leaves if isinstance(kind, MeasureGrader) and kind.name in measures]:
+            raise ValueError(
+                f"grading: kind: measure cannot take {graded[0]}, which is measured of whole groups after grading; use "
+                "environment.scoring.weights"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replays_have_their_environment(self) -> "ExperimentConfig":
+        if self.data.replay_traces != "off" and (self.environment is None or self.data.train is None):
+            missing = "environment" if self.environment is None else "data.train"
+            raise ValueError(
+                f"data.replay_traces: {self.data.replay_traces} has no effect without {missing}; remove it"
             )
         return self
 

@@ -94,6 +94,22 @@ class MeasureGrader(StrictModel):
     """The lowest value that counts as correct; the value itself is the reward."""
 
 
+GYM_ENTRY = "reasoning_gym"
+"""Key of `extra_info` under which a prompt of reasoning-gym keeps its task and entry, for `ReasoningGymGrader`."""
+
+
+class ReasoningGymGrader(StrictModel):
+    r"""The package reasoning-gym scores its own tasks (`score_answer`), in a worker process under the same time limit.
+
+    Prompts are those of a source of `kind: reasoning_gym` that names this grader. The answer is the content of the last
+    `\boxed{}`, else of `<answer>`, else the whole final reply. The score, which may be partial, is the reward.
+    """
+
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    correct_from: float = 1.0
+    """The lowest score that counts as correct."""
+
+
 class JudgeGrader(StrictModel):
     """A language model at an OpenAI-compatible endpoint; its verdicts are cached on disk."""
 
@@ -185,6 +201,7 @@ GraderKind = Annotated[
         | FormatGrader
         | CustomGrader
         | MeasureGrader
+        | ReasoningGymGrader
         | JudgeGrader
         | AnyGrader
         | BothGrader

@@ -53,6 +53,7 @@ class DifficultySettings(StrictModel):
     difficulty: DifficultyConfig
     """Nothing left to other sections."""
     grading: GradingConfig
+    environment: EnvironmentConfig | None = None
 
 
 class SFTSettings(StrictModel):

@@ -115,6 +115,7 @@ def _difficulty(config: ExperimentConfig) -> DifficultySettings:
         dtype=config.model.dtype,
         difficulty=config.measured_difficulty,
         grading=config.grading,
+        environment=config.environment,
     )
 
 

@@ -50,6 +50,8 @@ class SourceCard:
     """Rows that became part of an earlier one with the same problem: training rows gave their traces to it."""
     repeats: Mapping[str, int] = field(default_factory=dict)
     """Number of problems that had 2, 3, ... rows."""
+    replays: Mapping[str, int] = field(default_factory=dict)
+    """Traces that were played again in the environment: answered as recorded (`same`), otherwise, or not at all."""
     golds: Mapping[str, int] = field(default_factory=dict)
     """Result of grading a suite's reference answers against themselves (`luffy.data.golds`)."""
     gold_findings: Sequence[Mapping[str, object]] = ()
@@ -105,6 +107,7 @@ def source_card(
         data_sources=_sorted(statistics.data_sources),
         folded=int(selection.folded.sum()),
         repeats={str(size): count for size, count in selection.repeats().items()},
+        replays=_sorted(statistics.replays),
         golds=_sorted(+golds.counts),
         gold_findings=golds.findings,
         hits=statistics.hits,
@@ -177,6 +180,7 @@ def _section(card: SourceCard) -> list[str]:
         "rejected rows": card.rejected,
         "rejected traces": card.rejected_traces,
         "traces graded": card.trace_outcomes,
+        "traces played again": card.replays,
         "trace authors": card.trace_authors,
         "data sources": card.data_sources,
         "problems by rows folded into one": card.repeats,

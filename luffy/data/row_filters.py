@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,7 +13,7 @@ from luffy.data.conversations import encode_demonstrations
 from luffy.data.language import is_foreign
 from luffy.data.prompt_identity import problem_text
 from luffy.data.templates import is_complete, prompt_lengths, prompt_opener, trace_lengths, with_opened_thinking
-from luffy.data.verify_traces import grade_traces, with_verdict
+from luffy.data.verify_traces import Replayed, TraceReplayer, grade_traces, with_verdict
 from luffy.grading import GraderPool
 from luffy.types import Message, Outcome, Prompt, Trace
 
@@ -53,6 +53,10 @@ class Rejection(StrEnum):
     TRACE_UNPARSABLE = "trace_unparsable"
     TRACE_TIMED_OUT = "trace_timed_out"
     TRACE_CRASHED = "trace_crashed"
+    TRACE_REPLAY_DIFFERS = "trace_replay_differs"
+    """The environment does not answer its turns as recorded."""
+    TRACE_REPLAY_CRASHED = "trace_replay_crashed"
+    """The environment failed while its turns were played again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class Rules:
     """False: an evaluation suite, whose demonstrations are dropped and which is not compared with the benchmarks."""
     keeps_history: bool = False
     """Whether traces of many turns are accepted under a chat template that rewrites earlier turns."""
+    requires_replay: bool = False
+    """Whether traces are rejected that an environment does not answer as recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +95,24 @@ class FilteredRow:
     """Lengths of the usable traces, stop token included."""
     outcomes: tuple[Outcome, ...]
     """Grading outcomes of all traces."""
+    replays: tuple[Replayed, ...]
+    """What came of all traces that were played again."""
     rejected_traces: tuple[tuple[Trace, Rejection], ...]
     hits: tuple[tuple[str, Hit], ...] = ()
     """`prompt` or `trace`, and the benchmark problem that it contains."""
     lost_its_traces: bool = False
     """Whether it is rejected only because no trace is left."""
+
+
+class JudgedTrace(NamedTuple):
+    """A trace, and what was found out about it."""
+
+    trace: Trace
+    outcome: Outcome
+    replayed: Replayed | None
+    num_tokens: int
+    held: Hit | None
+    """The benchmark problem that it contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +122,8 @@ class RowFilter:
     tokenizer: PreTrainedTokenizerBase
     rules: Rules
     benchmarks: BenchmarkIndex
+    replayer: TraceReplayer | None = None
+    """Plays traces of many turns again; None: they are taken as recorded."""
 
     def apply(self, prompts: Sequence[Prompt], grader: GraderPool) -> list[FilteredRow]:
         """Return one verdict a prompt, in order.
@@ -111,6 +132,7 @@ class RowFilter:
         """
         prompts = [self._normalised(prompt) for prompt in prompts]
         outcomes = grade_traces(prompts, grader)
+        replays = self._replays(prompts)
         lengths = prompt_lengths(self.tokenizer, [prompt.messages for prompt in prompts])
         traces_of_all = [trace for prompt in prompts for trace in prompt.traces]
         texts = [trace.text for trace in traces_of_all]
@@ -118,10 +140,16 @@ class RowFilter:
         of_traces = zip(self._lengths(traces_of_all), self.benchmarks.find(texts), strict=True)
         opener = prompt_opener(self.tokenizer)
         judged = []
-        for prompt, found, length, held in zip(prompts, outcomes, lengths, in_prompts, strict=True):
-            traces = [(trace, outcome, *next(of_traces)) for trace, outcome in zip(prompt.traces, found, strict=True)]
+        for prompt, found, replayed, length, held in zip(prompts, outcomes, replays, lengths, in_prompts, strict=True):
+            verdicts = zip(prompt.traces, found, replayed, strict=True)
+            traces = [JudgedTrace(*verdict, *next(of_traces)) for verdict in verdicts]
             judged.append(self._row(prompt, traces, length, held, opener))
         return judged
+
+    def _replays(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
+        if self.replayer is None:
+            return [[None] * len(prompt.traces) for prompt in prompts]
+        return self.replayer.replay(prompts)
 
     def _lengths(self, traces: Sequence[Trace]) -> list[int]:
         """Tokens of each trace, with those of the environment in a trace of many turns."""
@@ -156,7 +184,7 @@ class RowFilter:
     def _row(
         self,
         prompt: Prompt,
-        traces: Sequence[tuple[Trace, Outcome, int, Hit | None]],
+        traces: Sequence[JudgedTrace],
         length: int,
         held: Hit | None,
         opener: str,
@@ -165,21 +193,22 @@ class RowFilter:
         hits = [("prompt", hit)] if hit else []
         usable: list[tuple[Trace, int]] = []
         rejected: list[tuple[Trace, Rejection]] = []
-        for trace, outcome, tokens, in_trace in traces if reason is None else ():
-            against = self._against_trace(trace, outcome, tokens, in_trace, opener)
+        for each in traces if reason is None else ():
+            against = self._against_trace(each, opener)
             if against is None:
-                usable.append((with_verdict(trace, outcome), tokens))
+                usable.append((with_verdict(each.trace, each.outcome), each.num_tokens))
             else:
-                rejected.append((trace, against))
-            if against is Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM and in_trace is not None:
-                hits.append(("trace", in_trace))
+                rejected.append((each.trace, against))
+            if against is Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM and each.held is not None:
+                hits.append(("trace", each.held))
         lost = reason is None and bool(prompt.traces) and not usable
         return FilteredRow(
             prompt=_with_traces(prompt, tuple([trace for trace, _ in usable])) if traces else prompt,
             reason=rejected[0][1] if lost else reason,
             prompt_tokens=length,
             trace_tokens=tuple([tokens for _, tokens in usable]),
-            outcomes=tuple([outcome for _, outcome, _, _ in traces]),
+            outcomes=tuple([each.outcome for each in traces]),
+            replays=tuple([each.replayed for each in traces if each.replayed is not None]),
             rejected_traces=tuple(rejected),
             hits=tuple(hits),
             lost_its_traces=lost,
@@ -197,23 +226,23 @@ class RowFilter:
             return Rejection.OTHER_LANGUAGE, None
         return None, None
 
-    def _against_trace(
-        self, trace: Trace, outcome: Outcome, tokens: int, held: Hit | None, opener: str
-    ) -> Rejection | None:
-        rules = self.rules
-        if tokens > rules.max_trace_tokens:
+    def _against_trace(self, each: JudgedTrace, opener: str) -> Rejection | None:
+        rules, trace = self.rules, each.trace
+        if each.num_tokens > rules.max_trace_tokens:
             return Rejection.TRACE_TOO_LONG
-        if trace.logprobs is not None and len(trace.logprobs) != tokens:
+        if trace.logprobs is not None and len(trace.logprobs) != each.num_tokens:
             return Rejection.TRACE_LOGPROBS_MISMATCH
         if str(self.tokenizer.eos_token) in trace.text:
             return Rejection.TRACE_HOLDS_STOP_TOKEN
         if not is_complete(trace.text, opener):
             return Rejection.TRACE_INCOMPLETE
-        if rules.require_verified_traces and outcome is not Outcome.CORRECT:
-            return Rejection(f"trace_{outcome.value}")
+        if rules.require_verified_traces and each.outcome is not Outcome.CORRECT:
+            return Rejection(f"trace_{each.outcome.value}")
+        if rules.requires_replay and each.replayed not in (None, Replayed.SAME):
+            return Rejection(f"trace_replay_{each.replayed}")
         if rules.languages is not None and is_foreign(trace.text, rules.languages):
             return Rejection.TRACE_OTHER_LANGUAGE
-        return Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM if held is not None else None
+        return Rejection.TRACE_HOLDS_BENCHMARK_PROBLEM if each.held is not None else None
 
 
 def _with_traces(prompt: Prompt, traces: tuple[Trace, ...]) -> Prompt:

@@ -40,6 +40,7 @@ from luffy.data.parquet import chunked, text_size, write_prompts
 from luffy.data.prompt_identity import problem_key, problem_text
 from luffy.data.row_filters import FilteredRow, RowFilter, Rules, with_instructions, with_system_prompt
 from luffy.data.sources import QuarantinedRow, Row, TraceSource
+from luffy.data.verify_traces import TraceReplayer
 from luffy.errors import DataError, LuffyError
 from luffy.files import replacing, write_atomic
 from luffy.grading import GraderPool
@@ -75,6 +76,8 @@ class FilterJob:
     inputs: str = ""
     """What all sources of the stage are read from (`TraceSource.inputs`), as text. It includes the benchmarks, and the
     texts from which a tokenizer is built, since the result depends on both."""
+    replayer: TraceReplayer | None = None
+    """Plays traces of many turns again."""
 
 
 @dataclass(slots=True)
@@ -85,6 +88,7 @@ class ShardStatistics:
     rejected: Counter[str] = field(default_factory=Counter)
     rejected_traces: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
+    replays: Counter[str] = field(default_factory=Counter)
     authors: Counter[str] = field(default_factory=Counter)
     """Traces that passed, by author."""
     data_sources: Counter[str] = field(default_factory=Counter)
@@ -96,7 +100,7 @@ class ShardStatistics:
 
     def __iadd__(self, other: "ShardStatistics") -> "ShardStatistics":
         self.rows_in += other.rows_in
-        for name in ("rejected", "rejected_traces", "outcomes", "authors", "data_sources"):
+        for name in ("rejected", "rejected_traces", "outcomes", "replays", "authors", "data_sources"):
             getattr(self, name).update(getattr(other, name))
         for name in ("quarantined", "samples", "hits"):
             getattr(self, name).extend(getattr(other, name))
@@ -146,7 +150,7 @@ class ShardWorker:
 
     def __init__(self, job: FilterJob) -> None:
         self._job = job
-        self._filter = RowFilter(job.tokenizer, job.rules, job.benchmarks)
+        self._filter = RowFilter(job.tokenizer, job.rules, job.benchmarks, job.replayer)
 
     def work(self, index: int, rows: Sequence[Row], folder: Path, grader: GraderPool) -> None:
         """Filter the rows and write the shard's files; DataError where a row names a grader that does not exist."""
@@ -297,6 +301,7 @@ def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int
     shown: Counter[str] = Counter()
     for row in judged:
         statistics.outcomes.update(row.outcomes)
+        statistics.replays.update(row.replays)
         statistics.rejected_traces.update(reason for _, reason in row.rejected_traces)
         statistics.hits += [{"uid": row.prompt.uid, "where": where, **asdict(hit)} for where, hit in row.hits]
         if row.reason is None:

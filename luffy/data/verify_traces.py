@@ -1,9 +1,29 @@
-"""Whether demonstrations end in the right answer: graded, never assumed."""
+"""Whether demonstrations end in the right answer, and whether an environment still answers them as recorded."""
 
 from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
 
 from luffy.grading import GradeRequest, GraderPool, problem_of
 from luffy.types import Outcome, Prompt, Trace
+
+
+class Replayed(StrEnum):
+    """What came of playing a trace of many turns again."""
+
+    SAME = "same"
+    """The environment answered every turn as recorded."""
+    DIFFERS = "differs"
+    CRASHED = "crashed"
+    """The environment failed."""
+
+
+class TraceReplayer(Protocol):
+    """Plays recorded turns in an environment. It may be sent to another process."""
+
+    def replay(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
+        """What came of each trace of each prompt; None for a trace of a single turn, which got no answer."""
+        ...
 
 
 def grade_traces(prompts: Sequence[Prompt], grader: GraderPool) -> list[list[Outcome]]:

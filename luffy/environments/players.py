@@ -8,22 +8,33 @@ from luffy.environments.environment import EnvironmentFactory, ScoringEnvironmen
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.registry import open_environment
 from luffy.environments.rubric import EpisodeScorer
+from luffy.environments.text_episodes import TextEpisodePlayer
+from luffy.grading.judge import Judges
 
 
-def open_player(config: EnvironmentConfig, tokenizer: PreTrainedTokenizerBase, lanes: int) -> EpisodePlayer:
-    """A player of the environment's episodes; `lanes` as in `EpisodePlayer`.
+def open_player(
+    config: EnvironmentConfig, tokenizer: PreTrainedTokenizerBase, lanes: int, judges: Judges
+) -> EpisodePlayer:
+    """A player of the environment's episodes; `lanes` as in `EpisodePlayer`, `judges` for measures that ask one.
 
     Raises ConfigError for an environment that cannot be loaded, and DataError for a chat template that rewrites earlier
     turns.
     """
     encoder = ConversationEncoder(tokenizer, keeps_history=keeps_history(config))
-    make, scorer = open_scored(config)
+    make, scorer = open_scored(config, judges)
     return EpisodePlayer(make, encoder, config.limits, scorer, lanes)
 
 
-def open_scored(config: EnvironmentConfig) -> tuple[EnvironmentFactory, EpisodeScorer]:
+def open_text_player(config: EnvironmentConfig, judges: Judges) -> TextEpisodePlayer:
+    """A player for models that answer with text; ConfigError for an environment that cannot be loaded."""
+    make, scorer = open_scored(config, judges)
+    return TextEpisodePlayer(make, config.limits, scorer)
+
+
+def open_scored(config: EnvironmentConfig, judges: Judges | None = None) -> tuple[EnvironmentFactory, EpisodeScorer]:
     """What makes environments, and what measures their episodes; ConfigError where one cannot be loaded."""
     make = open_environment(config)
     environment = make()
     scores_itself = isinstance(environment, ScoringEnvironment)
-    return make, EpisodeScorer(config.scoring, tuple(environment.counts()), scores_itself=scores_itself)
+    scorer = EpisodeScorer(config.scoring, tuple(environment.counts()), scores_itself=scores_itself, judges=judges)
+    return make, scorer

@@ -1,4 +1,4 @@
-"""Measures of finished episodes, and the reward that their weights make of them."""
+"""Measures of finished episodes and of groups of them, and the reward that their weights make."""
 
 import asyncio
 import inspect
@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
-from luffy.config.environment import ANSWER, EpisodeScoring
+from luffy.config.environment import ANSWER, EpisodeScoring, JudgeMeasure
 from luffy.errors import ConfigError
+from luffy.grading.extract import final_reply
+from luffy.grading.judge import Judges
+from luffy.grading.request import JudgeRequest
 from luffy.import_paths import imported_setting
-from luffy.types import Message
+from luffy.types import Message, Outcome
 
 _WHERE = "environment.scoring"
 TURNS = "turns"
@@ -33,7 +36,29 @@ class EpisodeView:
     counts: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """What a measure of a group may look at; sequences have an entry for each episode."""
+
+    prompt: Sequence[Message]
+    completions: Sequence[Sequence[Message]]
+    answer: str
+    info: Mapping[str, object]
+    task: str
+    counts: Sequence[Mapping[str, float]]
+    """With the measures of the single episodes."""
+    rewards: Sequence[float]
+    """The grader's."""
+    correct: Sequence[bool]
+
+
 _VIEWS = tuple(EpisodeView.__dataclass_fields__)
+_GROUP_VIEWS = tuple(GroupView.__dataclass_fields__)
+_Function = Callable[..., object]
+
+
+class NoVerdict(Exception):
+    """A judge was asked about an episode and gave no verdict; the message is the reason."""
 
 
 class EpisodeScorer:
@@ -41,49 +66,99 @@ class EpisodeScorer:
 
     Raises ConfigError for a function that cannot be imported or asks for something else, and for a weight of a name
     that nothing measures; `counted` are the names that the environment counts. `scores_itself` says that grades may be
-    the environment's own, which a demonstration has only once it is played.
+    the environment's own, which a demonstration has only once it is played. Judges are asked through `judges`.
     """
 
-    def __init__(self, config: EpisodeScoring, counted: Sequence[str], *, scores_itself: bool = False) -> None:
-        self._measures = {name: _loaded(name, path) for name, path in config.measures.items()}
+    def __init__(
+        self,
+        config: EpisodeScoring,
+        counted: Sequence[str],
+        *,
+        scores_itself: bool = False,
+        judges: Judges | None = None,
+    ) -> None:
+        functions = {name: path for name, path in config.measures.items() if isinstance(path, str)}
+        self._measures = {name: _loaded(f"measures.{name}", path, _VIEWS) for name, path in functions.items()}
+        self._judged = {name: kind for name, kind in config.measures.items() if isinstance(kind, JudgeMeasure)}
+        self._group_measures = {
+            name: _loaded(f"group_measures.{name}", path, _GROUP_VIEWS) for name, path in config.group_measures.items()
+        }
+        self._judges = judges
         self._weights = config.weights
-        self.needs_demonstrations = scores_itself or not config.is_answer_alone
+        self.measures_groups = bool(self._group_measures)
+        self.needs_demonstrations = scores_itself or self.measures_groups or not config.is_answer_alone
         """Whether demonstrations are played, too, since their reward depends on more than their answer."""
-        known = {ANSWER, TURNS, *counted, *self._measures}
-        if twice := sorted({ANSWER, TURNS, *counted} & set(self._measures)):
+        own = {*config.measures, *config.group_measures}
+        known = {ANSWER, TURNS, *counted, *own}
+        if twice := sorted({ANSWER, TURNS, *counted} & own):
             raise ConfigError(f"{_WHERE}.measures: the environment counts {twice[0]} already; choose another name")
         if unknown := sorted(set(self._weights) - known):
             raise ConfigError(f"{_WHERE}.weights: nothing measures {unknown[0]}; there are {', '.join(sorted(known))}")
 
     async def measure(self, view: EpisodeView) -> dict[str, float]:
-        """Each measure of an episode. Passes on what a function raises; TypeError for a result that is no number."""
-        return {name: await _measured(name, function, view) for name, function in self._measures.items()}
+        """Each measure of an episode. Passes on what a function raises; TypeError for a result that is no number, and
+        NoVerdict for a judge that gives none."""
+        found = {name: _number(name, await _result(function, view)) for name, function in self._measures.items()}
+        return found | {name: await self._judgement(name, kind, view) for name, kind in self._judged.items()}
+
+    async def measure_group(self, view: GroupView) -> list[dict[str, float]]:
+        """The measures of a group for each of its episodes; raises as `measure` does."""
+        size = len(view.completions)
+        measures: list[dict[str, float]] = [{} for _ in range(size)]
+        for name, function in self._group_measures.items():
+            found = await _result(function, view)
+            if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != size:
+                raise TypeError(f"measure {name} returned {found!r:.80} for a group of {size} episodes")
+            for values, value in zip(measures, found, strict=True):
+                values[name] = _number(name, value)
+        return measures
 
     def reward(self, answer: float, measures: Mapping[str, float]) -> float:
         """The weighted sum; `answer` is the grader's reward."""
         found = {**measures, ANSWER: answer}
         return sum(weight * found[name] for name, weight in self._weights.items())
 
+    async def _judgement(self, name: str, kind: JudgeMeasure, view: EpisodeView) -> float:
+        assert self._judges is not None, "judges are opened with the player"
+        request = JudgeRequest(_shown(kind, view), view.answer, _question(view))
+        grade = await asyncio.wrap_future(self._judges.submit(kind.grader, request))
+        if grade.outcome not in (Outcome.CORRECT, Outcome.WRONG):
+            raise NoVerdict(f"measure {name}: {grade.reason}")
+        return float(grade.outcome is Outcome.CORRECT)
 
-def _loaded(name: str, path: str) -> Callable[..., object]:
-    where = f"{_WHERE}.measures.{name}"
+
+def _shown(kind: JudgeMeasure, view: EpisodeView) -> str:
+    """What the judge reads of an episode."""
+    if kind.shows == "reply":
+        turns = [turn.content for turn in view.completion if turn.role == "assistant"]
+        return (final_reply(turns[-1]) or "").strip() if turns else ""
+    return "\n\n".join(f"{turn.role}: {turn.content}" for turn in view.completion)
+
+
+def _question(view: EpisodeView) -> str:
+    return next((turn.content for turn in reversed(view.prompt) if turn.role == "user"), "")
+
+
+def _loaded(name: str, path: str, allowed: Sequence[str]) -> _Function:
+    where = f"{_WHERE}.{name}"
     function = imported_setting(path, where)
     if not callable(function):
         raise ConfigError(f"{where}: {path} is not a function")
-    if unknown := sorted(set(inspect.signature(function).parameters) - set(_VIEWS)):
-        raise ConfigError(f"{where}: {path} asks for {unknown[0]}; a measure may take {', '.join(_VIEWS)}")
+    if unknown := sorted(set(inspect.signature(function).parameters) - set(allowed)):
+        raise ConfigError(f"{where}: {path} asks for {unknown[0]}; a measure may take {', '.join(allowed)}")
     return function
 
 
-async def _measured(name: str, function: Callable[..., object], view: EpisodeView) -> float:
+async def _result(function: _Function, view: EpisodeView | GroupView) -> object:
     wanted = inspect.signature(function).parameters
     arguments = {parameter: _plain(getattr(view, parameter)) for parameter in wanted}
+    if inspect.iscoroutinefunction(function):
+        return await function(**arguments)
     # A function that computes for long must not hold up the other episodes.
-    found = (
-        await function(**arguments)
-        if inspect.iscoroutinefunction(function)
-        else await asyncio.to_thread(function, **arguments)
-    )
+    return await asyncio.to_thread(function, **arguments)
+
+
+def _number(name: str, found: object) -> float:
     if not isinstance(found, Real) or not math.isfinite(found):
         raise TypeError(f"measure {name} returned {found!r:.80}, which is no finite number")
     return float(found)
@@ -91,6 +166,8 @@ async def _measured(name: str, function: Callable[..., object], view: EpisodeVie
 
 def _plain(value: object) -> object:
     """Messages as mappings, which is what functions written for verifiers expect."""
-    if isinstance(value, tuple | list) and all(isinstance(turn, Message) for turn in value):
-        return [{"role": turn.role, "content": turn.content} for turn in value]
+    if isinstance(value, Message):
+        return {"role": value.role, "content": value.content}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
     return value

@@ -12,13 +12,15 @@ _HEADINGS = {Source.ENVIRONMENT: "environment", Source.OFF_POLICY: "demonstratio
 
 def transcript(token_ids: Sequence[int], source: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
     """The response, each turn under a heading that says who wrote it; a single turn has none."""
-    if Source.ENVIRONMENT not in source:
-        return decode(token_ids)
-    tokens = zip(token_ids, source, strict=True)
-    parts = []
-    for written_by, run in itertools.groupby(tokens, key=lambda token: token[1]):
-        text = decode([token_id for token_id, _ in run]).strip("\n")
-        parts.append(f"--- {_HEADINGS.get(Source(written_by), 'policy')} ---\n{text}")
+    runs = itertools.groupby(zip(token_ids, source, strict=True), key=lambda token: token[1])
+    return headed([(Source(who), decode([token_id for token_id, _ in run])) for who, run in runs])
+
+
+def headed(turns: Sequence[tuple[Source, str]]) -> str:
+    """The text of the turns, each under a heading that says who wrote it; without headings where nothing answered."""
+    if not any(who is Source.ENVIRONMENT for who, _ in turns):
+        return "".join(text for _, text in turns)
+    parts = [f"--- {_HEADINGS.get(who, 'policy')} ---\n" + text.strip("\n") for who, text in turns]
     return "\n".join(parts)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from luffy.config.grading import (
+    GYM_ENTRY,
     AnyGrader,
     BothGrader,
     CustomGrader,
@@ -16,12 +17,13 @@ from luffy.config.grading import (
     JudgeGrader,
     MathGrader,
     MeasureGrader,
+    ReasoningGymGrader,
     StrictMathGrader,
     WeightedGrader,
 )
 from luffy.grading.choice import grade_choice
 from luffy.grading.exact import grade_exact
-from luffy.grading.extract import boxed_answer, final_reply, own_reply, plain_answer
+from luffy.grading.extract import answer_tag, boxed_answer, final_reply, own_reply, plain_answer
 from luffy.grading.refusals import refusal
 from luffy.grading.request import Grade, GradeRequest, JudgeRequest, Judging, Verification
 from luffy.grading.response_format import grade_format
@@ -31,6 +33,7 @@ from luffy.types import Outcome
 Step = Grade | Verification | Judging
 _OPEN = Grade(Outcome.NO_ANSWER, None, "the reasoning is not closed")
 _FAILED = Grade(Outcome.CRASHED, None, "the environment failed")
+_SCORED_BY_GYM = "luffy.grading.reasoning_gym_score:score"
 _NO_BOX = Grade(Outcome.NO_ANSWER, None, "no box, or an empty one")
 
 
@@ -55,8 +58,9 @@ def conclude(kind: GraderKind, found: Iterator[Grade]) -> Grade:
 
 
 def functions_of(kind: GraderKind) -> list[str]:
-    """The import paths of all custom functions in `kind`."""
-    return [leaf.function for leaf in leaves(kind) if isinstance(leaf, CustomGrader)]
+    """The import paths of all functions in `kind` that workers import: the user's, and that of reasoning-gym."""
+    own = [leaf.function for leaf in leaves(kind) if isinstance(leaf, CustomGrader)]
+    return own + [_SCORED_BY_GYM for leaf in leaves(kind) if isinstance(leaf, ReasoningGymGrader)]
 
 
 def leaves(kind: GraderKind) -> list[GraderKind]:
@@ -129,6 +133,26 @@ def _measure(kind: MeasureGrader, request: GradeRequest) -> Step:
     return Grade(outcome, None, f"{kind.name} is {value:g}", own_reward=value)
 
 
+def _reasoning_gym(kind: ReasoningGymGrader, request: GradeRequest) -> Step:
+    entry = request.problem.extra_info.get(GYM_ENTRY)
+    if entry is None:
+        return Grade(Outcome.CRASHED, None, "no entry of reasoning-gym; the problem's source does not name this grader")
+    reply = final_reply(request.response)
+    if reply is None:
+        return _OPEN
+    answer = boxed_answer(reply) or answer_tag(reply) or reply.strip()
+    if not answer:
+        return Grade(Outcome.NO_ANSWER, None, "nothing after the reasoning")
+    known = {
+        "data_source": request.problem.data_source,
+        "question": "",
+        "extra_info": {GYM_ENTRY: entry},
+        "completion": "text",
+        "correct_from": kind.correct_from,
+    }
+    return Verification("custom", answer, request.ground_truth, f"{_SCORED_BY_GYM}\n{json.dumps(known)}")
+
+
 def _judge(kind: JudgeGrader, request: GradeRequest) -> Step:
     reply = final_reply(request.response)
     if reply is None:
@@ -146,6 +170,7 @@ _LEAVES: dict[str, Callable[..., Step]] = {
     "format": grade_format,
     "custom": _custom,
     "measure": _measure,
+    "reasoning_gym": _reasoning_gym,
     "judge": _judge,
 }
 

@@ -4,9 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from luffy.config.objective import GroupConfig
-from luffy.environments.episodes import EpisodePlayer, EpisodeStart
+from luffy.environments.episodes import EpisodePlayer
+from luffy.environments.live_episode import EpisodeStart, refuse_failures
 from luffy.grading import Grade, Grader, GradeRequest
 from luffy.rl.busy_time import BusyTime
+from luffy.rl.group_measures import GradedRows, with_group_measures
 from luffy.rl.prefixes import PrefixedRow, prefix_length
 from luffy.rl.rows import Row, replayed_row
 from luffy.rl.tasks import Demonstration, RolloutTask
@@ -128,7 +130,11 @@ class GroupCollector:
         ]
         with self._grading.measured():
             grades = iter(self._grader.grade(wanted))
-        return [[self._trajectory(row, next(grades)) for row in found] for found in rows]
+        graded: list[GradedRows] = [[(row, next(grades)) for row in found] for found in rows]
+        if self._player is not None and self._player.scorer.measures_groups:
+            graded = with_group_measures(self._player.scorer, tasks, graded)
+            refuse_failures([row.finish_reason for found in graded for row, _ in found], self._player.limits)
+        return [[self._trajectory(row, grade) for row, grade in found] for found in graded]
 
     def _trajectory(self, row: Row, grade: Grade) -> Trajectory:
         if self._player is None or row.has_failed:

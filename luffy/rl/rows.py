@@ -13,7 +13,7 @@ from luffy.environments.episodes import Episode, Segment
 from luffy.grading import Grade
 from luffy.rl.tasks import Demonstration
 from luffy.rollout.engine import Completion, RolloutRequest
-from luffy.types import FinishReason, Source, Trajectory
+from luffy.types import FinishReason, Message, Source, Trajectory
 
 DEMONSTRATION_VERSION = -1
 """Weight version of tokens that were not sampled in this run."""
@@ -36,6 +36,8 @@ class Row:
     finish_reason: FinishReason = FinishReason.STOP
     measures: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Those of the episode (`Episode.measures`)."""
+    completion: tuple[Message, ...] = ()
+    """The episode's conversation after the prompt, for measures of the group."""
 
     @property
     def is_whole_trace(self) -> bool:
@@ -74,13 +76,14 @@ class Row:
         if self.is_whole_trace:
             has_failed = episode.finish_reason is FinishReason.ENVIRONMENT_ERROR
             reason = episode.finish_reason if has_failed else self.finish_reason
-            return replace(self, measures=episode.measures, finish_reason=reason)
+            return replace(self, measures=episode.measures, completion=episode.completion, finish_reason=reason)
         return replace(
             self,
             prompt_ids=episode.prompt_ids,
             segments=episode.segments,
             finish_reason=episode.finish_reason,
             measures=episode.measures,
+            completion=episode.completion,
         )
 
     def reply(self, decode: Callable[[Sequence[int]], str]) -> str:

@@ -124,6 +124,16 @@ class TextEndpoint:
         """
         return self._loop.run(self._generate(requests, params))
 
+    async def complete(self, request: TextRequest, params: SamplingParams) -> TextCompletion:
+        """The completion of one request, for callers with an event loop of their own; raises as `generate` does.
+
+        A caller that is cancelled leaves the request running: it is paid for, and its response is saved.
+        """
+        running = self._loop.submit(self._complete(request, params, ()))
+        completion = await asyncio.shield(asyncio.wrap_future(running))
+        assert completion is not None  # only another request's failure leaves one out
+        return completion
+
     def close(self) -> None:
         """Close the connections. May be called twice."""
         if self._loop.is_closed:

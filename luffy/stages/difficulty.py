@@ -3,10 +3,10 @@
 Run: python -m luffy.stages.difficulty --config DIR/config.yaml --out DIR
 
 Samples `difficulty.num_samples` responses to every prompt of prepare_data's train.parquet, as an evaluation does, and
-grades them as RL does. Writes pass_rates.parquet (one row per prompt), train.parquet (the prompts within the bounds,
-with traces), tokenizer/, card.json and card.md. RL reads this directory in place of prepare_data's. sft.parquet,
-rl_complement.parquet and validation.parquet are not filtered: SFT can use a trace whether or not the policy solves the
-prompt, and held-out data must not depend on a policy.
+grades them as RL does; with an environment a response is an episode. Writes pass_rates.parquet (one row per prompt),
+train.parquet (the prompts within the bounds, with traces), tokenizer/, card.json and card.md. RL reads this directory
+in place of prepare_data's. sft.parquet, rl_complement.parquet and validation.parquet are not filtered: SFT can use a
+trace whether or not the policy solves the prompt, and held-out data must not depend on a policy.
 
 The seed of a response depends on (seed, uid, sample) alone. Finished batches of prompts are saved in shards/: a killed
 stage continues with the next batch, and a stage that differs only in its bounds reuses all responses.
@@ -17,6 +17,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,12 +39,13 @@ from luffy.data.pass_rates import (
 )
 from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.errors import DataError
+from luffy.evaluation.episode_client import open_client
 from luffy.evaluation.evaluator import Evaluator
-from luffy.evaluation.model_clients import TokenModelClient
 from luffy.evaluation.requests import Suite
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import link_or_copy, write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.grading.judge import Judges
 from luffy.pipeline.chain.identity import Identity, IdentityRecord, read_identity
 from luffy.pipeline.chain.manifest import read_manifest
 from luffy.rollout.vllm_limits import context_length, read_shape
@@ -58,6 +60,7 @@ _SUITE = "difficulty"
 _DECODING = "pass_rate"
 _TRAIN_FILE = "train.parquet"
 _RATES_FILE = "pass_rates.parquet"
+_CUT = (FinishReason.LENGTH, FinishReason.TURN_LENGTH)
 
 
 def run(settings: DifficultySettings, context: StageContext) -> StageResult:
@@ -148,9 +151,10 @@ def _measure(
     generator = open_generator(config.engine, model, settings.dtype, longest, context)
     try:
         cache = context.out / JUDGE_CACHE
-        with GraderPool.configured(context.execution.grader_workers, settings.grading, cache) as grader:
+        pool = GraderPool.configured(context.execution.grader_workers, settings.grading, cache)
+        with pool as grader, closing(Judges(cache)) as judges:
             evaluator = Evaluator(
-                TokenModelClient(generator.engine, tokenizer),
+                open_client(settings.environment, generator.engine, tokenizer, generator.lanes, judges),
                 grader,
                 _protocol(config),
                 settings.seed,
@@ -205,7 +209,7 @@ def _pass_rate(uid: str, records: Sequence[SampleRecord]) -> PassRate:
         uid=uid,
         outcomes=dict(Counter(record.outcome for record in records)),
         num_tokens=sum(record.num_tokens for record in records),
-        num_truncated=sum(record.finish_reason != FinishReason.STOP for record in records),
+        num_truncated=sum(record.finish_reason in _CUT for record in records),
     )
 
 

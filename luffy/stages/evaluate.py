@@ -18,18 +18,15 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from transformers import PreTrainedTokenizerBase
-
 from luffy.config.model import EndpointModel
 from luffy.config.settings import EvaluateSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.suite_files import suite_files
 from luffy.data.templates import load_tokenizer
-from luffy.environments.players import open_player
 from luffy.errors import DataError
-from luffy.evaluation.episode_client import EpisodeClient
+from luffy.evaluation.episode_client import open_client, open_text_client
 from luffy.evaluation.evaluator import Evaluator, protocol_of
-from luffy.evaluation.model_clients import ModelClient, TextModelClient, TokenModelClient, render_as_ids, render_as_text
+from luffy.evaluation.model_clients import render_as_ids, render_as_text
 from luffy.evaluation.requests import Render, Suite
 from luffy.evaluation.results import (
     RESULTS_FILE,
@@ -43,9 +40,10 @@ from luffy.evaluation.sample_files import SAMPLES_FILE, join_sample_records, rea
 from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.suite_checks import check_problems, check_suite
 from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.grading.judge import Judges
 from luffy.pages.evaluation_page import PAGE_FILE, write_summaries
 from luffy.pages.evaluation_tables import SUMMARY_FILE, by_decoding
-from luffy.rollout.engine import RolloutEngine, SwappableEngine
+from luffy.rollout.engine import SwappableEngine
 from luffy.rollout.text_answers import TextAnswers
 from luffy.rollout.text_endpoint import TextEndpoint, read_endpoint
 from luffy.stages.adoption import RESPONSES_FILE, EvaluationRequests, adopt, find_sampled, write_digests
@@ -175,8 +173,9 @@ def open_evaluator(
     """
     generator = open_generator(settings.evaluation.engine, model, settings.dtype, longest, context)
     try:
-        with open_grader(settings, context) as grader:
-            client = _client(settings, wrapper(generator.engine), load_tokenizer(model), generator.lanes)
+        with open_grader(settings, context) as grader, closing(Judges(context.out / JUDGE_CACHE)) as judges:
+            engine, tokenizer = wrapper(generator.engine), load_tokenizer(model)
+            client = open_client(settings.environment, engine, tokenizer, generator.lanes, judges)
             evaluator = Evaluator(
                 client,
                 grader,
@@ -188,14 +187,6 @@ def open_evaluator(
             yield evaluator, generator.engine
     finally:
         generator.engine.close()
-
-
-def _client(
-    settings: EvaluateSettings, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, lanes: int
-) -> ModelClient:
-    if settings.environment is None:
-        return TokenModelClient(engine, tokenizer)
-    return EpisodeClient(engine, tokenizer, open_player(settings.environment, tokenizer, lanes))
 
 
 def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[SuiteDecoding]:
@@ -212,10 +203,10 @@ def _open_endpoint(
 ) -> Iterator[tuple[Evaluator, TextEndpoint]]:
     """An evaluator of a model behind an endpoint; saved responses are deleted once all of them are graded."""
     templates = [settings.evaluation.template_of(suite.name) for suite, _ in cells]
-    with closing(TextAnswers(context.out / _ANSWERS)) as answers:
+    with closing(TextAnswers(context.out / _ANSWERS)) as answers, closing(Judges(context.out / JUDGE_CACHE)) as judges:
         generator = open_endpoint(model, templates, context.execution, answers)
         with closing(generator.endpoint), open_grader(settings, context) as grader:
-            client = TextModelClient(generator.endpoint)
+            client = open_text_client(settings.environment, generator.endpoint, judges)
             evaluator = Evaluator(client, grader, settings.evaluation, settings.seed, generator.batch_size)
             yield evaluator, generator.endpoint
     answers.remove()

@@ -6,7 +6,7 @@ the model that the stage hands on, not a by-product. The weights of the last ste
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,12 +14,13 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from luffy.cluster.sft_engine import RanksEngine
-from luffy.config.environment import EnvironmentConfig
+from luffy.config.environment import EnvironmentConfig, without_groups
 from luffy.config.execution import ExecutionConfig
 from luffy.config.settings import RLSettings, SFTSettings
 from luffy.config.validation import HeldOutSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
+from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.players import open_player
 from luffy.errors import ConfigError, DataError
 from luffy.evaluation.episode_client import EpisodeClient
@@ -29,6 +30,7 @@ from luffy.evaluation.model_clients import ModelClient, TokenModelClient
 from luffy.evaluation.requests import Suite
 from luffy.evaluation.suite_checks import check_suite
 from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.grading.judge import Judges
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.vllm_limits import context_length, read_shape
@@ -140,14 +142,16 @@ def open_for_rl(
     engine_at: Callable[[int], RolloutEngine],
     export: Exporter,
     graders: GraderPool,
+    judges: Judges,
     tokenizer: PreTrainedTokenizerBase,
 ) -> HeldOut:
-    """The validation of `rl`, by its own engine and graders."""
+    """The validation of `rl`, by its own engine, graders and judges."""
     validation = settings.validation
     assert validation is not None
     _warn_of_chosen_suites(validation, "rl", context)
     lanes, batch_size = settings.lanes, _batch_size(settings, context.execution)
-    made = _evaluators(validation, settings.environment, tokenizer, graders, settings.seed, batch_size, lanes)
+    player = _player(settings.environment, tokenizer, lanes, judges)
+    made = _evaluators(validation, player, tokenizer, graders, settings.seed, batch_size)
     return HeldOut(validation, problems, engine_at, made, context.out, settings.rl.steps, export)
 
 
@@ -172,7 +176,8 @@ def open_for_sft(
     graders = GraderPool.configured(context.execution.grader_workers, validation.grading, cache, own)
     stack.enter_context(graders)
     batch_size = context.execution.rollout_batch_size
-    made = _evaluators(validation, settings.environment, tokenizer, graders, settings.seed, batch_size)
+    player = _player(settings.environment, tokenizer, 0, stack.enter_context(closing(Judges(cache))))
+    made = _evaluators(validation, player, tokenizer, graders, settings.seed, batch_size)
 
     def measuring(ranks: Ranks[SupervisedRank]) -> HeldOut:
         def export(folder: Path) -> None:
@@ -184,17 +189,23 @@ def open_for_sft(
     return measuring
 
 
+def _player(
+    environment: EnvironmentConfig | None, tokenizer: PreTrainedTokenizerBase, lanes: int, judges: Judges
+) -> EpisodePlayer | None:
+    """Plays the episodes of an evaluation, which has no groups; None: a response is a single turn."""
+    alone = without_groups(environment)
+    return None if alone is None else open_player(alone, tokenizer, lanes, judges)
+
+
 def _evaluators(
     settings: HeldOutSettings,
-    environment: EnvironmentConfig | None,
+    player: EpisodePlayer | None,
     tokenizer: PreTrainedTokenizerBase,
     graders: GraderPool,
     seed: int,
     batch_size: int,
-    lanes: int = 0,
 ) -> Callable[[RolloutEngine], Evaluator]:
     """Makes an evaluator of an engine; responses are asked for and graded as those of an evaluation."""
-    player = None if environment is None else open_player(environment, tokenizer, lanes)
 
     def evaluator(engine: RolloutEngine) -> Evaluator:
         client: ModelClient = TokenModelClient(engine, tokenizer)

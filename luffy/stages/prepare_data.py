@@ -51,8 +51,10 @@ from luffy.data.sources import Row, TraceSource, open_source
 from luffy.data.sources.local_files import sha256_of
 from luffy.data.splits import write_complement, write_correct, write_luffy, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer, texts_of
+from luffy.data.verify_traces import TraceReplayer
 from luffy.environments.players import open_scored
 from luffy.environments.registry import instructions_of
+from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import DataError
 from luffy.files import write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
@@ -102,6 +104,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
                 judge_cache=judge_cache,
                 samples=data.rejected_samples,
                 inputs=inputs,
+                replayer=_replayer(name, settings),
             )
             workers = context.execution.data_workers or len(os.sched_getaffinity(0))
             judge_source(source, task, out / _SHARDS / name, workers, grader)
@@ -245,7 +248,15 @@ def _rules(name: str, settings: PrepareDataSettings) -> Rules:
         near_duplicates=data.filters.near_duplicates if is_train else None,
         keeps_traces=not _is_suite(name),
         keeps_history=keeps_history(settings.environment),
+        requires_replay=is_train and data.replay_traces == "reject",
     )
+
+
+def _replayer(name: str, settings: PrepareDataSettings) -> TraceReplayer | None:
+    """What plays the traces of a source again; None: they are taken as recorded."""
+    if settings.environment is None or settings.data.replay_traces == "off" or name != "train":
+        return None
+    return EnvironmentReplayer(settings.environment)
 
 
 def _finished(

@@ -5,7 +5,7 @@ Run: python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.players import open_player
 from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, Grader, GraderPool, problem_of
+from luffy.grading.judge import Judges
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.rl.collector import GroupCollector
 from luffy.rl.logp_gap import check_logp_gap
@@ -151,6 +152,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
             context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE, own_graders
         )
     )
+    judges = stack.enter_context(closing(Judges(context.out / JUDGE_CACHE)))
     collector = GroupCollector(
         grader=wrapping.grader(graders),
         decode=reply,
@@ -158,7 +160,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
         group=settings.objective.group,
         total_steps=settings.rl.steps,
         seed=settings.seed,
-        player=_player(settings, tokenizer),
+        player=_player(settings, tokenizer, judges),
     )
     confidential = confidential_uids(context.inputs["data"] / "train.parquet")
 
@@ -169,7 +171,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     return Components(
         steps=stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal)),
         trainer=cluster.trainer,
-        held_out=_held_out(settings, context, problems, cluster, graders, tokenizer),
+        held_out=_held_out(settings, context, problems, cluster, graders, judges, tokenizer),
         read=read,
     )
 
@@ -191,6 +193,7 @@ def _held_out(
     problems: "HeldOutProblems | None",
     cluster: Cluster,
     graders: GraderPool,
+    judges: Judges,
     tokenizer: PreTrainedTokenizerBase,
 ) -> HeldOutMeasure:
     """The validation, by the cluster's engine with the weights of the step at hand."""
@@ -203,14 +206,14 @@ def _held_out(
         cluster.publish(step)
         return cluster.engine
 
-    return open_for_rl(settings, context, problems, engine_at, cluster.trainer.export, graders, tokenizer)
+    return open_for_rl(settings, context, problems, engine_at, cluster.trainer.export, graders, judges, tokenizer)
 
 
-def _player(settings: RLSettings, tokenizer: PreTrainedTokenizerBase) -> EpisodePlayer | None:
+def _player(settings: RLSettings, tokenizer: PreTrainedTokenizerBase, judges: Judges) -> EpisodePlayer | None:
     """Plays the episodes of `environment`; None: a response is a single turn."""
     if settings.environment is None:
         return None
-    return open_player(settings.environment, tokenizer, settings.lanes)
+    return open_player(settings.environment, tokenizer, settings.lanes, judges)
 
 
 def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase) -> Sequence[RolloutTask]:

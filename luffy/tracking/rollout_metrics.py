@@ -77,7 +77,9 @@ def _policy_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
         "batch/on_reward": reward,
     }
     names = sorted({name for row in rows for name in row.measures})
-    metrics |= {f"rollout/{name}_mean": _mean(row.measures.get(name, 0.0) for row in rows) for name in names}
+    metrics |= {
+        f"rollout/{name}_mean": _mean(row.measures[name] for row in rows if name in row.measures) for name in names
+    }
     return metrics | {f"reward/{outcome}_share": _mean(row.outcome is outcome for row in rows) for outcome in Outcome}
 
 

@@ -1,4 +1,5 @@
-"""Episodes through the real flow: data, SFT, RL and evaluation with an environment, and a kill in the middle of one."""
+"""Episodes through the real flow: data, SFT, difficulty, RL and evaluation with an environment, and a kill in the
+middle of an episode, of a tool call and of sandboxed code."""
 
 import hashlib
 import json
@@ -7,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, wait_until
 
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_samples_of
@@ -30,10 +32,13 @@ GAME = [
     "base.steps=60",
     "base.batch_size=32",
     "sft={epochs: 3, batch_size: 8, optimizer: {lr: 3e-3}}",
+    "difficulty={num_samples: 2, max_pass_rate: 1.0}",
     "rl={steps: 3, prompts_per_step: 4, max_response_tokens: 64, optimizer: {lr: 1e-3}, "
     "validation: {every: 3, suites: [games]}}",
     "evaluation={max_response_tokens: 64, decodings: {greedy: {temperature: 0.0}}}",
-    "environment={kind: custom, factory: 'dying_game:DyingGame', limits: {max_turns: 3, max_turn_tokens: 8}}",
+    "environment={kind: custom, factory: 'dying_game:DyingGame', limits: {max_turns: 3, max_turn_tokens: 8}, "
+    "scoring: {group_measures: {shortest: 'luffy.environments.relative:shortest_correct'}, "
+    "weights: {answer: 1.0, shortest: 0.5}}}",
     "execution={num_threads: 1, retries: 0, checkpoint: {rl_every: 1}}",
     "tracking.samples_every=1",
 ]
@@ -79,9 +84,21 @@ def test_groups_hold_rollouts_and_demonstrations_of_many_turns(finished: Path) -
         assert Source.OFF_POLICY in row["source"] or 1 <= dict(row["measures"])["turns"] <= 3
 
 
+def test_the_shortest_right_episodes_of_a_group_are_rewarded_more(finished: Path) -> None:
+    """Demonstrations are members of their groups like rollouts."""
+    rows = journal(finished)
+    for row in rows:
+        shortest = dict(row["measures"])["shortest"]
+        assert row["reward"] == (row["outcome"] == "correct") + 0.5 * shortest
+    groups = [rows[place : place + 8] for place in range(0, len(rows), 8)]
+    for group in groups:
+        best = [dict(row["measures"])["shortest"] for row in group]
+        assert bool(sum(best)) == any(row["outcome"] == "correct" for row in group)
+
+
 def test_metrics_and_samples_tell_of_the_episodes(finished: Path) -> None:
     metrics = training_rows(read_metrics(only(finished, "rl") / METRICS_FILE))
-    assert all(1 <= row["rollout/turns_mean"] <= 3 for row in metrics)
+    assert all(1 <= row["rollout/turns_mean"] <= 3 and "rollout/shortest_mean" in row for row in metrics)
     written = [sum(who != Source.ENVIRONMENT for who in row["source"]) for row in journal(finished)]
     learned = [row["batch/response_tokens"] for row in metrics]
     assert learned == [sum(written[step * 32 : step * 32 + 32]) for step in range(3)]
@@ -109,10 +126,13 @@ def test_held_out_accuracy_is_what_the_evaluation_of_the_same_weights_finds(fini
 
 def test_a_kill_in_the_middle_of_an_episode_costs_no_bit(finished: Path, tmp_path: Path) -> None:
     die_at = tmp_path / "die_at"
-    die_at.write_text("110")  # of about 20 in the first validation and 60 a step
+    die_at.write_text("50")  # of about 20 in the first validation and 60 answers a step
     killed = flow(tmp_path / "workspace", die_at)
     assert killed.returncode != 0
     assert not die_at.exists()
+    children = [line.split() for line in Path(f"{die_at}.children").read_text().splitlines()]
+    assert len(children) >= 2  # of the sandbox, and the grading server
+    wait_until(lambda: not any(_is_alive(int(pid), float(started)) for pid, started in children))
     assert [path.name for path in (tmp_path / "workspace/stages/rl").glob("*/journal/*.parquet")] == [
         "step_000001.parquet"
     ]
@@ -120,6 +140,23 @@ def test_a_kill_in_the_middle_of_an_episode_costs_no_bit(finished: Path, tmp_pat
     assert again.returncode == 0, again.stderr
     assert _metrics(tmp_path / "workspace/stages") == _metrics(finished)
     assert _model(tmp_path / "workspace/stages") == _model(finished)
+
+
+def _is_alive(pid: int, started: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_difficulty_measures_episodes(finished: Path) -> None:
+    rows = pq.read_table(only(finished, "difficulty") / "pass_rates.parquet").to_pylist()
+    assert len(rows) == 24
+    assert any(row["num_correct"] for row in rows)
+    assert any(row["mean_tokens"] > 8 for row in rows)  # which no single turn may have
+    card = json.loads((only(finished, "difficulty") / "card.json").read_text())
+    assert card["outcomes"]["correct"] and not card["outcomes"]["crashed"]
 
 
 def _metrics(stages: Path) -> list[dict]:

@@ -1,6 +1,7 @@
 """An environment of verifiers through the real flow; a small package takes the place of verifiers."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,12 +35,16 @@ COUNTDOWNS = [
 ]
 
 
+def flow(workspace: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONPATH": str(FAKES), **variables}
+    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/guess_number.yaml", *COUNTDOWNS]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workspace = tmp_path_factory.mktemp("workspace")
-    env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONPATH": str(FAKES)}
-    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/guess_number.yaml", *COUNTDOWNS]
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    result = flow(workspace)
     assert result.returncode == 0, result.stdout + result.stderr
     return workspace / "stages"
 
@@ -74,6 +79,30 @@ def test_evaluation_takes_the_environments_verdict(stages: Path) -> None:
     assert {record.grader for record in records} == {"measure"}
 
 
+def hosts(workspace: Path) -> list[psutil.Process]:
+    """Foreign interpreters of the runs in a workspace."""
+    found = [each for each in psutil.process_iter(["cmdline"]) if "verifiers_host.py" in str(each.info["cmdline"])]
+    return [each for each in found if str(workspace) in str(each.environ())]
+
+
 def test_nothing_is_left_running(stages: Path) -> None:
-    hosts = [each for each in psutil.process_iter(["cmdline"]) if "verifiers_host.py" in str(each.info["cmdline"])]
-    assert [each for each in hosts if str(stages.parent) in str(each.environ())] == []
+    assert hosts(stages.parent) == []
+
+
+def test_a_kill_of_the_foreign_interpreter_in_the_middle_of_an_answer_costs_no_bit(
+    stages: Path, tmp_path: Path
+) -> None:
+    workspace, die_at = tmp_path / "workspace", tmp_path / "die_at"
+    shutil.copytree(stages.parent, workspace, symlinks=True)
+    shutil.rmtree(workspace / "stages" / "rl")
+    die_at.touch()
+    killed = flow(workspace, TEST_DIE_AT=str(die_at))
+    assert killed.returncode != 0 and not die_at.exists()
+    assert "the environment fake-environments of verifiers" in killed.stdout + killed.stderr
+    assert [file.name for file in workspace.glob("stages/rl/*/journal/*.parquet")] == ["step_000001.parquet"]
+    assert hosts(workspace) == []
+    again = flow(workspace)
+    assert again.returncode == 0, again.stdout + again.stderr
+    ours, undisturbed = only(workspace / "stages", "rl"), only(stages, "rl")
+    for name in ("journal/step_000001.parquet", "journal/step_000002.parquet", "model/model.safetensors"):
+        assert (ours / name).read_bytes() == (undisturbed / name).read_bytes()

@@ -2,16 +2,19 @@
 
     pip install 'luffy-rl[reasoning-gym]'
 
-Reference answers come from the package. Responses are graded against them by this project's grader, so choose tasks
-with mathematical answers (`chain_sum`, `gcd`, `simple_equations`).
+Reference answers come from the package. By default responses are compared with them, which suits tasks with
+mathematical answers (`chain_sum`, `gcd`, `simple_equations`). With a grader of `kind: reasoning_gym` the package scores
+them itself, which all tasks allow whose entries come back from JSON as they were.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from luffy.config.data import ReasoningGymSource
+from luffy.config.grading import GYM_ENTRY
+from luffy.config.strict import FOR_IDENTITY
 from luffy.data.prompt_identity import prompt_uid
 from luffy.data.sources.trace_source import QuarantinedRow, Row
 from luffy.errors import DataError
@@ -42,7 +45,7 @@ class ReasoningGymPrompts:
         """The settings and the package's version: prompts are a function of them."""
         from importlib.metadata import version
 
-        settings = json.dumps(self._source.model_dump(mode="json"), sort_keys=True)
+        settings = json.dumps(self._source.model_dump(mode="json", context=FOR_IDENTITY), sort_keys=True)
         text = f"{version('reasoning-gym')}:{self._seed}:{self._purpose}:{settings}"
         return {"settings": hashlib.sha256(text.encode()).hexdigest()}
 
@@ -56,9 +59,33 @@ class ReasoningGymPrompts:
             if answer is None or not str(answer).strip():
                 yield QuarantinedRow(f"reasoning_gym.{name}", index + 1, "answer", "is missing")
                 continue
+            info = self._entry(name, item) if self._source.grader is not None else {}
+            if info is None:
+                yield QuarantinedRow(f"reasoning_gym.{name}", index + 1, "metadata", "does not come back from JSON")
+                continue
             messages = (Message("user", str(item["question"])),)
             data_source = f"reasoning_gym/{name}"
-            yield Prompt(prompt_uid(data_source, messages), data_source, messages, str(answer), ability="reasoning")
+            uid = prompt_uid(data_source, messages)
+            yield Prompt(
+                uid,
+                data_source,
+                messages,
+                str(answer),
+                ability="reasoning",
+                extra_info=info,
+                grader=self._source.grader,
+            )
+
+    def _entry(self, name: str, item: Mapping[str, object]) -> dict[str, object] | None:
+        """What the package needs to score an answer later; None where JSON changes how it scores its own answer."""
+        dataset = self._tasks[self._source.tasks.index(name)]
+        try:
+            entry = json.loads(json.dumps(item))
+            if dataset.score_answer(item["answer"], entry) != dataset.score_answer(item["answer"], item):
+                return None
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError):
+            return None
+        return {GYM_ENTRY: {"task": name, "options": self._source.options.get(name, {}), "entry": entry}}
 
     def _task(self, name: str) -> "ProceduralDataset":
         try:

@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import random
+import signal
 import time
+from pathlib import Path
 
 import verifiers as vf
 
@@ -39,12 +41,23 @@ class Game(vf.Environment):
         return state
 
     async def env_response(self, messages, state):
+        die_if_asked()
         state["left"] -= 1
         state["over"] = not state["left"]
         return [{"role": "user", "content": [{"type": "text", "text": f"{state['left']} left"}]}]
 
     async def cleanup(self, state):
         state["cleaned"] = True
+
+
+def die_if_asked():
+    """Kill this process once, in the step after the first that RL has journalled (`TEST_DIE_AT` is a file)."""
+    name = os.environ.get("TEST_DIE_AT")
+    if name is None or not Path(name).exists():
+        return
+    if any(Path(os.environ["LUFFY_WORKSPACE"]).glob("stages/rl/*/journal/step_000001.parquet")):
+        Path(name).unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def num_turns(state):

@@ -6,10 +6,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from patience import PATIENCE_S
 
 from luffy.config.data import CustomSource, HubSource, ReasoningGymSource
+from luffy.config.grading import GradingConfig, ReasoningGymGrader
+from luffy.config.strict import FOR_IDENTITY
 from luffy.data.sources import load_source, open_source
 from luffy.errors import EXIT_USER_ERROR, DataError
+from luffy.grading import GradeRequest, GraderPool, problem_of
+from luffy.types import Outcome
 
 FIELDS = {"data_source": "qa", "problem": "q", "answer": {"column": "a"}, "traces": ({"column": "t"},)}
 MODULE = """
@@ -173,3 +178,36 @@ def test_reasoning_gym_takes_its_tasks_in_turn() -> None:
 def test_tasks_that_differ_from_run_to_run_are_refused() -> None:
     with pytest.raises(DataError, match="knight_swap differ from run to run"):
         open_source(gym(tasks=("knight_swap",)), "train", 0)
+
+
+def test_reasoning_gym_scores_its_own_tasks_where_answers_have_many_forms() -> None:
+    """Countdown accepts every expression that reaches the target, and partial scores are rewards."""
+    pytest.importorskip("reasoning_gym", reason="needs the package reasoning-gym")
+    config = gym(tasks=("countdown", "rearc"), num_prompts=4, grader="gym")
+    loaded = load_source(config, "train", 0)
+    assert [row.field for row in loaded.quarantined] == ["metadata"] * 2  # rearc does not come back from JSON
+    prompt = loaded.prompts[0]
+    assert prompt.grader == "gym"
+    grading = GradingConfig(named={"gym": ReasoningGymGrader()})
+
+    def asked(response: str) -> GradeRequest:
+        return GradeRequest(response, prompt.ground_truth, problem_of(prompt))
+
+    with GraderPool(1, PATIENCE_S, grading) as pool:
+        right, other_form, tagged, wrong, open_reasoning = pool.grade(
+            [
+                asked(f"<think>hm</think>{prompt.ground_truth}"),
+                asked(rf"So \boxed{{({prompt.ground_truth})}}."),
+                asked(f"So <answer>{prompt.ground_truth}</answer>"),
+                asked(prompt.ground_truth + " + 99"),
+                asked("<think>hm"),
+            ]
+        )
+    assert [grade.outcome for grade in (right, other_form, tagged)] == [Outcome.CORRECT] * 3
+    assert right.reward == 1.0
+    assert wrong.outcome is Outcome.WRONG and 0 < wrong.reward < 1
+    assert open_reasoning.outcome is Outcome.NO_ANSWER
+
+
+def test_a_source_without_the_grader_is_identified_as_before() -> None:
+    assert "grader" not in gym(tasks=("gcd",)).model_dump(mode="json", context=FOR_IDENTITY)

@@ -14,7 +14,8 @@ from luffy.config.environment import EpisodeLimits, EpisodeScoring
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
-from luffy.environments.episodes import Episode, EpisodePlayer, EpisodeStart, Observation
+from luffy.environments.episodes import Episode, EpisodePlayer, Observation
+from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import transcript, turns_of
 from luffy.errors import DataError, EnvironmentFault, LuffyError

@@ -1,12 +1,20 @@
 """The rubric of an episode: named measures, and the reward that their weights make."""
 
 import asyncio
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
+from synthetic.endpoint import CHAT, Endpoint, completion
 
-from luffy.config.environment import EpisodeScoring
-from luffy.environments.rubric import EpisodeScorer, EpisodeView
+from luffy.config.environment import EpisodeScoring, JudgeMeasure
+from luffy.config.grading import JudgeGrader
+from luffy.config.strict import FOR_IDENTITY
+from luffy.environments.relative import shortest_correct
+from luffy.environments.rubric import EpisodeScorer, EpisodeView, NoVerdict
 from luffy.errors import ConfigError
+from luffy.grading.judge import Judges
 from luffy.types import Message
 
 COMPLETION = (Message("assistant", "3 + 4"), Message("user", "7"), Message("assistant", "7"))
@@ -58,3 +66,67 @@ def test_what_cannot_be_measured_is_refused_at_load(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         scorer(weights, **measures)
+
+
+def test_a_group_measure_is_refused_where_it_asks_for_what_an_episode_has() -> None:
+    scoring = EpisodeScoring(group_measures={"length": "synthetic.episode_measures:words"})
+    with pytest.raises(ConfigError, match="asks for completion; a measure may take prompt, completions, answer"):
+        EpisodeScorer(scoring, ())
+
+
+def test_the_shortest_correct_episodes_of_a_group() -> None:
+    said = [[{"role": "assistant", "content": text}, {"role": "user", "content": "x" * 9}] for text in ("ab", "a", "b")]
+    assert shortest_correct(said, [True, False, True]) == [0.0, 0.0, 1.0]
+    assert shortest_correct(said, [False, True, True]) == [0.0, 1.0, 1.0]
+    assert shortest_correct(said, [False] * 3) == [0.0] * 3
+
+
+def judged(url: str, **settings: object) -> JudgeMeasure:
+    judge = JudgeGrader(url=url, model="j", retries=0)
+    return JudgeMeasure(kind="judge", rubric="Is it polite?", judge=judge, **settings)
+
+
+def judge_says(word: str, tmp_path: Path, **settings: object) -> tuple[dict[str, float], str]:
+    """The measures of VIEW by a judge that says the word, and what the judge was asked."""
+    endpoint = Endpoint(lambda path, body: completion(f"Well. VERDICT: {word}"), (CHAT,))
+    with closing(endpoint), closing(Judges(tmp_path)) as judges:
+        scoring = EpisodeScoring(measures={"polite": judged(f"{endpoint.url}/v1", **settings)})
+        scorer = EpisodeScorer(scoring, (), judges=judges)
+        found = asyncio.run(scorer.measure(VIEW))
+        assert asyncio.run(scorer.measure(VIEW)) == found
+    ((_, body),) = endpoint.asked  # the second time, the verdict was remembered
+    return found, body["messages"][0]["content"]
+
+
+def test_a_judge_measures_an_episode_by_a_rubric(tmp_path: Path) -> None:
+    found, asked = judge_says("MET", tmp_path)
+    assert found == {"polite": 1.0}
+    assert "[Rubric]\nIs it polite?" in asked and "assistant: 3 + 4\n\nuser: 7\n\nassistant: 7" in asked
+    found, asked = judge_says("UNMET", tmp_path, shows="reply")
+    assert found == {"polite": 0.0}
+    assert "[Response]\n7\n" in asked
+
+
+def test_a_judge_without_a_verdict_is_no_silent_zero(tmp_path: Path) -> None:
+    endpoint = Endpoint(lambda path, body: completion("I cannot say."), (CHAT,))
+    with closing(endpoint), closing(Judges(tmp_path)) as judges:
+        scoring = EpisodeScoring(measures={"polite": judged(f"{endpoint.url}/v1")})
+        with pytest.raises(NoVerdict, match="measure polite: judge: the reply holds no verdict"):
+            asyncio.run(EpisodeScorer(scoring, (), judges=judges).measure(VIEW))
+
+
+def test_the_rubric_makes_the_judges_prompt() -> None:
+    with pytest.raises(ValidationError, match="prompt has no effect on a measure"):
+        JudgeMeasure.model_validate(
+            {
+                "kind": "judge",
+                "rubric": "x",
+                "judge": {"url": "http://h", "model": "j", "prompt": "{reference} {answer}"},
+            }
+        )
+
+
+def test_settings_without_group_measures_are_identified_as_before_there_were_any() -> None:
+    assert "group_measures" not in EpisodeScoring().model_dump(mode="json", context=FOR_IDENTITY)
+    with_one = EpisodeScoring(group_measures={"rank": "synthetic.episode_measures:rank"})
+    assert "group_measures" in with_one.model_dump(mode="json", context=FOR_IDENTITY)

@@ -15,7 +15,8 @@ from luffy.data.conversations import ConversationEncoder
 from luffy.data.sources import open_source
 from luffy.data.templates import encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
-from luffy.environments.episodes import Episode, EpisodePlayer, EpisodeStart
+from luffy.environments.episodes import Episode, EpisodePlayer
+from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.players import open_scored
 from luffy.environments.registry import instructions_of, open_environment
 from luffy.errors import ConfigError, DataError, EnvironmentFault

@@ -15,9 +15,12 @@ from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.rubric import EpisodeScorer
-from luffy.grading import Problem
+from luffy.errors import EnvironmentFault
+from luffy.grading import Grade, Problem
 from luffy.grading.pool import GraderPool
 from luffy.rl.collector import GroupCollector
+from luffy.rl.group_measures import with_group_measures
+from luffy.rl.rows import Row
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.types import FinishReason, Group, Message, Outcome, Source, Trace, Trajectory
@@ -327,3 +330,32 @@ def test_a_rubric_rewards_rollouts_and_demonstrations_alike(tokenizer: PreTraine
     group = _episodes(task, tokenizer, scorer)
     assert [row.reward for row in group.trajectories] == [2.0 - 0.5] * 4
     assert group.trajectories[3].response_ids == trace.token_ids
+
+
+def test_a_measure_of_the_group_compares_rollouts_and_demonstration(tokenizer: PreTrainedTokenizerBase) -> None:
+    task, _ = _conversation_task(tokenizer)
+    scoring = EpisodeScoring(
+        group_measures={"rank": "synthetic.episode_measures:rank", "first": "synthetic.episode_measures:best_of"},
+        weights={"answer": 1.0, "rank": 0.5},
+    )
+    group = _episodes(task, tokenizer, EpisodeScorer(scoring, ("calls",)))
+    assert [row.measures["rank"] for row in group.trajectories] == [0.0, 1.0, 2.0, 3.0]
+    assert [row.measures["first"] for row in group.trajectories] == [1.0] * 4
+    assert [row.reward for row in group.trajectories] == [1.0, 1.5, 2.0, 2.5]
+
+
+@pytest.mark.parametrize(("function", "error"), [("breaks_for_groups", "ValueError"), ("forgets_one", "TypeError")])
+def test_a_failing_measure_of_the_group_is_no_silent_zero(
+    tokenizer: PreTrainedTokenizerBase, function: str, error: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    task, _ = _conversation_task(tokenizer)
+    scoring = EpisodeScoring(group_measures={"bad": f"synthetic.episode_measures:{function}"})
+    with pytest.raises(EnvironmentFault, match="failed in 4 of 4 episodes"):
+        _episodes(task, tokenizer, EpisodeScorer(scoring, ("calls",)))
+    assert error in caplog.text
+    rows = [(Row((5,)), Grade(Outcome.CORRECT, "7"))] * 2
+    (crashed,) = with_group_measures(EpisodeScorer(scoring, ()), [task], [rows])
+    assert [(row.has_failed, grade.outcome, grade.reward) for row, grade in crashed] == [
+        (True, Outcome.CRASHED, 0.0)
+    ] * 2
+    assert error in crashed[0][1].reason

@@ -9,6 +9,7 @@ import pytest
 from synthetic.arithmetic import problems
 from synthetic.endpoint import CHAT, TEXT, Endpoint, Reply, by_seed, completion, refusal
 
+from luffy.config.environment import ToolsEnvironment
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
 from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
 from luffy.config.grading import ExactGrader, GradingConfig
@@ -159,3 +160,31 @@ def test_a_suite_that_cannot_be_asked_whole_is_refused(tmp_path: Path, inputs: d
 def test_the_description_names_the_model_and_not_where_it_is(inputs: dict[str, Path]) -> None:
     (file,) = (inputs["model"] / "model").iterdir()
     assert json.loads(file.read_text()) == {"name": "gpt-x", "request": {"reasoning_effort": "low"}}
+
+
+def test_an_environment_answers_a_model_behind_an_endpoint(
+    serve: Serve, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    """The model calls the calculator with the question, and boxes what it is told; the last turn is graded."""
+
+    def calling(path: str, body: dict) -> Reply:
+        asked, *rest = (turn["content"] for turn in body["messages"] if turn["role"] == "user")
+        call = json.dumps({"name": "calculator", "arguments": {"expression": asked}})
+        told = rest[0].split("\n")[1] if rest else ""
+        return completion(f"\\boxed{{{told}}}" if rest else f"<tool_call>\n{call}\n</tool_call>", num_tokens=4)
+
+    server = serve(calling, (CHAT,))
+    evaluation = EvaluationConfig(
+        decodings={"greedy": DecodingConfig(temperature=0.0)}, max_response_tokens=16, engine="openai"
+    )
+    tools = ToolsEnvironment(kind="tools", tools=("calculator",))
+    settings = SETTINGS.model_copy(update={"evaluation": evaluation, "environment": tools, "grading": GradingConfig()})
+    run(settings, context_in(tmp_path / "out", inputs, server))
+    records = read_sample_records(tmp_path / "out" / "samples.jsonl.zst")
+    by_suite = [record for record in records if record.suite == "chat"]
+    assert len(by_suite) == 12
+    for record in by_suite:
+        assert record.correct
+        assert record.measures["tool_calls/calculator"] == 1.0
+        assert record.num_tokens == 2 * 4
+        assert record.response.count("--- policy ---") == 2 and "--- environment ---" in record.response

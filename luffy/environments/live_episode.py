@@ -1,0 +1,154 @@
+"""The environment's side of an episode: what every kind of player shares.
+
+    live = LiveEpisode(start, make, scorer)
+    end = await live.play(turns(live))      # `turns` has the policy write, and returns the finish reason
+    await live.close()
+
+A player decides how the policy writes a turn: as token ids (`episodes.py`), or as text (`text_episodes.py`).
+"""
+
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from luffy.config.environment import EpisodeLimits
+from luffy.environments.environment import EnvironmentFactory, ScoringEnvironment
+from luffy.environments.rubric import TURNS, EpisodeScorer, EpisodeView
+from luffy.errors import EnvironmentFault, UserError
+from luffy.grading import Problem
+from luffy.seeds import derive_seed
+from luffy.types import FinishReason, Message, Source
+
+logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStart:
+    """A prompt, and the part of a recorded episode that this one continues."""
+
+    problem: Problem
+    ground_truth: str
+    messages: tuple[Message, ...]
+    """The prompt's."""
+    prompt_ids: tuple[int, ...]
+    """Empty for a model that answers with text."""
+    seed: int
+    """Decides the sampled tokens of every turn."""
+    given_ids: tuple[int, ...] = ()
+    """Start of the response. Its turns are replayed, so that the environment is in the state that they left."""
+    given_source: tuple[Source, ...] = ()
+    """Who wrote each of them: an author or the environment."""
+
+    def turn_seed(self, turn: int) -> int:
+        """Seed of a turn, from 0. The first has the row's own, so that an episode of one turn is a plain rollout."""
+        return derive_seed(self.seed, "turn", turn) if turn else self.seed
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEnd:
+    """How an episode ended, and what was measured of it."""
+
+    finish_reason: FinishReason
+    measures: Mapping[str, float]
+    """Counts of the environment, `turns` (those of the policy, given ones included), and what the scorer measures."""
+
+
+class LiveEpisode:
+    """An environment with the conversation so far. Its methods raise FailedEpisode where the environment fails."""
+
+    def __init__(self, start: EpisodeStart, make: EnvironmentFactory, scorer: EpisodeScorer) -> None:
+        self.start = start
+        self.conversation: list[Message] = list(start.messages)
+        self.num_turns = 0
+        self._environment = make()
+        self._scorer = scorer
+
+    @property
+    def completion(self) -> tuple[Message, ...]:
+        """Everything after the prompt."""
+        return tuple(self.conversation[len(self.start.messages) :])
+
+    async def play(self, turns: Awaitable[FinishReason]) -> EpisodeEnd:
+        """Await the turns and measure what they came to; the caller closes the episode in any case.
+
+        A failure of the environment is the finish reason, and logged; whatever else is raised is passed on.
+        """
+        try:
+            return EpisodeEnd(await turns, await self._measured())
+        except FailedEpisode as failure:
+            logger.warning("%s: the environment failed", self.start.problem.data_source, exc_info=failure.__cause__)
+            return EpisodeEnd(FinishReason.ENVIRONMENT_ERROR, {TURNS: float(self.num_turns)})
+
+    async def reset(self) -> bool:
+        """Begin the episode; returns whether the environment added messages to the prompt."""
+        opening = await called(self._environment.reset(self.start.problem))
+        self.conversation += opening
+        return bool(opening)
+
+    async def respond(self, turn: Message) -> Sequence[Message] | None:
+        """The environment's answer to the policy's next turn; None when the episode is over."""
+        self.take(turn)
+        return await called(self._environment.respond(tuple(self.conversation)))
+
+    def take(self, turn: Message) -> None:
+        """Append a turn of the policy that gets no answer."""
+        self.conversation.append(turn)
+        self.num_turns += 1
+
+    def observe(self, messages: Sequence[Message]) -> None:
+        """Append messages of the environment."""
+        self.conversation += messages
+
+    async def _measured(self) -> dict[str, float]:
+        """Everything that is counted and measured of an episode that has ended."""
+        if isinstance(self._environment, ScoringEnvironment):
+            await called(self._environment.score(tuple(self.conversation)))
+        counts = {**await called(self._counts()), TURNS: float(self.num_turns)}
+        return counts | await called(self._scorer.measure(self._view(counts)))
+
+    async def _counts(self) -> Mapping[str, float]:
+        return self._environment.counts()
+
+    async def close(self) -> None:
+        """Free what the environment holds; what fails is logged."""
+        try:
+            await called(self._environment.close())
+        except FailedEpisode as failure:  # the episode itself has ended well
+            source = self.start.problem.data_source
+            logger.warning("%s: closing an episode failed", source, exc_info=failure.__cause__)
+
+    def _view(self, counts: Mapping[str, float]) -> EpisodeView:
+        return EpisodeView(
+            prompt=self.start.messages,
+            completion=self.completion,
+            answer=self.start.ground_truth,
+            info=self.start.problem.extra_info,
+            task=self.start.problem.data_source,
+            counts=counts,
+        )
+
+
+class FailedEpisode(Exception):
+    """A method of the environment, or a measure, raised; the cause is its exception."""
+
+
+async def called(method: Awaitable[_Result]) -> _Result:
+    """The result of a method of the environment, or of a measure; FailedEpisode where it raises."""
+    try:
+        return await method
+    except (UserError, EnvironmentFault):  # what the environment needs is missing, for the other episodes, too
+        raise
+    except Exception as error:  # an environment may raise anything, which ends its own episode alone
+        raise FailedEpisode from error
+
+
+def refuse_failures(reasons: Sequence[FinishReason], limits: EpisodeLimits) -> None:
+    """Raise EnvironmentFault when more than `max_failed_share` of the episodes failed."""
+    failed = reasons.count(FinishReason.ENVIRONMENT_ERROR)
+    if failed > limits.max_failed_share * len(reasons):
+        raise EnvironmentFault(
+            f"the environment failed in {failed} of {len(reasons)} episodes (the log has its exceptions); "
+            f"allowed is a share of {limits.max_failed_share:g} (environment.limits.max_failed_share)"
+        )

@@ -1,0 +1,139 @@
+"""Episodes with a model behind OpenAI's chat protocol: text in, text out, without token ids.
+
+    player = TextEpisodePlayer(make_environment, limits, scorer)
+    episodes = player.play(starts, endpoint, params)
+
+The rules are those of `episodes.py`: limits, finish reasons, measures. What only a tokenizer knows differs: the limit
+of the response counts the policy's own tokens, as the server counts them, and a message of the environment is cut at
+four characters for each token.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from luffy.config.environment import EpisodeLimits
+from luffy.environments.environment import EnvironmentFactory
+from luffy.environments.live_episode import EpisodeStart, LiveEpisode, refuse_failures
+from luffy.environments.parsers import after_thinking
+from luffy.environments.rubric import EpisodeScorer
+from luffy.errors import LuffyError
+from luffy.rollout.engine import SamplingParams
+from luffy.rollout.text_answers import TextCompletion
+from luffy.rollout.text_endpoint import TextEndpoint, TextRequest
+from luffy.types import FinishReason, Message
+
+_POLICY = "assistant"
+_SENT_AS = {"system": "system", _POLICY: _POLICY}
+"""Roles that the protocol takes from a conversation. It has `tool` for the answers to calls with an id alone, so other
+roles are sent as `user`."""
+_CHARACTERS_PER_TOKEN = 4
+_LEFT_OUT = " ... [{count} characters left out] ... "
+
+
+@dataclass(frozen=True, slots=True)
+class TextEpisode:
+    """A finished episode."""
+
+    completion: tuple[Message, ...]
+    """The conversation after the prompt."""
+    num_tokens: int
+    """Tokens that the policy wrote, as the server counts them."""
+    finish_reason: FinishReason
+    measures: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class _TextPlay:
+    """An episode in progress."""
+
+    live: LiveEpisode
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Chat:
+    """The endpoint of a play; after its first failure nothing more is asked."""
+
+    endpoint: TextEndpoint
+    params: SamplingParams
+    failures: list[LuffyError] = field(default_factory=list)
+
+    async def ask(self, request: TextRequest, max_tokens: int) -> TextCompletion:
+        if self.failures:
+            raise self.failures[0]
+        try:
+            return await self.endpoint.complete(request, replace(self.params, max_response_tokens=max_tokens))
+        except LuffyError as error:
+            self.failures.append(error)
+            raise
+
+
+class TextEpisodePlayer:
+    """Plays episodes of one kind of environment; a slow tool delays its own episode alone."""
+
+    def __init__(self, make: EnvironmentFactory, limits: EpisodeLimits, scorer: EpisodeScorer) -> None:
+        self._make = make
+        self._limits = limits
+        self._scorer = scorer
+
+    def play(self, starts: Sequence[EpisodeStart], endpoint: TextEndpoint, params: SamplingParams) -> list[TextEpisode]:
+        """One episode per start, in order; raises what `EpisodePlayer.play` and `TextEndpoint.generate` raise."""
+        episodes = asyncio.run(self._play_all(starts, _Chat(endpoint, params)))
+        refuse_failures([episode.finish_reason for episode in episodes], self._limits)
+        return episodes
+
+    async def _play_all(self, starts: Sequence[EpisodeStart], chat: _Chat) -> list[TextEpisode]:
+        # All of them end before a failure is raised: a response on its way is paid for.
+        ended = await asyncio.gather(*(self._play(start, chat) for start in starts), return_exceptions=True)
+        for failure in [*chat.failures, *ended]:
+            if isinstance(failure, BaseException):
+                raise failure
+        return [episode for episode in ended if isinstance(episode, TextEpisode)]
+
+    async def _play(self, start: EpisodeStart, chat: _Chat) -> TextEpisode:
+        play = _TextPlay(LiveEpisode(start, self._make, self._scorer))
+        try:
+            end = await play.live.play(self._turns(play, chat))
+        finally:
+            await play.live.close()
+        return TextEpisode(play.live.completion, play.num_tokens, end.finish_reason, end.measures)
+
+    async def _turns(self, play: _TextPlay, chat: _Chat) -> FinishReason:
+        live, limits, limit = play.live, self._limits, chat.params.max_response_tokens
+        await live.reset()
+        for turn in itertools.count():
+            room = limit - play.num_tokens
+            allowed = min(limits.max_turn_tokens or room, room)
+            request = TextRequest(tuple(map(_sent, live.conversation)), live.start.turn_seed(turn))
+            completion = await chat.ask(request, allowed)
+            play.num_tokens += completion.num_tokens
+            written = Message(_POLICY, completion.text)
+            if completion.finish_reason is not FinishReason.STOP:
+                live.take(written)
+                return FinishReason.TURN_LENGTH if allowed < room else FinishReason.LENGTH
+            messages = await live.respond(written)
+            if messages is None:
+                return FinishReason.STOP
+            if live.num_turns >= limits.max_turns:
+                return FinishReason.TURNS
+            if play.num_tokens >= limit:
+                return FinishReason.LENGTH
+            live.observe([_within(message, limits.max_observation_tokens) for message in messages])
+        raise AssertionError("unreachable")
+
+
+def _sent(message: Message) -> Message:
+    """A message as the protocol takes it. Servers want earlier turns without their reasoning."""
+    role = _SENT_AS.get(message.role, "user")
+    return Message(role, after_thinking(message.content) if role == _POLICY else message.content)
+
+
+def _within(message: Message, max_tokens: int) -> Message:
+    text, limit = message.content, _CHARACTERS_PER_TOKEN * max_tokens
+    if len(text) <= limit:
+        return message
+    half = limit // 2
+    cut = text[:half] + _LEFT_OUT.format(count=len(text) - 2 * half) + text[len(text) - half :]
+    return Message(message.role, cut)

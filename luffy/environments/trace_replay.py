@@ -1,0 +1,89 @@
+"""Recorded turns played again in an environment: does it still answer as it did?
+
+replayer = EnvironmentReplayer(config)
+replayer.replay(prompts)        # for each trace of each prompt: same, differs, crashed; None for a single turn
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from luffy.config.environment import EnvironmentConfig, EpisodeScoring
+from luffy.data.verify_traces import Replayed
+from luffy.environments.environment import EnvironmentFactory
+from luffy.environments.live_episode import EpisodeStart, FailedEpisode, LiveEpisode
+from luffy.environments.registry import open_environment
+from luffy.environments.rubric import EpisodeScorer
+from luffy.grading import problem_of
+from luffy.types import Message, Prompt, Trace
+
+logger = logging.getLogger(__name__)
+_POLICY = "assistant"
+_AT_ONCE = 16
+"""Traces that are played at the same time; each may have a sandbox of its own."""
+_NO_MEASURES = EpisodeScorer(EpisodeScoring(), ())
+
+
+class EnvironmentReplayer:
+    """Plays traces; sent to another process, it opens the environment there."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        self._config = config
+        self._make: EnvironmentFactory | None = None
+
+    def __reduce__(self) -> tuple[type["EnvironmentReplayer"], tuple[EnvironmentConfig]]:
+        return type(self), (self._config,)
+
+    def replay(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
+        """What came of each trace of each prompt."""
+        self._make = self._make or open_environment(self._config)
+        return asyncio.run(_all(self._make, prompts))
+
+
+async def _all(make: EnvironmentFactory, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def replayed(prompt: Prompt, trace: Trace) -> Replayed | None:
+        if not trace.turns:
+            return None
+        async with places:
+            return await _replayed(make, prompt, trace)
+
+    found = iter(await asyncio.gather(*(replayed(prompt, trace) for prompt in prompts for trace in prompt.traces)))
+    return [[next(found) for _ in prompt.traces] for prompt in prompts]
+
+
+async def _replayed(make: EnvironmentFactory, prompt: Prompt, trace: Trace) -> Replayed:
+    start = EpisodeStart(problem_of(prompt), prompt.ground_truth, prompt.messages, (), seed=0)
+    live = LiveEpisode(start, make, _NO_MEASURES)
+    try:
+        await live.reset()
+        for turn, recorded in _answered(trace.turns):
+            answers = await live.respond(turn)
+            if recorded and not _are_equal(answers or (), recorded):
+                return Replayed.DIFFERS
+            live.observe(recorded)
+        return Replayed.SAME
+    except FailedEpisode as failure:
+        logger.warning("%s: a trace cannot be played again", prompt.data_source, exc_info=failure.__cause__)
+        return Replayed.CRASHED
+    finally:
+        await live.close()
+
+
+def _answered(turns: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
+    """Each turn of the author with the messages that answered it; the last has none."""
+    answered: list[tuple[Message, list[Message]]] = []
+    for turn in turns:
+        if turn.role == _POLICY:
+            answered.append((turn, []))
+        else:
+            answered[-1][1].append(turn)
+    return answered
+
+
+def _are_equal(answers: Sequence[Message], recorded: Sequence[Message]) -> bool:
+    """Whether role and text are the same, outer white space aside."""
+    return [(each.role, each.content.strip()) for each in answers] == [
+        (each.role, each.content.strip()) for each in recorded
+    ]

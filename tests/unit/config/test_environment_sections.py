@@ -1,0 +1,36 @@
+"""The section `environment` among the others of an experiment: where it is accepted, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from luffy.config import load_experiment
+from luffy.config.settings import DifficultySettings
+from luffy.config.stage_kinds import STAGE_KINDS
+from luffy.errors import ConfigError
+
+GAME = Path(__file__).parents[3] / "exp_configs" / "guess_number.yaml"
+RANK = "environment.scoring.group_measures={rank: 'synthetic.episode_measures:rank'}"
+
+
+def test_difficulty_plays_the_episodes_of_the_environment() -> None:
+    config = load_experiment(GAME, ["difficulty={}"])
+    configure = STAGE_KINDS["difficulty"].configure
+    assert configure is not None
+    settings = configure(config)
+    assert isinstance(settings, DifficultySettings)
+    assert settings.environment == config.environment is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([RANK, "chain=sft"], "group_measures.rank: only RL has groups"),
+        ([RANK, "objective.group.off_policy_when_accuracy_at_most=0.2"], "changes a group after its episodes are"),
+        ([RANK, "grading.kind={kind: measure, name: rank}"], "kind: measure cannot take rank"),
+        ([RANK, "environment.scoring.measures={rank: 'synthetic.episode_measures:words'}"], "rank is one of measures"),
+    ],
+)
+def test_a_group_measure_without_its_use_is_refused_at_load(changes: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_experiment(GAME, changes)

@@ -1,0 +1,145 @@
+"""Episodes with a model behind OpenAI's chat protocol, over HTTP: the rules of episodes without token ids."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from synthetic.endpoint import CHAT, Endpoint, Reply, completion, refusal
+
+from luffy import http_client
+from luffy.config.environment import EnvironmentConfig, EpisodeLimits, GuessNumberEnvironment, ToolsEnvironment
+from luffy.config.execution import ServerConfig
+from luffy.config.model import EndpointModel
+from luffy.environments.live_episode import EpisodeStart
+from luffy.environments.players import open_text_player
+from luffy.environments.text_episodes import TextEpisode
+from luffy.errors import ClusterError
+from luffy.grading import Problem
+from luffy.grading.judge import Judges
+from luffy.rollout.engine import SamplingParams
+from luffy.rollout.text_answers import TextAnswers
+from luffy.rollout.text_endpoint import TextEndpoint
+from luffy.types import FinishReason, Message
+
+Play = Callable[..., tuple[list[TextEpisode], list[tuple[str, dict]]]]
+PROMPT = (Message("system", "Play."), Message("user", "Guess a number from 1 to 7."))
+TOKENS = 7
+"""Of every reply, as `completion` counts them."""
+
+
+def halving(path: str, body: dict) -> Reply:
+    """Binary search from 1 to 7, with some reasoning before each guess."""
+    low, high = 1, 7
+    for guess, answer in zip(body["messages"][2::2], body["messages"][3::2], strict=True):
+        number = int(guess["content"])
+        low, high = (number + 1, high) if answer["content"] == "higher" else (low, number - 1)
+    return completion(f"<think>between {low} and {high}</think>{(low + high) // 2}")
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
+    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.01)
+    opened: list[Endpoint] = []
+
+    def run(
+        answer: Callable[[str, dict], Reply],
+        starts: Sequence[EpisodeStart],
+        max_tokens: int = 64,
+        environment: EnvironmentConfig | None = None,
+        **limits: int,
+    ) -> tuple[list[TextEpisode], list[tuple[str, dict]]]:
+        opened.append(Endpoint(answer, (CHAT,)))
+        config = ServerConfig(urls=(opened[-1].url,), max_retries=0)
+        answers = TextAnswers(tmp_path / "answers.jsonl")
+        endpoint = TextEndpoint.connect(EndpointModel(name="gpt-x"), config, ("/chat/completions",), answers)
+        guessing = GuessNumberEnvironment(kind="guess_number", limits=EpisodeLimits(**limits))
+        player = open_text_player(environment or guessing, Judges(None))
+        try:
+            return player.play(starts, endpoint, SamplingParams(1.0, max_tokens, ())), opened[-1].asked
+        finally:
+            endpoint.close()
+            answers.close()
+
+    yield run
+    for endpoint in opened:
+        endpoint.close()
+
+
+def game(number: int, seed: int = 3) -> EpisodeStart:
+    return EpisodeStart(Problem(extra_info={"number": number}), str(number), PROMPT, (), seed)
+
+
+def test_a_game_is_played_in_text_and_measured(play: Play) -> None:
+    (found, quick), asked = play(halving, [game(7), game(4)])
+    assert found.finish_reason is FinishReason.STOP
+    assert found.measures == {"found": 1.0, "guesses": 3.0, "turns_without_guess": 0.0, "turns": 3.0}
+    assert found.num_tokens == 3 * TOKENS
+    assert [turn.content for turn in found.completion[1::2]] == ["higher", "higher"]
+    assert quick.measures["turns"] == 1.0
+    longest = max((body["messages"] for _, body in asked), key=len)
+    assert [turn["role"] for turn in longest] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert longest[2]["content"] == "4"  # earlier turns go without their reasoning
+
+
+def test_turns_have_seeds_of_their_own(play: Play) -> None:
+    _, asked = play(halving, [game(7)])
+    seeds = [body["seed"] for _, body in asked]
+    assert seeds[0] == 3
+    assert len({*seeds}) == 3
+
+
+@pytest.mark.parametrize(
+    ("limits", "max_tokens", "reason", "num_turns"),
+    [
+        ({"max_turns": 2}, 64, FinishReason.TURNS, 2),
+        ({}, 2 * TOKENS, FinishReason.LENGTH, 2),
+    ],
+)
+def test_bounds_end_an_episode_with_their_reason(
+    play: Play, limits: dict[str, int], max_tokens: int, reason: FinishReason, num_turns: int
+) -> None:
+    (episode,), _ = play(halving, [game(7)], max_tokens, **limits)
+    assert episode.finish_reason is reason
+    assert episode.measures["turns"] == num_turns
+    assert episode.completion[-1].role == "assistant"
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"), [({"max_turn_tokens": 5}, FinishReason.TURN_LENGTH), ({}, FinishReason.LENGTH)]
+)
+def test_a_cut_turn_gets_no_answer(play: Play, limits: dict[str, int], reason: FinishReason) -> None:
+    (episode,), asked = play(lambda path, body: completion("4", "length"), [game(4)], 30, **limits)
+    assert episode.finish_reason is reason
+    assert asked[0][1]["max_tokens"] == limits.get("max_turn_tokens", 30)
+    assert episode.measures["found"] == 0.0
+
+
+def test_a_long_observation_is_cut_by_characters(play: Play) -> None:
+    (episode,), _ = play(lambda path, body: completion("four?"), [game(4)], max_turns=2, max_observation_tokens=3)
+    assert episode.completion[1].content == "Please ... [16 characters left out] ... umber."
+
+
+def test_a_lost_endpoint_ends_the_play_and_paid_turns_are_not_asked_again(play: Play) -> None:
+    left = [3]
+
+    def mortal(path: str, body: dict) -> Reply:
+        left[0] -= 1
+        return halving(path, body) if left[0] >= 0 else refusal(503, "gone")
+
+    with pytest.raises(ClusterError, match="gone"):
+        play(mortal, [game(7, seed) for seed in (1, 2)])
+    episodes, asked = play(halving, [game(7, seed) for seed in (1, 2)])
+    assert [episode.measures["found"] for episode in episodes] == [1.0, 1.0]
+    assert len(asked) == 6 - 3
+
+
+def test_tools_are_called_in_the_environments_own_format(play: Play) -> None:
+    def calling(path: str, body: dict) -> Reply:
+        said = body["messages"][-1]["content"]
+        call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "17*23"}}\n</tool_call>'
+        return completion(f"\\boxed{{{said.split()[1]}}}" if "tool_response" in said else call)
+
+    tools = ToolsEnvironment(kind="tools", tools=("calculator",))
+    (episode,), _ = play(calling, [game(1)], environment=tools)
+    assert episode.completion[-1].content == "\\boxed{391}"
+    assert episode.measures["tool_calls/calculator"] == 1.0
