@@ -10,6 +10,7 @@ from luffy.config.objective import (
     GroupAdvantage,
     ObjectiveConfig,
     PrefixConfig,
+    RawAdvantage,
     TermConfig,
     UniformLength,
 )
@@ -126,7 +127,8 @@ def _prefix(config: PrefixConfig) -> str:
 def _advantage(objective: ObjectiveConfig) -> str:
     config = objective.advantage
     words = [f"A = {config.formula()}"]
-    if isinstance(config, GroupAdvantage) and objective.has_off_policy_rows:
+    has_baseline = isinstance(config, GroupAdvantage) and not isinstance(config, RawAdvantage)
+    if has_baseline and objective.has_off_policy_rows:
         displaced = " that stay" if objective.group.off_policy_when_accuracy_at_most is not None else ""
         outside = f"the rollouts{displaced} alone; other rows have A = 0"
         words.append(f"over {'all rows of the group' if config.population == 'joint' else outside}")

@@ -13,6 +13,7 @@ from luffy.config.objective.advantage import (
     LeaveOneOutAdvantage,
     LengthWeightedAdvantage,
     PassAtKAdvantage,
+    RawAdvantage,
 )
 from luffy.config.objective.group import (
     BinomialLength,
@@ -127,6 +128,7 @@ __all__ = [
     "PrefixConfig",
     "PrefixLength",
     "RationalShaping",
+    "RawAdvantage",
     "ReplayConfig",
     "ScheduledValue",
     "Selector",
