@@ -54,6 +54,8 @@ def _explain_rl(settings: RLSettings) -> str:
         f"              {rl.steps} steps in all, learning rate {rl.optimizer.lr:g}, rollouts at temperature "
         f"{rl.temperature:g}"
     )
+    if rl.stop:
+        step += f"\n              a rollout ends with the stop token or with {' or '.join(map(repr, rl.stop))}"
     parts = [step, explain_objective(settings.objective, rl.max_response_tokens)]
     return "\n".join([*parts, "", _explain_critic(rl.critic)] if rl.critic is not None else parts)
 

@@ -9,7 +9,7 @@ from luffy.config.grading import GraderKind
 from luffy.config.strict import StrictModel
 
 TemplateName = Literal["own", "qwen_math", "r1_zero", "luffy_think", "prime", "none"]
-_Stop = Annotated[str, Field(min_length=1)]
+StopText = Annotated[str, Field(min_length=1)]
 
 
 class DecodingConfig(StrictModel):
@@ -40,7 +40,7 @@ class SuiteConfig(StrictModel):
     num_samples: PositiveInt | None = None
     """Responses a problem under every decoding that is not greedy."""
     template: TemplateName | None = None
-    stop: tuple[_Stop, ...] | None = None
+    stop: tuple[StopText, ...] | None = None
     grader: GraderKind | None = None
     """How it is graded, whatever `grading` and its rows say."""
 
@@ -77,7 +77,7 @@ class EvaluationConfig(StrictModel):
     template: TemplateName = "own"
     """How a problem becomes a prompt: `own` is the model's chat template over the data's messages, any other a fixed
     text around the question alone (`luffy.data.prompt_templates`)."""
-    stop: tuple[_Stop, ...] = ()
+    stop: tuple[StopText, ...] = ()
     """Texts that end a response (they stay in it), besides those of the template."""
     suites: dict[str, SuiteConfig] = Field(default_factory=dict)
     """Overrides by suite name."""

@@ -102,6 +102,11 @@ class ExperimentConfig(StrictModel):
             raise ValueError("environment: model.endpoint answers with text; an environment needs token ids")
         if "difficulty" in self.stages:
             raise ValueError("environment: the stage difficulty samples single turns; remove one of the two sections")
+        if "rl" in self.stages and self.rl is not None and self.rl.stop:
+            raise ValueError(
+                "rl.stop has no use with an environment, whose turns end with the stop token of the chat template; "
+                "remove it"
+            )
         evaluation = self.evaluation
         if evaluation is None:
             return self

@@ -3,8 +3,19 @@
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
+from luffy.config.evaluation import StopText
 from luffy.config.objective import (
     ImportanceCorrection,
     NegativeLogLikelihoodLoss,
@@ -12,10 +23,12 @@ from luffy.config.objective import (
     SupervisedObjectiveConfig,
     TermConfig,
 )
-from luffy.config.strict import StrictModel
+from luffy.config.strict import StrictModel, without_unused
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+_UNUSED: dict[str, object] = {"stop": []}
+"""Fields of `rl` that older runs did not have."""
 
 
 class ScheduleConfig(StrictModel):
@@ -140,6 +153,10 @@ class RLConfig(StrictModel):
     temperature: PositiveFloat = 1.0
     """Sampling temperature of rollouts; the trainer divides its logits by the same."""
     max_response_tokens: PositiveInt
+    stop: tuple[StopText, ...] = ()
+    """Texts that end a rollout, besides the stop token (r1_zero: `</answer>`). A rollout is graded up to and including
+    the first of them, and learned from up to the token that completes it. Traces are taken as they are, but a prefix
+    ends before a stop text."""
     engine: Literal["cluster", "vllm", "openai"] = "cluster"
     """What rolls out. `cluster`: the cluster's own engine, which is the embedded one in one process, and vLLM actors
     under Ray. `vllm`: with `cluster: local` and without a GPU, vLLM in the trainer's process, which takes its weights
@@ -153,6 +170,10 @@ class RLConfig(StrictModel):
     optimizer: OptimizerConfig
     critic: CriticConfig | None = None
     """Value function for `objective.advantage.kind: gae` (PPO); None: no critic."""
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        return without_unused(dump(self), _UNUSED, info.context)
 
     @property
     def updates_per_step(self) -> int:

@@ -175,7 +175,9 @@ def _protocol(config: DifficultyConfig) -> EvaluationConfig:
     assert config.temperature is not None
     assert config.max_response_tokens is not None
     decoding = DecodingConfig(temperature=config.temperature, num_samples=config.num_samples)
-    return EvaluationConfig(decodings={_DECODING: decoding}, max_response_tokens=config.max_response_tokens)
+    return EvaluationConfig(
+        decodings={_DECODING: decoding}, max_response_tokens=config.max_response_tokens, stop=config.stop or ()
+    )
 
 
 def _longest(lengths: Sequence[int], model: Path, config: DifficultyConfig) -> int:

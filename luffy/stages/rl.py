@@ -30,6 +30,7 @@ from luffy.rl.rollout_samples import sample_rollouts
 from luffy.rl.step_runner import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import SamplingParams
+from luffy.rollout.stop_texts import StopTexts
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.tracking.gpu_hours import GpuHours
@@ -130,18 +131,22 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     def prompt(ids: Sequence[int]) -> str:
         return decode(tokenizer, ids)
 
+    rl = settings.rl
+    stops = StopTexts(rl.stop, prompt)
+
     def reply(ids: Sequence[int]) -> str:
-        return opener + decode(tokenizer, ids)
+        return opener + stops.read(ids)[0]
 
     graders = GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE)
     collector = GroupCollector(
         grader=wrapping.grader(stack.enter_context(graders)),
         decode=reply,
-        params=SamplingParams(settings.rl.temperature, settings.rl.max_response_tokens, stop_token_ids(tokenizer)),
+        params=SamplingParams(rl.temperature, rl.max_response_tokens, stop_token_ids(tokenizer), stop=rl.stop),
         group=settings.objective.group,
         total_steps=settings.rl.steps,
         seed=settings.seed,
         player=_player(settings, tokenizer),
+        stops=stops if rl.stop else None,
     )
     confidential = confidential_uids(context.inputs["data"] / "train.parquet")
 
