@@ -47,6 +47,8 @@ def _explain_rl(settings: RLSettings) -> str:
     """The shape of its steps and their objective."""
     rl = settings.rl
     updates = f"{rl.updates_per_step} optimizer steps"
+    if rl.passes > 1:
+        updates += f" ({rl.passes} passes over its groups)"
     if rl.updates_per_step == 1:
         updates = "1 optimizer step (so pi_old is the policy itself: r = 1, and clips of r never act)"
     step = (

@@ -6,8 +6,8 @@ preset, the experiment's file):
 - data, base policy, evaluation and grading, so that these stages run once;
 - the budget: optimizer steps after the base policy (those of SFT and of RL together), or responses sampled from
   the policy in training;
-- what an RL step takes: `rl.prompts_per_step`, `rl.prompts_per_update`, `rl.max_response_tokens`, `rl.temperature` and
-  `objective.group.size`, rollouts and traces together.
+- what an RL step takes: `rl.prompts_per_step`, `rl.prompts_per_update`, `rl.passes`, `rl.max_response_tokens`,
+  `rl.stop`, `rl.temperature` and `objective.group.size`, rollouts and traces together.
 
 Tokens, seconds and memory are what they turn out to be, and are reported as costs. How many SFT steps a method puts
 between its RL steps (`objective.interleaved_sft`) is not known beforehand: they are counted as optimizer steps, and the
@@ -242,7 +242,8 @@ def _shares(arm: _ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> tu
     if left < 1 or left % a_step:
         arm.refuse(
             f"budget.optimizer_steps {budget.optimizer_steps} leaves {left} to RL, which is no positive multiple of "
-            f"the {a_step} that each RL step makes (rl.prompts_per_step / rl.prompts_per_update); change one of them"
+            f"the {a_step} that each RL step makes (rl.passes x rl.prompts_per_step / rl.prompts_per_update); change "
+            "one of them"
         )
     return sft_steps, left // a_step
 
@@ -318,7 +319,9 @@ def _of_objective(get: Callable[[ObjectiveConfig], object]) -> Callable[[Experim
 _EQUAL: Mapping[str, Callable[[ExperimentConfig], object]] = {
     "rl.prompts_per_step": _of_rl(lambda rl: rl.prompts_per_step),
     "rl.prompts_per_update": _of_rl(lambda rl: rl.prompts_per_update or rl.prompts_per_step),
+    "rl.passes": _of_rl(lambda rl: rl.passes),
     "rl.max_response_tokens": _of_rl(lambda rl: rl.max_response_tokens),
+    "rl.stop": _of_rl(lambda rl: rl.stop),
     "rl.temperature": _of_rl(lambda rl: rl.temperature),
     "objective.group.size": _of_objective(lambda objective: objective.group.size),
 }

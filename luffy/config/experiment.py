@@ -170,7 +170,7 @@ class ExperimentConfig(StrictModel):
         if self.objective.compares_with_old and self.rl.updates_per_step == 1:
             raise ValueError(
                 "a kl term against old has no effect with one optimizer step an RL step: the policy is its own old "
-                "one; lower rl.prompts_per_update"
+                "one; lower rl.prompts_per_update or raise rl.passes"
             )
         return self
 

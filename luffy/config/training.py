@@ -27,7 +27,7 @@ from luffy.config.strict import StrictModel, without_unused
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-_UNUSED: dict[str, object] = {"stop": []}
+_UNUSED: dict[str, object] = {"passes": 1, "stop": []}
 """Fields of `rl` that older runs did not have."""
 
 
@@ -149,7 +149,10 @@ class RLConfig(StrictModel):
     """RL steps: each rolls out, grades and updates once. Extendable: a longer run continues a shorter one."""
     prompts_per_step: PositiveInt
     prompts_per_update: PositiveInt | None = None
-    """Mini-batch of one optimizer step, in prompts; None: one optimizer step an RL step."""
+    """Mini-batch of one optimizer step, in prompts; None: one optimizer step a pass."""
+    passes: PositiveInt = 1
+    """Times that the optimizer steps of an RL step go over its groups, all against the policy before the first of them
+    (`pi_old`). The mini-batches are those of the first pass; each later pass takes them in an order of its own."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature of rollouts; the trainer divides its logits by the same."""
     max_response_tokens: PositiveInt
@@ -176,9 +179,14 @@ class RLConfig(StrictModel):
         return without_unused(dump(self), _UNUSED, info.context)
 
     @property
+    def updates_per_pass(self) -> int:
+        """Mini-batches of an RL step."""
+        return 1 if self.prompts_per_update is None else self.prompts_per_step // self.prompts_per_update
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer steps an RL step makes."""
-        return 1 if self.prompts_per_update is None else self.prompts_per_step // self.prompts_per_update
+        return self.passes * self.updates_per_pass
 
     @model_validator(mode="after")
     def _whole_mini_batches(self) -> "RLConfig":

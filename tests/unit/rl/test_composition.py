@@ -4,6 +4,7 @@ The parts are those of a run (prompts, replay, prefixes, dynamic sampling, journ
 script, and in place of a model stands a record of what each rank would have learned.
 """
 
+import dataclasses
 import itertools
 import random
 from collections import Counter
@@ -256,6 +257,22 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Callable
         assert all(len(step.groups) > PROMPTS for step in found.steps)
     assert bool(found.sft_steps) == (objective.interleaved_sft is not None)
     assert all(rows for shards in found.sft_steps for shard in shards for rows in shard.updates)
+
+
+@pytest.mark.parametrize("method", ["exgrpo", "prefix_rft", "relift"])
+def test_every_pass_learns_the_same_updates_on_the_same_ranks(method: str, run: Callable[[str], Run]) -> None:
+    found = run(method)
+    rl = found.settings.rl.model_copy(update={"passes": 3})
+    settings = found.settings.model_copy(update={"rl": rl})
+    for number, step in enumerate(found.steps, start=1):
+        for num_updates, num_ranks in CUTS:
+            once = step.shards[num_updates, num_ranks]
+            for one, thrice in zip(once, _learned(settings, step.kept, number, num_updates, num_ranks), strict=True):
+                assert dataclasses.replace(thrice, updates=one.updates) == one, "no row is sent twice"
+                count = len(one.updates)
+                each = [thrice.updates[start : start + count] for start in range(0, 3 * count, count)]
+                assert [Counter(taken) for taken in each] == [Counter(one.updates)] * 3
+                assert len(thrice.updates) == 3 * count
 
 
 def test_another_seed_and_another_step_deal_otherwise(run: Callable[[str], Run]) -> None:
