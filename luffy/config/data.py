@@ -288,6 +288,49 @@ SourceConfig = Annotated[
     | CustomSource,
     Field(discriminator="kind"),
 ]
+PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+class MixturePart(StrictModel):
+    """A source of a mixture."""
+
+    source: SourceConfig
+    weight: PositiveFloat = 1.0
+    """Its share of every RL step, relative to the other parts."""
+
+
+class MixtureSource(StrictModel):
+    """Several sources, of which every RL step takes exact shares (`luffy.data.sources.mixture`).
+
+    How many prompts a part has does not matter: a small one begins again earlier. SFT reads every trace once an epoch,
+    whatever the weights.
+    """
+
+    kind: Literal["mixture"]
+    parts: dict[PartName, MixturePart] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _rows_are_told_apart(self) -> "MixtureSource":
+        for name, part in self.parts.items():
+            if isinstance(part.source, VerifiersSource) and part.source.equal_prompts:
+                raise ValueError(
+                    f"parts.{name}.source.equal_prompts: in a mixture equal prompts count as repeats; remove it"
+                )
+        return self
+
+
+TrainingSource = Annotated[
+    ArithmeticSource
+    | WordProblemSource
+    | GuessNumberSource
+    | FileSource
+    | HubSource
+    | ReasoningGymSource
+    | VerifiersSource
+    | CustomSource
+    | MixtureSource,
+    Field(discriminator="kind"),
+]
 PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
 SuiteName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
@@ -338,7 +381,7 @@ class SFTViewConfig(StrictModel):
 class DataConfig(StrictModel):
     """Sources of the experiment, and the limits for their rows."""
 
-    train: SourceConfig | None = None
+    train: TrainingSource | None = None
     """Prompts with traces, for SFT and RL; None where nothing is trained on them."""
     corpus: SourceConfig | None = None
     """Text for training an embedded base policy; needed without `model.path`."""
@@ -361,3 +404,10 @@ class DataConfig(StrictModel):
     """Number of rejected rows and traces that `quarantine.jsonl` shows for each source and reason."""
     luffy_parquet: bool = False
     """Also write `train.luffy.parquet`: the columns and nesting that LUFFY's own loader reads."""
+
+    @property
+    def training_sources(self) -> dict[str, SourceConfig]:
+        """`train` by its key, or the sources of its parts."""
+        if isinstance(self.train, MixtureSource):
+            return {f"train.parts.{name}.source": part.source for name, part in self.train.parts.items()}
+        return {} if self.train is None else {"train": self.train}

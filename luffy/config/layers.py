@@ -13,6 +13,7 @@ _BY_NAME: tuple[KeyPath, ...] = (
     ("arms",),
     ("data", "decontamination", "benchmarks"),
     ("data", "suites"),
+    ("data", "train", "parts"),
     ("evaluation", "decodings"),
     ("evaluation", "suites"),
     ("grading", "named"),

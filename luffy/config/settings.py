@@ -101,7 +101,8 @@ class RLSettings(StrictModel):
         """Whether what happens at a step changes when the stage is made longer."""
         critic = self.rl.critic
         schedules = [self.rl.optimizer.schedule] + ([critic.optimizer.schedule] if critic is not None else [])
-        return self.objective.depends_on_length or any(schedule.depends_on_length for schedule in schedules)
+        sampling = self.rl.sampling.depends_on_length
+        return sampling or self.objective.depends_on_length or any(schedule.depends_on_length for schedule in schedules)
 
 
 class EvaluateSettings(StrictModel):

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from luffy.config.draws import SamplingConfig, UniformSampling
 from luffy.config.evaluation import StopText
 from luffy.config.objective import (
     ImportanceCorrection,
@@ -27,7 +28,7 @@ from luffy.config.strict import StrictModel, without_unused
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-_UNUSED: dict[str, object] = {"passes": 1, "stop": []}
+_UNUSED: dict[str, object] = {"passes": 1, "sampling": {"kind": "uniform"}, "stop": []}
 """Fields of `rl` that older runs did not have."""
 
 
@@ -153,6 +154,8 @@ class RLConfig(StrictModel):
     passes: PositiveInt = 1
     """Times that the optimizer steps of an RL step go over its groups, all against the policy before the first of them
     (`pi_old`). The mini-batches are those of the first pass; each later pass takes them in an order of its own."""
+    sampling: SamplingConfig = UniformSampling(kind="uniform")
+    """Which prompts a step draws."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature of rollouts; the trainer divides its logits by the same."""
     max_response_tokens: PositiveInt

@@ -69,8 +69,8 @@ def group_advantages(rows: RowRewards, config: AdvantageConfig) -> Tensor:
     """`(B,)` float64 advantages; rows outside the population have 0.
 
     A row alone in its population has advantage 0 (but under `global_batch` without group baseline, which compares with
-    the whole batch); rewards that are all equal give exactly 0 everywhere. `raw` compares with nothing. GAE has advantages of its own for every
-    token (`luffy.objectives.gae`).
+    the whole batch); rewards that are all equal give exactly 0 everywhere. Neither holds for `raw`, which compares with
+    nothing. GAE has advantages of its own for every token (`luffy.objectives.gae`).
     """
     assert isinstance(config, GroupAdvantage), f"{config.kind} gives no advantages to whole rows"
     joint = config.population == "joint"

@@ -49,7 +49,7 @@ class StepRunner:
         began, passes = time.perf_counter(), self._settings.rl.passes
         groups, metrics = self._generation.take(step)
         kept = self._experience.kept(step, groups)
-        metrics |= self._group_metrics(step, groups, kept)
+        metrics |= self._group_metrics(step, groups, kept) | self._experience.metrics(step, groups)
         metrics |= self._trainer.learn(kept, step)
         self._experience.observe(step, groups)
         demonstrations = self._experience.hard_demonstrations(step) or ()

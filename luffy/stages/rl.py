@@ -6,7 +6,7 @@ Run: python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +18,7 @@ from luffy.config.training import RLConfig
 from luffy.data.confidential_prompts import confidential_uids
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts
+from luffy.data.pass_rates import RATES_FILE, read_pass_rates
 from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.players import open_player
@@ -171,6 +172,8 @@ def _player(settings: RLSettings, tokenizer: PreTrainedTokenizerBase) -> Episode
 def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase) -> Sequence[RolloutTask]:
     prompts = read_prompts(context.inputs["data"] / "train.parquet")
     tasks = tokenize_tasks(tokenizer, prompts, as_sampled=keeps_history(settings.environment))
+    rates = read_pass_rates(context.inputs["data"] / RATES_FILE)
+    tasks = [replace(task, pass_rate=rates.get(task.uid)) for task in tasks]
     if not tasks:
         raise DataError("data.train: no prompts are left; see card.md for why rows were rejected")
     _check_buffer_fills(settings, tasks)

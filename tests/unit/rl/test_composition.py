@@ -85,9 +85,10 @@ def _decode(ids: Sequence[int]) -> str:
     return r"\boxed{7}" if RIGHT in ids else r"\boxed{8}"
 
 
-def _settings(method: str) -> RLSettings:
+def _settings(method: str, *more: str, steps: int = STEPS) -> RLSettings:
     overrides = [
-        "chain=rl", f"method={method}", f"rl.prompts_per_step={PROMPTS}", f"rl.steps={STEPS}", *SMALL.get(method, ()),
+        "chain=rl", f"method={method}", f"rl.prompts_per_step={PROMPTS}", f"rl.steps={steps}", *SMALL.get(method, ()),
+        *more,
     ]  # fmt: skip
     nodes = build_graph(load_experiment(ROOT / "exp_configs/smoke.yaml", overrides))
     (settings,) = (node.settings for node in nodes if isinstance(node.settings, RLSettings))
@@ -187,14 +188,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ru
         yield cache(lambda method: _run(grader, tmp_path_factory.mktemp("journal"), method))
 
 
-def _run(grader: GraderPool, folder: Path, method: str) -> Run:
-    settings, sent, journal = _settings(method), Sent(), RolloutJournal(folder)
+def _run(grader: GraderPool, folder: Path, method: str, *overrides: str, num_steps: int = STEPS) -> Run:
+    settings, sent, journal = _settings(method, *overrides, steps=num_steps), Sent(), RolloutJournal(folder)
     params = SamplingParams(1.0, 64, (STOP,))
-    collector = GroupCollector(grader, _decode, params, settings.objective.group, settings.seed, STEPS)
+    collector = GroupCollector(grader, _decode, params, settings.objective.group, settings.seed, num_steps)
     cluster = ScriptedCluster(Trainer(settings, RecordedRanks(sent, 2)))
     with StepRunner(settings, cluster, _tasks(), collector, journal) as runner:
-        kept = [list(runner.run(step).groups) for step in range(1, STEPS + 1)]
-    assert [method for method, _ in sent].count(TrainerRank.learn) == STEPS, "every step learns from some groups"
+        kept = [list(runner.run(step).groups) for step in range(1, num_steps + 1)]
+    assert [method for method, _ in sent].count(TrainerRank.learn) == num_steps, "every step learns from some groups"
     steps = [
         Step(journal.read(step) or [], groups, {case: _learned(settings, groups, step, *case) for case in CUTS})
         for step, groups in enumerate(kept, start=1)
@@ -257,6 +258,26 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Callable
         assert all(len(step.groups) > PROMPTS for step in found.steps)
     assert bool(found.sft_steps) == (objective.interleaved_sft is not None)
     assert all(rows for shards in found.sft_steps for shard in shards for rows in shard.updates)
+
+
+def test_guidance_gives_traces_where_earlier_steps_failed(tmp_path: Path) -> None:
+    """Twelve steps are three epochs: every prompt is judged by the one or two groups that it had before."""
+    guidance = "objective.group.guidance={pass_rate_at_most: 0.3, memory: 0.5}"
+    with GraderPool(1, PATIENCE_S) as grader:
+        found = _run(grader, tmp_path, "luffy", guidance, num_steps=12)
+    has_trace = {task.uid: bool(task.demonstrations) for task in _tasks()}
+    rates: dict[str, float] = {}
+    seen = Counter()
+    for step in found.steps:
+        for group in step.groups:
+            guided = has_trace[group.uid] and rates.get(group.uid, 0.0) <= 0.3
+            assert has_demonstration(group) == guided
+            assert len(group.trajectories) == found.settings.objective.group.size, "others are rolled out in full"
+            seen[guided, group.uid in rates] += 1
+        for group in step.groups:
+            before = rates.get(group.uid, group.accuracy)
+            rates[group.uid] = 0.5 * before + 0.5 * group.accuracy
+    assert seen[True, True] and seen[False, True]
 
 
 @pytest.mark.parametrize("method", ["exgrpo", "prefix_rft", "relift"])
