@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from typing import Any, Protocol
 
 from luffy.config.draws import CurriculumSampling, PoolSampling, UniformSampling
@@ -100,10 +101,16 @@ class StreamSampler:
         self._taken.update(self._count(fresh_uids(groups)))
 
     def metrics(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Share of each stream among the drawn prompts; empty with a single one."""
+        """Share of each stream among the drawn prompts, and what its rollouts earned; empty with a single one."""
         if len(self._streams) == 1:
             return {}
-        return _shares("source", self._streams, self._count(fresh_uids(groups)))
+        metrics = _shares("source", self._streams, self._count(fresh_uids(groups)))
+        for name in self._streams:
+            rollouts = [row for group in groups if self._stream_of[group.uid] == name for row in group.rollouts]
+            if rollouts:
+                metrics[f"reward/source_{name}_mean"] = fmean(row.reward for row in rollouts)
+                metrics[f"rollout/source_{name}_length_mean"] = fmean(row.num_learnable for row in rollouts)
+        return metrics
 
     def state(self) -> dict[str, object]:
         """Prompts taken of each stream."""

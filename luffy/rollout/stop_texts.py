@@ -21,13 +21,20 @@ class StopTexts:
     texts: tuple[str, ...]
     decode: Callable[[Sequence[int]], str]
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text up to and including the first stop text."""
+        whole = self.decode(token_ids)
+        return whole[: end_of_first(whole, self.texts)]
+
     def read(self, token_ids: Sequence[int]) -> tuple[str, int | None]:
-        """The text up to and including the first stop text, and how many tokens complete it; None without one."""
-        text = self.decode(token_ids)
-        end = end_of_first(text, self.texts)
+        """The same text, and how many tokens complete the stop text; None without one."""
+        whole, count = self.decode(token_ids), len(token_ids)
+        end = end_of_first(whole, self.texts)
         if end is None:
-            return text, None
-        return text[:end], _fewest(len(token_ids), lambda n: self._has_stop(token_ids[:n]))
+            return whole, None
+        if not self._has_stop(token_ids[:-1]):  # an engine has stopped here
+            return whole[:end], count
+        return whole[:end], _fewest(count - 1, lambda n: self._has_stop(token_ids[:n]))
 
     def cut(self, completion: Completion, given_ids: tuple[int, ...] = ()) -> Completion:
         """The completion up to the token that completes the first stop text of the response.

@@ -136,7 +136,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     stops = StopTexts(rl.stop, prompt)
 
     def reply(ids: Sequence[int]) -> str:
-        return opener + stops.read(ids)[0]
+        return opener + stops.text(ids)
 
     graders = GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE)
     collector = GroupCollector(

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -73,14 +74,19 @@ def test_a_kill_between_two_passes_over_a_mixture_resumes_to_the_same_bits(
     _, out = _killed_and_resumed(PASSES, 11, upstream, tmp_path)
     metrics = read_metrics(out / "metrics.jsonl")
     steps = _groups(out)
-    part_of = {prompt.uid: mixed_in(prompt.extra_info) for prompt in read_prompts(upstream["data"] / "train.parquet")}
+    marks = {prompt.uid: mixed_in(prompt.extra_info) for prompt in read_prompts(upstream["data"] / "train.parquet")}
+    part_of = {uid: mark for uid, mark in marks.items() if mark is not None}
+    assert len(part_of) == len(marks)
     for row, groups in zip(metrics, steps, strict=True):
         assert row["batch/optimizer_steps"] == 4
         tokens = sum(found.num_learnable for group in groups for found in group.trajectories)
         assert row["batch/response_tokens"] == 2 * tokens
-        parts = Counter(mark.part for group in groups if (mark := part_of[group.uid]) is not None)
+        parts = Counter(part_of[group.uid].part for group in groups)
         assert parts == {"one": 3, "two": 1}, "three quarters of four prompts"
         assert row["batch/source_one_share"] == 0.75
+        rollouts = [found for group in groups for found in group.rollouts if part_of[group.uid].part == "two"]
+        assert row["reward/source_two_mean"] == fmean(found.reward for found in rollouts)
+        assert row["rollout/source_two_length_mean"] == fmean(found.num_learnable for found in rollouts)
 
 
 def test_rollouts_end_with_the_stop_text(upstream: Mapping[str, Path], tmp_path: Path) -> None:
@@ -112,4 +118,4 @@ def test_a_kill_resumes_pools_to_the_same_bits(upstream: Mapping[str, Path], tmp
     assert rows[0]["batch/pool_new_share"] == 1.0
     assert all(0 < row["batch/pool_new_share"] < 1 for row in rows[1:])
     known = {uid for groups in _groups(out)[:-1] for uid in (group.uid for group in groups)}
-    assert rows[-1]["batch/pool_new_size"] == 32 - len(known)
+    assert rows[-1]["batch/pool_new_size"] == len(read_prompts(tmp_path / "data/train.parquet")) - len(known)

@@ -349,9 +349,7 @@ def _stopped(task: RolloutTask, script: Sequence[int], **group) -> tuple[Parrot,
     params = SamplingParams(1.0, 8, (), stop=stops.texts)
     engine = Fixed(script)
     with GraderPool(1, PATIENCE_S) as grader:
-        collector = GroupCollector(
-            grader, lambda ids: stops.read(ids)[0], params, config, seed=0, total_steps=10, stops=stops
-        )
+        collector = GroupCollector(grader, stops.text, params, config, seed=0, total_steps=10, stops=stops)
         (group,) = collector.collect(engine, [task], step=1)
     return engine, group
 

@@ -28,6 +28,8 @@ def _completion(ids: tuple[int, ...], reason: FinishReason = FinishReason.LENGTH
 def test_the_text_ends_with_the_stop_text_and_the_tokens_with_the_one_that_completes_it() -> None:
     ids = (0, 2, 3, 5, 0)  # a </ answer >b a
     assert STOPS.read(ids) == ("a</answer>", 4)
+    assert STOPS.text(ids) == STOPS.text(ids[:4]) == "a</answer>"
+    assert STOPS.text(ids[:3]) == "a</answer"
     cut = STOPS.cut(_completion(ids))
     assert cut == Completion(ids[:4], (0.0, -0.1, -0.2, pytest.approx(-0.3)), FinishReason.STOP, (0, 1, 2, 3))
 
