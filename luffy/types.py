@@ -49,7 +49,7 @@ class FinishReason(StrEnum):
     """Why generation of a response ended."""
 
     STOP = "stop"
-    """The stop token was sampled (it is part of the response)."""
+    """The stop token was sampled, or a stop text was completed (both are part of the response)."""
     LENGTH = "length"
     """The token limit of the whole response was reached."""
     TURN_LENGTH = "turn_length"

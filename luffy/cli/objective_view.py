@@ -47,6 +47,8 @@ def _explain_rl(settings: RLSettings) -> str:
     """The shape of its steps and their objective."""
     rl = settings.rl
     updates = f"{rl.updates_per_step} optimizer steps"
+    if rl.passes > 1:
+        updates += f" ({rl.passes} passes over its groups)"
     if rl.updates_per_step == 1:
         updates = "1 optimizer step (so pi_old is the policy itself: r = 1, and clips of r never act)"
     step = (
@@ -54,6 +56,8 @@ def _explain_rl(settings: RLSettings) -> str:
         f"              {rl.steps} steps in all, learning rate {rl.optimizer.lr:g}, rollouts at temperature "
         f"{rl.temperature:g}"
     )
+    if rl.stop:
+        step += f"\n              a rollout ends with the stop token or with {' or '.join(map(repr, rl.stop))}"
     parts = [step, explain_objective(settings.objective, rl.max_response_tokens)]
     return "\n".join([*parts, "", _explain_critic(rl.critic)] if rl.critic is not None else parts)
 

@@ -13,7 +13,7 @@ from luffy.pipeline.workspace.records import RunRecord
 from luffy.types import Source
 
 SAMPLES_FILE = "samples.jsonl"
-_JOURNAL = "journal"
+JOURNAL = "journal"
 _COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome"]
 
 
@@ -67,7 +67,7 @@ def samples_of(record: RunRecord, stage: str | None, wanted: RewardRange, count:
 
 
 def _read(directory: Path, node: str) -> Iterator[ShownSample]:
-    if (directory / _JOURNAL).is_dir():
+    if (directory / JOURNAL).is_dir():
         return _journalled(directory)
     if nodes_showing("training_curves", [node]):
         return _logged(directory / SAMPLES_FILE)
@@ -86,13 +86,13 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
     hidden = confidential_uids(Path(job.inputs["data"]) / "train.parquet")
     tokenizer = Tokenizer.from_file(str(Path(job.inputs["model"]) / "model" / "tokenizer.json"))
     decode = partial(tokenizer.decode, skip_special_tokens=False)
-    for file in sorted((directory / _JOURNAL).glob("step_*.parquet"), reverse=True):
+    for file in sorted((directory / JOURNAL).glob("step_*.parquet"), reverse=True):
         step = int(file.stem.removeprefix("step_"))
         for row in pq.read_table(file, columns=_COLUMNS).to_pylist():
             if row["uid"] in hidden:
                 continue
             yield ShownSample(
-                f"step {step}, {_who(row['source'])}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}",
+                f"step {step}, {origin_of(row['source'])}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}",
                 tokenizer.decode(row["prompt_ids"], skip_special_tokens=False),
                 transcript(row["response_ids"], row["source"], decode),
                 row["reward"],
@@ -124,8 +124,11 @@ def _responses(directory: Path) -> Iterator[ShownSample]:
             yield ShownSample(f"{where}, {verdict}", record.prompt, record.response, float(record.correct))
 
 
-def _who(sources: list[int]) -> str:
+def origin_of(sources: list[int]) -> str:
+    """Who wrote a response, by the sources of its tokens."""
     kinds = set(sources) - {Source.ENVIRONMENT}
+    if Source.REPLAY in kinds:
+        return "replayed rollout"
     if kinds <= {Source.ON_POLICY}:
         return "rollout"
     return "rollout after a demonstration's prefix" if Source.ON_POLICY in kinds else "demonstration"

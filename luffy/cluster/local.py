@@ -5,6 +5,7 @@ weights, which every `publish` replaces.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -20,17 +21,19 @@ from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
 
 
 class EmbeddedEngine:
-    """Generates with the current weights of the policy in training."""
+    """Generates with the current weights of the policy in training; finds stop texts with the tokenizer in `folder`."""
 
-    def __init__(self, policy: Policy, batch_size: int) -> None:
+    def __init__(self, policy: Policy, batch_size: int, folder: Path) -> None:
         self._policy = policy
         self._batch_size = batch_size
+        self._folder = folder
         self.weight_version = 0
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         """One completion a request, in the order of the requests."""
         with self._policy.inference_model() as model:
-            return TransformersEngine(model, self._batch_size, self.weight_version).generate(requests, params)
+            engine = TransformersEngine(model, self._batch_size, self.weight_version, self._folder)
+            return engine.generate(requests, params)
 
     def close(self) -> None:
         """Nothing to free: the policy belongs to the trainer."""
@@ -49,7 +52,7 @@ class LocalCluster:
         if spec.settings.rl.engine == "vllm":
             _check_vllm_fits()
         self._rank = TrainerRank(spec)
-        self._embedded = EmbeddedEngine(self._rank.policy, spec.execution.rollout_batch_size)
+        self._embedded = EmbeddedEngine(self._rank.policy, spec.execution.rollout_batch_size, spec.model)
         self._vllm = _start_vllm(spec) if spec.settings.rl.engine == "vllm" else None
         self.trainer = Trainer(spec.settings, LocalRanks(self._rank))
 
@@ -92,4 +95,11 @@ def _check_vllm_fits() -> None:
 
 
 def _start_vllm(spec: TrainerSpec) -> VLLMEngine:
-    return VLLMEngine.from_folder(spec.model, spec.execution.vllm, spec.settings.dtype, max_model_len=spec.longest)
+    settings = spec.settings
+    return VLLMEngine.from_folder(
+        spec.model,
+        spec.execution.vllm,
+        settings.dtype,
+        max_model_len=spec.longest,
+        reads_text=bool(settings.rl.stop),
+    )

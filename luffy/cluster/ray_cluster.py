@@ -139,7 +139,13 @@ class RayCluster:
         spec, timeout_s = self._spec, self._config.call_timeout_s
         return [
             member.handle.open.remote(
-                spec.model, spec.execution.vllm, spec.settings.dtype, spec.longest, timeout_s, sleeps=self._share_gpus
+                spec.model,
+                spec.execution.vllm,
+                spec.settings.dtype,
+                spec.longest,
+                timeout_s,
+                sleeps=self._share_gpus,
+                reads_text=bool(spec.settings.rl.stop),
             )
             for member in engines
         ]

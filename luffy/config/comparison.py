@@ -6,8 +6,8 @@ preset, the experiment's file):
 - data, base policy, evaluation and grading, so that these stages run once;
 - the budget: optimizer steps after the base policy (those of SFT and of RL together), or responses sampled from
   the policy in training;
-- what an RL step takes: `rl.prompts_per_step`, `rl.prompts_per_update`, `rl.max_response_tokens`, `rl.temperature` and
-  `objective.group.size`, rollouts and traces together.
+- what an RL step takes: `rl.prompts_per_step`, `rl.prompts_per_update`, `rl.passes`, `rl.max_response_tokens`,
+  `rl.stop`, `rl.temperature` and `objective.group.size`, rollouts and traces together.
 
 Tokens, seconds and memory are what they turn out to be, and are reported as costs. How many SFT steps a method puts
 between its RL steps (`objective.interleaved_sft`) is not known beforehand: they are counted as optimizer steps, and the

@@ -110,7 +110,8 @@ def _shares(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> tup
     if left < 1 or left % a_step:
         arm.refuse(
             f"budget.optimizer_steps {budget.optimizer_steps} leaves {left} to RL, which is no positive multiple of "
-            f"the {a_step} that each RL step makes (rl.prompts_per_step / rl.prompts_per_update); change one of them"
+            f"the {a_step} that each RL step makes (rl.passes x rl.prompts_per_step / rl.prompts_per_update); change "
+            "one of them"
         )
     return sft_steps, left // a_step
 
@@ -121,12 +122,15 @@ def _steps_of_rollouts(arm: ArmPlan, rollouts: int, config: ExperimentConfig) ->
         arm.refuse("samples no rollouts, so a budget of rollouts does not bound it; give budget.optimizer_steps")
     group = config.objective.group
     varies = (
-        group.prefix is not None or isinstance(group.filter, DynamicSampling) or config.objective.replay is not None
+        group.prefix is not None
+        or group.guidance is not None
+        or isinstance(group.filter, DynamicSampling)
+        or config.objective.replay is not None
     )
     if varies:
         arm.refuse(
-            f"how many rollouts {config.method} samples in a step depends on their rewards (prefixes, dynamic "
-            "sampling or replay); give budget.optimizer_steps"
+            f"how many rollouts {config.method} samples in a step depends on their rewards (prefixes, "
+            "guidance, dynamic sampling or replay); give budget.optimizer_steps"
         )
     traces = group.off_policy if group.off_policy_when_accuracy_at_most is None else 0
     a_step = config.rl.prompts_per_step * (group.size - traces)
@@ -189,7 +193,9 @@ def _of_objective(get: Callable[[ObjectiveConfig], object]) -> Callable[[Experim
 _EQUAL: Mapping[str, Callable[[ExperimentConfig], object]] = {
     "rl.prompts_per_step": _of_rl(lambda rl: rl.prompts_per_step),
     "rl.prompts_per_update": _of_rl(lambda rl: rl.prompts_per_update or rl.prompts_per_step),
+    "rl.passes": _of_rl(lambda rl: rl.passes),
     "rl.max_response_tokens": _of_rl(lambda rl: rl.max_response_tokens),
+    "rl.stop": _of_rl(lambda rl: rl.stop),
     "rl.temperature": _of_rl(lambda rl: rl.temperature),
     "objective.group.size": _of_objective(lambda objective: objective.group.size),
 }

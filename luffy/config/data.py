@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from luffy.config.strict import StrictModel, is_for_identity
+from luffy.config.strict import StrictModel, is_none, without_unused
 from luffy.config.verifiers_package import VerifiersPackage
 
 Operation = Literal["add", "subtract", "reverse", "multiply"]
@@ -253,16 +253,9 @@ class ReasoningGymSource(StrictModel):
     num_prompts: PositiveInt
     options: dict[str, dict[str, int | float | bool | str]] = Field(default={})
     """Parameters by task."""
-    grader: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$")
+    grader: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]*$", exclude_if=is_none)
     """Grades these rows, e.g. one of `grading.named` of `kind: reasoning_gym`, by which the package itself scores them.
     None: the experiment's grader compares them with the reference answer."""
-
-    @model_serializer(mode="wrap")
-    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
-        values = dump(self)
-        if is_for_identity(info.context) and self.grader is None:  # as before there was a choice
-            del values["grader"]
-        return values
 
     @model_validator(mode="after")
     def _options_have_their_task(self) -> "ReasoningGymSource":
@@ -305,6 +298,49 @@ SourceConfig = Annotated[
     | ReasoningGymSource
     | VerifiersSource
     | CustomSource,
+    Field(discriminator="kind"),
+]
+PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+class MixturePart(StrictModel):
+    """A source of a mixture."""
+
+    source: SourceConfig
+    weight: PositiveFloat = 1.0
+    """Its share of every RL step, relative to the other parts."""
+
+
+class MixtureSource(StrictModel):
+    """Several sources, of which every RL step takes exact shares (`luffy.data.sources.mixture`).
+
+    How many prompts a part has does not matter: a small one begins again earlier. SFT reads every trace once an epoch,
+    whatever the weights.
+    """
+
+    kind: Literal["mixture"]
+    parts: dict[PartName, MixturePart] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _rows_are_told_apart(self) -> "MixtureSource":
+        for name, part in self.parts.items():
+            if isinstance(part.source, VerifiersSource) and part.source.equal_prompts:
+                raise ValueError(
+                    f"parts.{name}.source.equal_prompts: in a mixture equal prompts count as repeats; remove it"
+                )
+        return self
+
+
+TrainingSource = Annotated[
+    ArithmeticSource
+    | WordProblemSource
+    | GuessNumberSource
+    | FileSource
+    | HubSource
+    | ReasoningGymSource
+    | VerifiersSource
+    | CustomSource
+    | MixtureSource,
     Field(discriminator="kind"),
 ]
 PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -357,7 +393,7 @@ class SFTViewConfig(StrictModel):
 class DataConfig(StrictModel):
     """Sources of the experiment, and the limits for their rows."""
 
-    train: SourceConfig | None = None
+    train: TrainingSource | None = None
     """Prompts with traces, for SFT and RL; None where nothing is trained on them."""
     corpus: SourceConfig | None = None
     """Text for training an embedded base policy; needed without `model.path`."""
@@ -384,9 +420,13 @@ class DataConfig(StrictModel):
     luffy_parquet: bool = False
     """Also write `train.luffy.parquet`: the columns and nesting that LUFFY's own loader reads."""
 
+    @property
+    def training_sources(self) -> dict[str, SourceConfig]:
+        """`train` by its key, or the sources of its parts."""
+        if isinstance(self.train, MixtureSource):
+            return {f"train.parts.{name}.source": part.source for name, part in self.train.parts.items()}
+        return {} if self.train is None else {"train": self.train}
+
     @model_serializer(mode="wrap")
     def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
-        values = dump(self)
-        if is_for_identity(info.context) and self.replay_traces == "off":  # as before there was a choice
-            del values["replay_traces"]
-        return values
+        return without_unused(dump(self), {"replay_traces": "off"}, info.context)

@@ -2,9 +2,18 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from luffy.config.strict import StrictModel
+from luffy.config.evaluation import StopText
+from luffy.config.strict import StrictModel, without_unused
 from luffy.config.training import RLConfig
 
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -25,12 +34,18 @@ class DifficultyConfig(StrictModel):
     """None: `rl.temperature`."""
     max_response_tokens: PositiveInt | None = None
     """None: `rl.max_response_tokens`."""
+    stop: tuple[StopText, ...] | None = None
+    """Texts that end a response; None: `rl.stop`."""
     min_pass_rate: Rate = 0.0
     """Lowest pass rate that is kept, inclusive."""
     max_pass_rate: Rate = 0.9
     """Highest pass rate that is kept, inclusive."""
     engine: Literal["transformers", "vllm", "openai"] | None = None
     """The engine that generates the responses; None: RL's engine (`cluster`, `rl.engine`)."""
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        return without_unused(dump(self), {"stop": []}, info.context)
 
     def spelled_out(self, rl: RLConfig, cluster: Literal["local", "ray"]) -> "DifficultyConfig":
         """This section with its defaults filled in from other sections."""
@@ -39,6 +54,7 @@ class DifficultyConfig(StrictModel):
             update={
                 "temperature": self.temperature or rl.temperature,
                 "max_response_tokens": self.max_response_tokens or rl.max_response_tokens,
+                "stop": rl.stop if self.stop is None else self.stop,
                 "engine": self.engine or (of_cluster if rl.engine == "cluster" else rl.engine),
             }
         )

@@ -16,7 +16,7 @@ from pydantic import (
 
 from luffy.config.grading import JudgeGrader
 from luffy.config.sandbox import SandboxConfig
-from luffy.config.strict import StrictModel, is_for_identity
+from luffy.config.strict import StrictModel, without_unused
 from luffy.config.verifiers_package import VerifiersPackage
 
 CallFormat = Literal["hermes", "llama3", "xml"]
@@ -114,10 +114,7 @@ class EpisodeScoring(StrictModel):
 
     @model_serializer(mode="wrap")
     def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
-        values = dump(self)
-        if is_for_identity(info.context) and not self.group_measures:  # as before there were any
-            del values["group_measures"]
-        return values
+        return without_unused(dump(self), {"group_measures": {}}, info.context)
 
 
 class ToolsEnvironment(StrictModel):

@@ -3,23 +3,15 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    PositiveInt,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from luffy.config.grading import GraderKind
-from luffy.config.strict import StrictModel, is_for_identity
+from luffy.config.strict import StrictModel, is_none
 
 TemplateName = Literal["own", "qwen_math", "r1_zero", "luffy_think", "prime", "none"]
 VALIDATION = "validation"
 """What `evaluation.only` calls the prompts that `data.validation_prompts` holds out."""
-_Stop = Annotated[str, Field(min_length=1)]
+StopText = Annotated[str, Field(min_length=1)]
 
 
 class DecodingConfig(StrictModel):
@@ -50,7 +42,7 @@ class SuiteConfig(StrictModel):
     num_samples: PositiveInt | None = None
     """Responses a problem under every decoding that is not greedy."""
     template: TemplateName | None = None
-    stop: tuple[_Stop, ...] | None = None
+    stop: tuple[StopText, ...] | None = None
     grader: GraderKind | None = None
     """How it is graded, whatever `grading` and its rows say."""
 
@@ -87,11 +79,11 @@ class EvaluationConfig(StrictModel):
     template: TemplateName = "own"
     """How a problem becomes a prompt: `own` is the model's chat template over the data's messages, any other a fixed
     text around the question alone (`luffy.data.prompt_templates`)."""
-    stop: tuple[_Stop, ...] = ()
+    stop: tuple[StopText, ...] = ()
     """Texts that end a response (they stay in it), besides those of the template."""
     suites: dict[str, SuiteConfig] = Field(default_factory=dict)
     """Overrides by suite name."""
-    only: tuple[str, ...] | None = Field(default=None, min_length=1)
+    only: tuple[str, ...] | None = Field(default=None, min_length=1, exclude_if=is_none)
     """Suites to evaluate; `validation` names the prompts that `data.validation_prompts` holds out of training. None:
     all of `data.suites`."""
     engine: Literal["transformers", "vllm", "openai"] = "transformers"
@@ -109,13 +101,6 @@ class EvaluationConfig(StrictModel):
                 "with a temperature"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
-        values = dump(self)
-        if is_for_identity(info.context) and self.only is None:  # the keys of evaluations from before there was `only`
-            del values["only"]
-        return values
 
     def protocol(self, suite: str, decoding: str) -> SuiteProtocol:
         """The resolved settings of a suite under a decoding, both by name."""

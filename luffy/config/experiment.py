@@ -5,8 +5,9 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
 
-from luffy.config.data import DataConfig, VerifiersSource
+from luffy.config.data import DataConfig, MixtureSource, VerifiersSource
 from luffy.config.difficulty import DifficultyConfig
+from luffy.config.draws import CurriculumSampling, PoolSampling
 from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment
 from luffy.config.evaluation import VALIDATION, EvaluationConfig
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, TrackingConfig
@@ -99,6 +100,11 @@ class ExperimentConfig(StrictModel):
     def _environment_has_its_template(self) -> "ExperimentConfig":
         if self.environment is None:
             return self
+        if "rl" in self.stages and self.rl is not None and self.rl.stop:
+            raise ValueError(
+                "rl.stop has no use with an environment, whose turns end with the stop token of the chat template; "
+                "remove it"
+            )
         evaluation = self.evaluation
         if evaluation is None:
             return self
@@ -143,7 +149,7 @@ class ExperimentConfig(StrictModel):
 
     @model_validator(mode="after")
     def _tasks_have_their_environment(self) -> "ExperimentConfig":
-        named = {f"suites.{name}": source for name, source in self.data.suites.items()} | {"train": self.data.train}
+        named = {f"suites.{name}": source for name, source in self.data.suites.items()} | self.data.training_sources
         for name, source in named.items():
             if not isinstance(source, VerifiersSource) or source.grader != "environment":
                 continue
@@ -234,7 +240,7 @@ class ExperimentConfig(StrictModel):
         if self.objective.compares_with_old and self.rl.updates_per_step == 1:
             raise ValueError(
                 "a kl term against old has no effect with one optimizer step an RL step: the policy is its own old "
-                "one; lower rl.prompts_per_update"
+                "one; lower rl.prompts_per_update or raise rl.passes"
             )
         return self
 
@@ -298,6 +304,28 @@ class ExperimentConfig(StrictModel):
             return self
         if not any(term.lacks_correction for term in self.objective.terms):
             raise ValueError("rl.correction has no effect: no term on rollouts needs it; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _pools_are_of_one_source(self) -> "ExperimentConfig":
+        if "rl" not in self.stages or self.rl is None or not isinstance(self.rl.sampling, PoolSampling):
+            return self
+        if isinstance(self.data.train, MixtureSource):
+            raise ValueError(
+                "rl.sampling.kind: pools takes quotas by pass rate, and data.train.kind: mixture by source; use one "
+                "of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _curriculum_has_its_measure(self) -> "ExperimentConfig":
+        if "rl" not in self.stages or self.rl is None or not isinstance(self.rl.sampling, CurriculumSampling):
+            return self
+        if self.rl.sampling.by == "difficulty" and "difficulty" not in self.stages:
+            raise ValueError(
+                "rl.sampling.by: difficulty sorts by the pass rates that the stage difficulty measures; add the "
+                "section difficulty (max_pass_rate: 1.0 keeps all prompts), or use trace_length"
+            )
         return self
 
     @model_validator(mode="after")

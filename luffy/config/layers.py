@@ -14,6 +14,7 @@ _BY_NAME: tuple[KeyPath, ...] = (
     ("grid",),
     ("data", "decontamination", "benchmarks"),
     ("data", "suites"),
+    ("data", "train", "parts"),
     ("evaluation", "decodings"),
     ("evaluation", "suites"),
     ("grading", "named"),

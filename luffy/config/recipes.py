@@ -32,8 +32,10 @@ def resolve_recipes(values: Mapping, origins: Origins, default_where: str) -> No
 
 
 def _source_paths(values: Mapping) -> list[KeyPath]:
-    """Where a source may stand: train, corpus, every suite and benchmark."""
+    """Where a source may stand: train, the parts of a mixture, corpus, every suite and benchmark."""
     paths: list[KeyPath] = [("data", key) for key in ("train", "corpus") if key in _at(values, ("data",))]
+    parts = ("data", "train", "parts")
+    paths += [(*parts, name, "source") for name in _at(values, parts) if "source" in _at(values, (*parts, name))]
     for parent in (("data", "suites"), ("data", "decontamination", "benchmarks")):
         paths += [(*parent, name) for name in _at(values, parent)]
     return paths

@@ -109,7 +109,8 @@ class RLSettings(StrictModel):
             return True
         critic = self.rl.critic
         schedules = [self.rl.optimizer.schedule] + ([critic.optimizer.schedule] if critic is not None else [])
-        return self.objective.depends_on_length or any(schedule.depends_on_length for schedule in schedules)
+        sampling = self.rl.sampling.depends_on_length
+        return sampling or self.objective.depends_on_length or any(schedule.depends_on_length for schedule in schedules)
 
     @property
     def _last_step_shows(self) -> bool:

@@ -16,6 +16,16 @@ def is_none(value: object) -> bool:
     return value is None
 
 
+def without_unused(values: dict[str, object], unused: dict[str, object], context: object) -> dict[str, object]:
+    """A section's dump; for a stage's key, without those of its fields that have their `unused` value.
+
+    For fields that older runs did not have: while they are not used, the keys of those runs stay.
+    """
+    if not is_for_identity(context):
+        return values
+    return {name: value for name, value in values.items() if name not in unused or value != unused[name]}
+
+
 class StrictModel(BaseModel):
     """Configuration is validated once, at load time, and never changes afterwards."""
 

@@ -3,8 +3,20 @@
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
+from luffy.config.draws import SamplingConfig, UniformSampling
+from luffy.config.evaluation import StopText
 from luffy.config.objective import (
     ImportanceCorrection,
     NegativeLogLikelihoodLoss,
@@ -12,11 +24,13 @@ from luffy.config.objective import (
     SupervisedObjectiveConfig,
     TermConfig,
 )
-from luffy.config.strict import StrictModel, is_none
+from luffy.config.strict import StrictModel, is_none, without_unused
 from luffy.config.validation import ValidationConfig
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+_UNUSED: dict[str, object] = {"passes": 1, "sampling": {"kind": "uniform"}, "stop": []}
+"""Fields of `rl` that older runs did not have."""
 
 
 class ScheduleConfig(StrictModel):
@@ -139,10 +153,19 @@ class RLConfig(StrictModel):
     """RL steps: each rolls out, grades and updates once. Extendable: a longer run continues a shorter one."""
     prompts_per_step: PositiveInt
     prompts_per_update: PositiveInt | None = None
-    """Mini-batch of one optimizer step, in prompts; None: one optimizer step an RL step."""
+    """Mini-batch of one optimizer step, in prompts; None: one optimizer step a pass."""
+    passes: PositiveInt = 1
+    """Times that the optimizer steps of an RL step go over its groups, all against the policy before the first of them
+    (`pi_old`). The mini-batches are those of the first pass; each later pass takes them in an order of its own."""
+    sampling: SamplingConfig = UniformSampling(kind="uniform")
+    """Which prompts a step draws."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature of rollouts; the trainer divides its logits by the same."""
     max_response_tokens: PositiveInt
+    stop: tuple[StopText, ...] = ()
+    """Texts that end a rollout, besides the stop token (r1_zero: `</answer>`). A rollout is graded up to and including
+    the first of them, and learned from up to the token that completes it. Traces are taken as they are, but a prefix
+    ends before a stop text."""
     engine: Literal["cluster", "vllm", "openai"] = "cluster"
     """What rolls out. `cluster`: the cluster's own engine, which is the embedded one in one process, and vLLM actors
     under Ray. `vllm`: with `cluster: local` and without a GPU, vLLM in the trainer's process, which takes its weights
@@ -159,10 +182,19 @@ class RLConfig(StrictModel):
     validation: ValidationConfig | None = Field(default=None, exclude_if=is_none)
     """Held-out accuracy while this stage trains; None: it is not measured."""
 
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        return without_unused(dump(self), _UNUSED, info.context)
+
+    @property
+    def updates_per_pass(self) -> int:
+        """Mini-batches of an RL step."""
+        return 1 if self.prompts_per_update is None else self.prompts_per_step // self.prompts_per_update
+
     @property
     def updates_per_step(self) -> int:
         """Optimizer steps an RL step makes."""
-        return 1 if self.prompts_per_update is None else self.prompts_per_step // self.prompts_per_update
+        return self.passes * self.updates_per_pass
 
     @model_validator(mode="after")
     def _whole_mini_batches(self) -> "RLConfig":

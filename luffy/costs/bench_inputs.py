@@ -153,7 +153,12 @@ def _newest(plans: Mapping[str, StagePlan], entry: str) -> StagePlan | None:
 
 def _needs_no_download(config: ExperimentConfig) -> bool:
     data = config.data
-    sources = [data.train, data.corpus, *data.suites.values(), *data.decontamination.benchmarks.values()]
+    sources = [
+        *data.training_sources.values(),
+        data.corpus,
+        *data.suites.values(),
+        *data.decontamination.benchmarks.values(),
+    ]
     asks_a_judge = _JUDGE in config.grading.model_dump_json()
     return not any(isinstance(source, HubSource) for source in sources) and _is_local(config) and not asks_a_judge
 

@@ -19,6 +19,7 @@ from luffy.config.difficulty import DifficultyConfig
 from luffy.files import replacing
 from luffy.types import Outcome
 
+RATES_FILE = "pass_rates.parquet"
 _SCHEMA = pa.schema(
     [
         pa.field("uid", pa.string(), nullable=False),
@@ -114,6 +115,14 @@ def write_pass_rates(path: Path, rates: Sequence[PassRate], fits: Sequence[Fit])
     ]
     with replacing(path) as file:
         pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), file, compression="zstd")
+
+
+def read_pass_rates(path: Path) -> dict[str, float]:
+    """Return the pass rate of each prompt by uid; empty without such a file."""
+    if not path.exists():
+        return {}
+    rows = pq.read_table(path, columns=["uid", "num_samples", "num_correct"]).to_pylist()
+    return {row["uid"]: row["num_correct"] / row["num_samples"] for row in rows}
 
 
 def difficulty_card(

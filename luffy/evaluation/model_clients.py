@@ -1,6 +1,6 @@
 """Model clients, which render prompts and generate responses: an engine with a tokenizer, or a text endpoint."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from luffy.data.prompt_templates import OWN, ask, prompt_text, stops_of, templat
 from luffy.data.templates import decode, stop_token_ids
 from luffy.evaluation.requests import Render, RenderedPrompt, Response, SampleRequest
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
+from luffy.rollout.stop_texts import StopTexts, end_of_first
 from luffy.rollout.text_answers import TextCompletion
 from luffy.rollout.text_endpoint import TextEndpoint, TextRequest
 from luffy.types import FinishReason, Message, Prompt
@@ -45,21 +46,12 @@ class TokenModelClient:
     ) -> Iterable[Response]:
         """Generate with the engine; a stop text stays in its response."""
         params = sampling_params(protocol, max_response_tokens, stop_token_ids(self._tokenizer))
+        stops = StopTexts(params.stop, partial(decode, self._tokenizer))
         requests = [RolloutRequest(sample.rendered.ids, sample.seed) for sample in samples]
         # A template may have opened the reasoning in the prompt: without its opener, a box inside unfinished reasoning
         # would pass for an answer.
         opener = template_opener(self._tokenizer, protocol.template)
-        return map(partial(self._read, stops=params.stop, opener=opener), self._engine.generate(requests, params))
-
-    def _read(self, completion: Completion, stops: Sequence[str], opener: str) -> Response:
-        """The text up to and including the first stop text, and its number of tokens."""
-        ids = completion.token_ids
-        text = decode(self._tokenizer, ids)
-        end = _end_of_first(text, stops)
-        if end is None:
-            return Response(opener + text, len(ids), completion.finish_reason)
-        num_tokens = _fewest(len(ids), lambda n: _end_of_first(decode(self._tokenizer, ids[:n]), stops) is not None)
-        return Response(opener + text[:end], num_tokens, FinishReason.STOP)
+        return map(partial(_read_tokens, stops=stops, opener=opener), self._engine.generate(requests, params))
 
 
 class TextModelClient:
@@ -100,9 +92,17 @@ def render_as_text(prompts: Sequence[Prompt], template: str) -> list[RenderedPro
     return [RenderedPrompt(prompt_text(prompt, template)) for prompt in prompts]
 
 
+def _read_tokens(completion: Completion, stops: StopTexts, opener: str) -> Response:
+    """The text up to and including the first stop text, and its number of tokens."""
+    text, num_tokens = stops.read(completion.token_ids)
+    if num_tokens is None:
+        return Response(opener + text, len(completion.token_ids), completion.finish_reason)
+    return Response(opener + text, num_tokens, FinishReason.STOP)
+
+
 def _read_text(completion: TextCompletion, stops: Sequence[str], opener: str) -> Response:
     """The text up to and including the first stop text; endpoints may generate past it."""
-    end = _end_of_first(completion.text, stops)
+    end = end_of_first(completion.text, stops)
     if end is None:
         return Response(opener + completion.text, completion.num_tokens, completion.finish_reason)
     return Response(opener + completion.text[:end], completion.num_tokens, FinishReason.STOP)
@@ -119,18 +119,3 @@ def sampling_params(
 def _as_text(messages: Sequence[Message]) -> str:
     """The messages as records show them; only the server knows the rendered prompt."""
     return "\n\n".join(f"{turn.role}: {turn.content}" for turn in messages)
-
-
-def _end_of_first(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first stop text in `text` ends; None without one."""
-    ends = [start + len(stop) for stop in stops if (start := text.find(stop)) >= 0]
-    return min(ends, default=None)
-
-
-def _fewest(most: int, holds: Callable[[int], bool]) -> int:
-    """Binary search: the least n in 1..most with `holds(n)`, where `holds(most)` is true and `holds` is monotone."""
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low

@@ -18,6 +18,7 @@ from luffy.config.objective import (
     LeaveOneOutAdvantage,
     LengthWeightedAdvantage,
     PassAtKAdvantage,
+    RawAdvantage,
 )
 
 _EPS = 1e-6
@@ -68,8 +69,8 @@ def group_advantages(rows: RowRewards, config: AdvantageConfig) -> Tensor:
     """`(B,)` float64 advantages; rows outside the population have 0.
 
     A row alone in its population has advantage 0 (but under `global_batch` without group baseline, which compares with
-    the whole batch); rewards that are all equal give exactly 0 everywhere. GAE has advantages of its own for every
-    token (`luffy.objectives.gae`).
+    the whole batch); rewards that are all equal give exactly 0 everywhere. Neither holds for `raw`, which compares with
+    nothing. GAE has advantages of its own for every token (`luffy.objectives.gae`).
     """
     assert isinstance(config, GroupAdvantage), f"{config.kind} gives no advantages to whole rows"
     joint = config.population == "joint"
@@ -143,6 +144,11 @@ def _global_batch(config: GlobalBatchAdvantage, population: _Population) -> Tens
     # Deviations this small beside the mean are its rounding: all rewards are equal.
     scale = mean.abs().clamp(min=1)
     return centred_B / (std + _EPS) if std > _ROUNDING * scale else torch.zeros_like(centred_B)
+
+
+@_estimate.register
+def _raw(config: RawAdvantage, population: _Population) -> Tensor:
+    return population.reward_B
 
 
 def _centred(population: _Population, weight_B: Tensor) -> Tensor:

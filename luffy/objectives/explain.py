@@ -100,6 +100,8 @@ def _group(objective: ObjectiveConfig) -> str:
         parts.append(
             f"{group.off_policy} demonstration{'s' * (group.off_policy > 1)} (a whole trace is a row of its own)"
         )
+    if group.guidance is not None:
+        parts.append(f"traces only for prompts whose running pass rate is at most {group.guidance.pass_rate_at_most:g}")
     if objective.replay is not None:
         parts.append(
             f"{objective.replay.share:.0%} of the prompts are replayed (one earlier success in place of a rollout) "
@@ -126,7 +128,7 @@ def _prefix(config: PrefixConfig) -> str:
 def _advantage(objective: ObjectiveConfig) -> str:
     config = objective.advantage
     words = [f"A = {config.formula()}"]
-    if isinstance(config, GroupAdvantage) and objective.has_off_policy_rows:
+    if isinstance(config, GroupAdvantage) and config.kind != "raw" and objective.has_off_policy_rows:
         displaced = " that stay" if objective.group.off_policy_when_accuracy_at_most is not None else ""
         outside = f"the rollouts{displaced} alone; other rows have A = 0"
         words.append(f"over {'all rows of the group' if config.population == 'joint' else outside}")

@@ -12,7 +12,8 @@ from luffy.rl.group_measures import GradedRows, with_group_measures
 from luffy.rl.prefixes import PrefixedRow, prefix_length
 from luffy.rl.rows import Row, replayed_row
 from luffy.rl.tasks import Demonstration, RolloutTask
-from luffy.rollout.engine import RolloutEngine, SamplingParams
+from luffy.rollout.engine import Completion, RolloutEngine, SamplingParams
+from luffy.rollout.stop_texts import StopTexts
 from luffy.seeds import derive_seed
 from luffy.types import Group, Source, Trajectory
 
@@ -23,6 +24,8 @@ class GroupCollector:
     Off-policy rows are whole traces or, with `group.prefix`, prefixes of traces that the policy continues. A whole
     trace is used once per group, so a prompt with too few traces gets more rollouts instead; prefixes may all come
     from one trace. All rows except replayed ones are graded; a prefix and its continuation are graded as one text.
+
+    With `stops` a response ends with the token that completes a stop text; `decode` returns its text up to there.
 
     With a `player` a response is an episode: an environment answers the policy's turns, and the last turn is graded.
     """
@@ -36,7 +39,10 @@ class GroupCollector:
         seed: int,
         total_steps: int,
         player: EpisodePlayer | None = None,
+        stops: StopTexts | None = None,
     ) -> None:
+        assert player is None or stops is None, "the turns of an episode end with the stop token"
+
         self._grader = grader
         self._decode = decode
         self._params = params
@@ -44,6 +50,7 @@ class GroupCollector:
         self._seed = seed
         self._total_steps = total_steps
         self._player = player
+        self._stops = stops
         self._grading = BusyTime()
 
     def collect(
@@ -92,6 +99,8 @@ class GroupCollector:
             return len(trace.token_ids)
         row = PrefixedRow(task.uid, index, count, visit)
         wanted = prefix_length(self._group.prefix, len(trace.token_ids), row, step, self._total_steps, self._seed)
+        if self._stops is not None:  # the policy has something left to write
+            wanted = self._stops.before_first(trace.token_ids[:wanted])
         while wanted and trace.source and trace.source[wanted - 1] is Source.ENVIRONMENT:
             wanted -= 1  # the live environment answers the turn, so that its state is real
         return wanted
@@ -112,9 +121,13 @@ class GroupCollector:
         """Each row, continued by the policy: in a single call of the engine, or turn by turn with an environment."""
         if self._player is None:
             completions = engine.generate([row.request() for _, row in planned], self._params)
-            return [row.continued(completion) for (_, row), completion in zip(planned, completions, strict=True)]
+            rows = [row for _, row in planned]
+            return [row.continued(self._cut(row, found)) for row, found in zip(rows, completions, strict=True)]
         episodes = self._player.play([_start(task, row) for task, row in planned], engine, self._params)
         return [row.played(episode) for (_, row), episode in zip(planned, episodes, strict=True)]
+
+    def _cut(self, row: Row, completion: Completion) -> Completion:
+        return completion if self._stops is None else self._stops.cut(completion, row.given_ids)
 
     def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
         wanted = [

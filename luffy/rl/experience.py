@@ -1,4 +1,4 @@
-"""Chooses the prompts of each step, from the stream and the replay buffer, and keeps the state for later steps."""
+"""Chooses the prompts of each step, from the sampler and the replay buffer, and keeps the state for later steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,17 +7,19 @@ from typing import Any
 from luffy.config.objective import GroupFilter, ReplayConfig
 from luffy.config.settings import RLSettings
 from luffy.rl.collector import GroupCollector
+from luffy.rl.drawn_prompts import fresh_uids
 from luffy.rl.failed_prompts import FailedPrompts
 from luffy.rl.filters import kept_groups, needs_more
+from luffy.rl.prompt_history import NEVER_DRAWN, PromptHistory
+from luffy.rl.prompt_sampling import open_sampler
 from luffy.rl.replay import ReplayBuffer
 from luffy.rl.tasks import RolloutTask
 from luffy.rollout.engine import RolloutEngine
 from luffy.seeds import derive_seed
 from luffy.tracking.journal import RolloutJournal
-from luffy.training.sampler import stream_indices
 from luffy.training.supervised import demonstration
 from luffy.training.trainer import Trainer
-from luffy.types import Group, Trajectory
+from luffy.types import Group, Source, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,6 @@ class StepPlan:
     """The prompts of a step."""
 
     step: int
-    position: int
-    """Position in the stream of prompts at which the step begins."""
     tasks: Sequence[RolloutTask]
     """Prompts of the first round."""
     journalled: Sequence[Group] | None
@@ -47,7 +47,7 @@ class StepPlan:
 class Experience:
     """Provides the groups of each step and keeps the state that later steps need.
 
-    The state (position in the stream of prompts, replay buffer, failed prompts) depends on the groups of earlier steps
+    The state (of the sampler, the replay buffer and the failed prompts) depends on the groups of earlier steps
     alone, so a resumed run that reads journalled steps arrives at the same state.
     """
 
@@ -61,22 +61,21 @@ class Experience:
             if objective.replay is None
             else ReplayBuffer(objective.replay, settings.seed, sources.journal.read_group)
         )
-        self._prompts_taken = 0
-        self._planned: dict[int, int] = {}
-        """Number of prompts from the stream for each step that is planned and not yet observed."""
+        self._sampler = open_sampler(settings, sources.tasks)
+        guidance = objective.group.guidance
+        self._pass_rates = None if guidance is None else PromptHistory(guidance.memory, settings.rl.max_staleness)
         self._failed = None if objective.interleaved_sft is None else FailedPrompts(objective.interleaved_sft.take)
 
     def plan(self, step: int) -> StepPlan:
         """The plan of `step`, given the steps observed so far; called once per step, in order."""
-        position = self._prompts_taken + sum(self._planned.values())
         journalled = self._sources.journal.read(step)
         if journalled is not None:
-            self._planned[step] = _num_fresh(journalled)
-            return StepPlan(step, position, (), journalled)
+            self._sampler.plan(step, fresh_uids(journalled))
+            return StepPlan(step, (), journalled)
         replayed = self._replayed_tasks(step)
-        fresh = self._from_stream(position, self._wanted - len(replayed))
-        self._planned[step] = len(fresh)
-        return StepPlan(step, position, [*replayed, *fresh], None)
+        fresh = self._sampler.draw(step, self._wanted - len(replayed))
+        self._sampler.plan(step, [task.uid for task in fresh])
+        return StepPlan(step, self._guided(step, [*replayed, *fresh]), None)
 
     def generate(self, plan: StepPlan, engine: RolloutEngine) -> list[Group]:
         """The graded groups of a planned step, in as many rounds as dynamic sampling needs.
@@ -88,8 +87,9 @@ class Experience:
         groups: list[Group] = []
         rounds = 0
         while rounds == 0 or needs_more(groups, self._filter, self._wanted, rounds):
-            following = self._from_stream(plan.position + _num_fresh(groups), self._wanted)
-            tasks = following if rounds else plan.tasks
+            tasks = plan.tasks
+            if rounds:
+                tasks = self._guided(plan.step, self._sampler.draw(plan.step, self._wanted, fresh_uids(groups)))
             groups += self._sources.collector.collect(engine, tasks, plan.step, [group.uid for group in groups])
             rounds += 1
         return groups
@@ -115,12 +115,21 @@ class Experience:
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
         """Update the state with the groups of a step; called once per step, after training on it."""
-        self._planned.pop(step, None)
-        self._prompts_taken += _num_fresh(groups)
+        self._sampler.observe(step, groups)
+        if self._pass_rates is not None:
+            self._pass_rates.observe(step, groups)
         if self._replay is not None:
             self._replay.observe(step, groups)
         if self._failed is not None:
             self._failed.observe(groups, lambda uid: bool(self._by_uid[uid].demonstrations))
+
+    def metrics(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Where the prompts of a step came from; called before its groups are observed."""
+        metrics = self._sampler.metrics(step, groups)
+        if self._pass_rates is not None:
+            guided = [any(Source.OFF_POLICY in row.source for row in group.trajectories) for group in groups]
+            metrics["batch/guided_share"] = sum(guided) / len(groups)
+        return metrics
 
     def hard_demonstrations(self, step: int) -> list[Trajectory] | None:
         """Traces of queued prompts on which all rollouts failed; None until there are enough of them."""
@@ -132,17 +141,19 @@ class Experience:
 
     def state(self) -> dict[str, object]:
         """The state for a checkpoint."""
-        memories = {"replay": self._replay, "failed": self._failed}
-        state: dict[str, object] = {"prompts_taken": self._prompts_taken}
+        memories = {"replay": self._replay, "failed": self._failed, "pass_rates": self._pass_rates}
+        state: dict[str, object] = {"sampler": self._sampler.state()}
         return state | {name: memory.state() for name, memory in memories.items() if memory is not None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state from a checkpoint."""
-        self._prompts_taken = state["prompts_taken"]
+        self._sampler.restore(state["sampler"])
         if self._replay is not None:
             self._replay.restore(state["replay"])
         if self._failed is not None:
             self._failed.restore(state["failed"])
+        if self._pass_rates is not None:
+            self._pass_rates.restore(state["pass_rates"])
 
     @property
     def _filter(self) -> GroupFilter | None:
@@ -152,9 +163,17 @@ class Experience:
     def _wanted(self) -> int:
         return self._settings.rl.prompts_per_step
 
-    def _from_stream(self, first: int, count: int) -> list[RolloutTask]:
-        tasks = self._sources.tasks
-        return [tasks[i] for i in stream_indices(len(tasks), first, count, self._settings.seed)]
+    def _guided(self, step: int, tasks: Sequence[RolloutTask]) -> list[RolloutTask]:
+        """The tasks, without traces where earlier steps solved the prompt too often (`group.guidance`)."""
+        guidance = self._settings.objective.group.guidance
+        if self._pass_rates is None or guidance is None:
+            return list(tasks)
+        known = self._pass_rates.as_known_to(step)
+        rates = [known.get(task.uid, NEVER_DRAWN).pass_rate for task in tasks]
+        return [
+            task if rate is None or rate <= guidance.pass_rate_at_most else replace(task, demonstrations=())
+            for task, rate in zip(tasks, rates, strict=True)
+        ]
 
     def _replayed_tasks(self, step: int) -> list[RolloutTask]:
         config = self._settings.objective.replay
@@ -174,8 +193,3 @@ class Experience:
     def _one_trace(self, task: RolloutTask, step: int) -> Trajectory:
         index = derive_seed(self._settings.seed, "interleaved", step, task.uid) % len(task.demonstrations)
         return demonstration(task.prompt_ids, task.demonstrations[index].token_ids)
-
-
-def _num_fresh(groups: Sequence[Group]) -> int:
-    """Number of groups whose prompts came from the stream."""
-    return sum(not group.is_replayed for group in groups)

@@ -46,18 +46,18 @@ class StepRunner:
 
     def run(self, step: int) -> StepOutcome:
         """Run RL step `step` (from 1), after all earlier ones; its groups are journalled before training on them."""
-        began = time.perf_counter()
+        began, passes = time.perf_counter(), self._settings.rl.passes
         groups, metrics = self._generation.take(step)
         kept = self._experience.kept(step, groups)
-        metrics |= self._group_metrics(step, groups, kept)
+        metrics |= self._group_metrics(step, groups, kept) | self._experience.metrics(step, groups)
         metrics |= self._trainer.learn(kept, step)
         self._experience.observe(step, groups)
         demonstrations = self._experience.hard_demonstrations(step) or ()
         if demonstrations:
             metrics |= self._trainer.sft_step(demonstrations, step)
             metrics["batch/optimizer_steps"] += 1
-        metrics |= learned_metrics(kept, demonstrations)
-        speed = _speed(groups, metrics, time.perf_counter() - began)
+        metrics |= learned_metrics(kept, demonstrations, passes)
+        speed = _speed(groups, metrics, time.perf_counter() - began, passes)
         return StepOutcome(kept or groups, metrics | speed)
 
     def save(self, step: int) -> None:
@@ -86,13 +86,14 @@ class StepRunner:
         )
 
 
-def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Throughput of the step and of its training part, and the share of time that the trainer waited."""
+def _speed(groups: Sequence[Group], metrics: Mapping[str, float], seconds: float, passes: int) -> dict[str, float]:
+    """Throughput of the step and of its training part, which counts every pass, and the share of time that the trainer
+    waited."""
     rows = [row for group in groups for row in group.trajectories]
     tokens = sum(row.num_tokens for row in rows)
     return {
         "perf/step_s": seconds,
         "perf/tokens_per_s": tokens / seconds,
         "perf/trainer_idle_share": metrics["perf/trainer_idle_s"] / seconds,
-        "perf/train_tokens_per_s": tokens / (seconds - metrics["perf/trainer_idle_s"]),
+        "perf/train_tokens_per_s": passes * tokens / (seconds - metrics["perf/trainer_idle_s"]),
     }

@@ -31,5 +31,7 @@ class RolloutTask:
     """A stored success of the policy, which takes the place of one rollout."""
     problem: Problem = field(default_factory=Problem)
     """Input of grading besides the reference answer."""
+    pass_rate: float | None = None
+    """That the stage `difficulty` measured."""
     messages: tuple[Message, ...] = ()
     """The prompt's, for an environment; may be empty where there is none."""

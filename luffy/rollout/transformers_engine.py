@@ -5,7 +5,7 @@ Shape legend: `B` rows still running, `T` tokens, `V` vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -115,14 +115,13 @@ class TransformersEngine:
         )
         return output.logits[:, -1].float()
 
-    @cached_property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return AutoTokenizer.from_pretrained(str(self._tokenizer_folder), local_files_only=True)
-
     def _end_at_texts(self, running: Sequence[_DecodingRow], stop: Sequence[str]) -> None:
-        for row in running if stop and self._tokenizer_folder is not None else ():
+        if not stop or self._tokenizer_folder is None:
+            return
+        tokenizer = _tokenizer(self._tokenizer_folder)
+        for row in running:
             if row.finish_reason is None:
-                tail = str(self._tokenizer.decode(row.tokens[-_STOP_TOKENS:]))
+                tail = str(tokenizer.decode(row.tokens[-_STOP_TOKENS:]))
                 if any(text in tail for text in stop):
                     row.finish_reason = FinishReason.STOP
 
@@ -130,6 +129,12 @@ class TransformersEngine:
         assert row.finish_reason is not None
         versions = (self.weight_version,) * len(row.tokens)
         return Completion(tuple(row.tokens), tuple(row.logprobs), row.finish_reason, versions)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Loaded once: the embedded engine of RL is a new object for each call."""
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
 def _context(request: RolloutRequest) -> tuple[int, ...]:

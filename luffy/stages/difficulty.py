@@ -28,6 +28,7 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.config.settings import DifficultySettings
 from luffy.data.parquet import iterate_prompts, write_prompts
 from luffy.data.pass_rates import (
+    RATES_FILE,
     DifficultyCard,
     Fit,
     PassRate,
@@ -59,7 +60,6 @@ _SHARDS = "shards"
 _SUITE = "difficulty"
 _DECODING = "pass_rate"
 _TRAIN_FILE = "train.parquet"
-_RATES_FILE = "pass_rates.parquet"
 _CUT = (FinishReason.LENGTH, FinishReason.TURN_LENGTH)
 
 
@@ -80,7 +80,7 @@ def run(settings: DifficultySettings, context: StageContext) -> StageResult:
     fits = [fit_of(rate, config) for rate in rates]
     _refuse_empty(rates, fits, config)
     card = difficulty_card(config, rates, fits, [prompt.data_source for prompt in prompts])
-    write_pass_rates(out / _RATES_FILE, rates, fits)
+    write_pass_rates(out / RATES_FILE, rates, fits)
     kept = {rate.uid for rate, fit in zip(rates, fits, strict=True) if fit is Fit.KEPT}
     whole = iterate_prompts(context.inputs["data"] / _TRAIN_FILE)
     write_prompts(out / _TRAIN_FILE, (prompt for prompt in whole if prompt.uid in kept))
@@ -88,7 +88,7 @@ def run(settings: DifficultySettings, context: StageContext) -> StageResult:
     write_atomic(out / "card.json", card_json(card))
     write_atomic(out / "card.md", card_markdown(card))
     return StageResult(
-        (_RATES_FILE, _TRAIN_FILE, "tokenizer", "card.json", "card.md"), _metrics(card), resumed_from=done
+        (RATES_FILE, _TRAIN_FILE, "tokenizer", "card.json", "card.md"), _metrics(card), resumed_from=done
     )
 
 
@@ -179,7 +179,9 @@ def _protocol(config: DifficultyConfig) -> EvaluationConfig:
     assert config.temperature is not None
     assert config.max_response_tokens is not None
     decoding = DecodingConfig(temperature=config.temperature, num_samples=config.num_samples)
-    return EvaluationConfig(decodings={_DECODING: decoding}, max_response_tokens=config.max_response_tokens)
+    return EvaluationConfig(
+        decodings={_DECODING: decoding}, max_response_tokens=config.max_response_tokens, stop=config.stop or ()
+    )
 
 
 def _longest(lengths: Sequence[int], model: Path, config: DifficultyConfig) -> int:

@@ -23,7 +23,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.data import DataConfig, SourceConfig, VerifiersSource
+from luffy.config.data import DataConfig, MixtureSource, SourceConfig, VerifiersSource
 from luffy.config.environment import keeps_history
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
@@ -168,7 +168,7 @@ class _Steps:
         self._events.progress(self._step, self._total)
 
 
-def _configs(data: DataConfig) -> dict[str, SourceConfig]:
+def _configs(data: DataConfig) -> dict[str, SourceConfig | MixtureSource]:
     """The sources to prepare, by their names on the data card."""
     learned = {"train": data.train, "corpus": data.corpus}
     suites = {f"{_SUITES}.{name}": source for name, source in data.suites.items()}
@@ -179,7 +179,7 @@ def _is_suite(name: str) -> bool:
     return name.startswith(f"{_SUITES}.")
 
 
-def _opened(config: SourceConfig, name: str, seed: int) -> TraceSource:
+def _opened(config: SourceConfig | MixtureSource, name: str, seed: int) -> TraceSource:
     source = open_source(config, name, seed)
     return _CachedSource(source, source.kind) if source.is_light else source
 
@@ -228,7 +228,7 @@ def _benchmarks(
     return index.finish(), checked
 
 
-def _has_equal_prompts(source: SourceConfig) -> bool:
+def _has_equal_prompts(source: SourceConfig | MixtureSource) -> bool:
     """Whether prompts that are equal may be different tasks."""
     return isinstance(source, VerifiersSource) and source.equal_prompts
 

@@ -6,7 +6,7 @@ Run: python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +19,7 @@ from luffy.config.training import RLConfig
 from luffy.data.confidential_prompts import confidential_uids
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts
+from luffy.data.pass_rates import RATES_FILE, read_pass_rates
 from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.players import open_player
@@ -32,6 +33,7 @@ from luffy.rl.rollout_samples import sample_rollouts
 from luffy.rl.step_runner import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import RolloutEngine, SamplingParams
+from luffy.rollout.stop_texts import StopTexts
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured
@@ -143,8 +145,11 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     def prompt(ids: Sequence[int]) -> str:
         return decode(tokenizer, ids)
 
+    rl = settings.rl
+    stops = StopTexts(rl.stop, prompt)
+
     def reply(ids: Sequence[int]) -> str:
-        return opener + decode(tokenizer, ids)
+        return opener + stops.text(ids)
 
     own_graders = () if settings.validation is None else settings.validation.protocol.own_graders
     graders = stack.enter_context(
@@ -156,11 +161,12 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     collector = GroupCollector(
         grader=wrapping.grader(graders),
         decode=reply,
-        params=SamplingParams(settings.rl.temperature, settings.rl.max_response_tokens, stop_token_ids(tokenizer)),
+        params=SamplingParams(rl.temperature, rl.max_response_tokens, stop_token_ids(tokenizer), stop=rl.stop),
         group=settings.objective.group,
         total_steps=settings.rl.steps,
         seed=settings.seed,
         player=_player(settings, tokenizer, judges),
+        stops=stops if rl.stop else None,
     )
     confidential = confidential_uids(context.inputs["data"] / "train.parquet")
 
@@ -219,6 +225,8 @@ def _player(settings: RLSettings, tokenizer: PreTrainedTokenizerBase, judges: Ju
 def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase) -> Sequence[RolloutTask]:
     prompts = read_prompts(context.inputs["data"] / "train.parquet")
     tasks = tokenize_tasks(tokenizer, prompts, as_sampled=keeps_history(settings.environment))
+    rates = read_pass_rates(context.inputs["data"] / RATES_FILE)
+    tasks = [replace(task, pass_rate=rates.get(task.uid)) for task in tasks]
     if not tasks:
         raise DataError("data.train: no prompts are left; see card.md for why rows were rejected")
     _check_buffer_fills(settings, tasks)

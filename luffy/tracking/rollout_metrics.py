@@ -34,10 +34,12 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
     return metrics | _off_policy_metrics([row for row in rows if Source.OFF_POLICY in row.source])
 
 
-def learned_metrics(groups: Sequence[Group], demonstrations: Sequence[Trajectory] = ()) -> dict[str, float]:
-    """Rows and response tokens in the optimizer steps of an RL step: of the groups it keeps, traces included, and of
-    the SFT step after it."""
-    rows = [*(row for group in groups for row in group.trajectories), *demonstrations]
+def learned_metrics(
+    groups: Sequence[Group], demonstrations: Sequence[Trajectory] = (), passes: int = 1
+) -> dict[str, float]:
+    """Rows and response tokens in the optimizer steps of an RL step: of the groups it keeps, traces included, once for
+    each pass over them, and of the SFT step after it."""
+    rows = [*passes * [row for group in groups for row in group.trajectories], *demonstrations]
     return {
         "batch/num_rows": float(len(rows)),
         "batch/response_tokens": float(sum(row.num_learnable for row in rows)),

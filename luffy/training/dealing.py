@@ -23,6 +23,19 @@ def deal_groups(groups: Sequence[Group], num_updates: int, seed: int) -> list[li
     return [sorted(hand) for hand in hands if hand]
 
 
+def order_of_passes(num_updates: int, passes: int, seed: int) -> list[int]:
+    """The mini-batch of each optimizer step, over all passes: dealt once, taken in a new order by every later pass.
+
+    A row keeps its mini-batch, so that it stays on one rank with its old log-probabilities and every optimizer step
+    stays balanced over the ranks; the order changes, so that no mini-batch is always the last one. A pure function.
+    """
+    later = [
+        sorted(range(num_updates), key=lambda update: derive_seed(seed, "pass", number, update))
+        for number in range(1, passes)
+    ]
+    return [*range(num_updates), *(update for order in later for update in order)]
+
+
 def has_prefix_row(group: Group) -> bool:
     """Whether the group has a prefix-conditioned row."""
     return any(_is_prefix_conditioned(row) for row in group.trajectories)

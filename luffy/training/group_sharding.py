@@ -4,29 +4,35 @@ Advantages depend on whole groups, so they are computed here, before groups are 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from luffy.config.objective import AdvantageConfig, GroupAdvantage
 from luffy.objectives.advantages import RowRewards, group_advantages
-from luffy.training.dealing import deal_groups
+from luffy.training.dealing import deal_groups, order_of_passes
 from luffy.training.sharding import Shard, over_ranks
 from luffy.types import Group
 
 
 def shard_groups(
-    groups: Sequence[Group], config: AdvantageConfig, num_updates: int, num_ranks: int, seed: int
+    groups: Sequence[Group], config: AdvantageConfig, num_updates: int, num_ranks: int, seed: int, passes: int = 1
 ) -> list[Shard]:
     """The groups of an RL step as one shard for each rank.
 
-    Whole groups are assigned to optimizer steps (`deal_groups`, independent of the number of ranks), and the rows of an
-    optimizer step are then balanced over the ranks by number of tokens.
+    Whole groups are assigned to the `num_updates` optimizer steps of a pass (`deal_groups`, independent of the number
+    of ranks), and the rows of an optimizer step are then balanced over the ranks by number of tokens. Later passes
+    repeat these optimizer steps in other orders.
     """
     whole = one_shard(groups, config)
     hands = deal_groups(groups, num_updates, seed)
     updates = [[row for row, group in enumerate(whole.groups) if group in hand] for hand in hands]
-    return over_ranks(whole, updates, num_ranks)
+    order = order_of_passes(len(updates), passes, seed)
+    return [
+        replace(shard, updates=tuple(shard.updates[update] for update in order))
+        for shard in over_ranks(whole, updates, num_ranks)
+    ]
 
 
 def one_shard(groups: Sequence[Group], config: AdvantageConfig) -> Shard:

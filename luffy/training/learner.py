@@ -142,13 +142,13 @@ class Learner:
         flops, lengths = self.policy.flops, batch.row_lengths
         if flops is None:
             return 0.0
-        passes = int(num_updates > 1) + int(self._reference is not None)
-        total = passes * flops.forward(lengths, batch.num_scored)
+        scorings, passes = int(num_updates > 1) + int(self._reference is not None), self._rl.passes
+        total = scorings * flops.forward(lengths, batch.num_scored)
         if not self._critic_warms_up(step):
-            total += flops.training(lengths, batch.num_scored)
+            total += passes * flops.training(lengths, batch.num_scored)
         if self.critic is not None:
             critic = flops.without_adapter()
-            total += critic.forward(lengths, num_scored=0) + critic.training(lengths, num_scored=0)
+            total += critic.forward(lengths, num_scored=0) + passes * critic.training(lengths, num_scored=0)
         return total
 
     def _critic_warms_up(self, step: int) -> bool:

@@ -20,7 +20,8 @@ class Shard:
     advantages: tuple[float, ...]
     """For each row, its advantage before scaling; 0 where a critic gives one to each token."""
     updates: tuple[range, ...]
-    """The rows of each optimizer step, possibly none; all ranks have the same number of steps."""
+    """The rows of each optimizer step, possibly none, and those of an earlier one in a later pass; all ranks have the
+    same number of steps."""
     accuracies: tuple[float, ...]
     """Share of correct rollouts of each group in the step, whichever ranks have its rows."""
 

@@ -126,9 +126,10 @@ class Trainer:
         shards = shard_groups(
             groups,
             settings.objective.advantage,
-            settings.rl.updates_per_step,
+            settings.rl.updates_per_pass,
             self._ranks.num_ranks,
             seed=derive_seed(settings.seed, "updates", step),
+            passes=settings.rl.passes,
         )
         metrics = self._ranks.call(TrainerRank.learn, [(shard, step) for shard in shards])[0]
         return metrics | {"batch/optimizer_steps": float(len(shards[0].updates))}

@@ -12,10 +12,11 @@ from patience import PATIENCE_S
 from safetensors.torch import load_file
 from test_methods import TWO_UPDATES, experiment, run_rl, run_stage
 
+from luffy.data.templates import decode, load_tokenizer
 from luffy.pipeline.chain.graph import build_graph
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import read_metrics, training_rows, without_times
-from luffy.types import Source
+from luffy.types import FinishReason, Source
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")]
 OVERRIDES = (
@@ -23,6 +24,8 @@ OVERRIDES = (
     "model.architecture={hidden_size: 64, intermediate_size: 64, num_layers: 2, num_heads: 2, "
     "max_position_embeddings: 128}",
     "rl.engine=vllm",
+    # Every trace ends with it, and so does a right answer.
+    "rl.stop=['}']",
     # Fewer than a step's rollouts: some wait for a place.
     "execution.vllm.max_num_seqs=16",
     "rl.validation={every: 2, suites: [longer]}",
@@ -74,6 +77,21 @@ def test_every_sampled_token_carries_the_version_of_its_step(undisturbed: Path) 
 def test_every_validation_is_answered_by_the_weights_of_its_step(undisturbed: Path) -> None:
     measured = [row for row in read_metrics(undisturbed / "metrics.jsonl") if "val/longer/accuracy" in row]
     assert [(row["step"], row["val/weight_version"]) for row in measured] == [(0, 0), (2, 2), (4, 4), (5, 5)]
+
+
+def test_rollouts_end_with_the_token_that_completes_the_stop_text(
+    upstream: Mapping[str, Path], undisturbed: Path
+) -> None:
+    tokenizer = load_tokenizer(upstream["model"] / "model")
+    groups = RolloutJournal(undisturbed / "journal").read(5) or []
+    rollouts = [row for group in groups for row in group.rollouts]
+    texts = [decode(tokenizer, row.response_ids) for row in rollouts]
+    ended = [(text, row) for text, row in zip(texts, rollouts, strict=True) if "}" in text]
+    assert ended
+    for text, row in ended:
+        assert text.index("}") == len(text) - 1
+        assert row.finish_reason is FinishReason.STOP
+        assert tokenizer.eos_token_id not in row.response_ids, "nothing is sampled after it"
 
 
 def test_a_killed_run_resumes_to_the_same_bits(upstream: Mapping[str, Path], undisturbed: Path, tmp_path: Path) -> None:

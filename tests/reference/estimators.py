@@ -96,6 +96,11 @@ length_weighted = _by_group(_length_weighted, everyone)
 best_of_two = _by_group(best_of(2), everyone)
 
 
+def raw(rows: Rows) -> list[Tensor]:
+    """REINFORCE without a baseline: the row's own reward."""
+    return [spread(row, row.reward) for row in rows]
+
+
 def without_truncated(estimator: Estimator) -> Estimator:
     """DAPO's overlong filtering: rows cut at the limit count in the baseline and learn nothing."""
 

@@ -55,26 +55,33 @@ def objective(preset: str) -> ObjectiveConfig:
     return found
 
 
-def rate(update: int) -> float:
-    return OPTIMIZER.lr * schedule_multiplier(SCHEDULE, (STEP - 1) * 2 + update, TOTAL_STEPS * 2)
+def rate(update: int, passes: int = 1) -> float:
+    """Learning rate of an optimizer step: each RL step makes two in every pass."""
+    a_step = 2 * passes
+    return OPTIMIZER.lr * schedule_multiplier(SCHEDULE, (STEP - 1) * a_step + update, TOTAL_STEPS * a_step)
 
 
-def shard_of(rows: Sequence[Trajectory], index: Sequence[int], preset: str, num_ranks: int = 1, rank: int = 0) -> Shard:
-    return shard_groups(as_groups(rows, index), objective(preset).advantage, 2, num_ranks, DEAL)[rank]
+def shard_of(
+    rows: Sequence[Trajectory], index: Sequence[int], preset: str, num_ranks: int = 1, rank: int = 0, passes: int = 1
+) -> Shard:
+    return shard_groups(as_groups(rows, index), objective(preset).advantage, 2, num_ranks, DEAL, passes)[rank]
 
 
-def make_learner(preset: str, **settings: object) -> Learner:
+def make_learner(preset: str, passes: int = 1, **settings: object) -> Learner:
     config = objective(preset)
     where = execution(**settings)
     reference = FrozenPolicy(tiny_model(seed=1), where, 1.0) if config.needs_reference else None
-    return Learner(Policy(tiny_model(), RL.optimizer, where, "float32"), config, RL, pad_id=0, reference=reference)
+    rl = RL.model_copy(update={"passes": passes})
+    return Learner(Policy(tiny_model(), RL.optimizer, where, "float32"), config, rl, pad_id=0, reference=reference)
 
 
-def two_updates(preset: str, num_ranks: int = 1, rank: int = 0, **settings: object) -> tuple[float, Metrics]:
-    """Relative L2 between the learner's movement over two updates and the reference's, and the learner's metrics."""
+def two_updates(
+    preset: str, num_ranks: int = 1, rank: int = 0, passes: int = 1, **settings: object
+) -> tuple[float, Metrics]:
+    """Relative L2 between the learner's movement over two updates a pass and the reference's, and its metrics."""
     rows, index = trajectories(preset, num_groups=NUM_GROUPS)
-    learner = make_learner(preset, **settings)
-    metrics = learner.learn(shard_of(rows, index, preset, num_ranks, rank), STEP)
+    learner = make_learner(preset, passes, **settings)
+    metrics = learner.learn(shard_of(rows, index, preset, num_ranks, rank, passes), STEP)
 
     model64 = tiny_model().double()
     optimizer = reference_optimizer(model64)
@@ -82,12 +89,12 @@ def two_updates(preset: str, num_ranks: int = 1, rank: int = 0, **settings: obje
         old = [evaluate(model64, row)[0] for row in rows]
         start = [evaluate(tiny_model(seed=1).double(), row)[0] for row in rows]
     written = reference_rows(preset, rows, index, old, start)
-    whole = shard_of(rows, index, preset)
+    whole = shard_of(rows, index, preset, passes=passes)
     dealt = [{whole.groups[row] for row in update} for update in whole.updates]
     for update, groups in enumerate(dealt):
         part = [row for row, group in zip(written, index, strict=True) if group in groups]
         reference_of(preset)([forward(model64, row) for row in part]).backward()
-        adamw_step(model64, optimizer, rate(update))
+        adamw_step(model64, optimizer, rate(update, passes))
     return _movement_error(learner.policy, model64), metrics
 
 

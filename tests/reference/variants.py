@@ -230,6 +230,23 @@ terms:
 """
 
 
+# REINFORCE (Williams 1992) without a baseline, and a trace that is learned from by the same rule.
+REINFORCE = """
+group: {size: 4, off_policy: 1}
+advantage: {kind: raw, off_policy_scale: 2.0, on_policy_scale: 0.5}
+terms:
+  - name: reinforce
+    select: response
+    loss: {kind: surrogate}
+    normaliser: {mode: sequence, population: all}
+"""
+
+
+def reinforce(rows: Rows) -> Tensor:
+    """Mean over sequences of the mean over their tokens of -R x ratio."""
+    return torch.stack([(-r.row.advantage * ratio_to_old(r)).mean() for r in rows]).mean()
+
+
 def _one(p: Tensor) -> Tensor:
     return torch.ones_like(p)
 
@@ -242,6 +259,10 @@ VARIANTS: dict[str, tuple[str, Reference]] = {
     "masked_sequences": (MASKED_SEQUENCES, Reference("rollouts", estimators.centred, masked_sequences)),
     "total_variation": (TOTAL_VARIATION, Reference("rollouts", estimators.centred, total_variation)),
     "shaped_otherwise": (SHAPED_OTHERWISE, Reference("guided", _SCALED, shaped_otherwise)),
+    "reinforce": (
+        REINFORCE,
+        Reference("demonstrations", estimators.scaled(estimators.raw, own=0.5, given=2.0), reinforce),
+    ),
     "other_temperatures": (
         OTHER_TEMPERATURES,
         Reference("demonstrations", estimators.centred_rollouts, other_temperatures),

@@ -10,6 +10,7 @@ from luffy.cli.accuracies import by_suite
 from luffy.cli.console import say, text_table, wide_terminal
 from luffy.cli.options import Debug, WorkspaceFolder
 from luffy.cli.plots import terminal_plots, write_pictures
+from luffy.cli.prompt_view import HISTORY_HEADER, prompt_history
 from luffy.cli.sample_view import RewardRange, read_range, samples_of
 from luffy.cli.settings_view import settings_of
 from luffy.errors import EXIT_OK, ConfigError
@@ -31,16 +32,23 @@ def show(
     ] = None,
     reward_min: Annotated[float | None, Option(metavar="X", help="samples with at least this reward")] = None,
     reward_max: Annotated[float | None, Option(metavar="X", help="samples with at most this reward")] = None,
+    prompt: Annotated[
+        str | None, Option(metavar="UID", help="what RL made of one prompt, step by step, instead")
+    ] = None,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
-    """Show one run: configuration, stages, lineage, metrics, accuracies, plots, samples."""
+    """Show one run: configuration, stages, lineage, metrics, accuracies, plots, samples, one prompt's history."""
+    if prompt is not None and samples is not None:
+        raise ConfigError("--prompt and --samples show different things: give one of them")
     if samples is None and any(value is not None for value in (reward, reward_min, reward_max, stage)):
         raise ConfigError("--stage and --reward choose among samples: give --samples N, too")
     wanted = _reward_range(reward, reward_min, reward_max)
     record = find_run(find_workspace(workspace), run)
     if samples is not None:
         return _show_samples(record, stage, wanted, samples)
+    if prompt is not None:
+        return _show_prompt(record, prompt)
     _show_head(record)
     _show_settings(record, everything=everything)
     _show_stages(record)
@@ -103,6 +111,12 @@ def _show_samples(record: RunRecord, stage: str | None, wanted: RewardRange, cou
         say(f"{sample.heading}\n  prompt:\n{_indented(sample.prompt)}\n  response:\n{_indented(sample.response)}\n")
     if len(found) < count:
         say(f"{len(found)} samples, there are no more with a reward in [{wanted.low:g}, {wanted.high:g}]")
+    return EXIT_OK
+
+
+def _show_prompt(record: RunRecord, uid: str) -> int:
+    whole, rows = prompt_history(record, uid)
+    wide_terminal().print(text_table(HISTORY_HEADER, rows, title=f"Responses to {whole}"))
     return EXIT_OK
 
 

@@ -13,6 +13,7 @@ from luffy.config.objective.advantage import (
     LeaveOneOutAdvantage,
     LengthWeightedAdvantage,
     PassAtKAdvantage,
+    RawAdvantage,
 )
 from luffy.config.objective.group import (
     BinomialLength,
@@ -21,6 +22,7 @@ from luffy.config.objective.group import (
     EvenlySpacedLength,
     GroupConfig,
     GroupFilter,
+    GuidanceConfig,
     PrefixConfig,
     PrefixLength,
     ReplayConfig,
@@ -103,6 +105,7 @@ __all__ = [
     "GroupConfig",
     "GroupFilter",
     "GroupMeanAdvantage",
+    "GuidanceConfig",
     "IdentityShaping",
     "ImportanceCorrection",
     "InterleavedSFTConfig",
@@ -127,6 +130,7 @@ __all__ = [
     "PrefixConfig",
     "PrefixLength",
     "RationalShaping",
+    "RawAdvantage",
     "ReplayConfig",
     "ScheduledValue",
     "Selector",

@@ -3,7 +3,7 @@
 R_i is the reward of row i, |o_i| its number of response tokens, n the size of the population.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat
 
@@ -79,6 +79,20 @@ class GlobalBatchAdvantage(_GroupBaseline):
         return f"({centred} - mean) / std, both over all tokens of the RL step"
 
 
+class RawAdvantage(_Advantage):
+    """REINFORCE without a baseline (Williams 1992): A_i = R_i, for rollouts and traces alike.
+
+    A group whose rewards are all equal then has a gradient, unless they are all 0.
+    """
+
+    kind: Literal["raw"]
+    population: ClassVar[Literal["joint"]] = "joint"
+    """Without a baseline there is none to stand outside of."""
+
+    def formula(self) -> str:
+        return "R_i"
+
+
 class GeneralizedAdvantage(_Advantage):
     """GAE (arXiv 1506.02438) with the critic of `rl.critic`; the reward falls on the last token."""
 
@@ -99,10 +113,16 @@ AdvantageConfig = Annotated[
     | LengthWeightedAdvantage
     | PassAtKAdvantage
     | GlobalBatchAdvantage
+    | RawAdvantage
     | GeneralizedAdvantage,
     Field(discriminator="kind"),
 ]
 GroupAdvantage = (
-    GroupMeanAdvantage | LeaveOneOutAdvantage | LengthWeightedAdvantage | PassAtKAdvantage | GlobalBatchAdvantage
+    GroupMeanAdvantage
+    | LeaveOneOutAdvantage
+    | LengthWeightedAdvantage
+    | PassAtKAdvantage
+    | GlobalBatchAdvantage
+    | RawAdvantage
 )
 """Estimators that give each row one number."""

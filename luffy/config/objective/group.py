@@ -2,10 +2,18 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from luffy.config.objective.schedule import ScheduledValue, bounds, depends_on_length
-from luffy.config.strict import StrictModel
+from luffy.config.strict import StrictModel, without_unused
 
 _Accuracy = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -112,6 +120,18 @@ class DynamicSampling(StrictModel):
 GroupFilter = Annotated[DropZeroVariance | DynamicSampling, Field(discriminator="kind")]
 
 
+class GuidanceConfig(StrictModel):
+    """Which prompts have off-policy rows: those that the policy rarely solves.
+
+    Others are rolled out in full. A prompt without a pass rate yet has them.
+    """
+
+    pass_rate_at_most: _Accuracy
+    """Highest running pass rate in earlier steps, inclusive."""
+    memory: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5
+    """Weight of the pass rate so far when that of a new group is averaged in; 0: the last group alone counts."""
+
+
 class GroupConfig(StrictModel):
     """The rows of one prompt in one RL step."""
 
@@ -124,7 +144,13 @@ class GroupConfig(StrictModel):
     off_policy_when_accuracy_at_most: _Accuracy | None = None
     """Roll out the full group first, and let traces take the place of wrong rollouts only where the share of correct
     ones is at most this; None: always have them."""
+    guidance: GuidanceConfig | None = None
+    """Which prompts have off-policy rows, by how often earlier steps solved them; None: all."""
     filter: GroupFilter | None = None
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        return without_unused(dump(self), {"guidance": None}, info.context)
 
     @model_validator(mode="after")
     def _effective(self) -> "GroupConfig":
@@ -136,6 +162,12 @@ class GroupConfig(StrictModel):
             raise ValueError("prefix has no effect with off_policy: 0; set the number of off-policy rows")
         if self.off_policy == 1 and self.prefix is not None and self.prefix.shared:
             raise ValueError("prefix.shared has no effect with off_policy: 1; remove it")
+        if self.guidance is not None and self.off_policy == 0:
+            raise ValueError("guidance has no effect with off_policy: 0; set the number of off-policy rows")
+        if self.guidance is not None and self.off_policy == self.size:
+            raise ValueError(
+                "guidance goes by rollouts, and a group of off-policy rows alone has none; lower off_policy"
+            )
         if self.off_policy_when_accuracy_at_most is not None:
             if self.off_policy == 0:
                 raise ValueError("off_policy_when_accuracy_at_most has no effect with off_policy: 0")

@@ -11,6 +11,7 @@ from luffy.config.objective.advantage import (
     GlobalBatchAdvantage,
     GroupAdvantage,
     PassAtKAdvantage,
+    RawAdvantage,
 )
 from luffy.config.objective.group import GroupConfig, ReplayConfig
 from luffy.config.objective.losses import EntropyLoss, KLLoss, NegativeLogLikelihoodLoss
@@ -163,6 +164,8 @@ class ObjectiveConfig(StrictModel):
             yield from self._complaints_about_population(advantage)
 
     def _complaints_about_population(self, advantage: GroupAdvantage) -> Iterator[str]:
+        if isinstance(advantage, RawAdvantage):  # there is no baseline
+            return
         joint = advantage.population == "joint"
         size = self.group.size if joint else self._num_rollouts
         compares_in_group = not isinstance(advantage, GlobalBatchAdvantage) or advantage.group_baseline

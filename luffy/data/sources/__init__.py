@@ -8,12 +8,13 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from luffy.config.data import SourceConfig
+from luffy.config.data import MixtureSource, SourceConfig
 from luffy.data.sources.arithmetic import ArithmeticPrompts
 from luffy.data.sources.custom import custom_source
 from luffy.data.sources.guessing import GuessingGames
 from luffy.data.sources.hub import HubPrompts
 from luffy.data.sources.local_files import FilePrompts
+from luffy.data.sources.mixture import MixedPrompts
 from luffy.data.sources.reasoning_gym import ReasoningGymPrompts
 from luffy.data.sources.trace_source import LoadedSource, QuarantinedRow, Row, TraceSource
 from luffy.data.sources.verifiers_tasks import VerifiersTasks
@@ -35,8 +36,14 @@ SOURCES: dict[str, Callable[[Any, str, int], TraceSource]] = {
 __all__ = ["SOURCES", "LoadedSource", "QuarantinedRow", "Row", "TraceSource", "load_source", "open_source"]
 
 
-def open_source(config: SourceConfig, purpose: str, seed: int) -> TraceSource:
+def open_source(config: SourceConfig | MixtureSource, purpose: str, seed: int) -> TraceSource:
     """Return the source; `purpose` (`train`, `corpus`, `suites.longer`) and `seed` determine a generator's prompts."""
+    if isinstance(config, MixtureSource):
+        opened = {
+            name: open_source(part.source, f"{purpose}.parts.{name}.source", seed)
+            for name, part in config.parts.items()
+        }
+        return MixedPrompts(opened, {name: part.weight for name, part in config.parts.items()})
     return SOURCES[config.kind](config, purpose, seed)
 
 

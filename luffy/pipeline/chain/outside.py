@@ -37,7 +37,8 @@ def _named(settings: StageSettings) -> Iterator[Named]:
 
 
 def _sources(data: DataConfig) -> Iterator[Named]:
-    sources = {"data.train": data.train, "data.corpus": data.corpus}
+    sources = {f"data.{name}": source for name, source in data.training_sources.items()}
+    sources |= {} if data.corpus is None else {"data.corpus": data.corpus}
     sources |= {f"data.suites.{name}": source for name, source in data.suites.items()}
     benchmarks = data.decontamination.benchmarks
     sources |= {f"data.decontamination.benchmarks.{name}": source for name, source in benchmarks.items()}

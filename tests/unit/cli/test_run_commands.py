@@ -183,6 +183,32 @@ def test_rollouts_come_from_the_journal_by_reward_newest_first(workspace, capsys
     assert "demonstration" in shown(capsys, "show", "smoke", "--samples", "2", "--reward-min", "1")
 
 
+def test_the_history_of_a_prompt_tells_its_responses_apart_and_shows_no_text(workspace, capsys):
+    experiment, _ = whole_run(workspace)
+    journal = RolloutJournal(experiment.plan_node("rl").directory / "journal")
+    old = replace(demonstration(), source=(Source.REPLAY,) * 2)
+    hinted = replace(trajectory(5, 1.0), source=(Source.OFF_POLICY, Source.ON_POLICY))
+    cut = replace(
+        trajectory(4, 0.0), response_ids=(3, 4, 4), source=(Source.ON_POLICY,) * 3, finish_reason=FinishReason.LENGTH
+    )
+    wrong = Group("abc", (trajectory(4, 0.0), cut, demonstration()), replaced=(trajectory(4, 0.0),))
+    journal.commit(1, [wrong, Group("xyz", (trajectory(5, 1.0),))])
+    journal.commit(2, [Group("xyz", (trajectory(5, 1.0),))])
+    journal.commit(3, [Group("abc", (trajectory(5, 1.0), hinted, old))])
+    out = shown(capsys, "show", "smoke", "--prompt", "ab")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0] == "Responses to abc"
+    assert lines[2:] == [
+        "1 2 rollout 0 2.5 1 wrong 2",
+        "1 1 demonstration 1 2 0 correct 1",
+        "1 1 rollout, replaced by a demonstration 0 2 0 wrong 1",
+        "3 1 rollout 1 2 0 correct 1",
+        "3 1 rollout after a demonstration's prefix 1 2 0 correct 1",
+        "3 1 replayed rollout 1 2 0 correct 1",
+    ]
+    assert "one" not in out
+
+
 def test_responses_of_an_evaluation_by_verdict_and_never_confidential_ones(workspace, capsys):
     experiment, _ = whole_run(workspace)
     out = shown(capsys, "show", "smoke", "--samples", "1", "--stage", "evaluate_rl", "--reward", "0")
@@ -200,6 +226,8 @@ def test_responses_of_an_evaluation_by_verdict_and_never_confidential_ones(works
         (["smoke", "--samples", "2", "--stage", "nothing"], "no such stage; there are prepare_data"),
         (["smoke", "--reward", "1"], "give --samples N, too"),
         (["smoke", "--samples", "2", "--reward", "high"], "give a number or a range"),
+        (["smoke", "--prompt", "a"], "no stage has a rollout journal"),
+        (["smoke", "--prompt", "a", "--samples", "2"], "give one of them"),
         (["smoke", "--samples", "0"], "Input should be greater than or equal to 1"),
     ],
 )

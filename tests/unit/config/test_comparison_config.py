@@ -104,6 +104,8 @@ def test_a_budget_of_rollouts_refuses_arms_that_it_does_not_bound(load, arm, say
         ("rl={steps: 9}", "give the fields of rl one by one"),
         ("rl.prompts_per_step=8", "rl.prompts_per_step is 8, and that of arm luffy 4"),
         ("rl.prompts_per_update=4", "rl.prompts_per_update is 4, and that of arm luffy 2"),
+        ("rl.passes=2", "rl.passes is 2, and that of arm luffy 1"),
+        ("rl.stop=['</answer>']", "rl.stop is ('</answer>',), and that of arm luffy ()"),
         ("objective.group.size=4", "objective.group.size is 4, and that of arm luffy 8"),
         ("rl.temperature=0.5", "rl.temperature is 0.5, and that of arm luffy 1.0"),
         ("cluster=ray", "cluster is not that of arm luffy"),

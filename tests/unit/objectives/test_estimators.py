@@ -19,6 +19,7 @@ from luffy.config.objective import (
     LeaveOneOutAdvantage,
     LengthWeightedAdvantage,
     PassAtKAdvantage,
+    RawAdvantage,
 )
 from luffy.objectives.advantages import RowRewards, group_advantages
 from luffy.objectives.gae import generalized_advantages, whiten
@@ -145,6 +146,7 @@ ESTIMATORS: list[AdvantageConfig] = [
     GlobalBatchAdvantage(kind="global_batch", population="joint"),
     GlobalBatchAdvantage(kind="global_batch", population="joint", group_baseline=True),
 ]
+RAW = RawAdvantage(kind="raw")
 COMPARING_WITH_THE_GROUP = [
     config for config in ESTIMATORS if not isinstance(config, GlobalBatchAdvantage) or config.group_baseline
 ]
@@ -162,6 +164,11 @@ def test_equal_rewards_give_exactly_nothing(config: AdvantageConfig, reward: flo
 def test_a_group_of_one_row_has_no_advantage(config: AdvantageConfig) -> None:
     groups = [[Sample(1.0)], [Sample(1.0), Sample(0.0)]]
     assert _estimate(groups, config)[0] == [0.0]
+
+
+@given(groups=_GROUPS)
+def test_the_raw_advantage_is_the_reward_of_every_row_traces_included(groups: list[list[Sample]]) -> None:
+    assert _estimate(groups, RAW) == [[sample.reward for sample in group] for group in groups]
 
 
 @EVERY_ESTIMATOR

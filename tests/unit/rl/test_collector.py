@@ -23,6 +23,7 @@ from luffy.rl.group_measures import with_group_measures
 from luffy.rl.rows import Row
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+from luffy.rollout.stop_texts import StopTexts
 from luffy.types import FinishReason, Group, Message, Outcome, Source, Trace, Trajectory
 
 SCORER = EpisodeScorer(EpisodeScoring(), ("calls",))
@@ -359,3 +360,54 @@ def test_a_failing_measure_of_the_group_is_no_silent_zero(
         (True, Outcome.CRASHED, 0.0)
     ] * 2
     assert error in crashed[0][1].reason
+
+
+PIECES = {5: "x", 6: r"\boxed{7}", 7: "</answer>", 8: r"\boxed{8}", 9: r"\boxed{8}</ans", 10: "wer>ever after"}
+"""What the tokens say to the decoder of the tests of stop texts; the last two only together say where to stop."""
+
+
+class Fixed(Parrot):
+    """An engine that says all of `script` to every request."""
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        self.requests += requests
+        said = Completion(tuple(self._script), (-0.5,) * len(self._script), FinishReason.LENGTH, (6,) * 4)
+        return [said for _ in requests]
+
+
+def _stopped(task: RolloutTask, script: Sequence[int], **group) -> tuple[Parrot, Group]:
+    stops = StopTexts(("</answer>",), lambda ids: "".join(PIECES.get(i, "?") for i in ids))
+    config = GroupConfig.model_validate({"size": 2, "off_policy": 0} | group)
+    params = SamplingParams(1.0, 8, (), stop=stops.texts)
+    engine = Fixed(script)
+    with GraderPool(1, PATIENCE_S) as grader:
+        collector = GroupCollector(grader, stops.text, params, config, seed=0, total_steps=10, stops=stops)
+        (group,) = collector.collect(engine, [task], step=1)
+    return engine, group
+
+
+def test_a_rollout_is_learned_from_up_to_its_stop_text_and_graded_up_to_there() -> None:
+    """What the policy says after it, another answer, counts for nothing."""
+    _, group = _stopped(_task("a", "7"), (6, 7, 8, 8))
+    for row in group.trajectories:
+        assert (row.response_ids, row.logp_behavior, row.weight_version) == ((6, 7), (-0.5, -0.5), (6, 6))
+        assert row.finish_reason is FinishReason.STOP and not row.is_truncated
+        assert row.is_correct
+
+
+def test_a_stop_text_across_two_tokens_is_learned_whole_and_graded_without_the_rest() -> None:
+    _, group = _stopped(_task("a", "8"), (9, 10, 6, 6))
+    assert group.trajectories[0].response_ids == (9, 10)
+    assert group.trajectories[0].is_correct
+
+
+def test_a_prefix_leaves_its_stop_text_to_the_policy() -> None:
+    """All but the last token of the trace would be given: that much lies behind its stop text."""
+    trace = Demonstration(r"\boxed{7}</answer>", (5, 6, 7, 3, 3), None)
+    whole = {"length": {"kind": "uniform", "low": 0.9, "high": 1.0}}
+    engine, group = _stopped(RolloutTask("a", (5, 6), "7", (trace,)), (7, 8, 8, 8), off_policy=1, prefix=whole)
+    assert engine.requests[-1].prefix_ids == (5, 6)
+    row = group.trajectories[-1]
+    assert row.response_ids == (5, 6, 7)
+    assert row.source == (Source.OFF_POLICY, Source.OFF_POLICY, Source.ON_POLICY)
+    assert row.is_correct

@@ -4,6 +4,7 @@ The parts are those of a run (prompts, replay, prefixes, dynamic sampling, journ
 script, and in place of a model stands a record of what each rank would have learned.
 """
 
+import dataclasses
 import itertools
 import random
 from collections import Counter
@@ -84,9 +85,10 @@ def _decode(ids: Sequence[int]) -> str:
     return r"\boxed{7}" if RIGHT in ids else r"\boxed{8}"
 
 
-def _settings(method: str) -> RLSettings:
+def _settings(method: str, *more: str, steps: int = STEPS) -> RLSettings:
     overrides = [
-        "chain=rl", f"method={method}", f"rl.prompts_per_step={PROMPTS}", f"rl.steps={STEPS}", *SMALL.get(method, ()),
+        "chain=rl", f"method={method}", f"rl.prompts_per_step={PROMPTS}", f"rl.steps={steps}", *SMALL.get(method, ()),
+        *more,
     ]  # fmt: skip
     nodes = build_graph(load_experiment(ROOT / "exp_configs/smoke.yaml", overrides))
     (settings,) = (node.settings for node in nodes if isinstance(node.settings, RLSettings))
@@ -186,14 +188,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ru
         yield cache(lambda method: _run(grader, tmp_path_factory.mktemp("journal"), method))
 
 
-def _run(grader: GraderPool, folder: Path, method: str) -> Run:
-    settings, sent, journal = _settings(method), Sent(), RolloutJournal(folder)
+def _run(grader: GraderPool, folder: Path, method: str, *overrides: str, num_steps: int = STEPS) -> Run:
+    settings, sent, journal = _settings(method, *overrides, steps=num_steps), Sent(), RolloutJournal(folder)
     params = SamplingParams(1.0, 64, (STOP,))
-    collector = GroupCollector(grader, _decode, params, settings.objective.group, settings.seed, STEPS)
+    collector = GroupCollector(grader, _decode, params, settings.objective.group, settings.seed, num_steps)
     cluster = ScriptedCluster(Trainer(settings, RecordedRanks(sent, 2)))
     with StepRunner(settings, cluster, _tasks(), collector, journal) as runner:
-        kept = [list(runner.run(step).groups) for step in range(1, STEPS + 1)]
-    assert [method for method, _ in sent].count(TrainerRank.learn) == STEPS, "every step learns from some groups"
+        kept = [list(runner.run(step).groups) for step in range(1, num_steps + 1)]
+    assert [method for method, _ in sent].count(TrainerRank.learn) == num_steps, "every step learns from some groups"
     steps = [
         Step(journal.read(step) or [], groups, {case: _learned(settings, groups, step, *case) for case in CUTS})
         for step, groups in enumerate(kept, start=1)
@@ -256,6 +258,42 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Callable
         assert all(len(step.groups) > PROMPTS for step in found.steps)
     assert bool(found.sft_steps) == (objective.interleaved_sft is not None)
     assert all(rows for shards in found.sft_steps for shard in shards for rows in shard.updates)
+
+
+def test_guidance_gives_traces_where_earlier_steps_failed(tmp_path: Path) -> None:
+    """Twelve steps are three epochs: every prompt is judged by the one or two groups that it had before."""
+    guidance = "objective.group.guidance={pass_rate_at_most: 0.3, memory: 0.5}"
+    with GraderPool(1, PATIENCE_S) as grader:
+        found = _run(grader, tmp_path, "luffy", guidance, num_steps=12)
+    has_trace = {task.uid: bool(task.demonstrations) for task in _tasks()}
+    rates: dict[str, float] = {}
+    seen = Counter()
+    for step in found.steps:
+        for group in step.groups:
+            guided = has_trace[group.uid] and rates.get(group.uid, 0.0) <= 0.3
+            assert has_demonstration(group) == guided
+            assert len(group.trajectories) == found.settings.objective.group.size, "others are rolled out in full"
+            seen[guided, group.uid in rates] += 1
+        for group in step.groups:
+            before = rates.get(group.uid, group.accuracy)
+            rates[group.uid] = 0.5 * before + 0.5 * group.accuracy
+    assert seen[True, True] and seen[False, True]
+
+
+@pytest.mark.parametrize("method", ["exgrpo", "prefix_rft", "relift"])
+def test_every_pass_learns_the_same_updates_on_the_same_ranks(method: str, run: Callable[[str], Run]) -> None:
+    found = run(method)
+    rl = found.settings.rl.model_copy(update={"passes": 3})
+    settings = found.settings.model_copy(update={"rl": rl})
+    for number, step in enumerate(found.steps, start=1):
+        for num_updates, num_ranks in CUTS:
+            once = step.shards[num_updates, num_ranks]
+            for one, thrice in zip(once, _learned(settings, step.kept, number, num_updates, num_ranks), strict=True):
+                assert dataclasses.replace(thrice, updates=one.updates) == one, "no row is sent twice"
+                count = len(one.updates)
+                each = [thrice.updates[start : start + count] for start in range(0, 3 * count, count)]
+                assert [Counter(taken) for taken in each] == [Counter(one.updates)] * 3
+                assert len(thrice.updates) == 3 * count
 
 
 def test_another_seed_and_another_step_deal_otherwise(run: Callable[[str], Run]) -> None:

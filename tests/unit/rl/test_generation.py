@@ -31,7 +31,7 @@ class Recorder:
     def plan(self, step: int) -> StepPlan:
         self._note("plan", step)
         kept = [_group(version=step - 1)] if step <= self._journalled else None
-        return StepPlan(step, 0, (), kept)
+        return StepPlan(step, (), kept)
 
     def generate(self, plan: StepPlan, engine: object) -> list[Group]:
         if plan.journalled is not None:

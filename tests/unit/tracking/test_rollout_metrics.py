@@ -132,4 +132,7 @@ def test_what_was_drawn_counts_displaced_and_guided_rows_and_no_traces() -> None
 def test_what_is_learned_from_counts_traces_and_no_displaced_rows() -> None:
     group = Group("a", (_row(0.0, length=4), _row(1.0, 5, off=True)), (_row(0.0, length=3),))
     assert learned_metrics([group]) == {"batch/num_rows": 2.0, "batch/response_tokens": 9.0}
+    assert learned_metrics([group], passes=3) == {"batch/num_rows": 6.0, "batch/response_tokens": 27.0}
+    trace = _row(1.0, 5, off=True)
+    assert learned_metrics([group], [trace], passes=2) == {"batch/num_rows": 5.0, "batch/response_tokens": 23.0}
     assert learned_metrics([]) == {"batch/num_rows": 0.0, "batch/response_tokens": 0.0}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luffy.training.dealing import deal_groups, has_demonstration, has_prefix_row
+from luffy.training.dealing import deal_groups, has_demonstration, has_prefix_row, order_of_passes
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
 OWN = Trajectory((1,), (2, 3), (Source.ON_POLICY,) * 2, (-1.0,) * 2, (0,) * 2, 1.0, Outcome.CORRECT, FinishReason.STOP)
@@ -59,3 +59,18 @@ def test_groups_of_one_kind_are_dealt_at_random_and_no_update_is_favoured() -> N
     error = (5 / 9 * 4 / 9 / 4000) ** 0.5
     assert all(parted[place] / 4000 == pytest.approx(5 / 9, abs=4 * error) for place in range(8))
     assert larger[True] / 4000 == pytest.approx(0.5, abs=4 * (0.25 / 4000) ** 0.5)
+
+
+@given(num_updates=st.integers(1, 6), passes=st.integers(1, 5), seed=st.integers(0, 2**63 - 1))
+def test_every_pass_takes_every_mini_batch_once_and_the_first_as_they_were_dealt(
+    num_updates: int, passes: int, seed: int
+) -> None:
+    order = order_of_passes(num_updates, passes, seed)
+    each = [order[start : start + num_updates] for start in range(0, len(order), num_updates)]
+    assert each[0] == list(range(num_updates))
+    assert [sorted(one) for one in each] == [list(range(num_updates))] * passes
+
+
+def test_later_passes_have_orders_of_their_own() -> None:
+    last = Counter(order_of_passes(3, 2, seed)[-1] for seed in range(3000))
+    assert all(last[update] == pytest.approx(1000, abs=110) for update in range(3))

@@ -26,6 +26,14 @@ def test_two_updates_equal_the_reference(preset: str) -> None:
     assert metrics["actor/lr"] == pytest.approx((rate(0) + rate(1)) / 2)
 
 
+@pytest.mark.parametrize("preset", ["dapo", "uft"])
+def test_three_passes_over_two_mini_batches_equal_the_reference(preset: str) -> None:
+    """The policy of each ratio's denominator is that before the first of the six optimizer steps."""
+    error, metrics = two_updates(preset, passes=3)
+    assert error < 3e-3
+    assert metrics["actor/lr"] == pytest.approx(sum(rate(update, passes=3) for update in range(6)) / 6)
+
+
 def test_silent_groups_are_counted_by_their_advantages() -> None:
     rows, index = trajectories("rl_sft_loss", num_groups=NUM_GROUPS)
     failed = [row if row.is_off_policy else dataclasses.replace(row, reward=0.0, outcome=Outcome.WRONG) for row in rows]
@@ -33,17 +41,20 @@ def test_silent_groups_are_counted_by_their_advantages() -> None:
     assert metrics["batch/zero_advantage_share"] == 1.0  # the demonstration's reward stands outside
 
 
-@pytest.mark.parametrize(("preset", "num_passes"), [("rl_sft_loss", 4), ("uft", 5)])
-def test_what_a_step_computes_is_counted_pass_by_pass(preset: str, num_passes: int, monkeypatch) -> None:
-    """Two updates: forward and backward of all rows (3), the old policy's forward pass (1), a reference's (1)."""
+@pytest.mark.parametrize(
+    ("preset", "passes", "num_forward"), [("rl_sft_loss", 1, 4), ("uft", 1, 5), ("rl_sft_loss", 3, 10)]
+)
+def test_what_a_step_computes_is_counted_pass_by_pass(preset: str, passes: int, num_forward: int, monkeypatch) -> None:
+    """Two updates: forward and backward of all rows (3 in each pass of RL over them), the old policy's forward pass
+    (1), a reference's (1)."""
     rows, index = trajectories(preset, num_groups=NUM_GROUPS)
-    learner, counted = make_learner(preset), []
+    learner, counted = make_learner(preset, passes), []
     monkeypatch.setattr(PartTimes, "count", lambda times, flops: counted.append(flops))
-    learner.learn(shard_of(rows, index, preset), STEP)
+    learner.learn(shard_of(rows, index, preset, passes=passes), STEP)
     flops = learner.policy.flops
     assert flops is not None
     once = flops.forward([row.num_tokens for row in rows], sum(row.num_learnable for row in rows))
-    assert counted == [pytest.approx(num_passes * once)]
+    assert counted == [pytest.approx(num_forward * once)]
 
 
 def test_no_group_is_no_update() -> None:

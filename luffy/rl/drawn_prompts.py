@@ -1,0 +1,17 @@
+"""The prompts that a step has drawn, and where from."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from luffy.types import Group
+
+
+def fresh_uids(groups: Sequence[Group]) -> list[str]:
+    """The prompts of a step that were drawn, and not replayed."""
+    return [group.uid for group in groups if not group.is_replayed]
+
+
+def drawn_shares(kind: str, names: Iterable[str], counts: Counter[str]) -> dict[str, float]:
+    """Metrics: the share of each of `names` among the drawn prompts."""
+    total = max(counts.total(), 1)
+    return {f"batch/{kind}_{name}_share": counts[name] / total for name in names}

@@ -1,0 +1,83 @@
+"""Prompts in endless orders: epochs, curricula, and several of them at once for a mixture of sources."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from luffy.rl.drawn_prompts import drawn_shares, fresh_uids
+from luffy.rl.quotas import quotas, step_offset
+from luffy.rl.tasks import RolloutTask
+from luffy.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An endless order of prompts, and its share of every step."""
+
+    tasks: Sequence[RolloutTask]
+    indices: Callable[[int, int], list[int]]
+    """`count` tasks from position `first`."""
+    weight: float = 1.0
+
+
+class StreamSampler:
+    """Prompts in the order of their stream; of several streams, a quota from each.
+
+    The quota of a step is the exact share of its stream, rounded up or down.
+    """
+
+    def __init__(self, streams: Mapping[str, Stream], seed: int) -> None:
+        self._streams = streams
+        self._seed = seed
+        self._stream_of = {task.uid: name for name, stream in streams.items() for task in stream.tasks}
+        self._taken = Counter(dict.fromkeys(streams, 0))
+        self._planned: dict[int, Counter[str]] = {}
+        """Prompts of each stream for each step that is planned and not yet observed."""
+
+    def draw(self, step: int, count: int, drawn: Sequence[str] = ()) -> list[RolloutTask]:
+        """The next prompts of each stream."""
+        before = self._taken + self._count(drawn)
+        for earlier, planned in self._planned.items():
+            before += planned if earlier < step else Counter()
+        weights = [stream.weight for stream in self._streams.values()]
+        parts = quotas(weights, count, step_offset(self._seed, "mixture", step, len(drawn)))
+        return [
+            stream.tasks[index]
+            for (name, stream), part in zip(self._streams.items(), parts, strict=True)
+            for index in stream.indices(before[name], part)
+        ]
+
+    def plan(self, step: int, uids: Sequence[str]) -> None:
+        """Record how many prompts of each stream the step takes."""
+        self._planned[step] = self._count(uids)
+
+    def observe(self, step: int, groups: Sequence[Group]) -> None:
+        """Move on by the prompts that the step has taken."""
+        self._planned.pop(step, None)
+        self._taken.update(self._count(fresh_uids(groups)))
+
+    def metrics(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Share of each stream among the drawn prompts, and what its rollouts earned; empty with a single one."""
+        if len(self._streams) == 1:
+            return {}
+        metrics = drawn_shares("source", self._streams, self._count(fresh_uids(groups)))
+        for name in self._streams:
+            rollouts = [row for group in groups if self._stream_of[group.uid] == name for row in group.rollouts]
+            if rollouts:
+                metrics[f"reward/source_{name}_mean"] = fmean(row.reward for row in rollouts)
+                metrics[f"rollout/source_{name}_length_mean"] = fmean(row.num_learnable for row in rollouts)
+        return metrics
+
+    def state(self) -> dict[str, object]:
+        """Prompts taken of each stream."""
+        return {"taken": dict(self._taken)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore them from a checkpoint."""
+        self._taken = Counter(state["taken"])
+        self._planned = {}
+
+    def _count(self, uids: Sequence[str]) -> Counter[str]:
+        return Counter(self._stream_of[uid] for uid in uids)

@@ -1,0 +1,121 @@
+"""What a real run draws and how long it learns from it: a mixture, pools, stop texts and several passes at once."""
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+from patience import PATIENCE_S
+from safetensors.torch import load_file
+from test_methods import TWO_UPDATES, experiment, run_rl, run_stage
+
+from luffy.config.experiment import ExperimentConfig
+from luffy.data.parquet import read_prompts
+from luffy.data.sources.mixture import mixed_in
+from luffy.data.templates import decode, load_tokenizer
+from luffy.pipeline.chain.graph import build_graph
+from luffy.tracking.journal import RolloutJournal
+from luffy.tracking.metrics import read_metrics, without_times
+from luffy.types import FinishReason, Group, Source
+
+pytestmark = pytest.mark.slow
+STOP = "}"
+"""Every trace ends with it, and so does a right answer."""
+MIXED = (
+    "data.train={kind: mixture, parts: {"
+    "one: {weight: 3, source: {kind: arithmetic, num_prompts: 12, num_operations: [1], operations: {reverse: 1}}}, "
+    "two: {weight: 1, source: {kind: arithmetic, num_prompts: 20, num_operations: [2], operations: {reverse: 1}}}}}"
+)
+PASSES = (MIXED, f"rl.stop=['{STOP}']", "rl.passes=2")
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Data and a base policy that is right now and then."""
+    folder = tmp_path_factory.mktemp("upstream")
+    config = experiment("luffy", MIXED)
+    data, model = build_graph(config)[:2]
+    run_stage(data, config, folder / "data", {})
+    run_stage(model, config, folder / "model", {"data": folder / "data"})
+    return {"data": folder / "data", "model": folder / "model"}
+
+
+def _killed_and_resumed(
+    overrides: tuple[str, ...], update: int, upstream: Mapping[str, Path], out: Path
+) -> tuple[ExperimentConfig, Path]:
+    """An undisturbed run, equal bit for bit to one that was killed before optimizer step `update` and resumed."""
+    config = experiment("luffy", *TWO_UPDATES, *overrides)
+    arguments = ["luffy", str(update), str(out / "killed"), str(upstream["data"]), str(upstream["model"]), *overrides]
+    command = [sys.executable, Path(__file__).with_name("killed_run.py"), *arguments]
+    assert subprocess.run(command, timeout=PATIENCE_S).returncode == -signal.SIGKILL
+    assert run_rl(config, out / "killed", upstream).resumed_from == 2
+    run_rl(config, out / "undisturbed", upstream)
+    expected, found = (load_file(out / name / "model/model.safetensors") for name in ("undisturbed", "killed"))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    rows, again = (read_metrics(out / name / "metrics.jsonl") for name in ("undisturbed", "killed"))
+    assert [without_times(row) for row in rows] == [without_times(row) for row in again]
+    return config, out / "undisturbed"
+
+
+def _groups(out: Path) -> list[list[Group]]:
+    journal = RolloutJournal(out / "journal")
+    return [journal.read(step) or [] for step in range(1, 6)]
+
+
+def test_a_kill_between_two_passes_over_a_mixture_resumes_to_the_same_bits(
+    upstream: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """Each of five steps makes four optimizer steps; the kill comes between the passes of the third."""
+    _, out = _killed_and_resumed(PASSES, 11, upstream, tmp_path)
+    metrics = read_metrics(out / "metrics.jsonl")
+    steps = _groups(out)
+    marks = {prompt.uid: mixed_in(prompt.extra_info) for prompt in read_prompts(upstream["data"] / "train.parquet")}
+    part_of = {uid: mark for uid, mark in marks.items() if mark is not None}
+    assert len(part_of) == len(marks)
+    for row, groups in zip(metrics, steps, strict=True):
+        assert row["batch/optimizer_steps"] == 4
+        tokens = sum(found.num_learnable for group in groups for found in group.trajectories)
+        assert row["batch/response_tokens"] == 2 * tokens
+        parts = Counter(part_of[group.uid].part for group in groups)
+        assert parts == {"one": 3, "two": 1}, "three quarters of four prompts"
+        assert row["batch/source_one_share"] == 0.75
+        rollouts = [found for group in groups for found in group.rollouts if part_of[group.uid].part == "two"]
+        assert row["reward/source_two_mean"] == fmean(found.reward for found in rollouts)
+        assert row["rollout/source_two_length_mean"] == fmean(found.num_learnable for found in rollouts)
+
+
+def test_rollouts_end_with_the_stop_text(upstream: Mapping[str, Path], tmp_path: Path) -> None:
+    run_rl(experiment("luffy", *TWO_UPDATES, *PASSES, "rl.steps=2"), tmp_path, upstream)
+    tokenizer = load_tokenizer(upstream["model"] / "model")
+    journal = RolloutJournal(tmp_path / "journal")
+    rows = [row for step in (1, 2) for group in journal.read(step) or [] for row in group.trajectories]
+    rollouts = [row for row in rows if not row.is_off_policy]
+    texts = [decode(tokenizer, row.response_ids) for row in rollouts]
+    ended = [text for text, row in zip(texts, rollouts, strict=True) if STOP in text]
+    assert ended and all(text.index(STOP) == len(text) - len(STOP) for text in ended)
+    stop_token = tokenizer.eos_token_id
+    for text, row in zip(texts, rollouts, strict=True):
+        assert (row.finish_reason is FinishReason.STOP) == (STOP in text or row.response_ids[-1] == stop_token)
+        assert not (STOP in text and stop_token in row.response_ids), "nothing is sampled after it"
+    traces = [row for row in rows if Source.OFF_POLICY in row.source]
+    assert traces and all(row.response_ids[-1] == stop_token for row in traces)
+
+
+def test_a_kill_resumes_pools_to_the_same_bits(upstream: Mapping[str, Path], tmp_path: Path) -> None:
+    """The pools that step 4 draws from are those of the checkpoint and of a step that lies in the journal alone."""
+    config = "data.train={kind: arithmetic, num_prompts: 32, num_operations: [1, 2], operations: {reverse: 1}}"
+    data = build_graph(experiment("luffy", config))[0]
+    run_stage(data, experiment("luffy", config), tmp_path / "data", {})
+    inputs = {"data": tmp_path / "data", "model": upstream["model"]}
+    sampling = "rl.sampling={kind: pools, hard_at_most: 0.0, easy_above: 0.6}"
+    _, out = _killed_and_resumed((config, sampling), 8, inputs, tmp_path)
+    rows = read_metrics(out / "metrics.jsonl")
+    assert rows[0]["batch/pool_new_share"] == 1.0
+    assert all(0 < row["batch/pool_new_share"] < 1 for row in rows[1:])
+    known = {uid for groups in _groups(out)[:-1] for uid in (group.uid for group in groups)}
+    assert rows[-1]["batch/pool_new_size"] == len(read_prompts(tmp_path / "data/train.parquet")) - len(known)
