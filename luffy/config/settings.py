@@ -13,6 +13,7 @@ from luffy.config.difficulty import DifficultyConfig
 from luffy.config.environment import LANES, EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.expert_iteration import SampleConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import DType, LoRAConfig, ModelConfig
 from luffy.config.objective import ObjectiveConfig
@@ -52,6 +53,18 @@ class DifficultySettings(StrictModel):
     difficulty: DifficultyConfig
     """Nothing left to other sections."""
     grading: GradingConfig
+
+
+class SampleSettings(StrictModel):
+    """`sample`: one policy's answers to the training prompts, and the traces that are kept of them."""
+
+    seed: int
+    dtype: DType
+    sample: SampleConfig
+    """Nothing left to other sections."""
+    grading: GradingConfig
+    round: PositiveInt = 1
+    """Which round of sampling and SFT, from 1: each samples with seeds of its own."""
 
 
 class SFTSettings(StrictModel):

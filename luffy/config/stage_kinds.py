@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.expert_iteration import SampleConfig
 from luffy.config.settings import (
     BaseSettings,
     DifficultySettings,
@@ -22,14 +23,15 @@ from luffy.config.settings import (
     PrepareDataSettings,
     ReportSettings,
     RLSettings,
+    SampleSettings,
     SFTSettings,
     StageSettings,
     SweepSettings,
 )
 from luffy.config.training import RLConfig, SFTConfig
 
-Role = Literal["data", "prompts", "policy", "evaluation"]
-"""What a stage provides to others: suites and tokenizer; training prompts; a model; graded responses."""
+Role = Literal["data", "prompts", "traces", "policy", "evaluation"]
+"""What a stage provides to others: suites and tokenizer; RL's prompts; SFT's traces; a model; graded responses."""
 ViewName = Literal[
     "accuracies",
     "accuracy_curves",
@@ -39,6 +41,7 @@ ViewName = Literal[
     "metrics",
     "report_page",
     "rollout_samples",
+    "sample_card",
     "training_curves",
 ]
 """Views of a stage in the Prefect UI (`tasks/artifacts.py`)."""
@@ -115,6 +118,13 @@ def _difficulty(config: ExperimentConfig) -> DifficultySettings:
     )
 
 
+def _sample(config: ExperimentConfig) -> SampleSettings:
+    assert config.sampled_traces is not None
+    return SampleSettings(
+        seed=config.seed, dtype=config.model.dtype, sample=config.sampled_traces, grading=config.grading
+    )
+
+
 def _sft(config: ExperimentConfig) -> SFTSettings:
     assert config.sft is not None
     return SFTSettings(
@@ -176,7 +186,9 @@ def _gpus_of_sft(config: ExperimentConfig) -> int:
     return config.execution.ray.trainer_ranks if config.execution.ray.address is None else 0
 
 
-def _gpus_of_generation(section: EvaluationConfig | DifficultyConfig | None, config: ExperimentConfig) -> int:
+def _gpus_of_generation(
+    section: EvaluationConfig | DifficultyConfig | SampleConfig | None, config: ExperimentConfig
+) -> int:
     engine = section.engine if section is not None else None
     return {"openai": 0, "vllm": engine_gpus(config)}.get(engine or "", 1)
 
@@ -187,7 +199,7 @@ _KINDS = (
         "Verified prompts with traces, evaluation suites, and the tokenizer",
         PrepareDataSettings,
         _prepare_data,
-        provides=("data", "prompts"),
+        provides=("data", "prompts", "traces"),
         views=("data_card",),
     ),
     StageKind(
@@ -212,11 +224,22 @@ _KINDS = (
         views=("difficulty_card",),
     ),
     StageKind(
+        "sample",
+        "The policy's own answers to the training prompts, and its traces: those that are correct",
+        SampleSettings,
+        _sample,
+        inputs={"data": "data", "model": "policy"},
+        provides=("traces",),
+        sections=("sample", "data.train"),
+        gpus=lambda config: _gpus_of_generation(config.sampled_traces, config),
+        views=("sample_card",),
+    ),
+    StageKind(
         "sft",
         "The policy after supervised fine-tuning on traces",
         SFTSettings,
         _sft,
-        inputs={"data": "data", "model": "policy"},
+        inputs={"data": "traces", "model": "policy"},
         provides=("policy",),
         sections=("sft", "data.train"),
         gpus=_gpus_of_sft,
