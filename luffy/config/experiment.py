@@ -106,6 +106,21 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _complement_suits_rl(self) -> "ExperimentConfig":
+        if self.data.rl != "complement" or "rl" not in self.stages or self.objective is None:
+            return self
+        if "difficulty" in self.stages:
+            raise ValueError(
+                "data.rl: complement are prompts of which the stage difficulty measures none; remove one of the two"
+            )
+        if self.objective.group.off_policy or self.objective.interleaved_sft is not None:
+            raise ValueError(
+                "data.rl: complement has prompts without traces, from which the method learns; use train, or a method "
+                "on rollouts alone (on_policy)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _rounds_sample_and_train(self) -> "ExperimentConfig":
         if self.expert_iteration.rounds > 1 and "sample" in self.stages and "sft" not in self.stages:
             raise ValueError(

@@ -35,6 +35,13 @@ class PrepareDataSettings(StrictModel):
     chat_template: str | None
     environment: EnvironmentConfig | None = None
 
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        values = dump(self)
+        if is_for_identity(info.context):
+            del values["data"]["rl"]  # all splits are written, whichever RL reads
+        return values
+
 
 class BaseSettings(StrictModel):
     """`base`: the starting policy, trained from scratch or adapted from a folder."""
@@ -100,6 +107,15 @@ class RLSettings(StrictModel):
     lora: LoRAConfig | None = None
     """Without its dropout. None: all weights are trained."""
     environment: EnvironmentConfig | None = None
+    prompts: Literal["train", "complement"] = "train"
+    """`DataConfig.rl`."""
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        values = dump(self)
+        if is_for_identity(info.context) and self.prompts == "train":
+            del values["prompts"]  # which older runs did not have
+        return values
 
     @property
     def lanes(self) -> int:

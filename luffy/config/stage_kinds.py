@@ -149,6 +149,7 @@ def _rl(config: ExperimentConfig) -> RLSettings:
         objective=config.objective if correction is None else config.objective.with_correction(correction),
         grading=config.grading,
         environment=config.environment,
+        prompts=config.data.rl,
         lora=None if lora is None else lora.without_dropout,
     )
 

@@ -101,8 +101,8 @@ def _refuse_incomplete(rates: RateSummary, kept: KeptCounter) -> None:
     """Correct responses alone are not enough: a trace has to end by itself."""
     if not kept.count.traces:
         raise DataError(
-            f"sample: none of the {rates.outcomes[Outcome.CORRECT]} correct responses ended by itself within "
-            "sample.max_response_tokens, so there is no trace to learn from; raise it"
+            f"sample: none of the {rates.outcomes[Outcome.CORRECT]} correct responses is text that ended by itself "
+            "within sample.max_response_tokens, so there is no trace to learn from; raise it"
         )
 
 

@@ -64,10 +64,12 @@ def _check_what_was_learned_from(experiment: Experiment) -> None:
     assert second.inputs["model"] == experiment.plan_node("sft_1").directory
     assert {trace.model for trace in own} == {f"sft/{second.inputs['model'].name}"}
     assert (sft.inputs["data"], sft.inputs["model"]) == (second.directory, experiment.plan_node("base").directory)
-    for trace in own:
+    known = [trace for trace in own if trace.logprobs is not None]
+    assert known and all(trace.verified for trace in own)
+    for trace in known:
         (ids,) = encode_traces(tokenizer, [trace.text])
-        assert trace.verified and len(ids) == trace.num_tokens == len(trace.logprobs or ())
-        assert 0 < math.exp(sum(trace.logprobs or ())) <= 1
+        assert len(ids) == trace.num_tokens == len(trace.logprobs)
+        assert 0 < math.exp(sum(trace.logprobs)) <= 1
     cards = [read_sample_card(plan.directory / "card.json") for plan in (first, second)]
     assert [(card.policy, card.round) for card in cards] == [("base", 1), ("sft_1", 2)]
     assert all(0 < card.kept.traces <= 2 * card.kept.prompts for card in cards)

@@ -182,7 +182,7 @@ def test_another_rule_of_keeping_reuses_what_was_sampled(
         (lambda prompt, seed: "\\boxed{77}", r"round 1 produced no correct response to 6 prompts x 4 \(24 wrong; 0 %"),
         (
             lambda prompt, seed: f"\\boxed{{{number_in(prompt) + 1}}}{' 1' * 20}",
-            "none of the 24 correct responses ended by itself",
+            "none of the 24 correct responses is text that ended by itself",
         ),
     ],
 )
