@@ -82,6 +82,12 @@ class Trace:
     """The author's own log-probabilities of the trace's tokens (and stop token), where known."""
     turns: tuple[Message, ...] = ()
     """A trace of many turns: the assistant's, and the environment's answers between them. Empty for a single reply."""
+    model: str | None = None
+    """The model that was sampled, where known: a folder, a hub id or the name at an endpoint."""
+    decoding: str | None = None
+    """How it was sampled, where known."""
+    num_tokens: int | None = None
+    """Tokens by the author's tokenizer, stop token included, where known."""
 
     @property
     def reply(self) -> str:

@@ -144,6 +144,11 @@ def difficulty_card(plan: StagePlan) -> Artifact | None:
     return _file(plan.directory / "card.md", "", "Pass rates of the training prompts")
 
 
+def sample_card(plan: StagePlan) -> Artifact | None:
+    """The policy's pass rates on the training prompts, and the traces that were kept of its answers."""
+    return _file(plan.directory / "card.md", "", "Sampled traces")
+
+
 def report_page(plan: StagePlan) -> Artifact | None:
     """The report as text and tables, with a link to the page with the plots."""
     page = plan.directory / "report.html"
@@ -165,6 +170,7 @@ _VIEWS: Mapping[ViewName, View] = {
     "metrics": View("metrics", 10.0, newest_metrics),
     "report_page": View("page", 60.0, report_page),
     "rollout_samples": View("samples", 20.0, rollout_samples),
+    "sample_card": View("card", 60.0, sample_card),
     "training_curves": View("curves", 15.0, training_curves),
 }
 

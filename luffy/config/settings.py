@@ -13,10 +13,11 @@ from luffy.config.difficulty import DifficultyConfig
 from luffy.config.environment import LANES, EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.expert_iteration import SampleConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import DType, LoRAConfig, ModelConfig
 from luffy.config.objective import ObjectiveConfig
-from luffy.config.strict import StrictModel, is_for_identity, is_none
+from luffy.config.strict import StrictModel, is_for_identity, is_none, without_unused
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 from luffy.config.validation import HeldOutSettings
 
@@ -34,6 +35,13 @@ class PrepareDataSettings(StrictModel):
     """`ModelConfig.source` whose tokenizer is adapted; None: a tokenizer is built from the data."""
     chat_template: str | None
     environment: EnvironmentConfig | None = None
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        values = dump(self)
+        if is_for_identity(info.context):
+            del values["data"]["rl"]  # all splits are written, whichever RL reads
+        return values
 
 
 class BaseSettings(StrictModel):
@@ -54,6 +62,18 @@ class DifficultySettings(StrictModel):
     """Nothing left to other sections."""
     grading: GradingConfig
     environment: EnvironmentConfig | None = None
+
+
+class SampleSettings(StrictModel):
+    """`sample`: one policy's answers to the training prompts, and the traces that are kept of them."""
+
+    seed: int
+    dtype: DType
+    sample: SampleConfig
+    """Nothing left to other sections."""
+    grading: GradingConfig
+    round: PositiveInt = 1
+    """Which round of sampling and SFT, from 1: each samples with seeds of its own."""
 
 
 class SFTSettings(StrictModel):
@@ -93,6 +113,12 @@ class RLSettings(StrictModel):
     environment: EnvironmentConfig | None = None
     validation: HeldOutSettings | None = Field(default=None, exclude_if=is_none)
     """`rl.validation` with what other sections say about it."""
+    prompts: Literal["train", "complement"] = "train"
+    """`DataConfig.rl`."""
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        return without_unused(dump(self), {"prompts": "train"}, info.context)
 
     @property
     def lanes(self) -> int:

@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.expert_iteration import SampleConfig
 from luffy.config.settings import (
     BaseSettings,
     DifficultySettings,
@@ -22,6 +23,7 @@ from luffy.config.settings import (
     PrepareDataSettings,
     ReportSettings,
     RLSettings,
+    SampleSettings,
     SFTSettings,
     StageSettings,
     SweepSettings,
@@ -29,8 +31,8 @@ from luffy.config.settings import (
 from luffy.config.training import RLConfig, SFTConfig
 from luffy.config.validation import HeldOutSettings, ValidationConfig
 
-Role = Literal["data", "prompts", "policy", "evaluation"]
-"""What a stage provides to others: suites and tokenizer; training prompts; a model; graded responses."""
+Role = Literal["data", "prompts", "traces", "policy", "evaluation"]
+"""What a stage provides to others: suites and tokenizer; RL's prompts; SFT's traces; a model; graded responses."""
 ViewName = Literal[
     "accuracies",
     "accuracy_curves",
@@ -40,6 +42,7 @@ ViewName = Literal[
     "metrics",
     "report_page",
     "rollout_samples",
+    "sample_card",
     "training_curves",
 ]
 """Views of a stage in the Prefect UI (`tasks/artifacts.py`)."""
@@ -119,6 +122,13 @@ def _difficulty(config: ExperimentConfig) -> DifficultySettings:
     )
 
 
+def _sample(config: ExperimentConfig) -> SampleSettings:
+    assert config.sampled_traces is not None
+    return SampleSettings(
+        seed=config.seed, dtype=config.model.dtype, sample=config.sampled_traces, grading=config.grading
+    )
+
+
 def _sft(config: ExperimentConfig) -> SFTSettings:
     assert config.sft is not None
     return SFTSettings(
@@ -144,6 +154,7 @@ def _rl(config: ExperimentConfig) -> RLSettings:
         objective=config.objective if correction is None else config.objective.with_correction(correction),
         grading=config.grading,
         environment=config.environment,
+        prompts=config.data.rl,
         lora=None if lora is None else lora.without_dropout,
         validation=_held_out(config, config.rl.validation, config.rl.max_response_tokens),
     )
@@ -160,6 +171,11 @@ def _held_out(
     limit = limit or validation.max_response_tokens
     assert limit is not None, "the experiment was checked for it"
     return validation.spelled_out(evaluation, config.grading, limit)
+
+
+def _held_out_data(settings: StageSettings) -> Mapping[str, Role]:
+    """What a validation reads: `difficulty` and `sample` hand on training prompts alone."""
+    return {"held_out": "data"} if getattr(settings, "validation", None) else {}
 
 
 def _seed(config: ExperimentConfig, stage: SFTConfig | RLConfig) -> int:
@@ -198,7 +214,9 @@ def _gpus_of_sft(config: ExperimentConfig) -> int:
     return config.execution.ray.trainer_ranks if config.execution.ray.address is None else 0
 
 
-def _gpus_of_generation(section: EvaluationConfig | DifficultyConfig | None, config: ExperimentConfig) -> int:
+def _gpus_of_generation(
+    section: EvaluationConfig | DifficultyConfig | SampleConfig | None, config: ExperimentConfig
+) -> int:
     engine = section.engine if section is not None else None
     return {"openai": 0, "vllm": engine_gpus(config)}.get(engine or "", 1)
 
@@ -209,7 +227,7 @@ _KINDS = (
         "Verified prompts with traces, evaluation suites, and the tokenizer",
         PrepareDataSettings,
         _prepare_data,
-        provides=("data", "prompts"),
+        provides=("data", "prompts", "traces"),
         views=("data_card",),
     ),
     StageKind(
@@ -234,11 +252,23 @@ _KINDS = (
         views=("difficulty_card",),
     ),
     StageKind(
+        "sample",
+        "The policy's own answers to the training prompts, and its traces: those that are correct",
+        SampleSettings,
+        _sample,
+        inputs={"data": "data", "model": "policy"},
+        provides=("traces",),
+        sections=("sample", "data.train"),
+        gpus=lambda config: _gpus_of_generation(config.sampled_traces, config),
+        views=("sample_card",),
+    ),
+    StageKind(
         "sft",
         "The policy after supervised fine-tuning on traces",
         SFTSettings,
         _sft,
-        inputs={"data": "data", "model": "policy"},
+        inputs={"data": "traces", "model": "policy"},
+        further_inputs=_held_out_data,
         provides=("policy",),
         sections=("sft", "data.train"),
         gpus=_gpus_of_sft,
@@ -250,8 +280,7 @@ _KINDS = (
         RLSettings,
         _rl,
         inputs={"data": "prompts", "model": "policy"},
-        # `difficulty` hands on training prompts alone.
-        further_inputs=lambda settings: {"held_out": "data"} if getattr(settings, "validation", None) else {},
+        further_inputs=_held_out_data,
         provides=("policy",),
         sections=("rl", "objective", "data.train"),
         gpus=_gpus_of_rl,

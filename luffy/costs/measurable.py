@@ -11,6 +11,7 @@ _NOT_TIMED = {
     "prepare_data": "it neither trains nor generates",
     "report": "it neither trains nor generates",
     "difficulty": "it ends its stage with the prompts that it keeps; it generates as fast as an evaluation",
+    "sample": "it ends its stage with the traces that it keeps; it generates as fast as an evaluation",
 }
 
 

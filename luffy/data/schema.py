@@ -1,7 +1,8 @@
 """The rows of prepared data, and the reading of one row from whatever a file holds.
 
 Columns of LUFFY and verl (`data_source, prompt, target, ability, reward_model, extra_info`), plus `uid` and `traces`:
-several demonstrations a prompt, each with its author, verdict and log-probabilities. A trace of many turns has them as
+several demonstrations a prompt, each with its author, verdict and log-probabilities, and for those that a model wrote
+what is known of it (`model`, `decoding`, `num_tokens`). A trace of many turns has them as
 messages in `traces.turns`, in place of `text`. `target` repeats the first trace, if it is a single reply, for readers
 that know one. `reward_model.style` is `rule` for what the experiment's grader grades; another word names the grader of
 the row (`luffy.config.grading`). `extra_info` is written as JSON text, since its keys are arbitrary; on reading a
@@ -33,6 +34,9 @@ _TRACES = pa.list_(
             ("verified", pa.bool_()),
             ("logprobs", pa.list_(pa.float64())),
             ("turns", _MESSAGES),
+            ("model", pa.string()),
+            ("decoding", pa.string()),
+            ("num_tokens", pa.int64()),
         ]
     )
 )
@@ -150,6 +154,9 @@ def _trace_column(rows: Sequence[Sequence[Trace]]) -> pa.ListArray:
         pa.array([trace.verified for trace in traces], pa.bool_()),
         pa.array([trace.logprobs for trace in traces], pa.list_(pa.float64())),
         _message_column([[(turn.role, turn.content) for turn in trace.turns] for trace in traces]),
+        pa.array([trace.model for trace in traces], pa.string()),
+        pa.array([trace.decoding for trace in traces], pa.string()),
+        pa.array([trace.num_tokens for trace in traces], pa.int64()),
     ]
     values = pa.StructArray.from_arrays(fields, fields=list(_TRACES.value_type))
     return pa.ListArray.from_arrays(_offsets(rows), values, type=_TRACES)
@@ -249,7 +256,20 @@ def _trace(value: object, field: str, author: str) -> Trace:
         verified=verified,
         logprobs=checked_logprobs(value.get("logprobs"), f"{field}.logprobs"),
         turns=turns,
+        model=_optional_text(value.get("model"), f"{field}.model"),
+        decoding=_optional_text(value.get("decoding"), f"{field}.decoding"),
+        num_tokens=_count(value.get("num_tokens"), f"{field}.num_tokens"),
     )
+
+
+def _optional_text(value: object, field: str) -> str | None:
+    return None if value is None else checked_text(value, field)
+
+
+def _count(value: object, field: str) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise RowError(field, f"must be a whole number of at least 0, found {_short(value)}")
 
 
 def joined_text(turns: Sequence[Message]) -> str:

@@ -40,4 +40,13 @@ def grade_traces(prompts: Sequence[Prompt], grader: GraderPool) -> list[list[Out
 def with_verdict(trace: Trace, outcome: Outcome) -> Trace:
     """Return the trace with `verified` set; a verdict that its source brought along is replaced."""
     # `dataclasses.replace` would take most of the time of a large corpus.
-    return Trace(trace.text, trace.author, outcome is Outcome.CORRECT, trace.logprobs, trace.turns)
+    return Trace(
+        trace.text,
+        trace.author,
+        outcome is Outcome.CORRECT,
+        trace.logprobs,
+        trace.turns,
+        trace.model,
+        trace.decoding,
+        trace.num_tokens,
+    )

@@ -171,7 +171,7 @@ def open_for_sft(
     _warn_of_chosen_suites(validation, "sft", context)
     model = context.inputs["model"] / "model"
     tokenizer = load_tokenizer(model)
-    problems = read_problems(validation, context.inputs["data"], model, tokenizer)
+    problems = read_problems(validation, context.inputs["held_out"], model, tokenizer)
     own, cache = validation.protocol.own_graders, context.out / JUDGE_CACHE
     graders = GraderPool.configured(context.execution.grader_workers, validation.grading, cache, own)
     stack.enter_context(graders)

@@ -77,6 +77,8 @@ def test_the_style_names_the_grader_and_is_written_back(style: str, grader: str 
         ({"traces": [{"text": ""}]}, "traces[0].text", "empty"),
         ({"traces": [{"text": "x", "logprobs": [0.5]}]}, "traces[0].logprobs", "at most 0"),
         ({"traces": [{"text": "x", "verified": 1}]}, "traces[0].verified", "true, false or null"),
+        ({"traces": [{"text": "x", "num_tokens": -1}]}, "traces[0].num_tokens", "at least 0"),
+        ({"traces": [{"text": "x", "model": 7}]}, "traces[0].model", "must be text"),
         ({"extra_info": "{"}, "extra_info", "not JSON"),
         ({"extra_info": [1]}, "extra_info", "mapping"),
         ({"uid": ""}, "uid", "empty"),

@@ -1,0 +1,117 @@
+"""Graded answers of one prompt to the traces that are kept of them.
+
+    traces = kept_traces(answers, KeepAnswers(choose="diverse", max_per_prompt=4))
+
+Only correct answers that ended by themselves are kept: a trace teaches where to stop. An answer with bytes that are no
+text (U+FFFD) is not kept either: SFT would teach the mark that stands for them. Answers are equal when they differ in
+whitespace alone; the earlier one stays. What is kept for a smaller `max_per_prompt` is a prefix of what is kept for a
+larger one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from luffy.config.kept_answers import KeepAnswers
+from luffy.data.words import Hashes, run_hashes, word_hashes, words
+from luffy.types import Outcome, Trace
+
+_UNDECODED = "\ufffd"
+_RUN = 3
+"""Words in a row that are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradedAnswer:
+    """One answer of a model to a prompt, and what grading found."""
+
+    text: str
+    """The whole reply, without the stop token."""
+    num_tokens: int
+    """By the model's own tokenizer, stop token included."""
+    outcome: Outcome
+    is_complete: bool
+    """Whether the model ended it, and no limit."""
+    author: str
+    model: str | None = None
+    """The model's folder, hub id or name at its endpoint."""
+    decoding: str | None = None
+    """How it was sampled, e.g. `temperature 1, top_p 1`."""
+    logprobs: tuple[float, ...] | None = None
+    """One for each token of the trace by the policy's tokenizer, where the model sampled these very tokens."""
+
+    @property
+    def may_be_kept(self) -> bool:
+        is_text = bool(self.text.strip()) and _UNDECODED not in self.text
+        return self.outcome is Outcome.CORRECT and self.is_complete and is_text
+
+    def trace(self) -> Trace:
+        """This answer as a trace whose answer was graded correct."""
+        return Trace(
+            self.text,
+            self.author,
+            verified=True,
+            logprobs=self.logprobs,
+            model=self.model,
+            decoding=self.decoding,
+            num_tokens=self.num_tokens,
+        )
+
+
+def kept_traces(answers: Sequence[GradedAnswer], rule: KeepAnswers) -> tuple[Trace, ...]:
+    """The traces that `rule` keeps, in the order of choice; none where no answer is correct and complete."""
+    return tuple(answer.trace() for answer in kept_answers(answers, rule))
+
+
+def kept_answers(answers: Sequence[GradedAnswer], rule: KeepAnswers) -> list[GradedAnswer]:
+    """The answers that `rule` keeps, in the order of choice; `answers` are in the order of sampling."""
+    candidates = _distinct([answer for answer in answers if answer.may_be_kept])
+    if rule.choose == "shortest":
+        candidates.sort(key=lambda answer: answer.num_tokens)  # stable: ties stay in the order of sampling
+    if rule.choose == "diverse":
+        order = farthest_first([answer.text for answer in candidates], rule.max_per_prompt)
+        return [candidates[index] for index in order]
+    return candidates[: rule.max_per_prompt]
+
+
+def text_distance(one: str, other: str) -> float:
+    """Jaccard distance of the sets of word triples, from 0 to 1.
+
+    Words are those of `luffy.data.words`, without case and punctuation; a text of fewer words than three is one run.
+    """
+    return _distance(_runs(one), _runs(other))
+
+
+def farthest_first(texts: Sequence[str], count: int) -> list[int]:
+    """Indices of `count` texts: the first, then always the one whose nearest chosen text is farthest away.
+
+    Farthest-first traversal (Gonzalez 1985), which is within a factor of two of the largest possible least distance.
+    Ties go to the earlier text.
+    """
+    runs = [_runs(text) for text in texts]
+    nearest = [np.inf] * len(runs)  # distance of each text from those chosen
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(runs)):
+        found = max((index for index in range(len(runs)) if index not in chosen), key=lambda index: nearest[index])
+        chosen.append(found)
+        nearest = [min(before, _distance(own, runs[found])) for before, own in zip(nearest, runs, strict=True)]
+    return chosen
+
+
+def _distinct(answers: Sequence[GradedAnswer]) -> list[GradedAnswer]:
+    first: dict[str, GradedAnswer] = {}
+    for answer in answers:
+        first.setdefault(" ".join(answer.text.split()), answer)
+    return list(first.values())
+
+
+def _runs(text: str) -> Hashes:
+    hashes = word_hashes(words(text), {})
+    return np.unique(run_hashes(hashes, min(_RUN, max(len(hashes), 1))))
+
+
+def _distance(one: Hashes, other: Hashes) -> float:
+    shared = len(np.intersect1d(one, other, assume_unique=True))
+    union = len(one) + len(other) - shared
+    return 1 - shared / union if union else 0.0

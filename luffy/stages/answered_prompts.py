@@ -1,0 +1,263 @@
+"""A policy's graded answers to every training prompt: what the stages `difficulty` and `sample` have in common.
+
+    answered = answer_prompts(plan, context)
+    rates = answered.rates                   # one PassRate per training prompt, in the order of train.parquet
+    for prompt in answered.solved(): ...     # with every correct and complete answer as a trace
+
+The seed of a response depends on (seed, suite, decoding, uid, sample) alone. Finished batches of prompts are saved in
+shards/: a killed stage continues with the next batch, and a stage that differs only in what it makes of the responses
+reuses all of them (`luffy.stages.answer_shards`).
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from luffy.config.environment import EnvironmentConfig
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig
+from luffy.config.grading import GradingConfig
+from luffy.config.model import DType
+from luffy.data.kept_answers import GradedAnswer
+from luffy.data.parquet import iterate_prompts
+from luffy.data.pass_rates import PassRate
+from luffy.data.templates import encode_traces, load_tokenizer, prompt_lengths
+from luffy.errors import DataError
+from luffy.evaluation.episode_client import open_client
+from luffy.evaluation.evaluator import Evaluator
+from luffy.evaluation.requests import Suite
+from luffy.evaluation.sample_records import SampleRecord
+from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.grading.judge import Judges
+from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
+from luffy.rollout.vllm_limits import context_length, read_shape
+from luffy.stages.answer_shards import AnswerShards, stages_sampled_alike
+from luffy.stages.program import StageContext
+from luffy.stages.responses import ResponseProgress, open_generator
+from luffy.types import FinishReason, Outcome, Prompt, Trace
+
+_SHARDS = "shards"
+_AUTHOR = "policy"
+_CUT = (FinishReason.LENGTH, FinishReason.TURN_LENGTH)
+TRAIN_FILE = "train.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """How the policy is sampled, and what is kept."""
+
+    section: Literal["difficulty", "sample"]
+    """The stage, and its section of the experiment."""
+    suite: str
+    decoding: str
+    """Names from which the seeds of responses are derived, with `seed`."""
+    seed: int
+    num_samples: int
+    temperature: float
+    max_response_tokens: int
+    engine: str
+    dtype: DType
+    grading: GradingConfig
+    keeps_answers: bool
+    """Only of responses in a single turn."""
+    free_settings: tuple[str, ...]
+    """Fields of the section that no response depends on."""
+    free_words: str
+    """The same in words, e.g. `other bounds`."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response."""
+    environment: EnvironmentConfig | None = None
+    """With one, a response is an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredPrompts:
+    """All training prompts, answered `num_samples` times each."""
+
+    prompts: Sequence[Prompt]
+    """Without the traces of `train.parquet`, in its order."""
+    rates: Sequence[PassRate]
+    shards: AnswerShards
+    resumed_from: int
+    """Responses that were there before."""
+
+    def solved(self) -> Iterator[Prompt]:
+        """Prompts with a correct and complete answer, which are their traces; shortest prompts first.
+
+        Only of a plan that keeps answers.
+        """
+        return self.shards.solved()
+
+
+def answer_prompts(plan: AnswerPlan, context: StageContext) -> AnsweredPrompts:
+    """Sample and grade what is left of the responses to all training prompts; DataError where prompts do not fit."""
+    prompts = list(_prompts(context.inputs["data"] / TRAIN_FILE))
+    shards = AnswerShards(context.out / _SHARDS)
+    shards.folder.mkdir(exist_ok=True)
+    _adopt(shards, plan, context)
+    known = dict(shards.finished())
+    done = plan.num_samples * len(known)
+    if len(known) < len(prompts):
+        progress = ResponseProgress(context, plan.num_samples * len(prompts), done)
+        waiting = [prompt for prompt in prompts if prompt.uid not in known]
+        _answer(plan, waiting, shards, context, progress)
+        known = dict(shards.finished())
+    return AnsweredPrompts(prompts, [known[prompt.uid] for prompt in prompts], shards, done)
+
+
+class _RememberingEngine:
+    """An engine that keeps each completion until it is taken, by the seed of its request."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+        self._known: dict[int, Completion] = {}
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
+        """The engine's completions, all of them kept."""
+        completions = self._engine.generate(requests, params)
+        self._known.update(zip((request.seed for request in requests), completions, strict=True))
+        return completions
+
+    def take(self, seed: int) -> Completion:
+        """The completion of the request with this seed, which is forgotten."""
+        return self._known.pop(seed)
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        self._engine.close()
+
+
+def _prompts(path: Path) -> Iterator[Prompt]:
+    """The prompts without their traces, which would take most of the memory."""
+    for prompt in iterate_prompts(path):
+        yield dataclasses.replace(prompt, traces=())
+
+
+def _adopt(shards: AnswerShards, plan: AnswerPlan, context: StageContext) -> None:
+    """Reuse the responses of a stage that differs in nothing they depend on, unless this one has sampled some."""
+    if any(shards.folder.iterdir()):
+        return
+    alike = stages_sampled_alike(context.out, plan.section, plan.free_settings)
+    found = shards.adopt_from([AnswerShards(directory / _SHARDS) for directory in alike])
+    if found is not None:
+        context.events.message(f"reuses the responses sampled for {plan.free_words} in {found.parent.name}")
+
+
+def _answer(
+    plan: AnswerPlan,
+    waiting: Sequence[Prompt],
+    shards: AnswerShards,
+    context: StageContext,
+    progress: ResponseProgress,
+) -> None:
+    """Sample and grade the responses to the prompts that have none, and write them to shards."""
+    model = context.inputs["model"] / "model"
+    tokenizer = load_tokenizer(model)
+    lengths = prompt_lengths(tokenizer, [prompt.messages for prompt in waiting])
+    longest = _longest(lengths, model, plan)
+    # Sorted by length to reduce padding. After a kill, the rest of the same sequence is left, so that the batches are
+    # the same as without it.
+    order = sorted(range(len(waiting)), key=lambda index: (lengths[index], index))
+    generator = open_generator(plan.engine, model, plan.dtype, longest, context)
+    memory = _RememberingEngine(generator.engine) if plan.keeps_answers else None
+    try:
+        cache = context.out / JUDGE_CACHE
+        pool = GraderPool.configured(context.execution.grader_workers, plan.grading, cache)
+        with pool as grader, closing(Judges(cache)) as judges:
+            engine = memory or generator.engine
+            evaluator = Evaluator(
+                open_client(plan.environment, engine, tokenizer, generator.lanes, judges),
+                grader,
+                _protocol(plan),
+                plan.seed,
+                generator.batch_size,
+                calls_at_once=generator.calls_at_once,
+                second_grade=False,
+            )
+            at_once = max(generator.batch_size // plan.num_samples, 1)
+            batches = [
+                [waiting[index] for index in order[start : start + at_once]] for start in range(0, len(order), at_once)
+            ]
+            graded = evaluator.evaluate(((Suite(plan.suite, batch), plan.decoding) for batch in batches), progress.add)
+            for batch, records in zip(batches, graded, strict=True):
+                solved = None if memory is None else _solved(plan, batch, records, memory, tokenizer, model)
+                shards.append(_pass_rates(records), solved)
+    finally:
+        generator.engine.close()
+
+
+def _protocol(plan: AnswerPlan) -> EvaluationConfig:
+    """The evaluation protocol that samples the responses."""
+    decoding = DecodingConfig(temperature=plan.temperature, num_samples=plan.num_samples)
+    return EvaluationConfig(
+        decodings={plan.decoding: decoding}, max_response_tokens=plan.max_response_tokens, stop=plan.stop
+    )
+
+
+def _longest(lengths: Sequence[int], model: Path, plan: AnswerPlan) -> int:
+    """Tokens of the longest prompt with a full response; DataError when that exceeds the model's context."""
+    most, room = plan.max_response_tokens, context_length(read_shape(model))
+    longest = max(lengths) + most
+    if room is not None and longest > room:
+        too_long = sum(length + most > room for length in lengths)
+        raise DataError(
+            f"{plan.section}: {too_long} of {len(lengths)} prompts do not fit: the longest has {max(lengths)} tokens, "
+            f"and the model's context of {room} less {most} for the response leaves {room - most}; lower "
+            f"data.max_prompt_tokens or {plan.section}.max_response_tokens"
+        )
+    return longest
+
+
+def _solved(
+    plan: AnswerPlan,
+    batch: Sequence[Prompt],
+    records: Sequence[SampleRecord],
+    memory: _RememberingEngine,
+    tokenizer: PreTrainedTokenizerBase,
+    model: Path,
+) -> list[Prompt]:
+    """The prompts with a correct and complete answer, which are their traces in the order of sampling."""
+    traces: dict[str, list[Trace]] = {}
+    for record in records:
+        completion = memory.take(record.seed)
+        answer = GradedAnswer(
+            record.response,
+            record.num_tokens,
+            Outcome(record.outcome),
+            record.finish_reason == FinishReason.STOP,
+            _AUTHOR,
+            model=f"{model.parents[1].name}/{model.parent.name}",  # stage and key: the same in every workspace
+            decoding=f"temperature {plan.temperature:g}",
+        )
+        if answer.may_be_kept:
+            known = _logprobs(answer.text, completion, tokenizer)
+            traces.setdefault(record.uid, []).append(dataclasses.replace(answer, logprobs=known).trace())
+    return [dataclasses.replace(prompt, traces=tuple(traces[prompt.uid])) for prompt in batch if prompt.uid in traces]
+
+
+def _logprobs(text: str, completion: Completion, tokenizer: PreTrainedTokenizerBase) -> tuple[float, ...] | None:
+    """Those of the sampled tokens, where the text is encoded as these very tokens again."""
+    if tuple(encode_traces(tokenizer, [text])[0]) != completion.token_ids:
+        return None
+    return tuple(min(value, 0.0) for value in completion.logprobs)  # rounding may leave 1e-9 above
+
+
+def _pass_rates(records: Sequence[SampleRecord]) -> list[PassRate]:
+    by_prompt: dict[str, list[SampleRecord]] = {}
+    for record in records:
+        by_prompt.setdefault(record.uid, []).append(record)
+    return [_pass_rate(uid, group) for uid, group in by_prompt.items()]
+
+
+def _pass_rate(uid: str, records: Sequence[SampleRecord]) -> PassRate:
+    return PassRate(
+        uid=uid,
+        outcomes=dict(Counter(record.outcome for record in records)),
+        num_tokens=sum(record.num_tokens for record in records),
+        num_truncated=sum(record.finish_reason in _CUT for record in records),
+    )

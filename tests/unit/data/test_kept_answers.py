@@ -1,0 +1,104 @@
+"""Which graded answers become traces, and in which order."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from luffy.config.kept_answers import KeepAnswers
+from luffy.data.kept_answers import GradedAnswer, farthest_first, kept_answers, kept_traces, text_distance
+from luffy.data.parquet import read_prompts, write_prompts
+from luffy.data.verify_traces import with_verdict
+from luffy.types import Message, Outcome, Prompt
+
+RULES = st.builds(KeepAnswers, choose=st.sampled_from(["first", "shortest"]), max_per_prompt=st.integers(1, 6)) | (
+    st.builds(KeepAnswers, choose=st.just("diverse"), max_per_prompt=st.integers(2, 6))
+)
+TEXTS = st.lists(st.sampled_from("abcde"), max_size=6).map(" ".join)
+
+
+def answer(text: str, num_tokens: int = 5, outcome: Outcome = Outcome.CORRECT, complete: bool = True) -> GradedAnswer:
+    return GradedAnswer(text, num_tokens, outcome, complete, "policy")
+
+
+def kept(answers: list[GradedAnswer], choose: str, most: int) -> list[str]:
+    rule = KeepAnswers.model_validate({"choose": choose, "max_per_prompt": most})
+    return [each.text for each in kept_answers(answers, rule)]
+
+
+def test_only_correct_answers_that_ended_by_themselves_are_kept():
+    answers = [answer("w", outcome=Outcome.WRONG), answer("cut", complete=False), answer("  "), answer("right")]
+    assert kept(answers, "first", 4) == ["right"]
+    assert kept(answers[:3], "shortest", 4) == []
+    assert kept([answer("\\boxed{2} \ufffd")], "first", 1) == []
+
+
+def test_equal_answers_but_for_whitespace_count_once_and_the_first_stays():
+    answers = [answer("1 + 1\n= 2"), answer("1 + 1 = 2 "), answer("2")]
+    assert kept(answers, "first", 3) == ["1 + 1\n= 2", "2"]
+
+
+def test_the_shortest_come_first_and_ties_keep_the_order_of_sampling():
+    answers = [answer("long", 9), answer("b", 3), answer("a", 3), answer("c", 4)]
+    assert kept(answers, "shortest", 3) == ["b", "a", "c"]
+
+
+def test_diverse_takes_the_first_and_then_what_is_farthest_from_it():
+    near, far = "first add 3 and 4 to get 7", "the result is simply seven"
+    answers = [answer("first add 3 and 4 to get seven"), answer(near), answer(far)]
+    assert kept(answers, "diverse", 2) == [answers[0].text, far]
+    assert kept(answers, "diverse", 9) == [answers[0].text, far, near]
+
+
+def test_the_distance_is_jaccards_over_word_triples():
+    # abc bcd cde against abc bcd cdf: two shared of four
+    assert text_distance("a b c d e", "A b, c d f") == pytest.approx(1 - 2 / 4)
+    assert text_distance("a b", "a  b") == 0
+    assert text_distance("a b c", "") == 1
+    assert text_distance("", "") == 0
+
+
+@given(texts=st.lists(TEXTS, min_size=1, max_size=8), count=st.integers(1, 8))
+def test_each_choice_is_the_farthest_from_those_before(texts: list[str], count: int):
+    order = farthest_first(texts, count)
+    assert order[0] == 0
+    assert len(order) == len(set(order)) == min(count, len(texts))
+
+    def nearest(index: int, chosen: list[int]) -> float:
+        return min(text_distance(texts[index], texts[other]) for other in chosen)
+
+    for place in range(1, len(order)):
+        before = order[:place]
+        left = [index for index in range(len(texts)) if index not in before]
+        best = max(nearest(index, before) for index in left)
+        assert order[place] == next(index for index in left if nearest(index, before) == best)
+
+
+@given(texts=st.lists(TEXTS, max_size=8), rule=RULES)
+def test_fewer_are_a_prefix_of_more(texts: list[str], rule: KeepAnswers):
+    answers = [answer(text, len(text)) for text in texts]
+    more = rule.model_copy(update={"max_per_prompt": rule.max_per_prompt + 1})
+    found = kept_answers(answers, rule)
+    assert found == kept_answers(answers, more)[: rule.max_per_prompt]
+    assert len({" ".join(each.text.split()) for each in found}) == len(found) <= rule.max_per_prompt
+
+
+def test_diverse_with_a_single_answer_is_refused():
+    with pytest.raises(ValidationError, match="diverse keeps the first answer with max_per_prompt: 1"):
+        KeepAnswers(choose="diverse")
+
+
+def test_what_is_known_of_an_answer_is_written_and_read_back(tmp_path: Path):
+    sampled = dataclasses.replace(
+        answer("\\boxed{2}", 4), model="base", decoding="temperature 1", logprobs=(-0.5, -0.25, 0.0, -1.0)
+    )
+    (trace,) = kept_traces([sampled], KeepAnswers())
+    prompt = Prompt("u", "s", (Message("user", "1+1"),), "2", (trace,))
+    write_prompts(tmp_path / "a.parquet", [prompt])
+    assert read_prompts(tmp_path / "a.parquet") == [prompt]
+    assert (trace.author, trace.model, trace.decoding, trace.num_tokens) == ("policy", "base", "temperature 1", 4)
+    assert (trace.verified, trace.logprobs) == (True, (-0.5, -0.25, 0.0, -1.0))
+    assert with_verdict(trace, Outcome.CORRECT) == trace
