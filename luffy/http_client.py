@@ -123,10 +123,10 @@ class HTTPClient:
         )
 
     @classmethod
-    def to_server(cls, url: str, config: ServerConfig) -> "HTTPClient":
-        """A client for one of `execution.server.urls`."""
+    def to_server(cls, url: str, config: ServerConfig, setting: str = "execution.server") -> "HTTPClient":
+        """A client for one of the `urls` of a section, which errors call `setting`."""
         limits = RequestLimits(config.connect_timeout_s, config.request_timeout_s, max_retries=config.max_retries)
-        return cls(url, api_key_of(config.api_key_variable, "execution.server.api_key_variable"), limits)
+        return cls(url, api_key_of(config.api_key_variable, f"{setting}.api_key_variable"), limits)
 
     async def ask(self, path: str, body: Mapping[str, object] | None = None) -> Answer:
         """The answer to one POST of `body` (GET without one), whatever its status; NoAnswer without one."""

@@ -37,7 +37,7 @@ SHARED_NODES = ("prepare_data", "base", "evaluate_base")
 """The stages that all runs have in common."""
 _BUDGETED = ("rl.steps", "sft.steps", "sft.epochs")
 _SEEDED = ("seed", "sft.seed", "rl.seed")
-_SHARED = ("data", "model", "base", "evaluation", "grading", "difficulty")
+_SHARED = ("data", "model", "base", "evaluation", "grading", "synthesize", "difficulty")
 _NAMED = ("name", "chain", "method", "stages")
 _REASONS = {
     "budget": "it would be another budget; set that of the comparison",

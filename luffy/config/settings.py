@@ -17,6 +17,7 @@ from luffy.config.grading import GradingConfig
 from luffy.config.model import DType, LoRAConfig, ModelConfig
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.strict import StrictModel, is_for_identity
+from luffy.config.synthesis import SynthesizeConfig
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 
 StageSettings = StrictModel
@@ -51,6 +52,16 @@ class DifficultySettings(StrictModel):
     dtype: DType
     difficulty: DifficultyConfig
     """Nothing left to other sections."""
+    grading: GradingConfig
+
+
+class SynthesizeSettings(StrictModel):
+    """`synthesize`: teachers' answers to training prompts, and the training data with those that are kept."""
+
+    seed: int
+    synthesize: SynthesizeConfig
+    data: DataConfig
+    """Its limits and filters hold for what teachers write, too."""
     grading: GradingConfig
 
 

@@ -35,6 +35,7 @@ from luffy.pages.report.report_tables import (
     mapping_table,
     measure_table,
     stage_table,
+    synthesis_table,
 )
 from luffy.pages.tables import Table
 from luffy.tracking.samples import SampleRollout
@@ -122,6 +123,8 @@ class ReportPage:
     data: Table
     difficulty: tuple[Table, ...]
     """Which prompts RL was given; empty where it took them all."""
+    synthesis: tuple[Table, ...]
+    """What teachers answered; empty without any."""
     stages: Table
     versions: Table
     hardware: Table
@@ -148,6 +151,7 @@ def build_page(chain: FinishedChain) -> ReportPage:
         samples=_early_and_late(chain.samples),
         data=data_table(chain.data_card),
         difficulty=difficulty_tables(chain.difficulty) if chain.difficulty else (),
+        synthesis=(synthesis_table(chain.synthesis),) if chain.synthesis else (),
         stages=stage_table(manifests),
         versions=mapping_table(("package", "version"), last.versions),
         hardware=mapping_table(("part", "found"), last.hardware),
