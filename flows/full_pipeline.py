@@ -2,6 +2,7 @@
 
     prepare_data    verified prompts with traces, the evaluation suites, the tokenizer
     base            the starting policy
+    synthesize      the training data with traces that teachers wrote
     difficulty      the prompts that this policy (or that of SFT) solves neither too rarely nor too often
     sft             supervised fine-tuning on traces
     rl              mixed-policy reinforcement learning, from the newest policy

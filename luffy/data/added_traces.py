@@ -1,6 +1,6 @@
 """Training data to which traces are added: the files of prepare_data, with the rows that the traces make possible.
 
-    rows = add_traces(out, data_folder, traces, config, seed)
+    written = add_traces(out, data_folder, traces_of, config, seed)
 
 A prompt keeps the traces that it came with, in front. A prompt that had lost all of its traces joins the training rows
 with a new one, and stays among the complement without. SFT's rows are chosen as prepare_data chooses them.
@@ -8,7 +8,7 @@ with a new one, and stays among the complement without. SFT's rows are chosen as
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,24 +40,24 @@ def prompts_without_their_traces(folder: Path) -> Iterator[Prompt]:
 
 
 def add_traces(
-    out: Path, folder: Path, added: Mapping[str, Sequence[Trace]], data: DataConfig, seed: int
+    out: Path, folder: Path, added: Callable[[str], Sequence[Trace]], data: DataConfig, seed: int
 ) -> WrittenData:
-    """Write the training data in `folder` with the traces `added` by uid to `out`.
+    """Write the training data in `folder` with the traces that `added` gives each uid to `out`.
 
     DataError where SFT asks for more examples than there are.
     """
 
     def rows() -> Iterator[Prompt]:
-        late = (prompt for prompt in prompts_without_their_traces(folder) if added.get(prompt.uid))
+        late = (prompt for prompt in prompts_without_their_traces(folder) if added(prompt.uid))
         for prompt in itertools.chain(iterate_prompts(folder / TRAIN), late):
-            yield _with_traces(prompt, added.get(prompt.uid, ()))
+            yield _with_traces(prompt, added(prompt.uid))
 
     train_rows = write_prompts(out / TRAIN, rows())
     chosen = _chosen_for_sft(rows, data, seed)
     sft = (_for_sft(prompt, data) for prompt in rows() if prompt.uid in chosen)
     sft_rows = write_prompts(out / SFT, sft)
     others = (prompt for prompt in rows() if prompt.uid not in chosen)
-    lost = (prompt for prompt in prompts_without_their_traces(folder) if not added.get(prompt.uid))
+    lost = (prompt for prompt in prompts_without_their_traces(folder) if not added(prompt.uid))
     bare = (dataclasses.replace(prompt, traces=()) for prompt in itertools.chain(others, lost))
     write_prompts(out / COMPLEMENT, bare)
     files = [TRAIN, SFT, COMPLEMENT]

@@ -15,6 +15,7 @@ workspace that asks for the same ones. They outlive changes of the training data
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,6 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.config.data import DataConfig, VerifiersSource
 from luffy.config.settings import SynthesizeSettings
-from luffy.config.synthesis import TeacherConfig
 from luffy.data.added_traces import TRAIN, add_traces, prompts_without_their_traces
 from luffy.data.contamination import BenchmarkIndex
 from luffy.data.kept_answers import kept_traces
@@ -51,7 +51,6 @@ from luffy.types import Prompt, Trace
 
 logger = logging.getLogger(__name__)
 _FOLDER_ANSWERS = "folder_answers.jsonl"
-_ByTeacher = Mapping[str, tuple[Trace, ...]]
 
 
 def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
@@ -80,29 +79,29 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
         resumed = sum(log.num_resumed for log in logs.values())
         work = _Work(settings, context, tokenizer, row_filter, grader, logs, Ledger(prices, config.budget))
         turns = _ask_all(prompts, work)
-        traces = {prompt.uid: _kept(prompt.uid, turns, work) for prompt in prompts}
-    kept = {uid: by_teacher for uid, by_teacher in traces.items() if any(by_teacher.values())}
-    added = {uid: [trace for each in by_teacher.values() for trace in each] for uid, by_teacher in kept.items()}
-    written = add_traces(context.out, data, added, settings.data, settings.seed)
+    taught = [prompt.uid for prompt in prompts if any(turn.usable(prompt.uid) for turn in turns)]
+    traces = _KeptTraces(turns, work, frozenset(taught))
+    written = add_traces(context.out, data, traces.of, settings.data, settings.seed)
     copy_tokenizer(data / "tokenizer", context.out / "tokenizer")
     asked = {uid for turn in turns for uid in turn.verdicts}
+    in_vain = asked.difference(taught)
     card = SynthesisCard(
         prompts=sum(1 for _ in _all_prompts(data, settings.data)),
         asked_about=len(prompts),
-        given=len(kept),
-        without=tuple(prompt.uid for prompt in prompts if prompt.uid in asked and prompt.uid not in kept),
+        given=len(taught),
+        without=tuple(prompt.uid for prompt in prompts if prompt.uid in in_vain),
         never_asked=tuple(prompt.uid for prompt in prompts if prompt.uid not in asked),
         train_rows=written.train_rows,
         sft_rows=written.sft_rows,
         max_tokens=config.budget.max_tokens if config.budget else None,
         max_cost=config.budget.max_cost if config.budget else None,
-        teachers={turn.name: _teacher_card(turn, config.teachers[turn.name], kept) for turn in turns},
+        teachers=_teacher_cards(turns, traces, taught, settings),
     )
     write_synthesis_card(context.out, card)
     for log in logs.values():
         if log.num_adopted:
             context.events.message(f"reuses {log.num_adopted} answers that earlier stages got")
-    if not kept:
+    if not taught:
         context.events.message("no prompt got a trace: no answer was correct and usable (card.md)")
     return StageResult((*written.files, "tokenizer", "card.json", "card.md"), _metrics(card), resumed)
 
@@ -182,21 +181,45 @@ def _folder_teacher(desk: Desk, prompts: Sequence[Prompt], work: _Work) -> Folde
     return FolderTeacher(desk, generator.engine, tokenizer, work.tokenizer, generator.batch_size, context.key)
 
 
-def _kept(uid: str, turns: Sequence[TeacherTurn], work: _Work) -> dict[str, tuple[Trace, ...]]:
-    """The prompt's new traces, by teacher."""
-    config, found = work.settings.synthesize, dict[str, tuple[Trace, ...]]()
-    for turn in turns:
-        teacher = config.teachers[turn.name]
-        answers = [
-            graded_answer(work.log_of(turn.name).read(verdict.key), turn.name, teacher.model, teacher.decoding)
-            for verdict in turn.usable(uid)
-        ]
-        found[turn.name] = kept_traces(answers, config.keep)
-    return found
+@dataclass(frozen=True, slots=True)
+class _KeptTraces:
+    """The new traces of each prompt, read from the logs when they are asked for."""
+
+    turns: Sequence[TeacherTurn]
+    work: _Work
+    taught: frozenset[str]
+    """Uids of the prompts that have any."""
+
+    def of(self, uid: str) -> Sequence[Trace]:
+        """The prompt's traces, those of the first teacher first; of equal answers only the first teacher's."""
+        if uid not in self.taught:
+            return ()
+        config, found, seen = self.work.settings.synthesize, list[Trace](), set[str]()
+        for turn in self.turns:
+            teacher, log = config.teachers[turn.name], self.work.log_of(turn.name)
+            fresh = [verdict for verdict in turn.usable(uid) if verdict.text_hash not in seen]
+            seen.update(verdict.text_hash for verdict in fresh)
+            answers = [
+                graded_answer(log.read(verdict.key), turn.name, teacher.model, teacher.decoding) for verdict in fresh
+            ]
+            found += kept_traces(answers, config.keep)
+        return found
 
 
-def _teacher_card(turn: TeacherTurn, config: TeacherConfig, kept: Mapping[str, _ByTeacher]) -> TeacherCard:
-    return teacher_card(turn, config, [trace for each in kept.values() for trace in each[turn.name]])
+def _teacher_cards(
+    turns: Sequence[TeacherTurn], traces: _KeptTraces, taught: Sequence[str], settings: SynthesizeSettings
+) -> dict[str, TeacherCard]:
+    kept, with_logprobs = Counter[str](), Counter[str]()
+    for uid in taught:
+        for trace in traces.of(uid):
+            kept[trace.author] += 1
+            with_logprobs[trace.author] += trace.logprobs is not None
+    return {
+        turn.name: teacher_card(
+            turn, settings.synthesize.teachers[turn.name], kept[turn.name], with_logprobs[turn.name]
+        )
+        for turn in turns
+    }
 
 
 def _prompts(data: Path, settings: SynthesizeSettings) -> Iterator[Prompt]:

@@ -11,7 +11,7 @@ from luffy.synthesis.card import TeacherCard
 from luffy.synthesis.ledger import Usage
 from luffy.synthesis.teachers import Question, Teacher
 from luffy.synthesis.verdicts import Verdict
-from luffy.types import Prompt, Trace
+from luffy.types import Prompt
 
 Assess = Callable[[Sequence[Question], Sequence[str]], list[Verdict]]
 """`AnswerAssessor.assess`."""
@@ -58,8 +58,8 @@ def take_turn(
     return turn
 
 
-def teacher_card(turn: TeacherTurn, config: TeacherConfig, traces: Sequence[Trace]) -> TeacherCard:
-    """The card of one teacher, of whose answers `traces` are kept."""
+def teacher_card(turn: TeacherTurn, config: TeacherConfig, traces: int, with_logprobs: int) -> TeacherCard:
+    """The card of one teacher, of whose answers `traces` are kept, `with_logprobs` of them with log-probabilities."""
     verdicts = [verdict for each in turn.verdicts.values() for verdict in each]
     outcomes = Counter(verdict.outcome for verdict in verdicts)
     rejected = Counter(verdict.rejection.value for verdict in verdicts if verdict.rejection is not None)
@@ -74,8 +74,8 @@ def teacher_card(turn: TeacherTurn, config: TeacherConfig, traces: Sequence[Trac
         solved=sum(any(verdict.is_correct for verdict in each) for each in turn.verdicts.values()),
         outcomes=dict(sorted(outcomes.items())),
         rejected=dict(sorted(rejected.items())),
-        traces=len(traces),
-        with_logprobs=sum(trace.logprobs is not None for trace in traces),
+        traces=traces,
+        with_logprobs=with_logprobs,
         prompt_tokens=turn.used.prompt_tokens,
         num_tokens=turn.used.num_tokens,
         cost=turn.cost if config.price is not None else None,
