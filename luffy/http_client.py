@@ -260,6 +260,18 @@ def api_key_of(variable: str, setting: str) -> str | None:
     return api_key
 
 
+def missing_key(server: ServerConfig, setting: str) -> str | None:
+    """One line about the variable that should hold the API key and is not set; None where it is, or need not be.
+
+    The default variable may be missing: servers of one's own need no key. ConfigError for what is no key.
+    """
+    variable = server.api_key_variable
+    is_default = variable == ServerConfig.model_fields["api_key_variable"].default
+    if is_default or api_key_of(variable, f"{setting}.api_key_variable") is not None:
+        return None
+    return f"{setting}.api_key_variable: the environment variable {variable} is not set; export it"
+
+
 def retry_delay_s(attempt: int, retry_after: str | None = None) -> float:
     """How long to wait after failed attempt number `attempt` (from 0): what the server asks for, else twice as long
     each time."""

@@ -35,6 +35,8 @@ TEXT = "/completions"
 _UNAUTHORISED = (401, 403)
 _NO_SUCH_PATH = (404, 405, 501)
 _REFUSED_FOR_GOOD = 400
+_OF_THIS_REQUEST = (400, 413, 422)
+"""Refusals that another request may not meet: the prompt is too long, or against a policy."""
 _SERVER_ERROR = 500
 _MAX_TOKENS, _MAX_COMPLETION_TOKENS = "max_tokens", "max_completion_tokens"
 _LONGEST_COMPLAINT = 500
@@ -58,7 +60,7 @@ _SERVER_SETTING = "execution.server"
 
 
 class RequestRejected(ConfigError):
-    """The endpoint works, and rejects this request for good."""
+    """The endpoint rejects this request for good, and may accept others."""
 
 
 class UnreadableAnswer(ClusterError):
@@ -298,7 +300,8 @@ class TextEndpoint:
             )
         if status in _NO_SUCH_PATH:
             return ConfigError(f"{url}: {complaint}: no model {model!r} there; {_OTHERWISE[path]}")
-        return RequestRejected(f"{url}: the model {model!r} refuses the request: {complaint}")
+        kind = RequestRejected if status in _OF_THIS_REQUEST else ConfigError
+        return kind(f"{url}: the model {model!r} refuses the request: {complaint}")
 
 
 _GOES_ON = "finished responses are saved, and the same command continues after them"

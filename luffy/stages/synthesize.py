@@ -17,7 +17,7 @@ workspace that asks for the same ones. They outlive changes of the training data
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.config.data import DataConfig, VerifiersSource
 from luffy.config.settings import SynthesizeSettings
-from luffy.data.added_traces import TRAIN, add_traces, prompts_without_their_traces
+from luffy.data.added_traces import TRAIN, WrittenData, add_traces, prompts_without_their_traces
 from luffy.data.contamination import BenchmarkIndex
 from luffy.data.kept_answers import kept_traces
 from luffy.data.parquet import iterate_prompts
@@ -33,17 +33,18 @@ from luffy.data.row_filters import RowFilter, Rules
 from luffy.data.sources import open_source
 from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.data.tokenizer import adapt_tokenizer
-from luffy.errors import DataError
+from luffy.errors import ConfigError, DataError
 from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.http_client import missing_key
 from luffy.pipeline.chain.reuse import PAID_ANSWERS
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.responses import open_generator
 from luffy.synthesis.answer_log import AnswerLog
 from luffy.synthesis.asking import TeacherTurn, take_turn, teacher_card
-from luffy.synthesis.card import SynthesisCard, TeacherCard, write_synthesis_card
-from luffy.synthesis.endpoint_teacher import EndpointTeacher, check_key
+from luffy.synthesis.endpoint_teacher import EndpointTeacher
 from luffy.synthesis.ledger import Ledger
+from luffy.synthesis.synthesis_card import SynthesisCard, write_synthesis_card
 from luffy.synthesis.teachers import Desk, FolderTeacher, Teacher
 from luffy.synthesis.verdicts import AnswerAssessor, graded_answer
 from luffy.training.base_model import copy_tokenizer, model_folder
@@ -55,55 +56,35 @@ _FOLDER_ANSWERS = "folder_answers.jsonl"
 
 def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
     """Ask the teachers and write the training data with what is kept; DataError when there is nothing to ask."""
-    config, data = settings.synthesize, context.inputs["data"]
-    for name, server in context.execution.teachers.items():
-        check_key(server, f"execution.teachers.{name}")  # all of them, before the first one is asked
+    data, out = context.inputs["data"], context.out
+    _require_keys(context)
     prompts = list(_prompts(data, settings))
     if not prompts:
         raise DataError(
             "synthesize: no training prompt lacks a trace; set synthesize.prompts: all, or remove the section"
         )
-    prices = {name: teacher.price for name, teacher in config.teachers.items()}
-    with ExitStack() as opened:
-        tokenizer = load_tokenizer(data / "tokenizer")
-        filters = settings.data.filters
-        rules = Rules(None, settings.data.max_trace_tokens, languages=filters.languages)
-        row_filter = RowFilter(tokenizer, rules, _benchmarks(settings.data, data, settings.seed))
-        grader = opened.enter_context(
-            GraderPool.configured(context.execution.grader_workers, settings.grading, context.out / JUDGE_CACHE)
-        )
-        logs = {
-            True: opened.enter_context(closing(AnswerLog(context.out / PAID_ANSWERS, _earlier(context)))),
-            False: opened.enter_context(closing(AnswerLog(context.out / _FOLDER_ANSWERS))),
-        }
-        resumed = sum(log.num_resumed for log in logs.values())
-        work = _Work(settings, context, tokenizer, row_filter, grader, logs, Ledger(prices, config.budget))
+    with _opened_work(settings, context) as work:
         turns = _ask_all(prompts, work)
     taught = [prompt.uid for prompt in prompts if any(turn.usable(prompt.uid) for turn in turns)]
     traces = _KeptTraces(turns, work, frozenset(taught))
-    written = add_traces(context.out, data, traces.of, settings.data, settings.seed)
-    copy_tokenizer(data / "tokenizer", context.out / "tokenizer")
-    asked = {uid for turn in turns for uid in turn.verdicts}
-    in_vain = asked.difference(taught)
-    card = SynthesisCard(
-        prompts=sum(1 for _ in _all_prompts(data, settings.data)),
-        asked_about=len(prompts),
-        given=len(taught),
-        without=tuple(prompt.uid for prompt in prompts if prompt.uid in in_vain),
-        never_asked=tuple(prompt.uid for prompt in prompts if prompt.uid not in asked),
-        train_rows=written.train_rows,
-        sft_rows=written.sft_rows,
-        max_tokens=config.budget.max_tokens if config.budget else None,
-        max_cost=config.budget.max_cost if config.budget else None,
-        teachers=_teacher_cards(turns, traces, taught, settings),
-    )
-    write_synthesis_card(context.out, card)
-    for log in logs.values():
+    written = add_traces(out, data, traces.of, settings.data, settings.seed)
+    copy_tokenizer(data / "tokenizer", out / "tokenizer")
+    card = _card(prompts, turns, traces, written, work)
+    write_synthesis_card(out, card)
+    for log in work.logs.values():
         if log.num_adopted:
             context.events.message(f"reuses {log.num_adopted} answers that earlier stages got")
     if not taught:
         context.events.message("no prompt got a trace: no answer was correct and usable (card.md)")
+    resumed = sum(log.num_resumed for log in work.logs.values())
     return StageResult((*written.files, "tokenizer", "card.json", "card.md"), _metrics(card), resumed)
+
+
+def _require_keys(context: StageContext) -> None:
+    """Raise ConfigError for the first teacher without its API key, before any is asked."""
+    for name, server in context.execution.teachers.items():
+        if complaint := missing_key(server, f"execution.teachers.{name}"):
+            raise ConfigError(complaint)
 
 
 @dataclass(slots=True)
@@ -129,6 +110,23 @@ class _Work:
     def progress(self, count: int) -> None:
         self.answered += count
         self.context.events.progress(self.answered, self.total)
+
+
+@contextmanager
+def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterator[_Work]:
+    """The graders, the rules for traces, the logs and the budget."""
+    data, config, out = context.inputs["data"], settings.synthesize, context.out
+    tokenizer = load_tokenizer(data / "tokenizer")
+    rules = Rules(None, settings.data.max_trace_tokens, languages=settings.data.filters.languages)
+    row_filter = RowFilter(tokenizer, rules, _benchmarks(settings.data, data, settings.seed))
+    ledger = Ledger({name: teacher.price for name, teacher in config.teachers.items()}, config.budget)
+    with (
+        GraderPool.configured(context.execution.grader_workers, settings.grading, out / JUDGE_CACHE) as grader,
+        closing(AnswerLog(out / PAID_ANSWERS, _earlier(context))) as of_endpoints,
+        closing(AnswerLog(out / _FOLDER_ANSWERS)) as of_folders,
+    ):
+        logs = {True: of_endpoints, False: of_folders}
+        yield _Work(settings, context, tokenizer, row_filter, grader, logs, ledger)
 
 
 def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
@@ -206,20 +204,31 @@ class _KeptTraces:
         return found
 
 
-def _teacher_cards(
-    turns: Sequence[TeacherTurn], traces: _KeptTraces, taught: Sequence[str], settings: SynthesizeSettings
-) -> dict[str, TeacherCard]:
+def _card(
+    prompts: Sequence[Prompt], turns: Sequence[TeacherTurn], traces: _KeptTraces, written: WrittenData, work: _Work
+) -> SynthesisCard:
+    config, data = work.settings.synthesize, work.context.inputs["data"]
+    asked = {uid for turn in turns for uid in turn.verdicts}
+    in_vain = asked - traces.taught
     kept, with_logprobs = Counter[str](), Counter[str]()
-    for uid in taught:
-        for trace in traces.of(uid):
-            kept[trace.author] += 1
-            with_logprobs[trace.author] += trace.logprobs is not None
-    return {
-        turn.name: teacher_card(
-            turn, settings.synthesize.teachers[turn.name], kept[turn.name], with_logprobs[turn.name]
-        )
-        for turn in turns
-    }
+    for trace in (trace for uid in sorted(traces.taught) for trace in traces.of(uid)):
+        kept[trace.author] += 1
+        with_logprobs[trace.author] += trace.logprobs is not None
+    return SynthesisCard(
+        prompts=sum(1 for _ in _all_prompts(data, work.settings.data)),
+        asked_about=len(prompts),
+        given=len(traces.taught),
+        without=tuple(prompt.uid for prompt in prompts if prompt.uid in in_vain),
+        never_asked=tuple(prompt.uid for prompt in prompts if prompt.uid not in asked),
+        train_rows=written.train_rows,
+        sft_rows=written.sft_rows,
+        max_tokens=config.budget.max_tokens if config.budget else None,
+        max_cost=config.budget.max_cost if config.budget else None,
+        teachers={
+            turn.name: teacher_card(turn, config.teachers[turn.name], kept[turn.name], with_logprobs[turn.name])
+            for turn in turns
+        },
+    )
 
 
 def _prompts(data: Path, settings: SynthesizeSettings) -> Iterator[Prompt]:

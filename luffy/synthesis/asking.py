@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from luffy.config.synthesis import SynthesizeConfig, TeacherConfig
 from luffy.seeds import derive_seed
 from luffy.synthesis.answer_log import AnswerStatus
-from luffy.synthesis.card import TeacherCard
 from luffy.synthesis.ledger import Usage
+from luffy.synthesis.synthesis_card import TeacherCard
 from luffy.synthesis.teachers import Question, Teacher
 from luffy.synthesis.verdicts import Verdict
 from luffy.types import Prompt

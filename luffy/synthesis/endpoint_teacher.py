@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from luffy.config.execution import ServerConfig
 from luffy.errors import ConfigError, LuffyError
-from luffy.http_client import api_key_of
 from luffy.rollout.text_answers import TextCompletion
 from luffy.rollout.text_endpoint import CHAT, RequestRejected, TextEndpoint, TextRequest, UnreadableAnswer
 from luffy.synthesis.answer_log import AnswerStatus, TeacherAnswer
@@ -15,8 +14,9 @@ from luffy.types import FinishReason, Message
 
 _HALF_ANSWERS = 3
 """Attempts at a whole answer, where the endpoint gives half ones."""
-_MOST_IN_A_ROW = 8
-"""Questions in a row without an answer after which the endpoint counts as gone."""
+_FAILED_IN_A_ROW, _UNANSWERED_IN_A_ROW = 8, 64
+"""Failures, and questions without an answer for any reason, that are the endpoint's fault when no answer comes between
+them. Rejections are no sign of trouble where prompts are too long, and one where the account is empty."""
 _TOKENS_OF_TURN = 32
 """Bound for the tokens that a chat template puts around a message."""
 
@@ -30,7 +30,6 @@ class EndpointTeacher:
 
     def __init__(self, desk: Desk, server: ServerConfig) -> None:
         setting = f"execution.teachers.{desk.name}"
-        check_key(server, setting)
         assert desk.config.endpoint is not None
         self._desk = desk
         self._endpoint = TextEndpoint.connect(desk.config.endpoint, server, (CHAT,), None, setting)
@@ -44,7 +43,10 @@ class EndpointTeacher:
 
         Raises ConfigError where the endpoint refuses the key, the model or every request, LostError where it is gone.
         """
-        keys = self._endpoint.run(self._ask(questions))
+        try:
+            keys = self._endpoint.run(self._ask(questions))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # such as a full disk, from one of the tasks
         if self._unanswered and not self._has_answered:
             self._fault = self._fault or self._unanswered[0][2]
         if self._fault is not None:
@@ -101,11 +103,9 @@ class EndpointTeacher:
         return await self._endpoint.complete(request, self._desk.params())
 
     def _miss(self, key: str, status: AnswerStatus, error: LuffyError) -> None:
-        if status is AnswerStatus.REFUSED and self._has_answered:
-            self._desk.log.add(self._desk.name, {key: answer_without_text(status)})
-            return
         self._unanswered.append((key, status, error))
-        if len(self._unanswered) >= _MOST_IN_A_ROW:
+        failed = sum(status is AnswerStatus.FAILED for _, status, _ in self._unanswered)
+        if failed >= _FAILED_IN_A_ROW or len(self._unanswered) >= _UNANSWERED_IN_A_ROW:
             self._fault = self._fault or error
 
     def _save_unanswered(self) -> None:
@@ -116,17 +116,6 @@ class EndpointTeacher:
 
     def _most(self, request: TextRequest) -> Usage:
         return Usage(_most_tokens(request.prompt), self._desk.config.max_response_tokens)
-
-
-def check_key(server: ServerConfig, setting: str) -> None:
-    """Raise ConfigError where the variable that should hold the API key is not set.
-
-    The default variable may be missing: servers of one's own need no key.
-    """
-    variable = server.api_key_variable
-    is_default = variable == ServerConfig.model_fields["api_key_variable"].default
-    if api_key_of(variable, f"{setting}.api_key_variable") is None and not is_default:
-        raise ConfigError(f"{setting}.api_key_variable: the environment variable {variable} is not set; export it")
 
 
 def _answer_of(completion: TextCompletion, most: Usage) -> TeacherAnswer:

@@ -26,9 +26,9 @@ class Verdict:
 
     uid: str
     key: str
-    """Of its answer in the log."""
+    """Where the answer is in the log."""
     outcome: str
-    """Of grading (`luffy.types.Outcome`); `truncated`, `refused`, `failed` or `empty` for what is not graded."""
+    """What grading found (`luffy.types.Outcome`); `truncated`, `refused`, `failed` or `empty` without grading."""
     rejection: Rejection | None
     """Why a correct answer is no trace."""
     text_hash: str

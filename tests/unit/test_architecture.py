@@ -32,7 +32,16 @@ NAMED_BY_RULE = {
     "luffy/stages": "a stage's program has the name of its kind",
     "flows": "a flow has the name of the command or the stage that it serves",
 }
-MIRRORED_BY_CONFIG = {"comparison", "difficulty", "environment", "experiment", "losses", "objective", "shaping"}
+MIRRORED_BY_CONFIG = {
+    "comparison",
+    "difficulty",
+    "environment",
+    "experiment",
+    "kept_answers",
+    "losses",
+    "objective",
+    "shaping",
+}
 """Subjects whose settings, in `luffy/config`, have the name of the module that carries them out."""
 
 

@@ -13,7 +13,7 @@ from luffy.evaluation.results import Cell
 from luffy.pipeline.chain.graph import build_graph, nodes_providing, nodes_showing
 from luffy.pipeline.chain.manifest import Manifest, finished_manifest
 from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare
-from luffy.synthesis.card import SynthesisCard, read_synthesis_card
+from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout, read_samples
 

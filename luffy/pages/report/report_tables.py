@@ -10,7 +10,7 @@ from luffy.pages.report.inputs import FinishedChain
 from luffy.pages.tables import Table, TableCell, Tone
 from luffy.pipeline.chain.manifest import Manifest
 from luffy.statistics.paired import BenchmarkComparison
-from luffy.synthesis.card import SynthesisCard
+from luffy.synthesis.synthesis_card import SynthesisCard
 
 
 def accuracy_table(chain: FinishedChain, decoding: str) -> Table:

@@ -12,6 +12,7 @@ import pytest
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion, refusal
 
+from luffy.config import load_experiment
 from luffy.config.data import DataConfig
 from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
 from luffy.config.grading import GradingConfig
@@ -20,10 +21,11 @@ from luffy.config.synthesis import SynthesizeConfig
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.errors import ConfigError, DataError, LostError
 from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.machine.resources import find_resources
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext, StageResult
 from luffy.stages.synthesize import run
-from luffy.synthesis.card import SynthesisCard, read_synthesis_card
+from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.types import Message, Prompt, Trace
 
 OUTPUTS = ("train.parquet", "sft.parquet", "rl_complement.parquet", "card.json", "card.md")
@@ -324,6 +326,16 @@ def test_a_teacher_that_cannot_be_asked_is_one_line(
     assert "\n" not in str(refused.value)
 
 
+def test_a_plan_says_that_a_key_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    smoke = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+    teachers = "synthesize={teachers: {r1: {endpoint: {name: m}, max_response_tokens: 8}}}"
+    server = "execution.teachers={r1: {urls: ['http://h:1/v1'], api_key_variable: R1_KEY}}"
+    config = load_experiment(smoke, [teachers, server])
+    assert "R1_KEY is not set; export it" in " ".join(find_resources(config).notes)
+    monkeypatch.setenv("R1_KEY", "sk-1")
+    assert "R1_KEY" not in " ".join(find_resources(config).notes)
+
+
 def test_requests_that_are_all_rejected_are_a_mistake_and_no_outcome(tmp_path: Path, inputs: dict[str, Path]) -> None:
     def rejects(path: str, body: dict) -> Reply:
         return refusal(400, "top_p is not supported")
@@ -334,6 +346,19 @@ def test_requests_that_are_all_rejected_are_a_mistake_and_no_outcome(tmp_path: P
     ):
         run(settings({"r1": teacher()}), context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
     assert (tmp_path / "o" / "paid_answers.jsonl").read_bytes() == b""
+
+
+def test_an_account_that_is_empty_ends_the_stage_and_counts_nothing(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    def pays_twice(path: str, body: dict) -> Reply:
+        return right(path, body) if len(endpoint.asked) <= 2 else refusal(402, "no credit")
+
+    config = settings({"r1": teacher()})
+    with served(pays_twice) as endpoint, pytest.raises(ConfigError, match="status 402: no credit"):
+        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}, concurrency=1))
+    with served(right) as endpoint:
+        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
+    assert len(endpoint.asked) == 4
+    assert card_in(tmp_path / "o").teachers["r1"].outcomes == {"correct": 6}
 
 
 def test_a_synthesis_without_prompts_to_ask_is_refused(tmp_path: Path, inputs: dict[str, Path]) -> None:

@@ -90,8 +90,8 @@ def read_synthesis_card(path: Path) -> SynthesisCard:
     """The card in a `card.json`."""
     fields = json.loads(path.read_text(encoding="utf-8"))
     teachers = {name: TeacherCard(**teacher) for name, teacher in fields.pop("teachers").items()}
-    named = {name: tuple(fields.pop(name)) for name in ("without", "never_asked")}
-    return SynthesisCard(**fields, **named, teachers=teachers)
+    without, never_asked = tuple(fields.pop("without")), tuple(fields.pop("never_asked"))
+    return SynthesisCard(**fields, without=without, never_asked=never_asked, teachers=teachers)
 
 
 def card_text(card: SynthesisCard) -> str:
