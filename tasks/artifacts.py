@@ -149,6 +149,11 @@ def synthesis_card(plan: StagePlan) -> Artifact | None:
     return _file(plan.directory / "card.md", "", "Traces made by teachers")
 
 
+def sample_card(plan: StagePlan) -> Artifact | None:
+    """The policy's pass rates on the training prompts, and the traces that were kept of its answers."""
+    return _file(plan.directory / "card.md", "", "Sampled traces")
+
+
 def report_page(plan: StagePlan) -> Artifact | None:
     """The report as text and tables, with a link to the page with the plots."""
     page = plan.directory / "report.html"
@@ -171,6 +176,7 @@ _VIEWS: Mapping[ViewName, View] = {
     "report_page": View("page", 60.0, report_page),
     "rollout_samples": View("samples", 20.0, rollout_samples),
     "synthesis_card": View("card", 60.0, synthesis_card),
+    "sample_card": View("card", 60.0, sample_card),
     "training_curves": View("curves", 15.0, training_curves),
 }
 

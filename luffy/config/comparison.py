@@ -225,6 +225,11 @@ def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
 def _shares(arm: _ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> tuple[int, int]:
     """Optimizer steps of SFT and RL steps; 0 for what the chain does not have."""
     has_sft, has_rl = ("sft" in config.stages, "rl" in config.stages)
+    if "sample" in config.stages:
+        arm.refuse(
+            f"chain {arm.config.chain} has the stage sample, whose responses no budget counts; run it as an experiment "
+            "of its own"
+        )
     if not has_sft and not has_rl:
         arm.refuse(f"chain {arm.config.chain} trains nothing: there is nothing to compare")
     if has_sft and has_rl and arm.config.sft_steps is None:

@@ -355,6 +355,9 @@ class DataConfig(StrictModel):
     filters: FiltersConfig = FiltersConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
     sft: SFTViewConfig = SFTViewConfig()
+    rl: Literal["train", "complement"] = "train"
+    """RL's prompts. `train`: all training prompts, those of SFT among them. `complement`: those whose traces SFT does
+    not get, without any trace: the prompts beyond `sft.unique_train_examples`, and those that lost their traces."""
     validation_prompts: NonNegativeInt = 0
     """Training prompts held out in `validation.parquet`, chosen by seed."""
     rejected_samples: NonNegativeInt = 5

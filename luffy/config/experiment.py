@@ -10,6 +10,7 @@ from luffy.config.difficulty import DifficultyConfig
 from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, TrackingConfig
+from luffy.config.expert_iteration import ExpertIterationConfig, SampleConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import ModelConfig
 from luffy.config.objective import DynamicSampling, ObjectiveConfig
@@ -42,6 +43,9 @@ class ExperimentConfig(StrictModel):
     data: DataConfig
     model: ModelConfig
     base: BaseConfig | None = None
+    sample: SampleConfig | None = None
+    expert_iteration: ExpertIterationConfig = ExpertIterationConfig()
+    """Rounds of the stages `sample` and `sft`, in a chain that has both."""
     sft: SFTConfig | None = None
     rl: RLConfig | None = None
     objective: ObjectiveConfig | None = None
@@ -70,6 +74,13 @@ class ExperimentConfig(StrictModel):
     def measured_policy(self) -> Literal["base", "sft"] | None:
         """The policy whose pass rates select RL's prompts; None: there is no selection."""
         return self.measured_difficulty.policy if self.measured_difficulty is not None else None
+
+    @property
+    def sampled_traces(self) -> SampleConfig | None:
+        """The section `sample` with its defaults taken from other sections; None: the policy makes no traces."""
+        if self.sample is None or "sample" not in self.stages:
+            return None
+        return self.sample.spelled_out(self.data.max_trace_tokens, self.cluster)
 
     # Reads `difficulty`, so that field is declared before `stages`.
     @field_validator("stages", mode="after")
@@ -138,13 +149,40 @@ class ExperimentConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _complement_suits_rl(self) -> "ExperimentConfig":
+        if self.data.rl != "complement" or "rl" not in self.stages or self.objective is None:
+            return self
+        if "difficulty" in self.stages:
+            raise ValueError(
+                "data.rl: complement are prompts of which the stage difficulty measures none; remove one of the two"
+            )
+        if self.objective.group.off_policy or self.objective.interleaved_sft is not None:
+            raise ValueError(
+                "data.rl: complement has prompts without traces, from which the method learns; use train, or a method "
+                "on rollouts alone (on_policy)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_sample_and_train(self) -> "ExperimentConfig":
+        if self.expert_iteration.rounds > 1 and "sample" in self.stages and "sft" not in self.stages:
+            raise ValueError(
+                f"expert_iteration.rounds {self.expert_iteration.rounds} has no effect without the stage sft, which "
+                "learns from what a round has sampled; set it to 1 or add sft"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _environment_has_its_engine(self) -> "ExperimentConfig":
         if self.environment is None:
             return self
         if self.model.endpoint is not None:
             raise ValueError("environment: model.endpoint answers with text; an environment needs token ids")
-        if "difficulty" in self.stages:
-            raise ValueError("environment: the stage difficulty samples single turns; remove one of the two sections")
+        sampling = [stage for stage in ("difficulty", "sample") if stage in self.stages]
+        if sampling:
+            raise ValueError(
+                f"environment: the stage {sampling[0]} samples single turns; remove the environment or the stage"
+            )
         evaluation = self.evaluation
         if evaluation is None:
             return self
@@ -279,6 +317,7 @@ class ExperimentConfig(StrictModel):
         sections = {
             "evaluation": ("evaluate", self.evaluation),
             "difficulty": ("difficulty", self.measured_difficulty),
+            "sample": ("sample", self.sampled_traces),
             "rl": ("rl", self.rl),
         }
         users = [
@@ -292,20 +331,20 @@ class ExperimentConfig(StrictModel):
         by_itself = self.evaluation is not None and self.evaluation.engine == "openai"
         if self.execution.server.urls and not users and not by_itself:
             raise ValueError(
-                "execution.server.urls has no effect without evaluation.engine, difficulty.engine or rl.engine: openai"
+                "execution.server.urls has no effect without evaluation.engine, difficulty.engine, sample.engine or "
+                "rl.engine: openai"
             )
         return self
 
     @model_validator(mode="after")
     def _several_engines_have_their_use(self) -> "ExperimentConfig":
         number = self.execution.vllm.engines
-        difficulty = self.measured_difficulty
         # As above, an evaluation outside the chain may use them.
-        evaluates = self.evaluation is not None and self.evaluation.engine == "vllm"
-        if number > 1 and not evaluates and (difficulty is None or difficulty.engine != "vllm"):
+        users = (self.evaluation, self.measured_difficulty, self.sampled_traces)
+        if number > 1 and not any(section is not None and section.engine == "vllm" for section in users):
             raise ValueError(
-                f"execution.vllm.engines: {number} has no effect without evaluation.engine or difficulty.engine: vllm; "
-                "remove it (RL has execution.ray.engines)"
+                f"execution.vllm.engines: {number} has no effect without evaluation.engine, difficulty.engine or "
+                "sample.engine: vllm; remove it (RL has execution.ray.engines)"
             )
         return self
 
@@ -322,6 +361,9 @@ class ExperimentConfig(StrictModel):
         if difficulty is not None and difficulty.engine != "transformers":
             assert difficulty.temperature is not None
             by_vllm["difficulty.temperature"] = difficulty.temperature
+        sampled = self.sampled_traces
+        if sampled is not None and sampled.engine != "transformers":
+            by_vllm["sample.temperature"] = sampled.temperature
         for name, temperature in by_vllm.items():
             if 0 < temperature < LOWEST_VLLM_TEMPERATURE:
                 raise ValueError(
@@ -344,7 +386,7 @@ class ExperimentConfig(StrictModel):
         endpoint = self.model.endpoint
         if endpoint is None:
             return self
-        trained = [stage for stage in self.stages if stage in ("difficulty", "sft", "rl")]
+        trained = [stage for stage in self.stages if stage in ("difficulty", "sample", "sft", "rl")]
         if trained:
             raise ValueError(
                 f"stages: {trained[0]} needs a model's weights, which model.endpoint does not give; keep only "

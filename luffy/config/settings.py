@@ -13,6 +13,7 @@ from luffy.config.difficulty import DifficultyConfig
 from luffy.config.environment import LANES, EnvironmentConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.expert_iteration import SampleConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import DType, LoRAConfig, ModelConfig
 from luffy.config.objective import ObjectiveConfig
@@ -34,6 +35,13 @@ class PrepareDataSettings(StrictModel):
     """`ModelConfig.source` whose tokenizer is adapted; None: a tokenizer is built from the data."""
     chat_template: str | None
     environment: EnvironmentConfig | None = None
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        values = dump(self)
+        if is_for_identity(info.context):
+            del values["data"]["rl"]  # all splits are written, whichever RL reads
+        return values
 
 
 class BaseSettings(StrictModel):
@@ -63,6 +71,18 @@ class SynthesizeSettings(StrictModel):
     data: DataConfig
     """Its limits and filters hold for what teachers write, too."""
     grading: GradingConfig
+
+
+class SampleSettings(StrictModel):
+    """`sample`: one policy's answers to the training prompts, and the traces that are kept of them."""
+
+    seed: int
+    dtype: DType
+    sample: SampleConfig
+    """Nothing left to other sections."""
+    grading: GradingConfig
+    round: PositiveInt = 1
+    """Which round of sampling and SFT, from 1: each samples with seeds of its own."""
 
 
 class SFTSettings(StrictModel):
@@ -98,6 +118,15 @@ class RLSettings(StrictModel):
     lora: LoRAConfig | None = None
     """Without its dropout. None: all weights are trained."""
     environment: EnvironmentConfig | None = None
+    prompts: Literal["train", "complement"] = "train"
+    """`DataConfig.rl`."""
+
+    @model_serializer(mode="wrap")
+    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
+        values = dump(self)
+        if is_for_identity(info.context) and self.prompts == "train":
+            del values["prompts"]  # which older runs did not have
+        return values
 
     @property
     def lanes(self) -> int:

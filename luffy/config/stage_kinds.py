@@ -15,6 +15,7 @@ from typing import Literal, TypeVar
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.expert_iteration import SampleConfig
 from luffy.config.settings import (
     BaseSettings,
     DifficultySettings,
@@ -22,6 +23,7 @@ from luffy.config.settings import (
     PrepareDataSettings,
     ReportSettings,
     RLSettings,
+    SampleSettings,
     SFTSettings,
     StageSettings,
     SweepSettings,
@@ -41,6 +43,7 @@ ViewName = Literal[
     "metrics",
     "report_page",
     "rollout_samples",
+    "sample_card",
     "synthesis_card",
     "training_curves",
 ]
@@ -126,6 +129,13 @@ def _synthesize(config: ExperimentConfig) -> SynthesizeSettings:
     return SynthesizeSettings(seed=config.seed, synthesize=config.synthesize, data=config.data, grading=config.grading)
 
 
+def _sample(config: ExperimentConfig) -> SampleSettings:
+    assert config.sampled_traces is not None
+    return SampleSettings(
+        seed=config.seed, dtype=config.model.dtype, sample=config.sampled_traces, grading=config.grading
+    )
+
+
 def _sft(config: ExperimentConfig) -> SFTSettings:
     assert config.sft is not None
     return SFTSettings(
@@ -150,6 +160,7 @@ def _rl(config: ExperimentConfig) -> RLSettings:
         objective=config.objective if correction is None else config.objective.with_correction(correction),
         grading=config.grading,
         environment=config.environment,
+        prompts=config.data.rl,
         lora=None if lora is None else lora.without_dropout,
     )
 
@@ -187,7 +198,9 @@ def _gpus_of_sft(config: ExperimentConfig) -> int:
     return config.execution.ray.trainer_ranks if config.execution.ray.address is None else 0
 
 
-def _gpus_of_generation(section: EvaluationConfig | DifficultyConfig | None, config: ExperimentConfig) -> int:
+def _gpus_of_generation(
+    section: EvaluationConfig | DifficultyConfig | SampleConfig | None, config: ExperimentConfig
+) -> int:
     engine = section.engine if section is not None else None
     return {"openai": 0, "vllm": engine_gpus(config)}.get(engine or "", 1)
 
@@ -232,11 +245,22 @@ _KINDS = (
         "Training prompts that the policy solves neither too rarely nor too often",
         DifficultySettings,
         _difficulty,
-        inputs={"data": "traces", "model": "policy"},
+        inputs={"data": "prompts", "model": "policy"},
         provides=("prompts",),
         sections=("difficulty",),
         gpus=lambda config: _gpus_of_generation(config.measured_difficulty, config),
         views=("difficulty_card",),
+    ),
+    StageKind(
+        "sample",
+        "The policy's own answers to the training prompts, and its traces: those that are correct",
+        SampleSettings,
+        _sample,
+        inputs={"data": "data", "model": "policy"},
+        provides=("traces",),
+        sections=("sample", "data.train"),
+        gpus=lambda config: _gpus_of_generation(config.sampled_traces, config),
+        views=("sample_card",),
     ),
     StageKind(
         "sft",

@@ -12,6 +12,7 @@ _NOT_TIMED = {
     "report": "it neither trains nor generates",
     "synthesize": "it generates with models of others",
     "difficulty": "it ends its stage with the prompts that it keeps; it generates as fast as an evaluation",
+    "sample": "it ends its stage with the traces that it keeps; it generates as fast as an evaluation",
 }
 
 

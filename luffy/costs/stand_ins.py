@@ -77,7 +77,7 @@ def _make_data(folder: Path, wanted: StandIns) -> None:
 
     rows = [prompt("train", number) for number in range(wanted.num_prompts)]
     (folder / "suites").mkdir(parents=True)
-    for name in ("train", "sft", "corpus"):
+    for name in ("train", "sft", "rl_complement", "corpus"):
         write_prompts(folder / f"{name}.parquet", rows)
     for suite in wanted.suites:
         write_prompts(folder / "suites" / f"{suite}.parquet", [prompt(suite, number) for number in range(len(rows))])

@@ -2,9 +2,10 @@
 
     traces = kept_traces(answers, KeepAnswers(choose="diverse", max_per_prompt=4))
 
-Only correct answers that ended by themselves are kept: a trace teaches where to stop. Answers are equal when they
-differ in whitespace alone; the earlier one stays. What is kept for a smaller `max_per_prompt` is a prefix of what is
-kept for a larger one.
+Only correct answers that ended by themselves are kept: a trace teaches where to stop. An answer with bytes that are no
+text (U+FFFD) is not kept either: SFT would teach the mark that stands for them. Answers are equal when they differ in
+whitespace alone; the earlier one stays. What is kept for a smaller `max_per_prompt` is a prefix of what is kept for a
+larger one.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from luffy.config.kept_answers import KeepAnswers
 from luffy.data.words import Hashes, run_hashes, word_hashes, words
 from luffy.types import Outcome, Trace
 
+_UNDECODED = "\ufffd"
 _RUN = 3
 """Words in a row that are compared."""
 
@@ -41,7 +43,8 @@ class GradedAnswer:
 
     @property
     def may_be_kept(self) -> bool:
-        return self.outcome is Outcome.CORRECT and self.is_complete and bool(self.text.strip())
+        is_text = bool(self.text.strip()) and _UNDECODED not in self.text
+        return self.outcome is Outcome.CORRECT and self.is_complete and is_text
 
     def trace(self) -> Trace:
         """This answer as a trace whose answer was graded correct."""

@@ -8,7 +8,7 @@ write_pass_rates(path, rates, fits)
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 
@@ -65,6 +65,37 @@ class PassRate:
 
 
 @dataclass(frozen=True, slots=True)
+class RateSummary:
+    """The pass rates of all training prompts in numbers."""
+
+    prompts: int
+    num_samples: int
+    histogram: Mapping[str, int]
+    """Prompts by the number of their correct responses, from 0 to `num_samples`."""
+    mean_pass_rate: float
+    ever_solved_share: float
+    """Prompts with a correct response at all (pass@`num_samples`)."""
+    mean_tokens: float
+    """Mean length of a response."""
+    truncated_share: float
+    """Responses that ran into the length limit: longer ones might have been correct."""
+    outcomes: Mapping[str, int]
+    """Responses by what grading found."""
+
+    @property
+    def sentences(self) -> list[str]:
+        """In words, as lines of Markdown."""
+        outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.outcomes.items() if count)
+        return [
+            f"Mean pass rate {self.mean_pass_rate:.3f}; {100 * self.ever_solved_share:.1f} % of the prompts are solved "
+            f"at least once. A response has {self.mean_tokens:.1f} tokens on average; "
+            f"{100 * self.truncated_share:.1f} % ran into the limit.",
+            "",
+            f"Responses: {outcomes}.",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class DifficultyCard:
     """All of `card.json`."""
 
@@ -78,18 +109,37 @@ class DifficultyCard:
     fits: Mapping[str, int]
     """Number of prompts that are kept, too hard and too easy."""
     histogram: Mapping[str, int]
-    """Prompts by the number of their correct responses, from 0 to `num_samples`."""
+    """This and what follows is that of `RateSummary`."""
     mean_pass_rate: float
     ever_solved_share: float
-    """Prompts with a correct response at all (pass@`num_samples`)."""
     mean_tokens: float
-    """Mean length of a response."""
     truncated_share: float
-    """Responses that ran into the length limit: longer ones might have been correct."""
     outcomes: Mapping[str, int]
-    """Responses by what grading found."""
     sources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """For each `data_source`: prompts, those that stay, and the mean pass rate."""
+
+    @property
+    def summary(self) -> RateSummary:
+        """What holds without the bounds."""
+        return RateSummary(**{each.name: getattr(self, each.name) for each in fields(RateSummary)})
+
+
+def summarise_rates(rates: Sequence[PassRate], num_samples: int) -> RateSummary:
+    """The numbers of all prompts, each with `num_samples` responses."""
+    outcomes: Counter[str] = Counter()
+    for rate in rates:
+        outcomes.update(rate.outcomes)
+    correct = Counter(rate.num_correct for rate in rates)
+    return RateSummary(
+        prompts=len(rates),
+        num_samples=num_samples,
+        histogram={str(number): correct[number] for number in range(num_samples + 1)},
+        mean_pass_rate=_mean([rate.value for rate in rates]),
+        ever_solved_share=_mean([float(rate.num_correct > 0) for rate in rates]),
+        mean_tokens=sum(rate.num_tokens for rate in rates) / outcomes.total(),
+        truncated_share=sum(rate.num_truncated for rate in rates) / outcomes.total(),
+        outcomes={outcome.value: outcomes[outcome.value] for outcome in Outcome},
+    )
 
 
 def fit_of(rate: PassRate, config: DifficultyConfig) -> Fit:
@@ -99,8 +149,8 @@ def fit_of(rate: PassRate, config: DifficultyConfig) -> Fit:
     return Fit.TOO_EASY if rate.value > config.max_pass_rate else Fit.KEPT
 
 
-def write_pass_rates(path: Path, rates: Sequence[PassRate], fits: Sequence[Fit]) -> None:
-    """Write one row per prompt, atomically."""
+def write_pass_rates(path: Path, rates: Sequence[PassRate], fits: Sequence[Fit] = ()) -> None:
+    """Write one row per prompt, atomically; without `fits`, the column `fit` is left out."""
     rows = [
         {
             "uid": rate.uid,
@@ -108,12 +158,13 @@ def write_pass_rates(path: Path, rates: Sequence[PassRate], fits: Sequence[Fit])
             "num_correct": rate.num_correct,
             "mean_tokens": rate.num_tokens / rate.num_samples,
             "num_truncated": rate.num_truncated,
-            "fit": str(fit),
+            **({"fit": fits[place]} if fits else {}),
         }
-        for rate, fit in zip(rates, fits, strict=True)
+        for place, rate in enumerate(rates)
     ]
+    schema = _SCHEMA if fits else _SCHEMA.remove(_SCHEMA.get_field_index("fit"))
     with replacing(path) as file:
-        pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), file, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(rows, schema), file, compression="zstd")
 
 
 def difficulty_card(
@@ -122,27 +173,15 @@ def difficulty_card(
     """Return the card of all prompts; every setting of `config` that has a fallback must be filled in."""
     assert config.temperature is not None
     assert config.max_response_tokens is not None
-    outcomes: Counter[str] = Counter()
-    for rate in rates:
-        outcomes.update(rate.outcomes)
-    num_responses = outcomes.total()
-    correct = Counter(rate.num_correct for rate in rates)
     return DifficultyCard(
         policy=config.policy,
         temperature=config.temperature,
         max_response_tokens=config.max_response_tokens,
-        num_samples=config.num_samples,
         min_pass_rate=config.min_pass_rate,
         max_pass_rate=config.max_pass_rate,
-        prompts=len(rates),
         fits={str(fit): fits.count(fit) for fit in Fit},
-        histogram={str(number): correct[number] for number in range(config.num_samples + 1)},
-        mean_pass_rate=_mean([rate.value for rate in rates]),
-        ever_solved_share=_mean([float(rate.num_correct > 0) for rate in rates]),
-        mean_tokens=sum(rate.num_tokens for rate in rates) / num_responses,
-        truncated_share=sum(rate.num_truncated for rate in rates) / num_responses,
-        outcomes={outcome.value: outcomes[outcome.value] for outcome in Outcome},
         sources=dict(_by_source(rates, fits, data_sources)),
+        **asdict(summarise_rates(rates, config.num_samples)),
     )
 
 
@@ -158,7 +197,6 @@ def read_card(path: Path) -> DifficultyCard:
 
 def card_markdown(card: DifficultyCard) -> str:
     """Return the contents of `card.md`."""
-    outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in card.outcomes.items() if count)
     kept = card.fits[Fit.KEPT]
     lines = [
         "# Difficulty",
@@ -169,11 +207,7 @@ def card_markdown(card: DifficultyCard) -> str:
         f"{kept} of {card.prompts} training prompts stay for RL, with pass rates from {card.min_pass_rate:g} to "
         f"{card.max_pass_rate:g}; {card.fits[Fit.TOO_HARD]} are too hard, {card.fits[Fit.TOO_EASY]} too easy.",
         "",
-        f"Mean pass rate {card.mean_pass_rate:.3f}; {100 * card.ever_solved_share:.1f} % of the prompts are solved at "
-        f"least once. A response has {card.mean_tokens:.1f} tokens on average; {100 * card.truncated_share:.1f} % ran "
-        "into the limit.",
-        "",
-        f"Responses: {outcomes}.",
+        *card.summary.sentences,
         "",
         "## Prompts by their correct responses",
         "",

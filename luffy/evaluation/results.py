@@ -138,7 +138,10 @@ def advice_on(rows: Sequence[ResultRow]) -> str | None:
 
 
 def checkpoint_name(checkpoint: str) -> str:
-    """What people read for `base`, `sft` or `rl`; any other name as it is."""
+    """What people read for `base`, `sft`, `rl` or `sft_2` (SFT 2); any other name as it is."""
+    stage, _, number = checkpoint.rpartition("_")
+    if number.isdecimal() and stage in _CHECKPOINT_NAMES:
+        return f"{_CHECKPOINT_NAMES[stage]} {number}"
     return _CHECKPOINT_NAMES.get(checkpoint, checkpoint)
 
 

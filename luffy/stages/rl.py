@@ -43,6 +43,15 @@ from luffy.training.trainer import Trainer, TrainerSpec
 from luffy.types import Group, Prompt
 
 _HEADLINE = ("reward/mean", "actor/loss")
+_PROMPTS = {"train": "train.parquet", "complement": "rl_complement.parquet"}
+"""Files of `RLSettings.prompts`."""
+_NONE_LEFT = {
+    "train": "data.train: no prompts are left; see card.md for why rows were rejected",
+    "complement": (
+        "data.rl: the complement is empty, for every training prompt has a trace that SFT gets; lower "
+        "data.sft.unique_train_examples, or use train"
+    ),
+}
 
 
 def _plain_cluster(cluster: Cluster) -> Cluster:
@@ -143,7 +152,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
         seed=settings.seed,
         player=_player(settings, tokenizer),
     )
-    confidential = confidential_uids(context.inputs["data"] / "train.parquet")
+    confidential = confidential_uids(context.inputs["data"] / _PROMPTS[settings.prompts])
 
     def read(groups: Sequence[Group], count: int) -> list[SampleRollout]:
         return sample_rollouts(groups, settings.objective.advantage, count, prompt, reply, confidential)
@@ -164,15 +173,16 @@ def _player(settings: RLSettings, tokenizer: PreTrainedTokenizerBase) -> Episode
 
 
 def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase) -> Sequence[RolloutTask]:
-    prompts = read_prompts(context.inputs["data"] / "train.parquet")
+    prompts = read_prompts(context.inputs["data"] / _PROMPTS[settings.prompts])
     tasks = tokenize_tasks(tokenizer, prompts, as_sampled=keeps_history(settings.environment))
     if not tasks:
-        raise DataError("data.train: no prompts are left; see card.md for why rows were rejected")
+        raise DataError(_NONE_LEFT[settings.prompts])
     _check_buffer_fills(settings, tasks)
     if settings.rl.prompts_per_step > len(tasks):
+        which = "prompts of the complement" if settings.prompts == "complement" else "training prompts"
         raise DataError(
-            f"rl.prompts_per_step is {settings.rl.prompts_per_step} but only {len(tasks)} training prompts are left; "
-            "lower it or add prompts"
+            f"rl.prompts_per_step is {settings.rl.prompts_per_step} but only {len(tasks)} {which} are left; lower it "
+            "or add prompts"
         )
     return tasks
 

@@ -1,7 +1,9 @@
-"""Supervised fine-tuning on off-policy traces.
+"""Supervised fine-tuning on traces: those of the data, or after the stage `sample` those that the policy made itself.
 
 Run: python -m luffy.stages.sft --config DIR/config.yaml --out DIR
 """
+
+from pathlib import Path
 
 from luffy.cluster.sft_ranks import open_ranks
 from luffy.config.environment import keeps_history
@@ -27,11 +29,17 @@ def choose_prompts(prompts: list[Prompt], num_traces: int | None, seed: int) -> 
     return sorted(with_traces, key=lambda prompt: derive_seed(seed, "sft", prompt.uid))[:num_traces]
 
 
+def _traces_file(folder: Path) -> Path:
+    """The traces in the result of `sample`, else those of `prepare_data`."""
+    sampled = folder / "sampled.parquet"
+    return sampled if sampled.exists() else folder / "sft.parquet"
+
+
 def run(settings: SFTSettings, context: StageContext) -> StageResult:
-    """Fine-tune the upstream model on the traces of `sft.parquet`."""
+    """Fine-tune the upstream model on traces; DataError without any."""
     sft, hours = settings.sft, GpuHours(context.out)
     tokenizer = load_tokenizer(context.inputs["model"] / "model")
-    prompts = choose_prompts(read_prompts(context.inputs["data"] / "sft.parquet"), sft.num_traces, settings.seed)
+    prompts = choose_prompts(read_prompts(_traces_file(context.inputs["data"])), sft.num_traces, settings.seed)
     examples = trace_examples(tokenizer, prompts, as_sampled=keeps_history(settings.environment))
     if not examples:
         raise DataError("data.train: no row has a trace; SFT needs demonstrations")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from luffy.config import ExperimentConfig
 from luffy.data.pass_rates import DifficultyCard, read_card
+from luffy.data.sample_card import SampleCard, read_sample_card
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.evaluation.results import Cell
@@ -36,6 +37,8 @@ class FinishedChain:
     """The card of the stage `difficulty`, where the chain has it."""
     synthesis: SynthesisCard | None = None
     """The card of the stage `synthesize`, where the chain has it."""
+    sampled: tuple[SampleCard, ...] = ()
+    """The cards of the stages `sample`, round by round."""
 
     @property
     def suites(self) -> list[str]:
@@ -83,6 +86,7 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         samples=tuple(sample for name in sampled for sample in read_samples(stages[name] / SAMPLES_FILE)),
         evaluations=tuple(read_scores(stages[name]) for name in evaluations),
         data_card=data_cards[0] if data_cards else {},
+        sampled=tuple(read_sample_card(stages[name] / "card.json") for name in nodes_showing("sample_card", stages)),
         difficulty=difficulty_cards[0] if difficulty_cards else None,
         synthesis=synthesis_cards[0] if synthesis_cards else None,
     )

@@ -34,6 +34,7 @@ from luffy.pages.report.report_tables import (
     difficulty_tables,
     mapping_table,
     measure_table,
+    sample_table,
     stage_table,
     synthesis_table,
 )
@@ -125,6 +126,8 @@ class ReportPage:
     """Which prompts RL was given; empty where it took them all."""
     synthesis: tuple[Table, ...]
     """What teachers answered; empty without any."""
+    sampled: Table | None
+    """What the policy answered in each round, and which traces came of it."""
     stages: Table
     versions: Table
     hardware: Table
@@ -152,6 +155,7 @@ def build_page(chain: FinishedChain) -> ReportPage:
         data=data_table(chain.data_card),
         difficulty=difficulty_tables(chain.difficulty) if chain.difficulty else (),
         synthesis=(synthesis_table(chain.synthesis),) if chain.synthesis else (),
+        sampled=sample_table(chain.sampled) if chain.sampled else None,
         stages=stage_table(manifests),
         versions=mapping_table(("package", "version"), last.versions),
         hardware=mapping_table(("part", "found"), last.hardware),
@@ -249,7 +253,7 @@ def _seen_outcomes(chain: FinishedChain) -> list[Outcome]:
 def _training(chain: FinishedChain) -> list[TrainingSection]:
     sections = []
     for node, rows in reversed(chain.metrics.items()):
-        title = _STAGE_TITLES.get(node, node)
+        title = _stage_title(node)
         terms = chain.config.objective.terms if chain.config.objective else ()
         figures = draw_panels(node, rl_panels(terms) if node == "rl" else supervised_panels(), rows)
         outcomes = draw_outcomes(rows) if node == "rl" else None
@@ -257,6 +261,14 @@ def _training(chain: FinishedChain) -> list[TrainingSection]:
             figures.insert(1, outcomes)
         sections.append(TrainingSection(node, title, wording.count(len(rows), "logged step"), figures))
     return sections
+
+
+def _stage_title(node: str) -> str:
+    """`Supervised fine-tuning 2` for the second round's."""
+    stage, _, number = node.rpartition("_")
+    if number.isdecimal() and stage in _STAGE_TITLES:
+        return f"{_STAGE_TITLES[stage]} {number}"
+    return _STAGE_TITLES.get(node, node)
 
 
 def _early_and_late(samples: Sequence[tuple[int, SampleRollout]]) -> list[tuple[int, list[ReportSample]]]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from luffy.data.pass_rates import DifficultyCard, Fit
+from luffy.data.sample_card import SampleCard
 from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.results import ResultRow, checkpoint_name
 from luffy.pages import wording
@@ -115,6 +116,34 @@ def synthesis_table(card: SynthesisCard) -> Table:
         for name, teacher in card.teachers.items()
     )
     return Table(header, rows)
+
+
+def sample_table(cards: Sequence[SampleCard]) -> Table:
+    """What the policy answered in each round, and what was kept of it: a row a round."""
+    header = (
+        "round",
+        "sampled",
+        "responses",
+        "mean pass rate %",
+        "solved prompts",
+        "traces",
+        "mean tokens",
+        "truncated %",
+    )
+    rows = tuple(
+        (
+            str(card.round),
+            checkpoint_name(card.policy),
+            f"{card.rates.num_samples} a prompt",
+            wording.percent(card.rates.mean_pass_rate),
+            f"{card.kept.prompts:,} of {card.rates.prompts:,}",
+            f"{card.kept.traces:,}",
+            f"{card.kept.mean_tokens:.1f}",
+            wording.percent(card.rates.truncated_share),
+        )
+        for card in cards
+    )
+    return Table(header, tuple(tuple(TableCell(text) for text in row) for row in rows))
 
 
 def stage_table(manifests: Mapping[str, Manifest]) -> Table:

@@ -5,10 +5,10 @@ comparisons, the report and garbage collection read them. What only has the reco
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
-from luffy.config.settings import StageSettings, SweepSettings
+from luffy.config.settings import SampleSettings, StageSettings, SweepSettings
 from luffy.config.stage_kinds import Role, StageKind, ViewName, evaluate_settings
 
 
@@ -17,7 +17,8 @@ class StageNode:
     """One stage of the chain."""
 
     name: str
-    """Unique in the chain: `rl`, or `evaluate_rl` and `rl_2` where there are several of a kind."""
+    """Unique in the chain: `rl`, or `evaluate_rl` and `rl_2` where there are several of a kind; those of rounds always
+    have their number (`sample_1`, `sft_1`), so that a chain with more rounds gives them the same names."""
     stage: str
     """Its kind's name."""
     inputs: Mapping[str, str]
@@ -32,10 +33,16 @@ class StageNode:
 def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> tuple[StageNode, ...]:
     """The stages of `config`, each after the ones it reads from; with `sweep_steps` the sweep over them comes last."""
     nodes: list[StageNode] = []
-    for name, stage in _numbered(config.stages):
-        kind = STAGE_KINDS[stage]
-        assert kind.configure is not None, f"{stage} belongs to no chain"
-        nodes += _nodes(name, kind, kind.configure(config), nodes)
+    for visit in _visits(config):
+        kind = STAGE_KINDS[visit.stage]
+        assert kind.configure is not None, f"{visit.stage} belongs to no chain"
+        settings, before = kind.configure(config), tuple(nodes)
+        if isinstance(settings, SampleSettings):
+            settings = settings.model_copy(update={"round": visit.round or 1})
+        made = _nodes(visit.name, kind, settings, before)
+        if visit.stage == "sft" and visit.round and config.expert_iteration.start_from == "base":
+            made = [replace(node, inputs={**node.inputs, "model": _sampled_first(before)}) for node in made]
+        nodes += made
     if sweep_steps:
         sweep = SweepSettings(protocol=evaluate_settings(config), steps=sweep_steps)
         nodes += _nodes("sweep", STAGE_KINDS["sweep"], sweep, nodes)
@@ -58,13 +65,43 @@ def nodes_providing(role: Role, names: Iterable[str]) -> list[str]:
     return [name for name in names if (kind := kind_of(name)) is not None and role in kind.provides]
 
 
-def _numbered(stages: Sequence[str]) -> list[tuple[str, str]]:
-    """Node name and stage; a repeated stage is numbered (`sft_1`, `sft_2`)."""
-    rounds = [stages[: place + 1].count(stage) for place, stage in enumerate(stages)]
-    return [
-        (f"{stage}_{number}" if stages.count(stage) > 1 else stage, stage)
-        for stage, number in zip(stages, rounds, strict=True)
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """One stage as the chain comes by it."""
+
+    name: str
+    stage: str
+    round: int = 0
+    """Which round of sampling and SFT, from 1; 0 outside of rounds."""
+
+
+def _visits(config: ExperimentConfig) -> list[_Visit]:
+    """The stages in order, `sample` and `sft` once for each round."""
+    stages = list(config.stages)
+    if "sample" not in stages:
+        return _numbered(stages)
+    start = stages.index("sample")
+    end = stages.index("sft", start) + 1 if "sft" in stages[start:] else start + 1
+    rounds = [
+        _Visit(f"{stage}_{number}", stage, number)
+        for number in range(1, config.expert_iteration.rounds + 1)
+        for stage in stages[start:end]
     ]
+    return [*_numbered(stages[:start]), *rounds, *_numbered(stages[end:])]
+
+
+def _numbered(stages: Sequence[str]) -> list[_Visit]:
+    """A repeated stage is numbered (`sft_1`, `sft_2`)."""
+    counts = [stages[: place + 1].count(stage) for place, stage in enumerate(stages)]
+    return [
+        _Visit(f"{stage}_{number}" if stages.count(stage) > 1 else stage, stage)
+        for stage, number in zip(stages, counts, strict=True)
+    ]
+
+
+def _sampled_first(before: Sequence[StageNode]) -> str:
+    """The node of the policy that the first round samples."""
+    return next(node.inputs["model"] for node in before if node.stage == "sample")
 
 
 def _nodes(name: str, kind: StageKind, settings: StageSettings, before: Sequence[StageNode]) -> list[StageNode]:

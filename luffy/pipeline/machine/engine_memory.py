@@ -14,6 +14,7 @@ from luffy.pipeline.machine.gpu_memory import DTYPE_BYTES, FLOAT32, GIB, Compone
 RL_ENGINE = "engine GPU"
 EVALUATION = "GPU in evaluation"
 DIFFICULTY = "GPU in difficulty"
+SAMPLING = "GPU in sample"
 _EVALUATING = ("evaluate", "sweep")
 _BATCH_TOKENS = 16384
 """vLLM's default `max_num_batched_tokens` on a GPU of 70 GiB and more; 8192 on smaller ones."""
@@ -43,6 +44,10 @@ def generation_memory(
     if difficulty is not None and "difficulty" in stages:
         assert difficulty.engine is not None and difficulty.max_response_tokens is not None
         found.append((DIFFICULTY, difficulty.engine, difficulty.max_response_tokens))
+    sampled = config.sampled_traces
+    if sampled is not None and "sample" in stages:
+        assert sampled.engine is not None and sampled.max_response_tokens is not None
+        found.append((SAMPLING, sampled.engine, sampled.max_response_tokens))
     number = config.execution.vllm.engines
     return tuple(
         _vllm_memory(architecture, config, gpu_gib, name, number, longest)

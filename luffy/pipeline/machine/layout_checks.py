@@ -10,6 +10,7 @@ from luffy.pipeline.machine.engine_memory import (
     DIFFICULTY,
     EVALUATION,
     RL_ENGINE,
+    SAMPLING,
     generation_memory,
     rl_engine_memory,
 )
@@ -65,12 +66,13 @@ class Placement:
 
     @property
     def generation_gpu_gib(self) -> float | None:
-        """The same for evaluations and difficulty, which always run on this machine."""
+        """The same for stages in which a finished model answers, which always run on this machine."""
         return self._smallest(self.here_gib)
 
     @property
     def checks_generation(self) -> bool:
-        """Whether evaluations and difficulty are estimated: with `cluster: ray`, or by vLLM on known GPUs.
+        """Whether stages in which a finished model answers are estimated: with `cluster: ray`, or by vLLM on known
+        GPUs.
 
         `cluster: local` without vLLM is for small models; its training is not estimated either.
         """
@@ -85,6 +87,8 @@ class Placement:
             found.append(("evaluation", config.evaluation.engine))
         if config.measured_difficulty is not None and "difficulty" in self.stages:
             found.append(("difficulty", config.measured_difficulty.engine))
+        if config.sampled_traces is not None and "sample" in self.stages:
+            found.append(("sample", config.sampled_traces.engine))
         return found
 
     def _smallest(self, gpus_gib: tuple[float, ...] | None) -> float | None:
@@ -212,7 +216,7 @@ def _complaint(config: ExperimentConfig, gpu: GpuMemory) -> str:
 def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
     """Settings that would free memory, cheapest first."""
     execution = config.execution
-    if gpu.name in (EVALUATION, DIFFICULTY):
+    if gpu.name in (EVALUATION, DIFFICULTY, SAMPLING):
         return ["lower execution.rollout_batch_size", "generate with engine: vllm"]
     if gpu.name == "shared GPU in a rollout":
         remedies = ["lower execution.vllm.gpu_memory_utilization"]

@@ -65,7 +65,7 @@ def test_sft_examples_are_chosen_once_their_traces_are_there():
             r"data\.filters\.difficulty sorts prompts by",
         ),
         ((teachers(), SERVED, "environment={kind: guess_number}"), r"synthesize asks for single turns"),
-        (("stages=[prepare_data, base, synthesize, report]", "chain=null", "method=null"), r"synthesize: missing"),
+        (("stages=[prepare_data, base, synthesize]", "chain=null", "method=null"), r"synthesize: missing"),
     ],
 )
 def test_what_cannot_be_is_one_line(overrides, message):

@@ -33,6 +33,7 @@ def test_only_correct_answers_that_ended_by_themselves_are_kept():
     answers = [answer("w", outcome=Outcome.WRONG), answer("cut", complete=False), answer("  "), answer("right")]
     assert kept(answers, "first", 4) == ["right"]
     assert kept(answers[:3], "shortest", 4) == []
+    assert kept([answer("\\boxed{2} \ufffd")], "first", 1) == []
 
 
 def test_equal_answers_but_for_whitespace_count_once_and_the_first_stays():

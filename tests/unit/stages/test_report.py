@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from synthetic.finished_chain import HOSTILE, write_chain
 
-from luffy.config import ExperimentConfig
+from luffy.config import ExperimentConfig, load_experiment
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.expert_iteration import SampleConfig
 from luffy.config.settings import ReportSettings
-from luffy.data.pass_rates import PassRate, card_json, difficulty_card, fit_of
+from luffy.data.pass_rates import PassRate, card_json, difficulty_card, fit_of, summarise_rates
+from luffy.data.sample_card import KeptCount, sample_card, sample_card_json
 from luffy.errors import LuffyError
 from luffy.pages.report.inputs import read_chain
 from luffy.pages.report.report_page import build_page, render_html
@@ -249,3 +251,33 @@ def test_which_prompts_rl_was_given_is_shown_where_the_chain_has_chosen_them(cha
     assert stages == ["base", "difficulty", "sft"]
     without = report(chain, tmp_path / "without")
     assert not any("Difficulty" in text for text in without)
+
+
+def test_rounds_of_expert_iteration_have_their_numbers_and_what_they_sampled(chain: Chain, tmp_path: Path) -> None:
+    _, inputs = chain
+    config = load_experiment("exp_configs/smoke.yaml", ["name=arithmetic", "chain=expert_iteration"])
+    rates = [PassRate(f"p{i}", {"correct": i, "wrong": 4 - i}, num_tokens=20, num_truncated=i) for i in range(5)]
+    folders = {name: inputs[name] for name in ("data", "base", "evaluate_base")}
+    for number, trained in enumerate(("sft", "rl"), 1):
+        kept = KeptCount(prompts=3 + number, traces=1234, mean_tokens=10.5, with_logprobs=7)
+        asked = SampleConfig(num_samples=4, max_response_tokens=8, engine="transformers")
+        card = sample_card("base" if number == 1 else "sft_1", number, asked, summarise_rates(rates, 4), kept)
+        for node, source in (
+            (f"sample_{number}", None),
+            (f"sft_{number}", trained),
+            (f"evaluate_sft_{number}", trained),
+        ):
+            folders[node] = tmp_path / node
+            origin = inputs[f"evaluate_{trained}" if "evaluate" in node else source or "base"]
+            shutil.copytree(origin, folders[node])
+            manifest = finished_manifest(origin).model_copy(update={"node": node, "stage": node.partition("_")[0]})
+            write_manifest(folders[node], manifest)
+        (folders[f"sample_{number}"] / "card.json").write_text(sample_card_json(card))
+        results = folders[f"evaluate_sft_{number}"] / "results.json"
+        results.write_text(results.read_text().replace(f'"{trained}"', f'"sft_{number}"'))
+    html, markdown = report((config, folders), tmp_path / "out")
+    assert "| 1 | base | 4 a prompt | 50.0 | 4 of 5 | 1,234 | 10.5 | 50.0 |" in markdown
+    assert "| 2 | SFT 1 | 4 a prompt | 50.0 | 5 of 5 | 1,234 | 10.5 | 50.0 |" in markdown
+    assert "base → SFT 1 → SFT 2" in html and "Supervised fine-tuning 2" in html
+    stages = re.findall(r"^\| (base|s\w+_\d) \|", markdown.partition("## Provenance")[2], re.MULTILINE)
+    assert stages == ["base", "sample_1", "sft_1", "sample_2", "sft_2"]

@@ -82,3 +82,30 @@ def test_nodes_are_found_by_what_they_show_and_make():
     names = ["prepare_data", "base", "rl", "evaluate_base", "evaluate_rl", "unknown"]
     assert nodes_showing("training_curves", names) == ["base", "rl"]
     assert nodes_providing("evaluation", names) == ["evaluate_base", "evaluate_rl"]
+
+
+ROUNDS = ["prepare_data", "base", "sample_1", "sft_1", "sample_2", "sft_2"]
+
+
+@pytest.mark.parametrize(("start", "model"), [("base", "base"), ("previous", "sft_1")])
+def test_every_round_samples_the_newest_policy_and_learns_from_its_own_traces(smoke_path, start, model):
+    overrides = ["chain=expert_iteration", "expert_iteration.rounds=2", f"expert_iteration.start_from={start}"]
+    nodes = {node.name: node for node in build_graph(load_experiment(smoke_path, overrides))}
+    evaluations = [f"evaluate_{name}" for name in ("base", "sft_1", "sft_2")]
+    assert list(nodes) == [*ROUNDS, *evaluations, "report"]
+    assert nodes["sample_2"].inputs == {"data": "prepare_data", "model": "sft_1"}
+    assert nodes["sft_1"].inputs == {"data": "sample_1", "model": "base"}
+    assert nodes["sft_2"].inputs == {"data": "sample_2", "model": model}
+    assert [nodes[f"sample_{number}"].settings.round for number in (1, 2)] == [1, 2]
+    assert kind_of("sample_2") is STAGE_KINDS["sample"]
+
+
+def test_more_rounds_leave_those_before_as_they_were(smoke_path):
+    def of(rounds):
+        overrides = ["chain=expert_iteration_then_rl", f"expert_iteration.rounds={rounds}"]
+        return {node.name: node for node in build_graph(load_experiment(smoke_path, overrides))}
+
+    one, two = of(1), of(2)
+    assert all(one[name] == two[name] for name in ROUNDS[:4])
+    assert (one["rl"].inputs["model"], two["rl"].inputs["model"]) == ("sft_1", "sft_2")
+    assert two["rl"].inputs["data"] == "prepare_data"

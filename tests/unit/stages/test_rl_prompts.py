@@ -1,0 +1,76 @@
+"""Which prompts RL reads: `data.rl`, in the settings of the stage, in its identity and in what it opens."""
+
+import json
+from pathlib import Path
+
+import pytest
+from synthetic.arithmetic import problems, tiny_tokenizer
+
+from luffy.config import STAGE_KINDS, load_experiment
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.data.parquet import write_prompts
+from luffy.errors import ConfigError, DataError
+from luffy.pipeline.chain.identity import identifying
+from luffy.pipeline.machine.events import EventWriter
+from luffy.stages.program import StageContext
+from luffy.stages.rl import run
+
+SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+APART = "chain=sft_then_rl_apart"
+
+
+def settings_of(stage: str, *overrides: str):
+    return STAGE_KINDS[stage].configure(load_experiment(SMOKE, ["rl.prompts_per_step=8", *overrides]))
+
+
+def rl_on(folder: Path, complement: int, *overrides: str) -> None:
+    """Start RL on 6 training prompts and a complement of that many."""
+    for name, count in (("train", 6), ("rl_complement", complement)):
+        write_prompts(folder / f"{name}.parquet", problems(count))
+    tiny_tokenizer().save_pretrained(folder / "model")
+    (folder / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 128}))
+    context = StageContext(
+        folder,
+        {"data": folder, "model": folder},
+        "key",
+        "rl",
+        ExecutionConfig(),
+        TrackingConfig(),
+        EventWriter(folder / "events.jsonl"),
+    )
+    run(settings_of("rl", *overrides), context)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complement", "line"),
+    [
+        (["chain=sft_then_rl"], 2, "only 6 training prompts are left"),
+        ([APART], 2, "only 2 prompts of the complement are left"),
+        ([APART], 0, r"data\.rl: the complement is empty, .* lower data\.sft\.unique_train_examples"),
+    ],
+)
+def test_rl_reads_the_prompts_that_data_rl_names(
+    tmp_path: Path, overrides: list[str], complement: int, line: str
+) -> None:
+    with pytest.raises(DataError, match=line):
+        rl_on(tmp_path, complement, *overrides)
+
+
+def test_the_prompts_are_part_of_rls_identity_and_of_no_other() -> None:
+    for stage in ("prepare_data", "sft"):
+        assert identifying(settings_of(stage, APART)) == identifying(settings_of(stage, "chain=sft_then_rl"))
+    apart, together = (identifying(settings_of("rl", chain)) for chain in (APART, "chain=sft_then_rl"))
+    assert apart == {**together, "prompts": "complement"} and "prompts" not in together
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["method=luffy"], "data.rl: complement has prompts without traces, from which the method learns"),
+        (["method=relift"], "data.rl: complement has prompts without traces"),
+        (["difficulty={}"], "data.rl: complement are prompts of which the stage difficulty measures none"),
+    ],
+)
+def test_what_needs_traces_or_pass_rates_is_refused_at_load_time(overrides: list[str], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        load_experiment(SMOKE, [APART, *overrides])
