@@ -258,8 +258,8 @@ def test_what_teachers_answered_is_in_the_report(chain: Chain, tmp_path: Path) -
     config, inputs = chain
     teacher = TeacherCard(
         model="org/big", decoding="temperature 1, top_p 1", max_response_tokens=64, prompts=12, questions=20,
-        answers=18, correct=9, solved=7, outcomes={"correct": 9, "failed": 2, "wrong": 9}, rejected={}, traces=6, with_logprobs=0,
-        prompt_tokens=1000, num_tokens=2000, cost=1.25, not_asked=4,
+        answers=18, correct=9, solved=7, outcomes={"correct": 9, "failed": 2, "wrong": 9},
+        rejected={}, traces=6, with_logprobs=0, prompt_tokens=1000, num_tokens=2000, cost=1.25, not_asked=4,
     )  # fmt: skip
     card = SynthesisCard(
         prompts=12, asked_about=12, given=6, without=("p1",), never_asked=(), train_rows=12, sft_rows=6,
