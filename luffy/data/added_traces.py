@@ -8,7 +8,8 @@ with a new one, and stays among the complement without. SFT's rows are chosen as
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,10 @@ class WrittenData:
     files: tuple[str, ...]
     train_rows: int
     sft_rows: int
+    traces: Mapping[str, int]
+    """Traces that were added, by author; a text that the prompt had before is not."""
+    with_logprobs: Mapping[str, int]
+    """Those of them with log-probabilities, by author."""
 
 
 def prompts_without_their_traces(folder: Path) -> Iterator[Prompt]:
@@ -47,12 +52,24 @@ def add_traces(
     DataError where SFT asks for more examples than there are.
     """
 
-    def rows() -> Iterator[Prompt]:
+    traces, with_logprobs = Counter[str](), Counter[str]()
+
+    def extended() -> Iterator[tuple[Prompt, tuple[Trace, ...]]]:
         late = (prompt for prompt in prompts_without_their_traces(folder) if added(prompt.uid))
         for prompt in itertools.chain(iterate_prompts(folder / TRAIN), late):
-            yield _with_traces(prompt, added(prompt.uid))
+            fresh = _new_to(prompt, added(prompt.uid))
+            yield dataclasses.replace(prompt, traces=(*prompt.traces, *fresh)), fresh
 
-    train_rows = write_prompts(out / TRAIN, rows())
+    def rows() -> Iterator[Prompt]:
+        return (prompt for prompt, _ in extended())
+
+    def counted() -> Iterator[Prompt]:
+        for prompt, fresh in extended():
+            traces.update(trace.author for trace in fresh)
+            with_logprobs.update(trace.author for trace in fresh if trace.logprobs is not None)
+            yield prompt
+
+    train_rows = write_prompts(out / TRAIN, counted())
     chosen = _chosen_for_sft(rows, data, seed)
     sft = (_for_sft(prompt, data) for prompt in rows() if prompt.uid in chosen)
     sft_rows = write_prompts(out / SFT, sft)
@@ -67,13 +84,12 @@ def add_traces(
     if data.luffy_parquet:
         write_luffy(out / _LUFFY, out / TRAIN)
         files.append(_LUFFY)
-    return WrittenData(tuple(files), train_rows, sft_rows)
+    return WrittenData(tuple(files), train_rows, sft_rows, traces, with_logprobs)
 
 
-def _with_traces(prompt: Prompt, added: Sequence[Trace]) -> Prompt:
+def _new_to(prompt: Prompt, added: Sequence[Trace]) -> tuple[Trace, ...]:
     known = {trace.text for trace in prompt.traces}
-    fresh = tuple(trace for trace in added if trace.text not in known)
-    return dataclasses.replace(prompt, traces=(*prompt.traces, *fresh)) if fresh else prompt
+    return tuple(trace for trace in added if trace.text not in known)
 
 
 def _chosen_for_sft(rows: Callable[[], Iterator[Prompt]], data: DataConfig, seed: int) -> set[str]:

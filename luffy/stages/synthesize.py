@@ -15,8 +15,8 @@ workspace that asks for the same ones. They outlive changes of the training data
 """
 
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,11 +65,11 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
         )
     with _opened_work(settings, context) as work:
         turns = _ask_all(prompts, work)
-    taught = [prompt.uid for prompt in prompts if any(turn.usable(prompt.uid) for turn in turns)]
-    traces = _KeptTraces(turns, work, frozenset(taught))
+    taught = frozenset(prompt.uid for prompt in prompts if any(turn.usable(prompt.uid) for turn in turns))
+    traces = _KeptTraces(turns, work, taught)
     written = add_traces(out, data, traces.of, settings.data, settings.seed)
     copy_tokenizer(data / "tokenizer", out / "tokenizer")
-    card = _card(prompts, turns, traces, written, work)
+    card = _card(prompts, turns, taught, written, work)
     write_synthesis_card(out, card)
     for log in work.logs.values():
         if log.num_adopted:
@@ -205,19 +205,16 @@ class _KeptTraces:
 
 
 def _card(
-    prompts: Sequence[Prompt], turns: Sequence[TeacherTurn], traces: _KeptTraces, written: WrittenData, work: _Work
+    prompts: Sequence[Prompt], turns: Sequence[TeacherTurn], taught: AbstractSet[str], written: WrittenData, work: _Work
 ) -> SynthesisCard:
+    """The card of the stage; `taught` are the uids of the prompts that have a new trace."""
     config, data = work.settings.synthesize, work.context.inputs["data"]
     asked = {uid for turn in turns for uid in turn.verdicts}
-    in_vain = asked - traces.taught
-    kept, with_logprobs = Counter[str](), Counter[str]()
-    for trace in (trace for uid in sorted(traces.taught) for trace in traces.of(uid)):
-        kept[trace.author] += 1
-        with_logprobs[trace.author] += trace.logprobs is not None
+    in_vain = asked - taught
     return SynthesisCard(
         prompts=sum(1 for _ in _all_prompts(data, work.settings.data)),
         asked_about=len(prompts),
-        given=len(traces.taught),
+        given=len(taught),
         without=tuple(prompt.uid for prompt in prompts if prompt.uid in in_vain),
         never_asked=tuple(prompt.uid for prompt in prompts if prompt.uid not in asked),
         train_rows=written.train_rows,
@@ -225,7 +222,12 @@ def _card(
         max_tokens=config.budget.max_tokens if config.budget else None,
         max_cost=config.budget.max_cost if config.budget else None,
         teachers={
-            turn.name: teacher_card(turn, config.teachers[turn.name], kept[turn.name], with_logprobs[turn.name])
+            turn.name: teacher_card(
+                turn,
+                config.teachers[turn.name],
+                written.traces.get(turn.name, 0),
+                written.with_logprobs.get(turn.name, 0),
+            )
             for turn in turns
         },
     )

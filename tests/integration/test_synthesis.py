@@ -16,15 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from patience import PATIENCE_S, wait_until
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion
 from toy_run import Recorder
+from transformers import AutoModelForCausalLM
 
 from luffy.cli.main import main
 from luffy.config import load_experiment
 from luffy.config.data import FileSource
 from luffy.data.parquet import read_prompts
 from luffy.data.sources import open_source
+from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
 from luffy.pipeline.chain.job import write_job
 from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
@@ -163,11 +166,22 @@ def test_a_model_folder_teaches_through_the_embedded_engine(workspace: Path) -> 
     run.execute("synthesize", Recorder())
     directory = experiment.plan_node("synthesize").directory
     card = json.loads((directory / "card.json").read_text())["teachers"]["base"]
-    traces = [t for p in read_prompts(directory / "train.parquet") for t in p.traces if t.author == "base"]
+    prompts = read_prompts(directory / "train.parquet")
+    traces = [t for p in prompts for t in p.traces if t.author == "base"]
     assert card["questions"] == 12 * 8
-    assert 0 < card["with_logprobs"] == card["traces"] == len(traces)
-    assert all(len(trace.logprobs) == trace.num_tokens and trace.verified for trace in traces)
-    assert {trace.model for trace in traces} == {str(base)}
+    assert card["traces"] == len(traces)
+    assert {(trace.model, trace.verified) for trace in traces} == {(str(base), True)}
+    # The others were sampled as other tokens than those of their text.
+    scored = [(p, t) for p in prompts for t in p.traces if t.author == "base" and t.logprobs is not None]
+    assert 0 < card["with_logprobs"] == len(scored) <= len(traces)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), load_tokenizer(base)
+    for prompt, trace in scored:
+        asked, (written,) = render_prompts(tokenizer, [prompt.messages])[0], encode_traces(tokenizer, [trace.text])
+        with torch.no_grad():
+            logp_TV = torch.log_softmax(model(torch.tensor([[*asked, *written]])).logits[0], dim=-1)
+        expected = [logp_TV[len(asked) - 1 + place, token].item() for place, token in enumerate(written)]
+        assert trace.logprobs == pytest.approx(expected, abs=1e-4)
+        assert trace.num_tokens == len(written)
 
 
 @contextmanager
