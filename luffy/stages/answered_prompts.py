@@ -6,14 +6,13 @@
 
 The seed of a response depends on (seed, suite, decoding, uid, sample) alone. Finished batches of prompts are saved in
 shards/: a killed stage continues with the next batch, and a stage that differs only in what it makes of the responses
-reuses all of them. A shard is `000003.json` (pass rates) and, where answers are kept, `000003.parquet`, written first.
+reuses all of them (`luffy.stages.answer_shards`).
 """
 
 import dataclasses
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +22,7 @@ from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import DType
 from luffy.data.kept_answers import GradedAnswer
-from luffy.data.parquet import iterate_prompts, write_prompts
+from luffy.data.parquet import iterate_prompts
 from luffy.data.pass_rates import PassRate
 from luffy.data.templates import encode_traces, load_tokenizer, prompt_lengths
 from luffy.errors import DataError
@@ -31,15 +30,13 @@ from luffy.evaluation.evaluator import Evaluator
 from luffy.evaluation.model_clients import TokenModelClient
 from luffy.evaluation.requests import Suite
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.files import link_or_copy, write_atomic
 from luffy.grading import JUDGE_CACHE, GraderPool
-from luffy.pipeline.chain.identity import Identity, IdentityRecord, read_identity
-from luffy.pipeline.chain.manifest import read_manifest
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.vllm_limits import context_length, read_shape
+from luffy.stages.answer_shards import AnswerShards, stages_sampled_alike
 from luffy.stages.program import StageContext
 from luffy.stages.responses import ResponseProgress, open_generator
-from luffy.types import FinishReason, Outcome, Prompt
+from luffy.types import FinishReason, Outcome, Prompt, Trace
 
 _SHARDS = "shards"
 _AUTHOR = "policy"
@@ -76,7 +73,7 @@ class AnsweredPrompts:
     prompts: Sequence[Prompt]
     """Without the traces of `train.parquet`, in its order."""
     rates: Sequence[PassRate]
-    shards: Path
+    shards: AnswerShards
     resumed_from: int
     """Responses that were there before."""
 
@@ -85,22 +82,22 @@ class AnsweredPrompts:
 
         Only of a plan that keeps answers.
         """
-        for path in _shards(self.shards):
-            yield from iterate_prompts(_answers_file(path))
+        return self.shards.solved()
 
 
 def answer_prompts(plan: AnswerPlan, context: StageContext) -> AnsweredPrompts:
     """Sample and grade what is left of the responses to all training prompts; DataError where prompts do not fit."""
     prompts = list(_prompts(context.inputs["data"] / TRAIN_FILE))
-    shards = context.out / _SHARDS
-    shards.mkdir(exist_ok=True)
-    _adopt_shards(plan, context)
-    known = dict(_finished(shards))
+    shards = AnswerShards(context.out / _SHARDS)
+    shards.folder.mkdir(exist_ok=True)
+    _adopt(shards, plan, context)
+    known = dict(shards.finished())
     done = plan.num_samples * len(known)
     if len(known) < len(prompts):
         progress = ResponseProgress(context, plan.num_samples * len(prompts), done)
-        _measure(plan, prompts, known, context, progress)
-        known = dict(_finished(shards))
+        waiting = [prompt for prompt in prompts if prompt.uid not in known]
+        _answer(plan, waiting, shards, context, progress)
+        known = dict(shards.finished())
     return AnsweredPrompts(prompts, [known[prompt.uid] for prompt in prompts], shards, done)
 
 
@@ -132,55 +129,31 @@ def _prompts(path: Path) -> Iterator[Prompt]:
         yield dataclasses.replace(prompt, traces=())
 
 
-def _adopt_shards(plan: AnswerPlan, context: StageContext) -> None:
+def _adopt(shards: AnswerShards, plan: AnswerPlan, context: StageContext) -> None:
     """Reuse the responses of a stage that differs in nothing they depend on, unless this one has sampled some."""
-    own, shards = read_identity(context.out), context.out / _SHARDS
-    if own is None or any(shards.iterdir()):
+    if any(shards.folder.iterdir()):
         return
-    others = [path for path in sorted(context.out.parent.iterdir()) if path != context.out]
-    wanted = _sampling(own, plan)
-    alike = [path for path in others if _sampling(read_identity(path), plan) == wanted and not _by_edited_code(path)]
-    found = max(([*_shards(path / _SHARDS)] for path in alike), key=len, default=[])
-    # In order, so that a kill in between leaves a prefix of the sequence.
-    for path in found:
-        for file in filter(Path.is_file, (_answers_file(path), path)):
-            link_or_copy(str(file), str(shards / file.name))
-    if found:
-        context.events.message(f"reuses the responses sampled for {plan.free_words} in {found[0].parents[1].name}")
+    alike = stages_sampled_alike(context.out, plan.section, plan.free_settings)
+    found = shards.adopt_from([AnswerShards(directory / _SHARDS) for directory in alike])
+    if found is not None:
+        context.events.message(f"reuses the responses sampled for {plan.free_words} in {found.parent.name}")
 
 
-def _by_edited_code(directory: Path) -> bool:
-    """Whether code was edited between planning and running the stage in this directory."""
-    manifest = read_manifest(directory)
-    return manifest is not None and bool(manifest.code_changed)
-
-
-def _sampling(record: IdentityRecord | None, plan: AnswerPlan) -> tuple[Identity, Mapping[str, str]] | None:
-    """Everything that the responses depend on; None without a readable record."""
-    section = record.identity.settings.get(plan.section) if record is not None else None
-    if record is None or not isinstance(section, dict):
-        return None
-    sampling = {name: value for name, value in section.items() if name not in plan.free_settings}
-    settings = {**record.identity.settings, plan.section: sampling}
-    return dataclasses.replace(record.identity, settings=settings), record.consumed
-
-
-def _measure(
+def _answer(
     plan: AnswerPlan,
-    prompts: Sequence[Prompt],
-    known: Mapping[str, PassRate],
+    waiting: Sequence[Prompt],
+    shards: AnswerShards,
     context: StageContext,
     progress: ResponseProgress,
 ) -> None:
-    """Sample and grade the remaining prompts, and write them to shards."""
+    """Sample and grade the responses to the prompts that have none, and write them to shards."""
     model = context.inputs["model"] / "model"
     tokenizer = load_tokenizer(model)
-    lengths = prompt_lengths(tokenizer, [prompt.messages for prompt in prompts])
+    lengths = prompt_lengths(tokenizer, [prompt.messages for prompt in waiting])
     longest = _longest(lengths, model, plan)
     # Sorted by length to reduce padding. After a kill, the rest of the same sequence is left, so that the batches are
     # the same as without it.
-    order = sorted(range(len(prompts)), key=lambda index: (lengths[index], index))
-    waiting = [prompts[index] for index in order if prompts[index].uid not in known]
+    order = sorted(range(len(waiting)), key=lambda index: (lengths[index], index))
     generator = open_generator(plan.engine, model, plan.dtype, longest, context)
     memory = _RememberingEngine(generator.engine) if plan.keeps_answers else None
     try:
@@ -196,14 +169,13 @@ def _measure(
                 second_grade=False,
             )
             at_once = max(generator.batch_size // plan.num_samples, 1)
-            batches = [waiting[start : start + at_once] for start in range(0, len(waiting), at_once)]
+            batches = [
+                [waiting[index] for index in order[start : start + at_once]] for start in range(0, len(order), at_once)
+            ]
             graded = evaluator.evaluate(((Suite(plan.suite, batch), plan.decoding) for batch in batches), progress.add)
-            first = _next_number(context.out / _SHARDS)
-            for number, (batch, records) in enumerate(zip(batches, graded, strict=True), first):
-                path = context.out / _SHARDS / f"{number:06d}.json"
-                if memory is not None:
-                    _write_answers(_answers_file(path), batch, _answers(plan, records, memory, tokenizer, model))
-                _write_rates(path, records)
+            for batch, records in zip(batches, graded, strict=True):
+                solved = None if memory is None else _solved(plan, batch, records, memory, tokenizer, model)
+                shards.append(_pass_rates(records), solved)
     finally:
         generator.engine.close()
 
@@ -228,17 +200,18 @@ def _longest(lengths: Sequence[int], model: Path, plan: AnswerPlan) -> int:
     return longest
 
 
-def _answers(
+def _solved(
     plan: AnswerPlan,
+    batch: Sequence[Prompt],
     records: Sequence[SampleRecord],
     memory: _RememberingEngine,
     tokenizer: PreTrainedTokenizerBase,
     model: Path,
-) -> dict[str, list[GradedAnswer]]:
-    """The correct and complete answers by prompt, in the order of sampling."""
-    completions = [memory.take(record.seed) for record in records]
-    found: dict[str, list[GradedAnswer]] = {}
-    for record, completion in zip(records, completions, strict=True):
+) -> list[Prompt]:
+    """The prompts with a correct and complete answer, which are their traces in the order of sampling."""
+    traces: dict[str, list[Trace]] = {}
+    for record in records:
+        completion = memory.take(record.seed)
         answer = GradedAnswer(
             record.response,
             record.num_tokens,
@@ -250,8 +223,8 @@ def _answers(
         )
         if answer.may_be_kept:
             known = _logprobs(answer.text, completion, tokenizer)
-            found.setdefault(record.uid, []).append(dataclasses.replace(answer, logprobs=known))
-    return found
+            traces.setdefault(record.uid, []).append(dataclasses.replace(answer, logprobs=known).trace())
+    return [dataclasses.replace(prompt, traces=tuple(traces[prompt.uid])) for prompt in batch if prompt.uid in traces]
 
 
 def _logprobs(text: str, completion: Completion, tokenizer: PreTrainedTokenizerBase) -> tuple[float, ...] | None:
@@ -261,23 +234,11 @@ def _logprobs(text: str, completion: Completion, tokenizer: PreTrainedTokenizerB
     return tuple(min(value, 0.0) for value in completion.logprobs)  # rounding may leave 1e-9 above
 
 
-def _write_answers(path: Path, batch: Sequence[Prompt], answers: Mapping[str, Sequence[GradedAnswer]]) -> None:
-    solved = (prompt for prompt in batch if prompt.uid in answers)
-    write_prompts(
-        path,
-        (
-            dataclasses.replace(prompt, traces=tuple(answer.trace() for answer in answers[prompt.uid]))
-            for prompt in solved
-        ),
-    )
-
-
-def _write_rates(path: Path, records: Sequence[SampleRecord]) -> None:
-    """Write the pass rates of a batch to disk, so that a kill cannot lose them."""
+def _pass_rates(records: Sequence[SampleRecord]) -> list[PassRate]:
     by_prompt: dict[str, list[SampleRecord]] = {}
     for record in records:
         by_prompt.setdefault(record.uid, []).append(record)
-    write_atomic(path, json.dumps([asdict(_pass_rate(uid, group)) for uid, group in by_prompt.items()]))
+    return [_pass_rate(uid, group) for uid, group in by_prompt.items()]
 
 
 def _pass_rate(uid: str, records: Sequence[SampleRecord]) -> PassRate:
@@ -287,21 +248,3 @@ def _pass_rate(uid: str, records: Sequence[SampleRecord]) -> PassRate:
         num_tokens=sum(record.num_tokens for record in records),
         num_truncated=sum(record.finish_reason != FinishReason.STOP for record in records),
     )
-
-
-def _finished(shards: Path) -> Iterator[tuple[str, PassRate]]:
-    for path in _shards(shards):
-        for fields in json.loads(path.read_text(encoding="utf-8")):
-            yield fields["uid"], PassRate(**fields)
-
-
-def _shards(folder: Path) -> list[Path]:
-    return sorted(folder.glob("??????.json"))
-
-
-def _answers_file(shard: Path) -> Path:
-    return shard.with_suffix(".parquet")
-
-
-def _next_number(shards: Path) -> int:
-    return max((int(path.stem) + 1 for path in _shards(shards)), default=0)

@@ -1,0 +1,96 @@
+"""The finished batches of a stage that answers training prompts, as files.
+
+    shards = AnswerShards(out / "shards")
+    shards.append(rates, answers)            # after every batch
+    known = dict(shards.finished())          # after a restart
+
+A shard is `000003.json` (pass rates) and, where answers are kept, `000003.parquet` (prompts with every correct and
+complete answer as a trace). The latter is written first, and counts only beside the former.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from luffy.data.parquet import iterate_prompts, write_prompts
+from luffy.data.pass_rates import PassRate
+from luffy.files import link_or_copy, write_atomic
+from luffy.pipeline.chain.identity import Identity, IdentityRecord, read_identity
+from luffy.pipeline.chain.manifest import read_manifest
+from luffy.types import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShards:
+    """The shards in one folder."""
+
+    folder: Path
+
+    def finished(self) -> Iterator[tuple[str, PassRate]]:
+        """The pass rates by uid."""
+        for path in self._paths():
+            for fields in json.loads(path.read_text(encoding="utf-8")):
+                yield fields["uid"], PassRate(**fields)
+
+    def solved(self) -> Iterator[Prompt]:
+        """Prompts with their answers, in the order in which they were answered; only where answers were kept."""
+        for path in self._paths():
+            yield from iterate_prompts(_answers_file(path))
+
+    def append(self, rates: Sequence[PassRate], solved: Sequence[Prompt] | None) -> None:
+        """Write a batch to disk, so that a kill cannot lose it; `solved` is None where no answers are kept."""
+        number = max((int(path.stem) + 1 for path in self._paths()), default=0)
+        path = self.folder / f"{number:06d}.json"
+        if solved is not None:
+            write_prompts(_answers_file(path), solved)
+        write_atomic(path, json.dumps([asdict(rate) for rate in rates]))
+
+    def adopt_from(self, others: Sequence["AnswerShards"]) -> Path | None:
+        """Reuse the most shards that one of `others` has; returns its folder, None where there are none."""
+        found = max(([*other._paths()] for other in others), key=len, default=[])
+        # In order, so that a kill in between leaves a prefix of the sequence.
+        for path in found:
+            for file in filter(Path.is_file, (_answers_file(path), path)):
+                link_or_copy(str(file), str(self.folder / file.name))
+        return found[0].parent if found else None
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("??????.json"))
+
+
+def stages_sampled_alike(directory: Path, section: str, free: Sequence[str]) -> list[Path]:
+    """Directories of other stages whose responses would be those of the stage in `directory`.
+
+    They differ at most in the fields `free` of their settings' `section`. Empty for a stage without a record.
+    """
+    own = _sampling(read_identity(directory), section, free)
+    if own is None:
+        return []
+    others = [path for path in sorted(directory.parent.iterdir()) if path != directory]
+    return [
+        path for path in others if _sampling(read_identity(path), section, free) == own and not _by_edited_code(path)
+    ]
+
+
+def _answers_file(shard: Path) -> Path:
+    return shard.with_suffix(".parquet")
+
+
+def _sampling(
+    record: IdentityRecord | None, section: str, free: Sequence[str]
+) -> tuple[Identity, Mapping[str, str]] | None:
+    """Everything that the responses depend on; None without a readable record."""
+    values = record.identity.settings.get(section) if record is not None else None
+    if record is None or not isinstance(values, dict):
+        return None
+    sampling = {name: value for name, value in values.items() if name not in free}
+    settings = {**record.identity.settings, section: sampling}
+    return dataclasses.replace(record.identity, settings=settings), record.consumed
+
+
+def _by_edited_code(directory: Path) -> bool:
+    """Whether code was edited between planning and running the stage in this directory."""
+    manifest = read_manifest(directory)
+    return manifest is not None and bool(manifest.code_changed)
