@@ -46,6 +46,7 @@ CHANGES = [
     "chain=sft",
     f"data.train={{{REVERSING}, num_prompts: 12}}",
     f"data.corpus={{{REVERSING}, num_prompts: 512, unique: false, stepwise_share: 0.0}}",
+    "model.architecture={hidden_size: 64, num_heads: 2}",  # vLLM needs heads of 32 on a CPU
     "base.steps=150",
     "sft={num_traces: 12, batch_size: 4, epochs: 1}",
     "execution={rollout_batch_size: 8, num_threads: 1, retries: 0}",
