@@ -39,7 +39,7 @@ class VLLMConfig(StrictModel):
     """How vLLM engines are laid out on their devices."""
 
     engines: PositiveInt = 1
-    """Engines that answer the prompts of `evaluate`, `difficulty` and `sweep` at the same time, each on
+    """Engines that answer the prompts of `evaluate`, `difficulty`, `sample` and `sweep` at the same time, each on
     `tensor_parallel_size` GPUs of this machine. RL has its own number of engines, `ray.engines`."""
     tensor_parallel_size: PositiveInt = 1
     """GPUs per engine; must divide the model's number of attention heads."""

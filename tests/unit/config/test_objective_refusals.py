@@ -439,7 +439,10 @@ def test_several_engines_need_someone_who_uses_them() -> None:
     ("overrides", "fragment"),
     [
         (["rl.engine=openai"], "execution.server.urls: missing; rl.engine: openai needs at least one server"),
-        (["execution.server.urls=[http://a:8000]"], "has no effect without evaluation.engine, difficulty.engine or rl"),
+        (
+            ["execution.server.urls=[http://a:8000]"],
+            "has no effect without evaluation.engine, difficulty.engine, sample.engine or rl",
+        ),
         (["rl.engine=openai", "execution.server.urls=[a:8000]"], "execution.server.urls"),
         (["rl.engine=openai", "execution.server.urls=[http://a:1, http://a:1/v1]"], "give each server once"),
     ],
