@@ -2,6 +2,7 @@
 
     prepare_data    verified prompts with traces, the evaluation suites, the tokenizer
     base            the starting policy
+    synthesize      the training data with traces that teachers wrote
     difficulty      the prompts that this policy (or that of SFT) solves neither too rarely nor too often
     sample          this policy's own answers to the training prompts; the correct ones become traces
     sft             supervised fine-tuning on traces

@@ -123,10 +123,10 @@ class HTTPClient:
         )
 
     @classmethod
-    def to_server(cls, url: str, config: ServerConfig) -> "HTTPClient":
-        """A client for one of `execution.server.urls`."""
+    def to_server(cls, url: str, config: ServerConfig, setting: str = "execution.server") -> "HTTPClient":
+        """A client for one of the `urls` of a section, which errors call `setting`."""
         limits = RequestLimits(config.connect_timeout_s, config.request_timeout_s, max_retries=config.max_retries)
-        return cls(url, api_key_of(config.api_key_variable, "execution.server.api_key_variable"), limits)
+        return cls(url, api_key_of(config.api_key_variable, f"{setting}.api_key_variable"), limits)
 
     async def ask(self, path: str, body: Mapping[str, object] | None = None) -> Answer:
         """The answer to one POST of `body` (GET without one), whatever its status; NoAnswer without one."""
@@ -258,6 +258,18 @@ def api_key_of(variable: str, setting: str) -> str | None:
             "blank, a line break or a letter that no key has"
         )
     return api_key
+
+
+def missing_key(server: ServerConfig, setting: str) -> str | None:
+    """One line about the variable that should hold the API key and is not set; None where it is, or need not be.
+
+    The default variable may be missing: servers of one's own need no key. ConfigError for what is no key.
+    """
+    variable = server.api_key_variable
+    is_default = variable == ServerConfig.model_fields["api_key_variable"].default
+    if is_default or api_key_of(variable, f"{setting}.api_key_variable") is not None:
+        return None
+    return f"{setting}.api_key_variable: the environment variable {variable} is not set; export it"
 
 
 def retry_delay_s(attempt: int, retry_after: str | None = None) -> float:

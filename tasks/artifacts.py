@@ -144,6 +144,11 @@ def difficulty_card(plan: StagePlan) -> Artifact | None:
     return _file(plan.directory / "card.md", "", "Pass rates of the training prompts")
 
 
+def synthesis_card(plan: StagePlan) -> Artifact | None:
+    """What each teacher was asked, what it answered and what that cost."""
+    return _file(plan.directory / "card.md", "", "Traces made by teachers")
+
+
 def sample_card(plan: StagePlan) -> Artifact | None:
     """The policy's pass rates on the training prompts, and the traces that were kept of its answers."""
     return _file(plan.directory / "card.md", "", "Sampled traces")
@@ -170,6 +175,7 @@ _VIEWS: Mapping[ViewName, View] = {
     "metrics": View("metrics", 10.0, newest_metrics),
     "report_page": View("page", 60.0, report_page),
     "rollout_samples": View("samples", 20.0, rollout_samples),
+    "synthesis_card": View("card", 60.0, synthesis_card),
     "sample_card": View("card", 60.0, sample_card),
     "training_curves": View("curves", 15.0, training_curves),
 }

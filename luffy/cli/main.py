@@ -17,6 +17,7 @@ from luffy.cli.commands.eval import eval  # noqa: A004 - the command's name
 from luffy.cli.commands.evaluate import evaluate
 from luffy.cli.commands.explain import explain
 from luffy.cli.commands.export import export
+from luffy.cli.commands.export_traces import export_traces
 from luffy.cli.commands.gc import gc
 from luffy.cli.commands.grid import grid
 from luffy.cli.commands.leaderboard import leaderboard
@@ -35,7 +36,7 @@ from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyE
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
     "Experiments": (run, plan, bench, explain, config, prepare, evaluate, eval, compare, grid, serve),
-    "Results": (runs, show, watch, diff, leaderboard, rescore, export, gc),
+    "Results": (runs, show, watch, diff, leaderboard, rescore, export, export_traces, gc),
 }
 _TAKE_FIELDS = (run, plan, bench, explain, config, prepare, evaluate)
 _EPILOG = """\

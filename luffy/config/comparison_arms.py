@@ -15,7 +15,7 @@ from luffy.errors import ConfigError
 
 _BUDGETED = ("rl.steps", "sft.steps", "sft.epochs")
 _SEEDED = ("seed", "sft.seed", "rl.seed")
-_SHARED = ("data", "model", "base", "evaluation", "grading", "difficulty")
+_SHARED = ("data", "model", "base", "evaluation", "grading", "synthesize", "difficulty")
 _NAMED = ("name", "chain", "method", "stages")
 _REASONS = {
     "budget": "it would be another budget; set that of the comparison",

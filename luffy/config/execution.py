@@ -153,6 +153,9 @@ class ExecutionConfig(StrictModel):
     vllm: VLLMConfig = VLLMConfig()
     ray: RayConfig = RayConfig()
     server: ServerConfig = ServerConfig()
+    teachers: dict[str, ServerConfig] = Field(default_factory=dict)
+    """Where the teachers of `synthesize` that have an endpoint are served, by the teacher's name. A variable given as
+    `api_key_variable` must be set."""
     gpus: NonNegativeInt | None = None
     """GPUs of this machine that a training or generating stage takes exclusively, after waiting for busy ones; None: as
     many as it can use. 0: it uses all visible GPUs and may share them."""

@@ -17,6 +17,7 @@ from luffy.config.model import ModelConfig
 from luffy.config.objective import DynamicSampling, ObjectiveConfig
 from luffy.config.stage_names import StageName
 from luffy.config.strict import StrictModel
+from luffy.config.synthesis import SynthesizeConfig
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 from luffy.config.validation import ValidationConfig
 
@@ -32,8 +33,11 @@ class ExperimentConfig(StrictModel):
     """The file in `exp_configs/methods/` that set `objective`; None: the experiment itself."""
     difficulty: DifficultyConfig | None = None
     """Selects RL's prompts by a policy's pass rates; None: RL uses all of them."""
+    synthesize: SynthesizeConfig | None = None
+    """Teachers that answer training prompts; None: traces come from `data.train` alone."""
     stages: tuple[StageName, ...]
-    """The stages of the chain, in order. The section `difficulty` adds the stage of that name in its place."""
+    """The stages of the chain, in order. The sections `difficulty` and `synthesize` add the stages of these names in
+    their places."""
     cluster: Literal["local", "ray"] = "local"
     """Where RL runs: `local` in one process, which trains and generates in turn; `ray` with DeepSpeed ranks and vLLM
     engines as Ray actors, on one machine or many."""
@@ -92,6 +96,17 @@ class ExperimentConfig(StrictModel):
         added = stages if "difficulty" in stages else place_difficulty((*stages, "difficulty"), "base")
         return place_difficulty(added, difficulty.policy)
 
+    # Reads `synthesize`, so that field is declared before `stages`, too.
+    @field_validator("stages", mode="after")
+    @classmethod
+    def _synthesis_by_its_section(cls, stages: tuple[StageName, ...], info: ValidationInfo) -> tuple[StageName, ...]:
+        if info.data.get("synthesize") is None or "synthesize" in stages or not {"sft", "rl"} & {*stages}:
+            return stages
+        if "base" not in stages:
+            return stages  # refused with the chain
+        place = stages.index("base") + 1
+        return (*stages[:place], "synthesize", *stages[place:])
+
     @model_validator(mode="after")
     def _chain_makes_sense(self) -> "ExperimentConfig":
         from luffy.config.chain_rules import check_chain  # late: it needs this class
@@ -105,6 +120,34 @@ class ExperimentConfig(StrictModel):
             raise ValueError("stages: difficulty has no effect without rl, the only stage that reads its prompts")
         if self.measured_policy == "sft" and "sft" not in self.stages:
             raise ValueError("difficulty.policy: sft needs the stage sft in the chain; use base")
+        return self
+
+    @model_validator(mode="after")
+    def _teachers_are_reached(self) -> "ExperimentConfig":
+        served = self.synthesize.served if self.synthesize is not None else ()
+        unknown = [name for name in self.execution.teachers if name not in served]
+        if unknown:
+            known = ", ".join(served) or "none"
+            raise ValueError(
+                f"execution.teachers: {unknown[0]} is no teacher with an endpoint in synthesize.teachers; there are: "
+                f"{known}"
+            )
+        for name in served:
+            if name not in self.execution.teachers or not self.execution.teachers[name].urls:
+                raise ValueError(f"execution.teachers.{name}.urls: missing; say where the teacher {name} is served")
+        return self
+
+    @model_validator(mode="after")
+    def _synthesis_has_its_prompts(self) -> "ExperimentConfig":
+        if self.synthesize is None or "synthesize" not in self.stages:
+            return self
+        if self.environment is not None:
+            raise ValueError("environment: the stage synthesize asks for single turns; remove one of the two sections")
+        if self.data.filters.difficulty is not None:
+            raise ValueError(
+                "data.filters.difficulty sorts prompts by the traces that they come with, and synthesize adds others; "
+                "remove one"
+            )
         return self
 
     @model_validator(mode="after")

@@ -18,6 +18,7 @@ from luffy.config.grading import GradingConfig
 from luffy.config.model import DType, LoRAConfig, ModelConfig
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.strict import StrictModel, is_for_identity, is_none, without_unused
+from luffy.config.synthesis import SynthesizeConfig
 from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 from luffy.config.validation import HeldOutSettings
 
@@ -62,6 +63,16 @@ class DifficultySettings(StrictModel):
     """Nothing left to other sections."""
     grading: GradingConfig
     environment: EnvironmentConfig | None = None
+
+
+class SynthesizeSettings(StrictModel):
+    """`synthesize`: teachers' answers to training prompts, and the training data with those that are kept."""
+
+    seed: int
+    synthesize: SynthesizeConfig
+    data: DataConfig
+    """Its limits and filters hold for what teachers write, too."""
+    grading: GradingConfig
 
 
 class SampleSettings(StrictModel):

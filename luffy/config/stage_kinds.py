@@ -27,12 +27,14 @@ from luffy.config.settings import (
     SFTSettings,
     StageSettings,
     SweepSettings,
+    SynthesizeSettings,
 )
 from luffy.config.training import RLConfig, SFTConfig
 from luffy.config.validation import HeldOutSettings, ValidationConfig
 
-Role = Literal["data", "prompts", "traces", "policy", "evaluation"]
-"""What a stage provides to others: suites and tokenizer; RL's prompts; SFT's traces; a model; graded responses."""
+Role = Literal["data", "traces", "prompts", "policy", "evaluation"]
+"""What a stage provides to others: suites and tokenizer; training data with its traces; RL's prompts; a model; graded
+responses."""
 ViewName = Literal[
     "accuracies",
     "accuracy_curves",
@@ -43,6 +45,7 @@ ViewName = Literal[
     "report_page",
     "rollout_samples",
     "sample_card",
+    "synthesis_card",
     "training_curves",
 ]
 """Views of a stage in the Prefect UI (`tasks/artifacts.py`)."""
@@ -97,9 +100,12 @@ def engine_gpus(config: ExperimentConfig) -> int:
 
 
 def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
+    data = config.data
+    if "synthesize" in config.stages:  # which chooses SFT's examples itself, once their traces are there
+        data = data.model_copy(update={"sft": data.sft.model_copy(update={"unique_train_examples": "all"})})
     return PrepareDataSettings(
         seed=config.seed,
-        data=config.data,
+        data=data,
         grading=config.grading,
         model_path=config.model.source,
         chat_template=config.model.chat_template,
@@ -120,6 +126,11 @@ def _difficulty(config: ExperimentConfig) -> DifficultySettings:
         grading=config.grading,
         environment=config.environment,
     )
+
+
+def _synthesize(config: ExperimentConfig) -> SynthesizeSettings:
+    assert config.synthesize is not None
+    return SynthesizeSettings(seed=config.seed, synthesize=config.synthesize, data=config.data, grading=config.grading)
 
 
 def _sample(config: ExperimentConfig) -> SampleSettings:
@@ -221,13 +232,18 @@ def _gpus_of_generation(
     return {"openai": 0, "vllm": engine_gpus(config)}.get(engine or "", 1)
 
 
+def _gpus_of_teachers(config: ExperimentConfig) -> int:
+    engines = config.synthesize.local_engines if config.synthesize is not None else frozenset()
+    return max(({"vllm": engine_gpus(config)}.get(engine, 1) for engine in engines), default=0)
+
+
 _KINDS = (
     StageKind(
         "prepare_data",
         "Verified prompts with traces, evaluation suites, and the tokenizer",
         PrepareDataSettings,
         _prepare_data,
-        provides=("data", "prompts", "traces"),
+        provides=("data", "traces", "prompts"),
         views=("data_card",),
     ),
     StageKind(
@@ -241,11 +257,22 @@ _KINDS = (
         views=("metrics", "training_curves"),
     ),
     StageKind(
+        "synthesize",
+        "Training data with traces that teachers wrote",
+        SynthesizeSettings,
+        _synthesize,
+        inputs={"data": "data"},
+        provides=("traces", "prompts"),
+        sections=("synthesize", "data.train"),
+        gpus=_gpus_of_teachers,
+        views=("synthesis_card",),
+    ),
+    StageKind(
         "difficulty",
         "Training prompts that the policy solves neither too rarely nor too often",
         DifficultySettings,
         _difficulty,
-        inputs={"data": "data", "model": "policy"},
+        inputs={"data": "prompts", "model": "policy"},
         provides=("prompts",),
         sections=("difficulty",),
         gpus=lambda config: _gpus_of_generation(config.measured_difficulty, config),

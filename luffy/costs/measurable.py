@@ -10,6 +10,7 @@ _ELSEWHERE = "the engine openai generates on servers elsewhere, whose weights a 
 _NOT_TIMED = {
     "prepare_data": "it neither trains nor generates",
     "report": "it neither trains nor generates",
+    "synthesize": "it generates with models of others",
     "difficulty": "it ends its stage with the prompts that it keeps; it generates as fast as an evaluation",
     "sample": "it ends its stage with the traces that it keeps; it generates as fast as an evaluation",
 }

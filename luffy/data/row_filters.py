@@ -130,8 +130,15 @@ class RowFilter:
 
         A prompt that came with traces and loses all of them is rejected; one that came without any stays.
         """
-        prompts = [self._normalised(prompt) for prompt in prompts]
-        outcomes = grade_traces(prompts, grader)
+        prompts = self.normalised(prompts)
+        return self.judged(prompts, grade_traces(prompts, grader))
+
+    def normalised(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Return the prompts with their traces as the policy has to write them."""
+        return [self._normalised(prompt) for prompt in prompts]
+
+    def judged(self, prompts: Sequence[Prompt], outcomes: Sequence[Sequence[Outcome]]) -> list[FilteredRow]:
+        """Return what `apply` does for `normalised` prompts whose traces are graded already."""
         replays = self._replays(prompts)
         lengths = prompt_lengths(self.tokenizer, [prompt.messages for prompt in prompts])
         traces_of_all = [trace for prompt in prompts for trace in prompt.traces]

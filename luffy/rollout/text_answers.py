@@ -16,6 +16,10 @@ class TextCompletion:
     num_tokens: int
     """Completion tokens as the endpoint counts them, reasoning included."""
     finish_reason: FinishReason
+    prompt_tokens: int | None = None
+    """Prompt tokens as the endpoint counts them; None: it does not say."""
+    is_refusal: bool = False
+    """Whether the endpoint's content filter ended it, or the model declined in the protocol's own field."""
 
 
 class TextAnswers:
@@ -57,7 +61,13 @@ class TextAnswers:
                 try:
                     fields = json.loads(line)
                     key, reason = fields["key"], FinishReason(fields["finish_reason"])
-                    completion = TextCompletion(fields["text"], fields["num_tokens"], reason)
+                    completion = TextCompletion(
+                        fields["text"],
+                        fields["num_tokens"],
+                        reason,
+                        fields.get("prompt_tokens"),
+                        fields.get("is_refusal", False),
+                    )
                 except (ValueError, KeyError, TypeError):
                     break
                 if not line.endswith(b"\n"):

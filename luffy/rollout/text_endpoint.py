@@ -13,11 +13,11 @@ import difflib
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from luffy.config.execution import ServerConfig
 from luffy.config.model import EndpointModel
@@ -35,6 +35,8 @@ TEXT = "/completions"
 _UNAUTHORISED = (401, 403)
 _NO_SUCH_PATH = (404, 405, 501)
 _REFUSED_FOR_GOOD = 400
+_OF_THIS_REQUEST = (400, 413, 422)
+"""Refusals that another request may not meet: the prompt is too long, or against a policy."""
 _SERVER_ERROR = 500
 _MAX_TOKENS, _MAX_COMPLETION_TOKENS = "max_tokens", "max_completion_tokens"
 _LONGEST_COMPLAINT = 500
@@ -52,6 +54,17 @@ _FINISH_REASONS = {
 _STOPPED_AT = ("stop_reason", "matched_stop")
 """Fields in which vLLM and SGLang name the stop string that ended a response."""
 _REASONING = ("reasoning_content", "reasoning")
+_Result = TypeVar("_Result")
+_SERVER_SETTING = "execution.server"
+"""The section of the configuration that says where evaluated models are served."""
+
+
+class RequestRejected(ConfigError):
+    """The endpoint rejects this request for good, and may accept others."""
+
+
+class UnreadableAnswer(ClusterError):
+    """The endpoint's answer lacks what a completion needs; another attempt may give a whole one."""
 
 
 def write_endpoint(folder: Path, model: EndpointModel) -> None:
@@ -89,14 +102,24 @@ class _EndpointServer:
 class TextEndpoint:
     """Generates with one model on any number of servers; each request goes to the least busy one.
 
-    Responses are saved in `answers` as they arrive, and requests whose response is saved are not sent again.
+    Responses are saved in `answers` as they arrive, and requests whose response is saved are not sent again. `setting`
+    is the section of the configuration that errors name.
     """
 
-    def __init__(self, model: EndpointModel, config: ServerConfig, answers: TextAnswers) -> None:
+    def __init__(
+        self,
+        model: EndpointModel,
+        config: ServerConfig,
+        answers: TextAnswers | None,
+        setting: str = _SERVER_SETTING,
+    ) -> None:
         self._loop = LoopThread()
-        self._servers = [_EndpointServer(HTTPClient.to_server(url, config)) for url in config.api_roots]
-        self._places = asyncio.Semaphore(config.concurrency * len(self._servers))
+        self._servers = [_EndpointServer(HTTPClient.to_server(url, config, setting)) for url in config.api_roots]
+        self.concurrency = config.concurrency * len(self._servers)
+        """Requests that may be under way at the same time."""
+        self._places = asyncio.Semaphore(self.concurrency)
         self._model = model
+        self._setting = setting
         self._key_variable = config.api_key_variable
         self._answers = answers
         self._limit_name = _MAX_TOKENS
@@ -104,13 +127,18 @@ class TextEndpoint:
 
     @classmethod
     def connect(
-        cls, model: EndpointModel, config: ServerConfig, paths: Sequence[str], answers: TextAnswers
+        cls,
+        model: EndpointModel,
+        config: ServerConfig,
+        paths: Sequence[str],
+        answers: TextAnswers | None,
+        setting: str = _SERVER_SETTING,
     ) -> "TextEndpoint":
         """An endpoint whose servers have all of `paths` (`CHAT`, `TEXT`); nothing is generated.
 
         Raises ConfigError for a server that cannot be reached, refuses the API key or lacks a path.
         """
-        endpoint = cls(model, config, answers)
+        endpoint = cls(model, config, answers, setting)
         with ExitStack() as on_failure:
             on_failure.callback(endpoint.close)
             endpoint._loop.run(endpoint._check(paths))
@@ -134,6 +162,28 @@ class TextEndpoint:
         assert completion is not None  # only another request's failure leaves one out
         return completion
 
+    def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """Wait for a coroutine that calls `complete_unsaved`, in the endpoint's event loop."""
+        return self._loop.run(coroutine)
+
+    def key_of(self, request: TextRequest, params: SamplingParams) -> str:
+        """Hash of everything that is sent with the request, and of its full seed."""
+        return _key(request, self._body(request, params, _MAX_TOKENS))
+
+    async def complete_unsaved(self, request: TextRequest, params: SamplingParams) -> TextCompletion:
+        """One completion from the least busy server, for callers that keep answers themselves and wait in `run`.
+
+        Raises RequestRejected for a request that the endpoint rejects, any other ConfigError for a wrong key or path,
+        UnreadableAnswer for half a response, and LostError or ClusterError when it fails after all retries.
+        """
+        server = min(self._servers, key=lambda server: server.running)
+        server.running += 1
+        try:
+            answer = await self._ask(server.client, request, params)
+        finally:
+            server.running -= 1
+        return self._completion(server.client.url, answer, params)
+
     def close(self) -> None:
         """Close the connections. May be called twice."""
         if self._loop.is_closed:
@@ -154,7 +204,7 @@ class TextEndpoint:
                     # Without a prompt, to see whether the endpoint exists.
                     answer = await server.client.ask(path, {"model": self._model.name, _MAX_TOKENS: 1})
                 except NoAnswer as error:
-                    raise ConfigError(f"execution.server.urls: {error}; start the server or correct the URL") from error
+                    raise ConfigError(f"{self._setting}.urls: {error}; start the server or correct the URL") from error
                 if answer.status in (*_UNAUTHORISED, *_NO_SUCH_PATH):
                     raise self._refusal(server.client, path, answer.status, answer.complaint)
 
@@ -178,20 +228,15 @@ class TextEndpoint:
         self, request: TextRequest, params: SamplingParams, failures: Sequence[LuffyError]
     ) -> TextCompletion | None:
         """The completion; None when another request failed before this one was sent."""
-        key = _key(request, self._body(request, params, _MAX_TOKENS))
+        assert self._answers is not None
+        key = self.key_of(request, params)
         known = self._answers.find(key)
         if known is not None:
             return known
         async with self._places:
             if failures:
                 return None
-            server = min(self._servers, key=lambda server: server.running)
-            server.running += 1
-            try:
-                answer = await self._ask(server.client, request, params)
-            finally:
-                server.running -= 1
-        completion = self._completion(server.client.url, answer, params)
+            completion = await self.complete_unsaved(request, params)
         self._answers.add(key, completion)
         return completion
 
@@ -236,20 +281,23 @@ class TextEndpoint:
             choice = answer["choices"][0]
             text = _text(choice)
             finish_reason = choice["finish_reason"]
-            num_tokens = int(answer["usage"]["completion_tokens"])
+            usage = answer["usage"]
+            num_tokens = int(usage["completion_tokens"])
+            prompt_tokens = None if usage.get("prompt_tokens") is None else int(usage["prompt_tokens"])
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ClusterError(
+            raise UnreadableAnswer(
                 f"{url}: the response has no text, finish_reason or usage.completion_tokens "
                 f"({type(error).__name__}: {error}); {_GOES_ON}"
             ) from None
         if finish_reason not in _FINISH_REASONS:
-            raise ClusterError(f"{url}: unexpected finish_reason {finish_reason!r}; {_GOES_ON}")
+            raise UnreadableAnswer(f"{url}: unexpected finish_reason {finish_reason!r}; {_GOES_ON}")
         self._num_filtered += finish_reason == _FILTERED
         reason = _FINISH_REASONS[finish_reason]
         if reason is FinishReason.STOP:
             text += _cut_off(text, choice, params.stop)
         # A lone surrogate cannot be encoded as UTF-8.
-        return TextCompletion(text.encode(errors="replace").decode(), num_tokens, reason)
+        written = text.encode(errors="replace").decode()
+        return TextCompletion(written, num_tokens, reason, prompt_tokens, _is_refusal(choice))
 
     def _refusal(self, client: HTTPClient, path: str, status: int, complaint: str) -> ConfigError:
         """The error for a request that the endpoint rejects."""
@@ -258,11 +306,12 @@ class TextEndpoint:
             holds = "holds a rejected key" if client.has_key else "is not set"
             return ConfigError(
                 f"{url}: {complaint}: the API key is read from the environment variable "
-                f"{self._key_variable} (execution.server.api_key_variable), which {holds}"
+                f"{self._key_variable} ({self._setting}.api_key_variable), which {holds}"
             )
         if status in _NO_SUCH_PATH:
             return ConfigError(f"{url}: {complaint}: no model {model!r} there; {_OTHERWISE[path]}")
-        return ConfigError(f"{url}: the model {model!r} refuses the request: {complaint}")
+        kind = RequestRejected if status in _OF_THIS_REQUEST else ConfigError
+        return kind(f"{url}: the model {model!r} refuses the request: {complaint}")
 
 
 _GOES_ON = "finished responses are saved, and the same command continues after them"
@@ -308,6 +357,12 @@ def _text(choice: Mapping[str, Any]) -> str:
     # Reasoning that was truncated before an answer began is not closed.
     is_closed = bool(content) or choice["finish_reason"] != FinishReason.LENGTH
     return f"<think>\n{reasoning}" + (f"\n</think>\n\n{content}" if is_closed else "")
+
+
+def _is_refusal(choice: Mapping[str, Any]) -> bool:
+    message = choice.get("message")
+    declined = isinstance(message, Mapping) and bool(message.get("refusal"))
+    return declined or choice["finish_reason"] == _FILTERED
 
 
 def _cut_off(text: str, choice: Mapping[str, Any], stops: Sequence[str]) -> str:

@@ -3,10 +3,11 @@
 Run: python -m luffy.stages.difficulty --config DIR/config.yaml --out DIR
 
 Samples `difficulty.num_samples` responses to every prompt of prepare_data's train.parquet, as an evaluation does, and
-grades them as RL does (`luffy.stages.answered_prompts`); with an environment a response is an episode. Writes pass_rates.parquet (one row per prompt), train.parquet
-(the prompts within the bounds, with traces), tokenizer/, card.json and card.md. RL reads this directory in place of
-prepare_data's. sft.parquet, rl_complement.parquet and validation.parquet are not filtered: SFT can use a trace whether
-or not the policy solves the prompt, and held-out data must not depend on a policy.
+grades them as RL does (`luffy.stages.answered_prompts`); with an environment a response is an episode. Writes
+pass_rates.parquet (one row per prompt), train.parquet (the prompts within the bounds, with traces), tokenizer/,
+card.json and card.md. RL reads this directory in place of prepare_data's. sft.parquet, rl_complement.parquet and
+validation.parquet are not filtered: SFT can use a trace whether or not the policy solves the prompt, and held-out data
+must not depend on a policy.
 """
 
 from collections.abc import Sequence

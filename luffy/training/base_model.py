@@ -42,6 +42,17 @@ def new_tiny_model(architecture: TinyArchitecture, tokenizer: PreTrainedTokenize
     return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
 
 
+def model_folder(source: str) -> Path:
+    """The folder of a local path or hub id, which is downloaded; nothing is changed in it."""
+    here = locate(source)
+    folder = Path(here).expanduser()
+    if not folder.is_dir():
+        folder = Path(snapshot_download(here, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{source} has no config.json; give a Hugging Face model folder or a hub id")
+    return folder
+
+
 def adapt_model_folder(model: ModelConfig, out: Path) -> tuple[int, ...]:
     """Copy the folder (or hub snapshot) of `model` to `out` with its configuration adapted, weights untouched.
 

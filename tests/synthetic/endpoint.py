@@ -17,13 +17,18 @@ class Reply:
     status: int = 200
     body: object = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    is_cut: bool = False
+    """Whether the connection breaks in the middle of the body."""
 
 
-def completion(text: str, finish_reason: str = "stop", num_tokens: int = 7, **choice: object) -> Reply:
-    """As a server answers to a chat."""
+def completion(
+    text: str, finish_reason: str = "stop", num_tokens: int = 7, prompt_tokens: int | None = None, **choice: object
+) -> Reply:
+    """As a server answers to a chat; some servers do not count the prompt."""
     message = {"role": "assistant", "content": text, **choice}
     choices = [{"index": 0, "message": message, "finish_reason": finish_reason}]
-    return Reply(body={"choices": choices, "usage": {"completion_tokens": num_tokens}})
+    counted = {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens}
+    return Reply(body={"choices": choices, "usage": {"completion_tokens": num_tokens, **counted}})
 
 
 def text_completion(text: str, finish_reason: str = "stop", **choice: object) -> Reply:
@@ -106,7 +111,8 @@ class Endpoint:
                     self.send_header(name, text)
                 self.send_header("Content-Length", str(len(said)))
                 self.end_headers()
-                self.wfile.write(said)
+                self.close_connection = self.close_connection or reply.is_cut
+                self.wfile.write(said[: len(said) // 2] if reply.is_cut else said)
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -12,7 +12,7 @@ FLOORS = (
     {"objectives", "grading", "hosted", "pipeline", "sandbox", "tracking"},
     {"data", "rollout", "training", "statistics"},
     {"environments"},
-    {"cluster", "evaluation"},
+    {"cluster", "evaluation", "synthesis"},
     {"pages", "rl"},
     {"stages"},
     {"costs"},

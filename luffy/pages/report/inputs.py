@@ -15,6 +15,7 @@ from luffy.evaluation.results import Cell
 from luffy.pipeline.chain.graph import build_graph, nodes_providing, nodes_showing
 from luffy.pipeline.chain.manifest import Manifest, finished_manifest
 from luffy.statistics.paired import BenchmarkComparisons, PairedAccuracies, compare
+from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout, read_samples
 
@@ -35,6 +36,8 @@ class FinishedChain:
     data_card: Mapping[str, object]
     difficulty: DifficultyCard | None = None
     """The card of the stage `difficulty`, where the chain has it."""
+    synthesis: SynthesisCard | None = None
+    """The card of the stage `synthesize`, where the chain has it."""
     sampled: tuple[SampleCard, ...] = ()
     """The cards of the stages `sample`, round by round."""
 
@@ -74,6 +77,9 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
     sampled = nodes_showing("rollout_samples", stages)
     data_cards = [json.loads((stages[name] / "card.json").read_bytes()) for name in nodes_showing("data_card", stages)]
     difficulty_cards = [read_card(stages[name] / "card.json") for name in nodes_showing("difficulty_card", stages)]
+    synthesis_cards = [
+        read_synthesis_card(stages[name] / "card.json") for name in nodes_showing("synthesis_card", stages)
+    ]
     return FinishedChain(
         config=config,
         manifests={manifest.node: manifest for manifest in manifests},
@@ -83,6 +89,7 @@ def read_chain(config: ExperimentConfig, inputs: Mapping[str, Path]) -> Finished
         data_card=data_cards[0] if data_cards else {},
         sampled=tuple(read_sample_card(stages[name] / "card.json") for name in nodes_showing("sample_card", stages)),
         difficulty=difficulty_cards[0] if difficulty_cards else None,
+        synthesis=synthesis_cards[0] if synthesis_cards else None,
     )
 
 

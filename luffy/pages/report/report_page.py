@@ -37,6 +37,7 @@ from luffy.pages.report.report_tables import (
     measure_table,
     sample_table,
     stage_table,
+    synthesis_table,
 )
 from luffy.pages.tables import Table
 from luffy.tracking.metrics import training_rows
@@ -125,6 +126,8 @@ class ReportPage:
     data: Table
     difficulty: tuple[Table, ...]
     """Which prompts RL was given; empty where it took them all."""
+    synthesis: tuple[Table, ...]
+    """What teachers answered; empty without any."""
     sampled: Table | None
     """What the policy answered in each round, and which traces came of it."""
     stages: Table
@@ -153,6 +156,7 @@ def build_page(chain: FinishedChain) -> ReportPage:
         samples=_early_and_late(chain.samples),
         data=data_table(chain.data_card),
         difficulty=difficulty_tables(chain.difficulty) if chain.difficulty else (),
+        synthesis=(synthesis_table(chain.synthesis),) if chain.synthesis else (),
         sampled=sample_table(chain.sampled) if chain.sampled else None,
         stages=stage_table(manifests),
         versions=mapping_table(("package", "version"), last.versions),

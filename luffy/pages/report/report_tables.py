@@ -11,6 +11,7 @@ from luffy.pages.report.inputs import FinishedChain
 from luffy.pages.tables import Table, TableCell, Tone
 from luffy.pipeline.chain.manifest import Manifest
 from luffy.statistics.paired import BenchmarkComparison
+from luffy.synthesis.synthesis_card import SynthesisCard
 
 
 def accuracy_table(chain: FinishedChain, decoding: str) -> Table:
@@ -88,6 +89,33 @@ def difficulty_tables(card: DifficultyCard) -> tuple[Table, Table]:
         Table(header, (tuple(TableCell(text) for text in row),)),
         Table((f"correct of {card.num_samples}", *card.histogram), (counts,)),
     )
+
+
+def synthesis_table(card: SynthesisCard) -> Table:
+    """What each teacher was asked, how much of it was right, what was kept and what it cost."""
+    header = (
+        "teacher", "model", "prompts", "answers", "pass rate %", "prompts solved", "traces", "tokens", "cost",
+        "not asked",
+    )  # fmt: skip
+    rows = tuple(
+        tuple(
+            TableCell(text)
+            for text in (
+                name,
+                teacher.model,
+                f"{teacher.prompts:,}",
+                f"{teacher.answers:,}",
+                wording.percent(teacher.pass_rate),
+                f"{teacher.solved:,}",
+                f"{teacher.traces:,}",
+                f"{teacher.prompt_tokens + teacher.num_tokens:,}",
+                "-" if teacher.cost is None else f"{teacher.cost:.2f}",
+                f"{teacher.not_asked:,}",
+            )
+        )
+        for name, teacher in card.teachers.items()
+    )
+    return Table(header, rows)
 
 
 def sample_table(cards: Sequence[SampleCard]) -> Table:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from luffy.config.data import CustomSource, DataConfig, FileSource, HubSource
 from luffy.config.model import locate
-from luffy.config.settings import BaseSettings, PrepareDataSettings, StageSettings
+from luffy.config.settings import BaseSettings, PrepareDataSettings, StageSettings, SynthesizeSettings
 from luffy.config.shipped import expand_pattern, local_path, template_file
 from luffy.errors import DataError
 from luffy.pipeline.chain.manifest import hash_file
@@ -32,6 +32,10 @@ def _named(settings: StageSettings) -> Iterator[Named]:
     if isinstance(settings, PrepareDataSettings):
         yield from _sources(settings.data)
         yield from _model(settings.model_path, settings.chat_template)
+    elif isinstance(settings, SynthesizeSettings):
+        for name, teacher in settings.synthesize.teachers.items():
+            if teacher.path is not None and _is_local(teacher.path):
+                yield f"synthesize.teachers.{name}.path", teacher.path, Path(teacher.path).expanduser()
     elif isinstance(settings, BaseSettings):
         yield from _model(settings.model.source, settings.model.chat_template)
 
@@ -60,10 +64,14 @@ def _module(field: str, factory: str) -> Iterator[Named]:
 def _model(path: str | None, chat_template: str | None) -> Iterator[Named]:
     if path is not None:
         here = locate(path)
-        if Path(here).exists() or here.startswith((".", "/", "~")):
+        if _is_local(here):
             yield "model.path", path, Path(here)
     if chat_template is not None:
         yield "model.chat_template", chat_template, template_file(chat_template)
+
+
+def _is_local(path: str) -> bool:
+    return Path(path).exists() or path.startswith((".", "/", "~"))
 
 
 def _content(field: str, path: Path) -> str:

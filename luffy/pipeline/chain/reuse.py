@@ -24,8 +24,10 @@ from luffy.pipeline.machine.events import EVENTS_FILE
 from luffy.pipeline.workspace.lock import LOCK_FILE
 
 LOG_FILE = "log.txt"
+PAID_ANSWERS = "paid_answers.jsonl"
+"""Answers that were paid for. Each is under a key that says all that was asked, so it stays true whatever changes."""
 _EXPORT_FOLDER = "model"
-_KEPT = frozenset({JOB_FILE, EVENTS_FILE, LOG_FILE, LOCK_FILE})
+_KEPT = frozenset({JOB_FILE, EVENTS_FILE, LOG_FILE, LOCK_FILE, PAID_ANSWERS})
 
 
 @dataclass(frozen=True, slots=True)

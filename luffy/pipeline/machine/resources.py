@@ -50,12 +50,22 @@ def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None
     wanted = config.stages if stages is None else stages
     placement = Placement(config, wanted, detected_gpus_gib(), architecture=None)
     notes = _advice_on_engine(config) if config.cluster == "local" and "rl" in wanted else []
+    notes += _unset_keys(config) if "synthesize" in wanted else []
     complaints = [*_unusable_adapter(placement), *_attention_without_gpu(placement)]
     if not placement.trains_on_ray and not placement.checks_generation:
         return Resources((), tuple(notes), tuple(complaints))
     placement = replace(placement, architecture=architecture_of(config.model))
     notes += _notes(placement) if config.cluster == "ray" else []
     return Resources(memory_of(placement), tuple(notes), (*complaints, *_complaints(placement)))
+
+
+def _unset_keys(config: ExperimentConfig) -> list[str]:
+    """No complaints: answers that are there already need no key."""
+    from luffy.http_client import missing_key  # loads httpx, which other plans can do without
+
+    servers = config.execution.teachers.items()
+    found = [missing_key(server, f"execution.teachers.{name}") for name, server in servers]
+    return [line for line in found if line is not None]
 
 
 def _attention_without_gpu(placement: Placement) -> list[str]:

@@ -27,6 +27,7 @@ from luffy.pipeline.machine.events import EventWriter
 from luffy.stages.program import StageContext
 from luffy.stages.report import run
 from luffy.statistics.paired import holm
+from luffy.synthesis.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
 
 Chain = tuple[ExperimentConfig, dict[str, Path]]
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -259,6 +260,30 @@ def test_held_out_accuracy_is_drawn_from_before_training_on(chain: Chain, writte
     drawn = html[html.index('aria-label="rl-held-out-longer"') :]
     assert drawn[: drawn.index("</svg>")].count("<circle") == 5  # steps 0, 10, 20, 30 and 40
     assert "40 logged steps" in html
+
+
+def test_what_teachers_answered_is_in_the_report(chain: Chain, tmp_path: Path) -> None:
+    config, inputs = chain
+    teacher = TeacherCard(
+        model="org/big", decoding="temperature 1, top_p 1", max_response_tokens=64, prompts=12, questions=20,
+        answers=18, correct=9, solved=7, outcomes={"correct": 9, "failed": 2, "wrong": 9},
+        rejected={}, traces=6, with_logprobs=0, prompt_tokens=1000, num_tokens=2000, cost=1.25, not_asked=4,
+    )  # fmt: skip
+    card = SynthesisCard(
+        prompts=12, asked_about=12, given=6, without=("p1",), never_asked=(), train_rows=12, sft_rows=6,
+        max_tokens=None, max_cost=None, teachers={"big": teacher},
+    )  # fmt: skip
+    taught = tmp_path / "synthesize"
+    taught.mkdir()
+    write_synthesis_card(taught, card)
+    manifest = finished_manifest(inputs["base"])
+    write_manifest(taught, manifest.model_copy(update={"node": "synthesize", "stage": "synthesize", "outputs": ()}))
+    section = {"teachers": {"big": {"path": "org/big", "max_response_tokens": 64}}}
+    teaching = ExperimentConfig.model_validate({**config.model_dump(), "synthesize": section})
+    html, markdown = report((teaching, {**inputs, "synthesize": taught}), tmp_path / "out")
+    assert "| big | org/big | 12 | 18 | 50.0 | 7 | 6 | 3,000 | 1.25 | 4 |" in markdown
+    assert "traces that teachers wrote" in html
+    assert not any("teachers wrote" in text for text in report(chain, tmp_path / "without"))
 
 
 def test_rounds_of_expert_iteration_have_their_numbers_and_what_they_sampled(chain: Chain, tmp_path: Path) -> None:

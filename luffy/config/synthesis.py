@@ -1,0 +1,143 @@
+"""Teachers whose graded answers become traces of the training prompts."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from luffy.config.kept_answers import KeepAnswers
+from luffy.config.model import DType, EndpointModel
+from luffy.config.strict import StrictModel
+
+TeacherName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+
+
+class PriceConfig(StrictModel):
+    """Price of a teacher's tokens, in any currency."""
+
+    prompt_per_million: NonNegativeFloat
+    completion_per_million: NonNegativeFloat
+    """Reasoning included."""
+
+
+class SpendingLimit(StrictModel):
+    """The most that all teachers together may use. A question is asked while what the ones before it used is below."""
+
+    max_tokens: PositiveInt | None = None
+    """Tokens of prompts and answers, as the teachers count them."""
+    max_cost: PositiveFloat | None = None
+    """In the currency of the prices, which every teacher must have."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> "SpendingLimit":
+        if self.max_tokens is None and self.max_cost is None:
+            raise ValueError("limits nothing; give max_tokens or max_cost, or remove it")
+        return self
+
+
+class TeacherConfig(StrictModel):
+    """A model that answers training prompts: one behind an endpoint, or a model folder."""
+
+    endpoint: EndpointModel | None = None
+    """A model behind OpenAI's protocol; where it is served is `execution.teachers`, under the teacher's name."""
+    path: str | None = None
+    """A Hugging Face model folder or hub id; log-probabilities are kept where its tokenizer is the policy's."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What generates with a model folder."""
+    dtype: DType = "float32"
+    """Compute type of a model folder."""
+    num_samples: PositiveInt = 4
+    """Most answers to a prompt."""
+    temperature: NonNegativeFloat = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    max_response_tokens: PositiveInt
+    """Longest answer, reasoning included; one that reaches it is no trace."""
+    system_prompt: str | None = None
+    """The teacher's system message, in place of the prompt's own; empty: none. None: the prompt's own."""
+    price: PriceConfig | None = None
+    """None: it costs nothing."""
+
+    @model_validator(mode="after")
+    def _one_model(self) -> "TeacherConfig":
+        if (self.endpoint is None) == (self.path is None):
+            raise ValueError("give exactly one of endpoint (a model that others serve) and path (a model folder)")
+        # A stage's own file spells out every field, so only other values than the defaults are refused.
+        fields = type(self).model_fields
+        inert = [name for name in ("engine", "dtype") if getattr(self, name) != fields[name].default]
+        if self.endpoint is not None and inert:
+            raise ValueError(f"{', '.join(inert)} has no effect on a model that others serve; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _greedy_once(self) -> "TeacherConfig":
+        if self.temperature == 0 and self.num_samples > 1:
+            raise ValueError("temperature 0 gives the same answer each time; set num_samples: 1")
+        if self.temperature == 0 and self.top_p < 1:
+            raise ValueError(f"top_p {self.top_p} has no effect at temperature 0; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _asked_as_configured(self) -> "TeacherConfig":
+        request = self.endpoint.request if self.endpoint is not None else {}
+        changed = [name for name in ("temperature", "top_p") if name in request and getattr(self, name) != 1]
+        if changed:
+            raise ValueError(
+                f"endpoint.request.{changed[0]}: null leaves the endpoint at its default, but {changed[0]} is "
+                f"{getattr(self, changed[0])}; remove one"
+            )
+        return self
+
+    @property
+    def model(self) -> str:
+        """What traces call it: the endpoint's name for it, or its folder or hub id."""
+        return self.endpoint.name if self.endpoint is not None else str(self.path)
+
+    @property
+    def decoding(self) -> str:
+        """What traces say of how they were sampled."""
+        return f"temperature {self.temperature:g}, top_p {self.top_p:g}"
+
+
+class SynthesizeConfig(StrictModel):
+    """Traces made by teachers. This section adds the stage `synthesize` to a chain with SFT or RL.
+
+    Each teacher in turn is asked the first sample of every prompt, then the second. Every answer is graded as the
+    experiment grades; a trace's author is its teacher's name.
+    """
+
+    teachers: Annotated[dict[TeacherName, TeacherConfig], Field(min_length=1)]
+    """By name, in the order in which they are asked."""
+    prompts: Literal["without_traces", "all"] = "without_traces"
+    """Which training prompts are asked: those that lack a usable trace, or all, whose traces are then added."""
+    keep: KeepAnswers = KeepAnswers()
+    """Which correct answers of one teacher to one prompt become traces."""
+    stop_when_kept: bool = True
+    """Ask a teacher no further samples of a prompt that has `keep.max_per_prompt` usable answers of this teacher. With
+    `choose: shortest` or `diverse`, false gives more to choose from."""
+    cascade: bool = False
+    """Ask each teacher only the prompts that the teachers before it left without a usable answer."""
+    budget: SpendingLimit | None = None
+    """None: every question is asked."""
+
+    @model_validator(mode="after")
+    def _options_have_their_effect(self) -> "SynthesizeConfig":
+        if self.cascade and len(self.teachers) == 1:
+            raise ValueError("cascade has no effect with one teacher; remove it")
+        unpriced = [name for name, teacher in self.teachers.items() if teacher.price is None]
+        if self.budget is not None and self.budget.max_cost is not None and unpriced:
+            raise ValueError(f"budget.max_cost: teachers.{unpriced[0]}.price is missing")
+        most = max(teacher.num_samples for teacher in self.teachers.values())
+        if self.keep.max_per_prompt > most:
+            raise ValueError(
+                f"keep.max_per_prompt {self.keep.max_per_prompt} is above num_samples {most} of every teacher; lower it"
+            )
+        return self
+
+    @property
+    def local_engines(self) -> frozenset[str]:
+        """Engines that generate with model folders on this machine."""
+        return frozenset(teacher.engine for teacher in self.teachers.values() if teacher.path is not None)
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """Names of the teachers behind endpoints."""
+        return tuple(name for name, teacher in self.teachers.items() if teacher.endpoint is not None)

@@ -1,0 +1,112 @@
+"""Training data to which traces are added: the files of prepare_data, with the rows that the traces make possible.
+
+    written = add_traces(out, data_folder, traces_of, config, seed)
+
+A prompt keeps the traces that it came with, in front. A prompt that had lost all of its traces joins the training rows
+with a new one, and stays among the complement without. SFT's rows are chosen as prepare_data chooses them.
+"""
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from luffy.config.data import DataConfig
+from luffy.data.parquet import iterate_prompts, write_prompts
+from luffy.data.splits import write_luffy
+from luffy.errors import DataError
+from luffy.files import link_or_copy
+from luffy.seeds import derive_seed
+from luffy.types import Prompt, Trace
+
+TRAIN, SFT, COMPLEMENT, VALIDATION = "train.parquet", "sft.parquet", "rl_complement.parquet", "validation.parquet"
+_LUFFY = "train.luffy.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenData:
+    """What `add_traces` wrote."""
+
+    files: tuple[str, ...]
+    train_rows: int
+    sft_rows: int
+    traces: Mapping[str, int]
+    """Traces that were added, by author; a text that the prompt had before is not."""
+    with_logprobs: Mapping[str, int]
+    """Those of them with log-probabilities, by author."""
+
+
+def prompts_without_their_traces(folder: Path) -> Iterator[Prompt]:
+    """Prompts of prepare_data's complement that are not among its training rows: no trace of theirs was usable."""
+    training = {prompt.uid for prompt in iterate_prompts(folder / TRAIN)}
+    return (prompt for prompt in iterate_prompts(folder / COMPLEMENT) if prompt.uid not in training)
+
+
+def add_traces(
+    out: Path, folder: Path, added: Callable[[str], Sequence[Trace]], data: DataConfig, seed: int
+) -> WrittenData:
+    """Write the training data in `folder` with the traces that `added` gives each uid to `out`.
+
+    DataError where SFT asks for more examples than there are.
+    """
+
+    traces, with_logprobs = Counter[str](), Counter[str]()
+
+    def extended() -> Iterator[tuple[Prompt, tuple[Trace, ...]]]:
+        late = (prompt for prompt in prompts_without_their_traces(folder) if added(prompt.uid))
+        for prompt in itertools.chain(iterate_prompts(folder / TRAIN), late):
+            fresh = _new_to(prompt, added(prompt.uid))
+            yield dataclasses.replace(prompt, traces=(*prompt.traces, *fresh)), fresh
+
+    def rows() -> Iterator[Prompt]:
+        return (prompt for prompt, _ in extended())
+
+    def counted() -> Iterator[Prompt]:
+        for prompt, fresh in extended():
+            traces.update(trace.author for trace in fresh)
+            with_logprobs.update(trace.author for trace in fresh if trace.logprobs is not None)
+            yield prompt
+
+    train_rows = write_prompts(out / TRAIN, counted())
+    chosen = _chosen_for_sft(rows, data, seed)
+    sft = (_for_sft(prompt, data) for prompt in rows() if prompt.uid in chosen)
+    sft_rows = write_prompts(out / SFT, sft)
+    others = (prompt for prompt in rows() if prompt.uid not in chosen)
+    lost = (prompt for prompt in prompts_without_their_traces(folder) if not added(prompt.uid))
+    bare = (dataclasses.replace(prompt, traces=()) for prompt in itertools.chain(others, lost))
+    write_prompts(out / COMPLEMENT, bare)
+    files = [TRAIN, SFT, COMPLEMENT]
+    if (folder / VALIDATION).is_file():
+        link_or_copy(str(folder / VALIDATION), str(out / VALIDATION))
+        files.append(VALIDATION)
+    if data.luffy_parquet:
+        write_luffy(out / _LUFFY, out / TRAIN)
+        files.append(_LUFFY)
+    return WrittenData(tuple(files), train_rows, sft_rows, traces, with_logprobs)
+
+
+def _new_to(prompt: Prompt, added: Sequence[Trace]) -> tuple[Trace, ...]:
+    known = {trace.text for trace in prompt.traces}
+    return tuple(trace for trace in added if trace.text not in known)
+
+
+def _chosen_for_sft(rows: Callable[[], Iterator[Prompt]], data: DataConfig, seed: int) -> set[str]:
+    """Uids of SFT's rows, as `luffy.data.selection.choose_for_sft` chooses them."""
+    candidates = [prompt.uid for prompt in rows() if _for_sft(prompt, data).traces]
+    wanted = data.sft.unique_train_examples
+    if wanted == "all":
+        return set(candidates)
+    if wanted > len(candidates):
+        raise DataError(
+            f"data.sft.unique_train_examples: {wanted} asked for, {len(candidates)} training prompts have a trace, "
+            "those of teachers included"
+        )
+    return set(sorted(candidates, key=lambda uid: derive_seed(seed, "sft-view", uid))[:wanted])
+
+
+def _for_sft(prompt: Prompt, data: DataConfig) -> Prompt:
+    if not data.sft.correct_only:
+        return prompt
+    return dataclasses.replace(prompt, traces=tuple(trace for trace in prompt.traces if trace.verified))

@@ -1,0 +1,284 @@
+"""Traces made by teachers: models that answer training prompts, whose correct answers SFT and RL learn from.
+
+Run: python -m luffy.stages.synthesize --config DIR/config.yaml --out DIR
+
+Each teacher of `synthesize.teachers` in turn, a model behind an endpoint or a model folder, is asked the prompts of
+prepare_data that lack a usable trace (or all), the first sample of every prompt before the second. Every answer is
+graded as the experiment grades and held to the rules for traces: length, completeness, language, decontamination.
+Writes the training data of prepare_data with the answers that are kept (train.parquet, sft.parquet,
+rl_complement.parquet, validation.parquet, tokenizer/), card.json and card.md. SFT, `difficulty` and RL read this
+directory in place of prepare_data's.
+
+Answers are saved as they arrive, in paid_answers.jsonl (endpoints, one by one) and folder_answers.jsonl (model folders,
+batch by batch): a killed stage asks only for the rest. Answers of an endpoint are reused by every stage of the
+workspace that asks for the same ones. They outlive changes of the training data.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from luffy.config.data import DataConfig, VerifiersSource
+from luffy.config.settings import SynthesizeSettings
+from luffy.data.added_traces import TRAIN, WrittenData, add_traces, prompts_without_their_traces
+from luffy.data.contamination import BenchmarkIndex
+from luffy.data.kept_answers import kept_traces
+from luffy.data.parquet import iterate_prompts
+from luffy.data.row_filters import RowFilter, Rules
+from luffy.data.sources import open_source
+from luffy.data.templates import load_tokenizer, prompt_lengths
+from luffy.data.tokenizer import adapt_tokenizer
+from luffy.errors import ConfigError, DataError
+from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.http_client import missing_key
+from luffy.pipeline.chain.reuse import PAID_ANSWERS
+from luffy.rollout.vllm_limits import context_length, read_shape
+from luffy.stages.program import StageContext, StageResult, main
+from luffy.stages.responses import open_generator
+from luffy.synthesis.answer_log import AnswerLog
+from luffy.synthesis.asking import TeacherTurn, take_turn, teacher_card
+from luffy.synthesis.endpoint_teacher import EndpointTeacher
+from luffy.synthesis.ledger import Ledger
+from luffy.synthesis.synthesis_card import SynthesisCard, write_synthesis_card
+from luffy.synthesis.teachers import Desk, FolderTeacher, Teacher
+from luffy.synthesis.verdicts import AnswerAssessor, graded_answer
+from luffy.training.base_model import copy_tokenizer, model_folder
+from luffy.types import Prompt, Trace
+
+logger = logging.getLogger(__name__)
+_FOLDER_ANSWERS = "folder_answers.jsonl"
+
+
+def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
+    """Ask the teachers and write the training data with what is kept; DataError when there is nothing to ask."""
+    data, out = context.inputs["data"], context.out
+    _require_keys(context)
+    prompts = list(_prompts(data, settings))
+    if not prompts:
+        raise DataError(
+            "synthesize: no training prompt lacks a trace; set synthesize.prompts: all, or remove the section"
+        )
+    with _opened_work(settings, context) as work:
+        turns = _ask_all(prompts, work)
+    taught = frozenset(prompt.uid for prompt in prompts if any(turn.usable(prompt.uid) for turn in turns))
+    traces = _KeptTraces(turns, work, taught)
+    written = add_traces(out, data, traces.of, settings.data, settings.seed)
+    copy_tokenizer(data / "tokenizer", out / "tokenizer")
+    card = _card(prompts, turns, taught, written, work)
+    write_synthesis_card(out, card)
+    for log in work.logs.values():
+        if log.num_adopted:
+            context.events.message(f"reuses {log.num_adopted} answers that earlier stages got")
+    if not taught:
+        context.events.message("no prompt got a trace: no answer was correct and usable (card.md)")
+    resumed = sum(log.num_resumed for log in work.logs.values())
+    return StageResult((*written.files, "tokenizer", "card.json", "card.md"), _metrics(card), resumed)
+
+
+def _require_keys(context: StageContext) -> None:
+    """Raise ConfigError for the first teacher without its API key, before any is asked."""
+    for name, server in context.execution.teachers.items():
+        if complaint := missing_key(server, f"execution.teachers.{name}"):
+            raise ConfigError(complaint)
+
+
+@dataclass(slots=True)
+class _Work:
+    """What the teachers' turns share."""
+
+    settings: SynthesizeSettings
+    context: StageContext
+    tokenizer: PreTrainedTokenizerBase
+    """The policy's."""
+    row_filter: RowFilter
+    grader: GraderPool
+    logs: Mapping[bool, AnswerLog]
+    """By whether the teacher is behind an endpoint."""
+    ledger: Ledger
+    answered: int = 0
+    total: int = 0
+    """Questions at most."""
+
+    def log_of(self, name: str) -> AnswerLog:
+        return self.logs[self.settings.synthesize.teachers[name].endpoint is not None]
+
+    def progress(self, count: int) -> None:
+        self.answered += count
+        self.context.events.progress(self.answered, self.total)
+
+
+@contextmanager
+def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterator[_Work]:
+    """The graders, the rules for traces, the logs and the budget."""
+    data, config, out = context.inputs["data"], settings.synthesize, context.out
+    tokenizer = load_tokenizer(data / "tokenizer")
+    rules = Rules(None, settings.data.max_trace_tokens, languages=settings.data.filters.languages)
+    row_filter = RowFilter(tokenizer, rules, _benchmarks(settings.data, data, settings.seed))
+    ledger = Ledger({name: teacher.price for name, teacher in config.teachers.items()}, config.budget)
+    with (
+        GraderPool.configured(context.execution.grader_workers, settings.grading, out / JUDGE_CACHE) as grader,
+        closing(AnswerLog(out / PAID_ANSWERS, _earlier(context))) as of_endpoints,
+        closing(AnswerLog(out / _FOLDER_ANSWERS)) as of_folders,
+    ):
+        logs = {True: of_endpoints, False: of_folders}
+        yield _Work(settings, context, tokenizer, row_filter, grader, logs, ledger)
+
+
+def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
+    """Every teacher's turn, in their order."""
+    config, turns = work.settings.synthesize, list[TeacherTurn]()
+    work.total = len(prompts) * sum(teacher.num_samples for teacher in config.teachers.values())
+    for name in config.teachers:
+        left = [p for p in prompts if not (config.cascade and any(turn.usable(p.uid) for turn in turns))]
+        if not left:
+            turns.append(TeacherTurn(name, 0))
+            continue
+        log = work.log_of(name)
+        assess = AnswerAssessor(log, work.row_filter, work.grader).assess
+        with _opened_teacher(name, left, work) as teacher:
+            turn = take_turn(name, teacher, left, config, work.settings.seed, assess)
+        turn.used, turn.cost = work.ledger.used(name), work.ledger.cost(name)
+        logger.info("%s: %d prompts with a usable answer", name, sum(bool(turn.usable(p.uid)) for p in left))
+        turns.append(turn)
+    return turns
+
+
+@contextmanager
+def _opened_teacher(name: str, prompts: Sequence[Prompt], work: _Work) -> Iterator[Teacher]:
+    """The teacher of that name, for these prompts."""
+    config, context = work.settings.synthesize.teachers[name], work.context
+    desk = Desk(name, config, work.log_of(name), work.ledger, work.progress)
+    teacher: Teacher
+    if config.endpoint is not None:
+        teacher = EndpointTeacher(desk, context.execution.teachers[name])
+    else:
+        teacher = _folder_teacher(desk, prompts, work)
+    with closing(teacher):
+        yield teacher
+
+
+def _folder_teacher(desk: Desk, prompts: Sequence[Prompt], work: _Work) -> FolderTeacher:
+    config, context = desk.config, work.context
+    assert config.path is not None
+    folder = model_folder(config.path)
+    tokenizer = adapt_tokenizer(str(folder), None)
+    longest = max(prompt_lengths(tokenizer, [desk.messages(prompt) for prompt in prompts])) + config.max_response_tokens
+    room = context_length(read_shape(folder))
+    if room is not None and longest > room:
+        raise DataError(
+            f"synthesize.teachers.{desk.name}: the longest prompt with an answer of {config.max_response_tokens} "
+            f"tokens has {longest}, and the model's context is {room}; lower max_response_tokens or "
+            "data.max_prompt_tokens"
+        )
+    generator = open_generator(config.engine, folder, config.dtype, longest, context)
+    return FolderTeacher(desk, generator.engine, tokenizer, work.tokenizer, generator.batch_size, context.key)
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptTraces:
+    """The new traces of each prompt, read from the logs when they are asked for."""
+
+    turns: Sequence[TeacherTurn]
+    work: _Work
+    taught: frozenset[str]
+    """Uids of the prompts that have any."""
+
+    def of(self, uid: str) -> Sequence[Trace]:
+        """The prompt's traces, those of the first teacher first; of equal answers only the first teacher's."""
+        if uid not in self.taught:
+            return ()
+        config, found, seen = self.work.settings.synthesize, list[Trace](), set[str]()
+        for turn in self.turns:
+            teacher, log = config.teachers[turn.name], self.work.log_of(turn.name)
+            fresh = [verdict for verdict in turn.usable(uid) if verdict.text_hash not in seen]
+            seen.update(verdict.text_hash for verdict in fresh)
+            answers = [
+                graded_answer(log.read(verdict.key), turn.name, teacher.model, teacher.decoding) for verdict in fresh
+            ]
+            found += kept_traces(answers, config.keep)
+        return found
+
+
+def _card(
+    prompts: Sequence[Prompt], turns: Sequence[TeacherTurn], taught: AbstractSet[str], written: WrittenData, work: _Work
+) -> SynthesisCard:
+    """The card of the stage; `taught` are the uids of the prompts that have a new trace."""
+    config, data = work.settings.synthesize, work.context.inputs["data"]
+    asked = {uid for turn in turns for uid in turn.verdicts}
+    in_vain = asked - taught
+    return SynthesisCard(
+        prompts=sum(1 for _ in _all_prompts(data, work.settings.data)),
+        asked_about=len(prompts),
+        given=len(taught),
+        without=tuple(prompt.uid for prompt in prompts if prompt.uid in in_vain),
+        never_asked=tuple(prompt.uid for prompt in prompts if prompt.uid not in asked),
+        train_rows=written.train_rows,
+        sft_rows=written.sft_rows,
+        max_tokens=config.budget.max_tokens if config.budget else None,
+        max_cost=config.budget.max_cost if config.budget else None,
+        teachers={
+            turn.name: teacher_card(
+                turn,
+                config.teachers[turn.name],
+                written.traces.get(turn.name, 0),
+                written.with_logprobs.get(turn.name, 0),
+            )
+            for turn in turns
+        },
+    )
+
+
+def _prompts(data: Path, settings: SynthesizeSettings) -> Iterator[Prompt]:
+    """The prompts to ask, without their traces, which would take most of the memory."""
+    wants_all = settings.synthesize.prompts == "all"
+    for prompt in _all_prompts(data, settings.data):
+        if wants_all or not prompt.traces:
+            yield replace(prompt, traces=())
+
+
+def _all_prompts(data: Path, config: DataConfig) -> Iterator[Prompt]:
+    """The training rows, and the prompts that lost their traces.
+
+    The latter were not compared with near duplicates, so they are left out where these are filtered.
+    """
+    yield from iterate_prompts(data / TRAIN)
+    if config.filters.near_duplicates is None:
+        yield from prompts_without_their_traces(data)
+
+
+def _benchmarks(config: DataConfig, data: Path, seed: int) -> BenchmarkIndex:
+    """All benchmark problems, as prepare_data indexed them."""
+    index = BenchmarkIndex(config.decontamination.ngram, config.decontamination.overlap)
+    for name, source in config.suites.items():
+        if not (isinstance(source, VerifiersSource) and source.equal_prompts):
+            index.add(name, iterate_prompts(data / "suites" / f"{name}.parquet"))
+    for name, source in config.decontamination.benchmarks.items():
+        rows = open_source(source, f"decontamination.benchmarks.{name}", seed).rows()
+        index.add(name, (row for row in rows if isinstance(row, Prompt)))
+    return index.finish()
+
+
+def _earlier(context: StageContext) -> list[Path]:
+    """The answers of endpoints that other stages of this workspace have."""
+    folders = [path for path in sorted(context.out.parent.iterdir()) if path != context.out]
+    return [folder / PAID_ANSWERS for folder in folders if (folder / PAID_ANSWERS).is_file()]
+
+
+def _metrics(card: SynthesisCard) -> dict[str, float]:
+    found = {
+        "prompts/asked": float(card.asked_about - len(card.never_asked)),
+        "prompts/given_a_trace": float(card.given),
+        "prompts/never_asked": float(len(card.never_asked)),
+        "tokens": float(card.num_tokens),
+    }
+    found |= {f"pass_rate/{name}": teacher.pass_rate for name, teacher in card.teachers.items()}
+    return found if card.cost is None else {**found, "cost": card.cost}
+
+
+if __name__ == "__main__":
+    main("synthesize", run)

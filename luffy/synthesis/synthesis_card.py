@@ -1,0 +1,153 @@
+"""The card of a synthesis: what each teacher was asked, what it answered, what that used and what was kept."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from luffy.files import write_atomic
+
+_NAMED = 10
+"""Prompts that `card.md` names; `card.json` names all."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherCard:
+    """One teacher's part."""
+
+    model: str
+    decoding: str
+    max_response_tokens: int
+    prompts: int
+    """Prompts that it was to be asked."""
+    questions: int
+    """Questions that it was asked."""
+    answers: int
+    """Answers with text or without, of any length; not those that failed."""
+    correct: int
+    solved: int
+    """Prompts with a correct answer."""
+    outcomes: Mapping[str, int]
+    """Questions by outcome."""
+    rejected: Mapping[str, int]
+    """Correct answers that are no traces, by reason."""
+    traces: int
+    """Answers that are kept."""
+    with_logprobs: int
+    """Traces with the teacher's log-probabilities."""
+    prompt_tokens: int
+    num_tokens: int
+    cost: float | None
+    """None: the teacher has no price."""
+    not_asked: int
+    """Questions that the budget did not allow, at most."""
+
+    @property
+    def pass_rate(self) -> float:
+        """Correct answers among all answers; 0 without any."""
+        return self.correct / self.answers if self.answers else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesisCard:
+    """All of `card.json`."""
+
+    prompts: int
+    """Training prompts, those included that lost all traces that they came with."""
+    asked_about: int
+    """Those that teachers were to be asked."""
+    given: int
+    """Prompts that got a trace."""
+    without: tuple[str, ...]
+    """Uids of prompts that were asked and have no trace: no answer was correct and usable."""
+    never_asked: tuple[str, ...]
+    """Uids of prompts that the budget did not reach."""
+    train_rows: int
+    sft_rows: int
+    max_tokens: int | None
+    max_cost: float | None
+    teachers: Mapping[str, TeacherCard]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all prompts and answers."""
+        return sum(teacher.prompt_tokens + teacher.num_tokens for teacher in self.teachers.values())
+
+    @property
+    def cost(self) -> float | None:
+        """What all teachers cost; None where none has a price."""
+        costs = [teacher.cost for teacher in self.teachers.values() if teacher.cost is not None]
+        return sum(costs) if costs else None
+
+
+def write_synthesis_card(out: Path, card: SynthesisCard) -> None:
+    """Write `card.json` and `card.md`."""
+    write_atomic(out / "card.json", json.dumps(asdict(card), indent=1) + "\n")
+    write_atomic(out / "card.md", card_text(card))
+
+
+def read_synthesis_card(path: Path) -> SynthesisCard:
+    """The card in a `card.json`."""
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    teachers = {name: TeacherCard(**teacher) for name, teacher in fields.pop("teachers").items()}
+    without, never_asked = tuple(fields.pop("without")), tuple(fields.pop("never_asked"))
+    return SynthesisCard(**fields, without=without, never_asked=never_asked, teachers=teachers)
+
+
+def card_text(card: SynthesisCard) -> str:
+    """The contents of `card.md`."""
+    lines = [
+        "# Synthesis",
+        "",
+        f"{card.given} of {card.asked_about} prompts got a trace; teachers were asked about {card.asked_about} of "
+        f"{card.prompts} training prompts. train.parquet has {card.train_rows} rows, sft.parquet {card.sft_rows}.",
+        "",
+        f"{len(card.without)} were asked and have no usable answer{_named(card.without)}.",
+        f"{len(card.never_asked)} were never asked{_named(card.never_asked)}.",
+        "",
+        f"Used: {card.num_tokens:,} tokens of prompts and answers{_of(card.max_tokens, ',')}"
+        + (f", cost {card.cost:.4f}{_of(card.max_cost, 'g')}" if card.cost is not None else "")
+        + ".",
+        "",
+        "| teacher | model | decoding | questions | correct | pass rate | prompts solved | traces | with "
+        "log-probabilities | tokens of prompts | tokens of answers | cost | not asked, at most |",
+        "|" + "---|" * 13,
+        *(_row(name, teacher) for name, teacher in card.teachers.items()),
+        "",
+        *(_reasons(name, teacher) for name, teacher in card.teachers.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, card: TeacherCard) -> str:
+    cells = (
+        name,
+        card.model,
+        f"{card.decoding}, at most {card.max_response_tokens} tokens",
+        f"{card.questions} about {card.prompts} prompts",
+        str(card.correct),
+        f"{card.pass_rate:.3f}",
+        f"{card.solved} of {card.prompts}",
+        str(card.traces),
+        str(card.with_logprobs),
+        f"{card.prompt_tokens:,}",
+        f"{card.num_tokens:,}",
+        "-" if card.cost is None else f"{card.cost:.4f}",
+        str(card.not_asked),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _reasons(name: str, card: TeacherCard) -> str:
+    outcomes = ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in card.outcomes.items()) or "none"
+    rejected = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in card.rejected.items())
+    return f"Answers of {name}: {outcomes}." + (f" Correct, but no trace: {rejected}." if rejected else "")
+
+
+def _named(uids: Sequence[str]) -> str:
+    shown = ", ".join(uids[:_NAMED])
+    return "" if not uids else f": {shown}" + (", ... (all in card.json)" if len(uids) > _NAMED else "")
+
+
+def _of(limit: float | None, form: str) -> str:
+    return "" if limit is None else f" of {limit:{form}} allowed"

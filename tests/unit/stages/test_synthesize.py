@@ -1,0 +1,382 @@
+"""The stage `synthesize` with an endpoint that answers as told: what is asked, kept, counted, limited and refused."""
+
+import dataclasses
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
+from synthetic.endpoint import CHAT, Endpoint, Reply, completion, refusal
+
+from luffy.config import load_experiment
+from luffy.config.data import DataConfig
+from luffy.config.execution import ExecutionConfig, ServerConfig, TrackingConfig
+from luffy.config.grading import GradingConfig
+from luffy.config.settings import SynthesizeSettings
+from luffy.config.synthesis import SynthesizeConfig
+from luffy.data.parquet import read_prompts, write_prompts
+from luffy.errors import ConfigError, DataError, LostError
+from luffy.pipeline.machine.events import EventWriter
+from luffy.pipeline.machine.resources import find_resources
+from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.stages.program import StageContext, StageResult
+from luffy.stages.synthesize import run
+from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
+from luffy.types import Message, Prompt, Trace
+
+OUTPUTS = ("train.parquet", "sft.parquet", "rl_complement.parquet", "card.json", "card.md")
+SUITE = Prompt("s0", "suite", (Message("user", "what is one and one and one and one and one and one and one"),), "7")
+Answer = Callable[[str, dict], Reply | None]
+
+
+def number_in(body: dict) -> int:
+    return int(body["messages"][-1]["content"].split()[0])
+
+
+def right(path: str, body: dict) -> Reply:
+    return completion(f"so \\boxed{{{number_in(body) + 1}}}", num_tokens=5, prompt_tokens=10)
+
+
+def wrong(path: str, body: dict) -> Reply:
+    return completion("\\boxed{77}", num_tokens=5, prompt_tokens=10)
+
+
+def by_prompt(answers: dict[int, Answer], others: Answer = right) -> Answer:
+    return lambda path, body: answers.get(number_in(body), others)(path, body)
+
+
+@pytest.fixture(autouse=True)
+def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("luffy.http_client._FIRST_DELAY_S", 0.01)
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Path]:
+    """Seven prompts, of which p0 has a trace, p6 lost its own, and the others never had one."""
+    data = tmp_path / "data"
+    (data / "suites").mkdir(parents=True)
+    first, *bare = problems(7)
+    traced = dataclasses.replace(first, traces=(Trace("\\boxed{1}", "human", True),))
+    write_prompts(data / "train.parquet", [traced, *bare[:-1]])
+    write_prompts(data / "sft.parquet", [traced])
+    write_prompts(data / "rl_complement.parquet", bare)
+    write_prompts(data / "suites" / "test.parquet", [SUITE])
+    tiny_tokenizer().save_pretrained(data / "tokenizer")
+    return {"data": data}
+
+
+def teacher(**changes: object) -> dict[str, object]:
+    return {"endpoint": {"name": "org/big"}, "max_response_tokens": 40, "num_samples": 2, **changes}
+
+
+def settings(teachers: dict[str, dict], data: dict[str, object] | None = None, **changes: object) -> SynthesizeSettings:
+    source = {"kind": "arithmetic", "num_prompts": 1, "num_operations": (1,)}
+    limits = {"suites": {"test": source}, "max_prompt_tokens": 64, "max_trace_tokens": 40, **(data or {})}
+    return SynthesizeSettings(
+        seed=7,
+        synthesize=SynthesizeConfig.model_validate({"teachers": teachers, **changes}),
+        data=DataConfig.model_validate(limits),
+        grading=GradingConfig(),
+    )
+
+
+@contextmanager
+def served(answer: Answer, key: str | None = None) -> Iterator[Endpoint]:
+    endpoint = Endpoint(answer, (CHAT,), key)
+    try:
+        yield endpoint
+    finally:
+        endpoint.close()
+
+
+def context_in(out: Path, inputs: dict[str, Path], servers: dict[str, str], **server: object) -> StageContext:
+    out.mkdir(exist_ok=True, parents=True)
+    limits = {"max_retries": 1, "request_timeout_s": 20.0, **server}
+    teachers = {name: ServerConfig.model_validate({"urls": (url,), **limits}) for name, url in servers.items()}
+    execution = ExecutionConfig(teachers=teachers, rollout_batch_size=4)
+    events = EventWriter(out / "events.jsonl")
+    return StageContext(out, inputs, "key", "synthesize", execution, TrackingConfig(), events)
+
+
+def traces_in(out: Path, name: str = "train") -> dict[str, list[str]]:
+    return {prompt.uid: [trace.author for trace in prompt.traces] for prompt in read_prompts(out / f"{name}.parquet")}
+
+
+def card_in(out: Path) -> SynthesisCard:
+    return read_synthesis_card(out / "card.json")
+
+
+def test_prompts_without_traces_get_those_of_correct_answers_and_every_later_reader_finds_its_file(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    out = tmp_path / "out"
+    with served(by_prompt({3: wrong})) as endpoint:
+        result = run(settings({"r1": teacher(temperature=0.6)}), context_in(out, inputs, {"r1": endpoint.url}))
+    assert traces_in(out) == {"p0": ["human"], "p3": []} | {f"p{number}": ["r1"] for number in (1, 2, 4, 5, 6)}
+    assert sorted(traces_in(out, "sft")) == ["p0", "p1", "p2", "p4", "p5", "p6"]
+    assert traces_in(out, "rl_complement") == {"p3": []}
+    (trace,) = read_prompts(out / "train.parquet")[1].traces
+    assert trace == Trace(
+        "so \\boxed{2}", "r1", True, model="org/big", decoding="temperature 0.6, top_p 1", num_tokens=5
+    )
+    # The first sample of every prompt, then the second of the one that has no correct answer.
+    assert Counter(number_in(body) for _, body in endpoint.asked) == {1: 1, 2: 1, 3: 2, 4: 1, 5: 1, 6: 1}
+    card = card_in(out)
+    assert (card.prompts, card.asked_about, card.given, card.without) == (7, 6, 5, ("p3",))
+    assert card.teachers["r1"].outcomes == {"correct": 5, "wrong": 2}
+    assert (card.teachers["r1"].pass_rate, card.num_tokens) == (5 / 7, 7 * 15)
+    assert result.metrics["prompts/given_a_trace"] == 5
+    assert all((out / output).exists() for output in result.outputs)
+
+
+def test_refusals_truncations_empty_and_failed_answers_are_outcomes_and_reasoning_is_put_into_tags(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    half = Reply(200, b'{"choices": [{"mess')
+
+    def reasoned(path: str, body: dict) -> Reply:
+        return completion("\\boxed{2}", reasoning_content="1 +1=2")
+
+    script = {
+        1: reasoned,
+        2: lambda path, body: completion("\\boxed{3}", finish_reason="length"),
+        3: lambda path, body: completion("\\boxed{4}", finish_reason="content_filter"),
+        4: lambda path, body: completion(""),
+        5: lambda path, body: half,
+        6: lambda path, body: refusal(400, "your policy forbids this"),
+    }
+    with served(by_prompt(script)) as endpoint:
+        run(settings({"r1": teacher(num_samples=1)}), context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
+    card = card_in(tmp_path / "o")
+    assert card.teachers["r1"].outcomes == {"correct": 1, "empty": 1, "failed": 1, "refused": 2, "truncated": 1}
+    assert card.without == ("p2", "p3", "p4", "p5", "p6")
+    (trace,) = read_prompts(tmp_path / "o" / "train.parquet")[1].traces
+    assert trace.text == "<think>\n1 +1=2\n</think>\n\n\\boxed{2}"
+
+
+def test_rules_for_traces_hold_for_answers(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    (question,) = SUITE.messages
+    script = {
+        1: lambda path, body: completion(f"{'so ' * 50}\\boxed{{2}}"),
+        2: lambda path, body: completion("<think>still \\boxed{3}"),
+        3: lambda path, body: completion(f"{question.content} \\boxed{{4}}"),
+        4: lambda path, body: completion("\\boxed{5}<|eos|>"),
+    }
+    with served(by_prompt(script)) as endpoint:
+        config = settings({"r1": teacher(num_samples=1)}, {"max_trace_tokens": 100})
+        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
+    card = card_in(tmp_path / "o").teachers["r1"]
+    assert card.rejected == {"trace_holds_benchmark_problem": 1, "trace_holds_stop_token": 1, "trace_too_long": 1}
+    assert card.outcomes == {"correct": 5, "no_answer": 1}
+    assert [uid for uid, authors in traces_in(tmp_path / "o").items() if "r1" in authors] == ["p5", "p6"]
+
+
+def test_a_teacher_that_fails_stalls_and_hurries_loses_nothing_and_is_asked_once_for_each_answer(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    """Every question fails once in a way of its own; what it gets in the end is the same as without."""
+    seen: Counter[int] = Counter()
+    lock, ended = threading.Lock(), threading.Event()
+    faults = {
+        1: refusal(503, "overloaded"),
+        2: refusal(429, "too many", Retry_After="0.1"),
+        3: None,
+        4: Reply(200, {"choices": "x" * 100}, is_cut=True),
+        5: Reply(200, b'{"choices": ['),
+    }
+
+    def troubled(path: str, body: dict) -> Reply | None:
+        number = number_in(body)
+        with lock:
+            seen[number] += 1
+            is_first = seen[number] == 1
+        if is_first and number == 6:
+            ended.wait()  # longer than anyone waits for an answer
+            return None
+        return faults[number] if is_first else right(path, body)
+
+    with served(troubled) as endpoint:
+        context = context_in(tmp_path / "troubled", inputs, {"r1": endpoint.url}, request_timeout_s=1.0)
+        run(settings({"r1": teacher()}), context)
+        ended.set()
+    with served(right) as endpoint:
+        run(settings({"r1": teacher()}), context_in(tmp_path / "calm" / "out", inputs, {"r1": endpoint.url}))
+    assert seen == dict.fromkeys(range(1, 7), 2)
+    for output in OUTPUTS:
+        assert (tmp_path / "troubled" / output).read_bytes() == (tmp_path / "calm" / "out" / output).read_bytes()
+
+
+def test_an_endpoint_that_dies_is_resumed_where_it_was_and_one_that_is_dead_never_counts_as_an_outcome(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    config, out = settings({"r1": teacher()}), tmp_path / "out"
+    left = [4]
+
+    def mortal(path: str, body: dict) -> Reply:
+        left[0] -= 1
+        return right(path, body) if left[0] >= 0 else refusal(503, "gone")
+
+    with served(lambda path, body: refusal(503, "gone")) as dead, pytest.raises(LostError, match="status 503: gone"):
+        run(config, context_in(out, inputs, {"r1": dead.url}, max_retries=0))
+    with served(mortal) as endpoint:
+        run(config, context_in(out, inputs, {"r1": endpoint.url}, max_retries=0, concurrency=1))
+    assert card_in(out).teachers["r1"].outcomes["failed"] > 0  # fewer than make an endpoint dead
+    with served(right) as endpoint:
+        run(config, context_in(tmp_path / "second", inputs, {"r1": endpoint.url}))
+    assert len(endpoint.asked) == 2  # the answers of the first stage are taken over, its failures are not
+    assert card_in(tmp_path / "second").given == 6
+
+
+def test_no_more_is_asked_than_the_budget_allows_however_many_are_asked_at_once(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    def run_with(name: str, budget: dict, concurrency: int) -> tuple[SynthesisCard, int]:
+        price = {"prompt_per_million": 100_000.0, "completion_per_million": 200_000.0}
+        config = settings({"r1": teacher(price=price)}, budget=budget)
+        with served(right) as endpoint:
+            run(config, context_in(tmp_path / name / "o", inputs, {"r1": endpoint.url}, concurrency=concurrency))
+        return card_in(tmp_path / name / "o"), len(endpoint.asked)
+
+    one, asked = run_with("one", {"max_tokens": 40}, 1)
+    many, _ = run_with("many", {"max_tokens": 40}, 64)
+    assert (asked, one.num_tokens, one.never_asked) == (3, 45, ("p4", "p5", "p6"))
+    assert one == many
+    assert one.teachers["r1"].not_asked == 3 + 6
+    by_cost, asked = run_with("cost", {"max_cost": 2.0}, 64)
+    assert (asked, by_cost.cost) == (1, 2.0)  # 10 tokens of prompt and 5 of the answer
+    text = (tmp_path / "one" / "o" / "card.md").read_text()
+    assert "3 were never asked: p4, p5, p6" in text
+    assert "45 tokens of prompts and answers of 40 allowed" in text
+
+
+def test_several_teachers_sign_their_traces_and_in_a_cascade_the_next_one_gets_what_is_left(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    teachers = {"small": teacher(num_samples=1), "big": teacher(endpoint={"name": "org/huge"}, system_prompt="Think.")}
+    with served(by_prompt({2: wrong, 3: wrong})) as small, served(right) as big:
+        servers = {"small": small.url, "big": big.url}
+        run(settings(teachers), context_in(tmp_path / "all" / "o", inputs, servers))
+        assert traces_in(tmp_path / "all" / "o")["p1"] == ["small"]  # equal texts are one trace
+        assert traces_in(tmp_path / "all" / "o")["p2"] == ["big"]
+        assert big.asked[0][1]["messages"][0] == {"role": "system", "content": "Think."}
+        before = len(big.asked)
+        run(settings(teachers, cascade=True), context_in(tmp_path / "cascade" / "o", inputs, servers))
+    assert sorted(number_in(body) for _, body in big.asked[before:]) == [2, 3]
+    assert card_in(tmp_path / "cascade" / "o").teachers["big"].prompts == 2
+
+
+def test_a_model_folder_gives_its_log_probabilities_where_its_tokens_are_the_policys(
+    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "teacher"
+    tiny_tokenizer().save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    config = settings({"own": {"path": str(folder), "max_response_tokens": 20, "num_samples": 2}})
+
+    def start(answer: Callable[[str, int], str]) -> ScriptedEngine:
+        engine = ScriptedEngine(tiny_tokenizer(), answer)
+        monkeypatch.setattr(TransformersEngine, "from_folder", lambda folder, dtype, batch_size: engine)
+        return engine
+
+    def by_seed(prompt: str, seed: int) -> str:
+        number = int(prompt.removeprefix("<|bos|>").split()[0])
+        return f"\\boxed{{{number + 1 + seed % 2}}}"
+
+    def dies(prompt: str, seed: int) -> str:
+        if len(first.requests) > 4:
+            raise KeyboardInterrupt
+        return by_seed(prompt, seed)
+
+    first = start(dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, context_in(tmp_path / "out", inputs, {}))
+    second = start(by_seed)
+    assert run(config, context_in(tmp_path / "out", inputs, {})).resumed_from == 4
+    whole = start(by_seed)
+    run(config, context_in(tmp_path / "whole", inputs, {}))
+    assert [request.seed for request in second.requests] == [request.seed for request in whole.requests[4:]]
+    for output in OUTPUTS:
+        assert (tmp_path / "out" / output).read_bytes() == (tmp_path / "whole" / output).read_bytes()
+    card = card_in(tmp_path / "out").teachers["own"]
+    assert card.with_logprobs == card.traces > 0
+    (trace, *_) = [trace for p in read_prompts(tmp_path / "out" / "train.parquet") for trace in p.traces][1:]
+    assert trace.logprobs == (0.0,) * trace.num_tokens
+
+
+@pytest.mark.parametrize(
+    ("server", "variable", "message"),
+    [
+        ({"api_key_variable": "R1_KEY"}, None, "execution.teachers.r1.api_key_variable: .* R1_KEY is not set"),
+        ({"api_key_variable": "R1_KEY"}, "wrong", "R1_KEY .execution.teachers.r1.api_key_variable., which holds a rej"),
+        ({"urls": ("http://127.0.0.1:9",)}, None, "execution.teachers.r1.urls: .*start the server or correct the URL"),
+    ],
+)
+def test_a_teacher_that_cannot_be_asked_is_one_line(
+    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, server: dict, variable: str | None,
+    message: str,
+) -> None:  # fmt: skip
+    if variable is not None:
+        monkeypatch.setenv("R1_KEY", variable)
+    with served(right, key="sk-right") as endpoint, pytest.raises(ConfigError, match=message) as refused:
+        run(settings({"r1": teacher()}), context_in(tmp_path / "o", inputs, {"r1": endpoint.url}, **server))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_plan_says_that_a_key_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    smoke = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+    teachers = "synthesize={teachers: {r1: {endpoint: {name: m}, max_response_tokens: 8}}}"
+    server = "execution.teachers={r1: {urls: ['http://h:1/v1'], api_key_variable: R1_KEY}}"
+    config = load_experiment(smoke, [teachers, server])
+    assert "R1_KEY is not set; export it" in " ".join(find_resources(config).notes)
+    monkeypatch.setenv("R1_KEY", "sk-1")
+    assert "R1_KEY" not in " ".join(find_resources(config).notes)
+
+
+def test_requests_that_are_all_rejected_are_a_mistake_and_no_outcome(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    def rejects(path: str, body: dict) -> Reply:
+        return refusal(400, "top_p is not supported")
+
+    with (
+        served(rejects) as endpoint,
+        pytest.raises(ConfigError, match=r"refuses the request: .*top_p is not"),
+    ):
+        run(settings({"r1": teacher()}), context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
+    assert (tmp_path / "o" / "paid_answers.jsonl").read_bytes() == b""
+
+
+def test_an_account_that_is_empty_ends_the_stage_and_counts_nothing(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    def pays_twice(path: str, body: dict) -> Reply:
+        return right(path, body) if len(endpoint.asked) <= 2 else refusal(402, "no credit")
+
+    config = settings({"r1": teacher()})
+    with served(pays_twice) as endpoint, pytest.raises(ConfigError, match="status 402: no credit"):
+        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}, concurrency=1))
+    with served(right) as endpoint:
+        run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
+    assert len(endpoint.asked) == 4
+    assert card_in(tmp_path / "o").teachers["r1"].outcomes == {"correct": 6}
+
+
+def test_a_synthesis_without_prompts_to_ask_is_refused(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    rows = read_prompts(inputs["data"] / "train.parquet")[:1]
+    write_prompts(inputs["data"] / "train.parquet", rows)
+    write_prompts(inputs["data"] / "rl_complement.parquet", [])
+    with pytest.raises(DataError, match=r"no training prompt lacks a trace; set synthesize\.prompts: all"):
+        run(settings({"r1": teacher()}), context_in(tmp_path / "o", inputs, {"r1": "http://127.0.0.1:9"}))
+
+
+def test_sft_cannot_ask_for_more_examples_than_there_are(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    config = settings({"r1": teacher(num_samples=1)}, {"sft": {"unique_train_examples": 6}})
+    with served(by_prompt({3: wrong})) as endpoint:
+        result = run(config, context_in(tmp_path / "o", inputs, {"r1": endpoint.url}))
+    assert isinstance(result, StageResult)
+    assert len(traces_in(tmp_path / "o", "sft")) == 6
+    with (
+        served(by_prompt({3: wrong, 4: wrong})) as endpoint,
+        pytest.raises(DataError, match="unique_train_examples: 6 asked for, 5 training prompts have a trace"),
+    ):
+        run(config, context_in(tmp_path / "fewer" / "o", inputs, {"r1": endpoint.url}))
