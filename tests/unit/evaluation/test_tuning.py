@@ -22,7 +22,7 @@ RATES = {"rl.optimizer.lr": (1e-4, 2e-4, 4e-4)}
 
 
 def finished(seed, solved, trained=None):
-    return FinishedSeed(seed, evaluation(validation=solved), COSTS, (), trained or {})
+    return FinishedSeed(seed, evaluation(validation=solved), COSTS, (), trained=trained or {})
 
 
 def tuned(arm, *solved, grid=RATES, failed=()):

@@ -451,7 +451,7 @@ def test_servers_and_their_use_belong_together() -> None:
     with pytest.raises(ConfigError, match=r"urls: missing; evaluation\.engine: openai needs at least one server"):
         load_experiment(SMOKE, ["evaluation.engine=openai"])
     with pytest.raises(
-        ConfigError, match=r"has no effect without evaluation\.engine, difficulty\.engine or rl\.engine"
+        ConfigError, match=r"has no effect without evaluation\.engine, difficulty\.engine, sample\.engine or rl\.engine"
     ):
         load_experiment(SMOKE, ["execution.server.urls=[http://a:1]"])
     config = load_experiment(SMOKE, ["evaluation.engine=openai", "execution.server.urls=[http://a:1]"])
