@@ -2,14 +2,17 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from luffy.cli.main import main
 from luffy.config import available_presets, load_experiment
 from luffy.config.comparison import load_comparison
 from luffy.config.grid_experiment import load_grid
 from luffy.config.yaml_source import parse_scalar
+from luffy.errors import EXIT_OK
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -70,3 +73,18 @@ def test_every_method_is_in_the_tables_of_both_readmes(name: str) -> None:
     methods = (ROOT / "exp_configs" / "README.md").read_text().partition("### Weight of a token")[0]
     assert f"\n| `{name}` | " in methods
     assert f"`{name}`" in (ROOT / "README.md").read_text()
+
+
+_COMMAND = re.compile(r"`luffy ((?:run|grid|compare) [^`]+)`")
+_KNOWN = _COMMAND.findall((DOCS / "known_experiments.md").read_text())
+
+
+@pytest.mark.parametrize("command", _KNOWN)
+def test_a_command_of_the_known_experiments_can_be_planned(command: str, tmp_path: Path, capsys) -> None:
+    arguments = [*shlex.split(command), "--dry-run", "--workspace", str(tmp_path)]
+    assert main(arguments) == EXIT_OK, capsys.readouterr().err
+    assert "prepare_data" in capsys.readouterr().out
+
+
+def test_the_known_experiments_are_all_found() -> None:
+    assert len(_KNOWN) >= 20
