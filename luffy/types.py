@@ -60,6 +60,10 @@ class FinishReason(StrEnum):
     """The environment failed."""
 
 
+TOKEN_LIMITS = frozenset({FinishReason.LENGTH, FinishReason.TURN_LENGTH})
+"""Ends of responses that ran into a limit of tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation."""

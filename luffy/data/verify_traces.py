@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from luffy.grading import GradeRequest, GraderPool, problem_of
+from luffy.errors import LostError
+from luffy.grading import GradeRequest, GraderPool, is_unjudged, problem_of
 from luffy.types import Outcome, Prompt, Trace
 
 
@@ -27,13 +28,22 @@ class TraceReplayer(Protocol):
 
 
 def grade_traces(prompts: Sequence[Prompt], grader: GraderPool) -> list[list[Outcome]]:
-    """Return what grading found for each trace of each prompt."""
+    """Return what grading found for each trace of each prompt.
+
+    Raises LostError where a judge could not be reached, which says nothing about the traces.
+    """
     requests = [
         GradeRequest(trace.reply, prompt.ground_truth, problem_of(prompt))
         for prompt in prompts
         for trace in prompt.traces
     ]
-    outcomes = iter([grade.outcome for grade in grader.grade(requests)])
+    grades = grader.grade(requests)
+    if lost := [grade for grade in grades if is_unjudged(grade)]:
+        raise LostError(
+            f"{len(lost)} of {len(grades)} traces have no verdict ({lost[0].reason}); finished shards are kept, and "
+            "the same command continues after them"
+        )
+    outcomes = iter([grade.outcome for grade in grades])
     return [[next(outcomes) for _ in prompt.traces] for prompt in prompts]
 
 

@@ -17,7 +17,7 @@ from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
 from luffy.statistics.accuracy import accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
 from luffy.tracking.unanswered import MOST, UNREAD, advice_on_responses
-from luffy.types import FinishReason, Outcome
+from luffy.types import TOKEN_LIMITS, Outcome
 
 RESULTS_FILE = "results.json"
 Cell = tuple[str, str]
@@ -90,7 +90,7 @@ class ResultRow(StrictModel):
     mean_tokens: float
     """Per response."""
     truncated_share: float
-    """Responses that ran into the length limit."""
+    """Responses that ran into a limit of tokens."""
     pass_at_k: dict[str, float] = Field(default_factory=dict)
     """For k = 1, 2, 4, ... up to the number of samples; empty with one sample."""
     method: str = ""
@@ -169,7 +169,7 @@ class Tally:
         second_is_correct = record.second_outcome == Outcome.CORRECT
         self._verdicts[record.grader, record.second_grader, record.correct, second_is_correct] += 1
         self._num_tokens += record.num_tokens
-        self._num_truncated += record.finish_reason != FinishReason.STOP
+        self._num_truncated += record.finish_reason in TOKEN_LIMITS
 
     def row(self, confidence: float, protocol: SamplingProtocol | None = None) -> ResultRow:
         """The finished row; LuffyError unless every problem has the same number of responses."""

@@ -39,11 +39,10 @@ from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answer_shards import AnswerShards, stages_sampled_alike
 from luffy.stages.program import StageContext
 from luffy.stages.responses import ResponseProgress, open_generator
-from luffy.types import FinishReason, Outcome, Prompt, Trace
+from luffy.types import TOKEN_LIMITS, FinishReason, Outcome, Prompt, Trace
 
 _SHARDS = "shards"
 _AUTHOR = "policy"
-_CUT = (FinishReason.LENGTH, FinishReason.TURN_LENGTH)
 TRAIN_FILE = "train.parquet"
 
 
@@ -259,5 +258,5 @@ def _pass_rate(uid: str, records: Sequence[SampleRecord]) -> PassRate:
         uid=uid,
         outcomes=dict(Counter(record.outcome for record in records)),
         num_tokens=sum(record.num_tokens for record in records),
-        num_truncated=sum(record.finish_reason in _CUT for record in records),
+        num_truncated=sum(record.finish_reason in TOKEN_LIMITS for record in records),
     )

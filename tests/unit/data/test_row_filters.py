@@ -10,11 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from patience import PATIENCE_S
 
+from luffy.config.grading import GradingConfig, JudgeGrader
 from luffy.data.contamination import BenchmarkIndex
 from luffy.data.prompt_identity import prompt_uid
 from luffy.data.row_filters import FilteredRow, Rejection, RowFilter, Rules, with_system_prompt
 from luffy.data.tokenizer import build_tokenizer, texts_of
 from luffy.data.verify_traces import grade_traces
+from luffy.errors import LostError
 from luffy.grading import GraderPool
 from luffy.types import Message, Outcome, Prompt, Trace
 
@@ -128,6 +130,13 @@ def test_the_system_prompt_does_not_change_the_identity_of_a_row() -> None:
     behind = with_system_prompt([prompt("1"), own], "think")
     assert [row.messages[0].content for row in behind] == ["think", "mine"]
     assert {row.uid for row in behind} == {prompt_uid("t", row.messages) for row in behind} == {prompt("1").uid}
+
+
+def test_traces_whose_judge_cannot_be_reached_are_not_rejected_but_asked_for_again() -> None:
+    config = GradingConfig(kind=JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0))
+    rows = [prompt("1 + 1", RIGHT)]
+    with GraderPool(1, PATIENCE_S, config) as judged, pytest.raises(LostError, match="1 of 1 traces have no verdict"):
+        grade_traces(rows, judged)
 
 
 @pytest.mark.slow

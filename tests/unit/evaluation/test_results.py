@@ -28,6 +28,14 @@ def test_a_row_counts_problems_responses_outcomes_and_truncation() -> None:
     assert row.pass_at_k == {"1": 0.25, "2": 0.5}
 
 
+@pytest.mark.parametrize(
+    ("reason", "share"),
+    [("length", 1.0), ("turn_length", 1.0), ("stop", 0.0), ("turns", 0.0), ("environment_error", 0.0)],
+)
+def test_only_limits_of_tokens_cut_a_response_off(reason: str, share: float) -> None:
+    assert result_row([replace(RECORD, finish_reason=reason)], 0.95).truncated_share == share
+
+
 def test_a_row_says_what_its_interval_is_and_which_answer_wins() -> None:
     records = [
         replace(RECORD, uid=uid, sample=sample, answer=answer, correct=answer == "1")

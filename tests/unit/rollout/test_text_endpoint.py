@@ -1,6 +1,7 @@
 """`TextEndpoint` against small HTTP servers that answer as OpenAI's protocol wants it, or as some servers do."""
 
 import email.utils
+import itertools
 import re
 import threading
 import time
@@ -109,19 +110,20 @@ def test_a_text_is_continued(serve: Callable[..., Endpoint], connect: Callable[.
 def test_completions_come_in_the_order_of_the_requests_from_all_servers(
     serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
 ) -> None:
-    def in_pairs() -> Callable[[str, dict], Reply]:
-        both_are_here = threading.Barrier(2, timeout=PATIENCE_S)
+    def in_a_pair() -> Callable[[str, dict], Reply]:
+        both_are_here, numbers = threading.Barrier(2, timeout=PATIENCE_S), itertools.count()
 
         def answer(path: str, body: dict) -> Reply:
-            both_are_here.wait()
+            if next(numbers) < 2:  # later requests may come alone
+                both_are_here.wait()
             return completion(body["messages"][1]["content"])
 
         return answer
 
-    servers = serve(in_pairs()), serve(in_pairs())
+    servers = serve(in_a_pair()), serve(in_a_pair())
     found = connect(*servers, concurrency=2).generate(chats(12), PARAMS)
     assert [each.text for each in found] == [f"{i} + 1?" for i in range(12)]
-    assert [len(each.asked) for each in servers] == [6, 6]
+    assert sum(len(each.asked) for each in servers) == 12 and all(len(each.asked) >= 2 for each in servers)
     assert {each.most_at_once for each in servers} == {2}
 
 
