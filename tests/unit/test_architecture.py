@@ -121,6 +121,14 @@ def test_no_two_modules_have_one_name():
     assert shared_names(places) == {}
 
 
+def test_no_two_files_of_tests_have_one_name():
+    """pytest would not collect the second one."""
+    places = defaultdict(list)
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        places[path.stem].append(path.relative_to(ROOT).as_posix())
+    assert shared_names(places) == {}
+
+
 def test_config_mirrors_modules_that_exist():
     """A name that is shared no longer leaves the allowance."""
     elsewhere = {path.stem for path in (*MODULES, *FLOW_MODULES) if "config" not in path.relative_to(ROOT).parts}

@@ -45,7 +45,7 @@ class Watch:
     """The largest memory of this process and of its workers, sampled."""
 
     def __init__(self, pool: GraderPool) -> None:
-        self.own = self.worker = psutil.Process().memory_info().rss
+        self.own, self.worker = psutil.Process().memory_info().rss, 0
         self._pool, self._stop = pool, threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
