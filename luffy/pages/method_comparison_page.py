@@ -29,7 +29,7 @@ _NOTES = (
     "Mean reward of rollouts at each RL step, mean over seeds. A cold start by SFT stands before the first point; an "
     "arm of SFT alone has no rewards.",
     "Rollouts and traces in the batches of updates.",
-    "Of training steps with their rollouts, on the machine and beside the other runs of this comparison.",
+    "Time in training steps with their rollouts, on this machine and beside the other runs of this comparison.",
 )
 
 

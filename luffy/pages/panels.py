@@ -64,7 +64,7 @@ _REWARD_PANELS = (
 _POLICY_PANELS = (
     Panel(
         "Entropy",
-        "Of the policy at the tokens of rollouts and of demonstrations, in nats.",
+        "The policy's entropy at the tokens of rollouts and of demonstrations, in nats.",
         (
             Curve("actor/entropy_on_policy", "on-policy tokens"),
             Curve("actor/entropy_off_policy", "off-policy tokens", "c2"),
@@ -117,7 +117,7 @@ _POLICY_PANELS = (
     ),
 )
 _COMMON_PANELS = (
-    Panel("Learning rate", "Of the optimizer step.", (Curve("actor/lr", "rate", "c6"),), exact=True),
+    Panel("Learning rate", "The rate of each optimizer step.", (Curve("actor/lr", "rate", "c6"),), exact=True),
     Panel("Speed", "Tokens a second.", (Curve("perf/tokens_per_s", "tokens/s", "c6"),)),
 )
 
