@@ -2,18 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.objective.schedule import ScheduledValue, bounds, depends_on_length
-from luffy.config.strict import StrictModel, without_unused
+from luffy.config.strict import StrictModel, is_none
 
 _Accuracy = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -144,13 +136,9 @@ class GroupConfig(StrictModel):
     off_policy_when_accuracy_at_most: _Accuracy | None = None
     """Roll out the full group first, and let traces take the place of wrong rollouts only where the share of correct
     ones is at most this; None: always have them."""
-    guidance: GuidanceConfig | None = None
+    guidance: GuidanceConfig | None = Field(default=None, exclude_if=is_none)
     """Which prompts have off-policy rows, by how often earlier steps solved them; None: all."""
     filter: GroupFilter | None = None
-
-    @model_serializer(mode="wrap")
-    def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
-        return without_unused(dump(self), {"guidance": None}, info.context)
 
     @model_validator(mode="after")
     def _effective(self) -> "GroupConfig":

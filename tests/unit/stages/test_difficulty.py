@@ -2,28 +2,28 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
+from synthetic.answered_stage import number_in, stage_context, use
+from synthetic.arithmetic import problems, tiny_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config.difficulty import DifficultyConfig
-from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.execution import ExecutionConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import DifficultySettings
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.errors import DataError
 from luffy.pipeline.chain.identity import IdentityRecord, identity_of, write_identity
-from luffy.pipeline.machine.events import EventReader, EventWriter
-from luffy.rollout.transformers_engine import TransformersEngine
+from luffy.pipeline.machine.events import EventReader
 from luffy.stages.difficulty import run
-from luffy.stages.program import StageContext
 from luffy.types import Trace
 
+context_in = partial(stage_context, "difficulty")
 OUTPUTS = ("pass_rates.parquet", "train.parquet", "card.json", "card.md")
 
 
@@ -48,24 +48,6 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     write_prompts(tmp_path / "data" / "train.parquet", traced)
     (tmp_path / "base" / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 48}))
     return {"data": tmp_path / "data", "model": tmp_path / "base"}
-
-
-def context_in(out: Path, inputs: dict[str, Path]) -> StageContext:
-    out.mkdir(exist_ok=True, parents=True)
-    execution = ExecutionConfig(rollout_batch_size=8)
-    return StageContext(
-        out, inputs, "key", "difficulty", execution, TrackingConfig(), EventWriter(out / "events.jsonl")
-    )
-
-
-def use(monkeypatch: pytest.MonkeyPatch, script: Callable[[str, int], str]) -> ScriptedEngine:
-    engine = ScriptedEngine(tiny_tokenizer(), script)
-    monkeypatch.setattr(TransformersEngine, "from_folder", lambda folder, dtype, batch_size: engine)
-    return engine
-
-
-def number_in(prompt: str) -> int:
-    return int(prompt.removeprefix("<|bos|>").split()[0])
 
 
 def by_seed(prompt: str, seed: int) -> str:

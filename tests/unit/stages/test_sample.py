@@ -3,13 +3,14 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from synthetic.answered_stage import number_in, stage_context, use
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
-from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.expert_iteration import SampleConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SampleSettings
@@ -18,13 +19,13 @@ from luffy.data.sample_card import read_sample_card
 from luffy.data.templates import decode
 from luffy.errors import DataError
 from luffy.pipeline.chain.identity import IdentityRecord, identity_of, write_identity
-from luffy.pipeline.machine.events import EventReader, EventWriter
+from luffy.pipeline.machine.events import EventReader
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
-from luffy.stages.program import StageContext
 from luffy.stages.sample import run
 from luffy.types import Trace
 
+context_in = partial(stage_context, "sample_1")
 OUTPUTS = ("pass_rates.parquet", "sampled.parquet", "card.json", "card.md")
 
 
@@ -47,22 +48,6 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     write_prompts(tmp_path / "data" / "train.parquet", traced)
     (tmp_path / "base/0123abcd/model/config.json").write_text(json.dumps({"max_position_embeddings": 48}))
     return {"data": tmp_path / "data", "model": tmp_path / "base" / "0123abcd"}
-
-
-def context_in(out: Path, inputs: dict[str, Path], batch: int = 8) -> StageContext:
-    out.mkdir(exist_ok=True, parents=True)
-    execution = ExecutionConfig(rollout_batch_size=batch)
-    return StageContext(out, inputs, "key", "sample_1", execution, TrackingConfig(), EventWriter(out / "events.jsonl"))
-
-
-def use(monkeypatch: pytest.MonkeyPatch, script: Callable[[str, int], str]) -> ScriptedEngine:
-    engine = ScriptedEngine(tiny_tokenizer(), script)
-    monkeypatch.setattr(TransformersEngine, "from_folder", lambda folder, dtype, batch_size: engine)
-    return engine
-
-
-def number_in(prompt: str) -> int:
-    return int(prompt.removeprefix("<|bos|>").split()[0])
 
 
 def by_seed(prompt: str, seed: int) -> str:
