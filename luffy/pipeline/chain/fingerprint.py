@@ -26,7 +26,7 @@ _FRAME = (
     "luffy.pipeline",
     "luffy.stages.program",
     "luffy.cluster.engine_pool",
-    "luffy.config.chain_rules",
+    "luffy.config.experiment_rules",
     "luffy.config.key_paths",
     "luffy.config.layers",
     "luffy.config.load",

@@ -1,0 +1,72 @@
+"""Rules of `environment`: templates, measures of groups, replayed traces and tasks."""
+
+from luffy.config.data import VerifiersSource
+from luffy.config.environment import VerifiersEnvironment
+from luffy.config.experiment import ExperimentConfig
+from luffy.config.grading import MeasureGrader
+
+
+def environment_has_its_template(config: ExperimentConfig) -> None:
+    """Turns follow the chat template: no stop texts and no other template."""
+    if config.environment is None:
+        return
+    if "sample" in config.stages:
+        raise ValueError("environment: the stage sample answers in single turns; remove the environment or the stage")
+    if "rl" in config.stages and config.rl is not None and config.rl.stop:
+        raise ValueError(
+            "rl.stop has no use with an environment, whose turns end with the stop token of the chat template; "
+            "remove it"
+        )
+    evaluation = config.evaluation
+    if evaluation is None:
+        return
+    cut = [name for name, suite in evaluation.suites.items() if suite.stop or suite.template not in (None, "own")]
+    if evaluation.stop or evaluation.template != "own" or cut:
+        where = "evaluation" if not cut else f"evaluation.suites.{cut[0]}"
+        raise ValueError(
+            f"{where}: stop and template have no use with an environment, whose turns follow the chat template; "
+            "remove them"
+        )
+
+
+def group_measures_have_their_groups(config: ExperimentConfig) -> None:
+    """Groups are measured in RL, after grading, and not changed afterwards."""
+    measures = config.environment.scoring.group_measures if config.environment is not None else {}
+    if not measures:
+        return
+    where = f"environment.scoring.group_measures.{next(iter(measures))}"
+    if "rl" not in config.stages or config.objective is None:
+        raise ValueError(f"{where}: only RL has groups; remove it, or add the stage rl")
+    if config.objective.group.off_policy_when_accuracy_at_most is not None:
+        raise ValueError(
+            f"{where}: objective.group.off_policy_when_accuracy_at_most changes a group after its episodes are "
+            "compared; remove one of the two"
+        )
+    leaves = [config.grading.kind, *config.grading.named.values()]
+    if graded := [kind.name for kind in leaves if isinstance(kind, MeasureGrader) and kind.name in measures]:
+        raise ValueError(
+            f"grading: kind: measure cannot take {graded[0]}, which is measured of whole groups after grading; use "
+            "environment.scoring.weights"
+        )
+
+
+def replays_have_their_environment(config: ExperimentConfig) -> None:
+    """Traces are replayed against an environment."""
+    if config.data.replay_traces != "off" and (config.environment is None or config.data.train is None):
+        missing = "environment" if config.environment is None else "data.train"
+        raise ValueError(f"data.replay_traces: {config.data.replay_traces} has no effect without {missing}; remove it")
+
+
+def tasks_have_their_environment(config: ExperimentConfig) -> None:
+    """Tasks that an environment scores come with that environment."""
+    named = {f"suites.{name}": source for name, source in config.data.suites.items()} | config.data.training_sources
+    for name, source in named.items():
+        if not isinstance(source, VerifiersSource) or source.grader != "environment":
+            continue
+        if not isinstance(config.environment, VerifiersEnvironment):
+            raise ValueError(f"data.{name}: the environment scores its tasks; add environment.kind: verifiers")
+        if not config.environment.is_same_as(source):
+            raise ValueError(
+                f"data.{name}: environment, arguments, version and python have to be equal to those of the section "
+                "environment"
+            )

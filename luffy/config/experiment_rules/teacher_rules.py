@@ -1,0 +1,31 @@
+"""Rules of `synthesize` and its teachers."""
+
+from luffy.config.experiment import ExperimentConfig
+
+
+def teachers_are_reached(config: ExperimentConfig) -> None:
+    """Every teacher behind an endpoint has its URLs, and no other name has any."""
+    served = config.synthesize.served if config.synthesize is not None else ()
+    unknown = [name for name in config.execution.teachers if name not in served]
+    if unknown:
+        known = ", ".join(served) or "none"
+        raise ValueError(
+            f"execution.teachers: {unknown[0]} is no teacher with an endpoint in synthesize.teachers; there are: "
+            f"{known}"
+        )
+    for name in served:
+        if name not in config.execution.teachers or not config.execution.teachers[name].urls:
+            raise ValueError(f"execution.teachers.{name}.urls: missing; say where the teacher {name} is served")
+
+
+def synthesis_has_its_prompts(config: ExperimentConfig) -> None:
+    """Teachers answer single turns, of prompts that are not sorted by their traces."""
+    if config.synthesize is None or "synthesize" not in config.stages:
+        return
+    if config.environment is not None:
+        raise ValueError("environment: the stage synthesize asks for single turns; remove one of the two sections")
+    if config.data.filters.difficulty is not None:
+        raise ValueError(
+            "data.filters.difficulty sorts prompts by the traces that they come with, and synthesize adds others; "
+            "remove one"
+        )
