@@ -10,13 +10,9 @@ was. Arms run one after the other, since they share the machine's cores. Prints 
 
 import argparse
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from arithmetic_methods import CONFIG
 
 from luffy.config import load_experiment
 from luffy.evaluation.results import read_results
@@ -24,6 +20,7 @@ from luffy.pipeline.experiment import Unwatched, open_experiment, start_run
 from luffy.pipeline.workspace import find_workspace
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
+CONFIG = Path(__file__).resolve().parents[2] / "exp_configs/arithmetic.yaml"
 STEPS = 48
 SHARED = [
     "name=engines", "chain=rl", "method=luffy", f"rl.steps={STEPS}",
