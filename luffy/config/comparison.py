@@ -4,8 +4,8 @@ What is equal for all arms is checked on the loaded experiments, wherever a diff
 preset, the experiment's file):
 
 - data, base policy, evaluation and grading, so that these stages run once;
-- the budget: optimizer steps after the base policy (those of SFT and of RL together), or responses sampled from
-  the policy in training;
+- the budget: optimizer steps after the base policy (those of SFT and of RL together), responses sampled from the
+  policy in training, or tokens sampled and learned from;
 - what an RL step takes: `rl.prompts_per_step`, `rl.prompts_per_update`, `rl.passes`, `rl.max_response_tokens`,
   `rl.stop`, `rl.temperature` and `objective.group.size`, rollouts and traces together.
 

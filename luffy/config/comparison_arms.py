@@ -13,7 +13,7 @@ from luffy.config.objective import DynamicSampling, ObjectiveConfig
 from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
 
-_BUDGETED = ("rl.steps", "sft.steps", "sft.epochs")
+_BUDGETED = ("rl.steps", "rl.max_tokens", "sft.steps", "sft.epochs", "sft.max_tokens")
 _SEEDED = ("seed", "sft.seed", "rl.seed")
 _SHARED = ("data", "model", "base", "evaluation", "grading", "synthesize", "difficulty")
 _NAMED = ("name", "chain", "method", "stages")
@@ -81,7 +81,11 @@ def load_arm(arm: ArmPlan, comparison: ComparisonConfig, experiment: Path, point
     overrides = [*comparison.overrides, *arm.config.overrides, *point.overrides, *named]
     # How many steps an arm's share of the budget makes depends on the rest of its experiment.
     unmeasured = load_experiment(experiment, [*overrides, *_lengths(stages, 1, _ANY_LENGTH)], given_at=where)
-    lengths = _lengths(stages, *_shares(arm, comparison.budget, unmeasured))
+    _check_training(arm, unmeasured)
+    budget = comparison.budget
+    lengths = (
+        _lengths_by_tokens(arm, budget, unmeasured) if budget.tokens else _lengths_by_steps(arm, budget, unmeasured)
+    )
     return load_experiment(experiment, [*overrides, *lengths], given_at=where)
 
 
@@ -90,26 +94,84 @@ def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
     return [*sft, f"rl.steps={rl_steps}"] if "rl" in stages else sft
 
 
-def _shares(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> tuple[int, int]:
-    """Optimizer steps of SFT and RL steps; 0 for what the chain does not have."""
-    has_sft, has_rl = ("sft" in config.stages, "rl" in config.stages)
+def _check_training(arm: ArmPlan, config: ExperimentConfig) -> None:
+    """Refuse a chain that trains nothing, or that samples what no budget counts."""
     if "sample" in config.stages:
         arm.refuse(
             f"chain {arm.config.chain} has the stage sample, whose responses no budget counts; run it as an experiment "
             "of its own"
         )
-    if not has_sft and not has_rl:
+    if not {"sft", "rl"} & {*config.stages}:
         arm.refuse(f"chain {arm.config.chain} trains nothing: there is nothing to compare")
-    if has_sft and has_rl and arm.config.sft_steps is None:
-        arm.refuse("sft_steps: missing; say how many optimizer steps SFT makes before RL")
-    if not (has_sft and has_rl) and arm.config.sft_steps is not None:
-        arm.refuse(f"sft_steps has no effect with chain {arm.config.chain}, which has not both SFT and RL; remove it")
+
+
+def _check_share(arm: ArmPlan, config: ExperimentConfig, name: str, share: int | None) -> None:
+    """Refuse a missing share of SFT before RL, and one of a chain that has not both."""
+    has_both = {"sft", "rl"} <= {*config.stages}
+    if has_both and share is None:
+        unit = "optimizer steps SFT makes" if name == "sft_steps" else "tokens SFT learns from"
+        arm.refuse(f"{name}: missing; say how many {unit} before RL")
+    if not has_both and share is not None:
+        arm.refuse(f"{name} has no effect with chain {arm.config.chain}, which has not both SFT and RL; remove it")
+
+
+def _lengths_by_tokens(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> list[str]:
+    """Every stage ends by its share of the tokens, or by the highest number of steps."""
+    assert budget.tokens is not None
+    assert budget.max_optimizer_steps is not None
+    if arm.config.sft_steps is not None:
+        arm.refuse("sft_steps: budget.tokens counts tokens; give sft_tokens")
+    sft_tokens = arm.config.sft_tokens
+    _check_share(arm, config, "sft_tokens", sft_tokens)
+    if sft_tokens is not None and sft_tokens >= budget.tokens:
+        arm.refuse(f"sft_tokens {sft_tokens} leaves none of budget.tokens {budget.tokens} to RL; lower it")
+    if plan := _planned_by_steps(config):
+        arm.refuse(
+            f"{plan} changes over the steps of its stage, whose number budget.tokens leaves open; keep it constant"
+        )
+    a_step = config.rl.updates_per_step if config.rl is not None and "rl" in config.stages else 1
+    if budget.max_optimizer_steps < a_step:
+        arm.refuse(
+            f"budget.max_optimizer_steps {budget.max_optimizer_steps} is less than the {a_step} that an RL step makes; "
+            "raise it"
+        )
+    lengths = _lengths(config.stages, budget.max_optimizer_steps, budget.max_optimizer_steps // a_step)
+    if "sft" in config.stages:
+        lengths.append(f"sft.max_tokens={sft_tokens or budget.tokens}")
+    if "rl" in config.stages:
+        lengths.append(f"rl.max_tokens={budget.tokens - (sft_tokens or 0)}")
+    return lengths
+
+
+def _planned_by_steps(config: ExperimentConfig) -> str:
+    """The section of a stage's settings that depends on its number of steps; empty where none does."""
+    sft = config.sft if "sft" in config.stages else None
+    if sft is not None and sft.optimizer.schedule.depends_on_length:
+        return "sft.optimizer.schedule"
+    if config.rl is None or "rl" not in config.stages:
+        return ""
+    assert config.objective is not None
+    critic = config.rl.critic
+    plans = {
+        "rl.optimizer.schedule": config.rl.optimizer.schedule.depends_on_length,
+        "rl.critic.optimizer.schedule": critic is not None and critic.optimizer.schedule.depends_on_length,
+        "rl.sampling": config.rl.sampling.depends_on_length,
+        "objective": config.objective.depends_on_length,
+    }
+    return next((name for name, depends in plans.items() if depends), "")
+
+
+def _lengths_by_steps(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> list[str]:
+    """As many optimizer steps, or steps of RL that sample as many rollouts, as the budget says."""
+    if arm.config.sft_tokens is not None:
+        arm.refuse("sft_tokens has no effect without budget.tokens; give sft_steps")
+    _check_share(arm, config, "sft_steps", arm.config.sft_steps)
     sft_steps = arm.config.sft_steps or 0
     if budget.rollouts is not None:
-        return sft_steps, _steps_of_rollouts(arm, budget.rollouts, config)
+        return _lengths(config.stages, sft_steps, _steps_of_rollouts(arm, budget.rollouts, config))
     assert budget.optimizer_steps is not None
-    if not has_rl:
-        return budget.optimizer_steps, 0
+    if "rl" not in config.stages:
+        return _lengths(config.stages, budget.optimizer_steps, 0)
     assert config.rl is not None
     left, a_step = budget.optimizer_steps - sft_steps, config.rl.updates_per_step
     if left < 1 or left % a_step:
@@ -118,7 +180,7 @@ def _shares(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> tup
             f"the {a_step} that each RL step makes (rl.passes x rl.prompts_per_step / rl.prompts_per_update); change "
             "one of them"
         )
-    return sft_steps, left // a_step
+    return _lengths(config.stages, sft_steps, left // a_step)
 
 
 def _steps_of_rollouts(arm: ArmPlan, rollouts: int, config: ExperimentConfig) -> int:

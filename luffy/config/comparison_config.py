@@ -6,23 +6,32 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from luffy.config.evaluation import VALIDATION
 from luffy.config.grid import Grid
-from luffy.config.strict import StrictModel
+from luffy.config.strict import StrictModel, is_none
 
 _ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 
 
 class BudgetConfig(StrictModel):
-    """How much every arm learns: exactly one of the two."""
+    """How much every arm learns: exactly one of `optimizer_steps`, `rollouts` and `tokens`."""
 
     optimizer_steps: PositiveInt | None = None
     """Optimizer steps after the base policy, those of SFT and of RL together."""
     rollouts: PositiveInt | None = None
     """Responses sampled during RL; steps of SFT are given by `sft_steps` and not counted."""
+    tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    """Tokens sampled and response tokens learned from, those of SFT and of RL together, so that a cheap method makes
+    more steps. An arm ends after the step that reaches the number."""
+    max_optimizer_steps: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    """With `tokens`: optimizer steps of SFT, and of RL, after which an arm ends that has not reached them."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> "BudgetConfig":
-        if (self.optimizer_steps is None) == (self.rollouts is None):
-            raise ValueError("give exactly one of optimizer_steps and rollouts")
+        if [self.optimizer_steps, self.rollouts, self.tokens].count(None) != 2:
+            raise ValueError("give exactly one of optimizer_steps, rollouts and tokens")
+        if self.tokens is not None and self.max_optimizer_steps is None:
+            raise ValueError("max_optimizer_steps: missing; tokens needs it, for an arm that spends too few")
+        if self.tokens is None and self.max_optimizer_steps is not None:
+            raise ValueError("max_optimizer_steps has no effect without tokens; remove it")
         return self
 
     @property
@@ -30,7 +39,7 @@ class BudgetConfig(StrictModel):
         """In words."""
         if self.optimizer_steps is not None:
             return f"{self.optimizer_steps} optimizer steps"
-        return f"{self.rollouts} rollouts"
+        return f"{self.rollouts} rollouts" if self.rollouts is not None else f"{self.tokens:,} tokens"
 
 
 class SelectConfig(StrictModel):
@@ -64,7 +73,9 @@ class ArmConfig(StrictModel):
     method: str
     """A preset of `exp_configs/methods/`; of a chain with RL, that of RL."""
     sft_steps: PositiveInt | None = None
-    """Optimizer steps of SFT where RL follows; None: the chain has no SFT before RL."""
+    """Optimizer steps of SFT where RL follows; None: the chain has no SFT before RL, or `sft_tokens` says it."""
+    sft_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    """The share of `budget.tokens` that SFT learns from where RL follows."""
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for this arm alone."""
     grid: Grid | None = None

@@ -97,6 +97,9 @@ class SFTConfig(StrictModel):
     """Passes over the traces."""
     steps: PositiveInt | None = None
     """Optimizer steps, in place of `epochs`."""
+    max_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    """End before `epochs` or `steps`, after the step at which the response tokens learned from reach this number; None:
+    their number does not matter."""
     batch_size: PositiveInt
     """Traces an optimizer step."""
     optimizer: OptimizerConfig
@@ -151,6 +154,9 @@ class RLConfig(StrictModel):
     """Seed of this stage alone (order of prompts, rollouts); None: the experiment's. Lets seeds share data and base."""
     steps: PositiveInt
     """RL steps: each rolls out, grades and updates once. Extendable: a longer run continues a shorter one."""
+    max_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
+    """End before `steps`, after the step at which the tokens sampled and the response tokens learned from, together,
+    reach this number; None: their number does not matter."""
     prompts_per_step: PositiveInt
     prompts_per_update: PositiveInt | None = None
     """Mini-batch of one optimizer step, in prompts; None: one optimizer step a pass."""

@@ -36,7 +36,7 @@ from luffy.rollout.engine import RolloutEngine
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.best_model import BestModel, Exporter
 from luffy.stages.program import StageContext
-from luffy.tracking.metrics import METRICS_FILE, read_metrics
+from luffy.tracking.metrics import METRICS_FILE, metrics_until
 from luffy.training.rank_calls import Ranks, call_everywhere
 from luffy.training.supervised import SupervisedRank
 
@@ -104,7 +104,7 @@ class HeldOut:
         self._last_step = last_step
         self._export = export
         start = max(complete_checkpoints(out), default=0)
-        history = [row for row in read_metrics(out / METRICS_FILE) if row["step"] <= start] if start else []
+        history = metrics_until(out / METRICS_FILE, start)
         best = settings.schedule.keep_best
         self._best = None if best is None else BestModel(out, best, export, history)
 
@@ -114,9 +114,12 @@ class HeldOut:
         patience = self._settings.schedule.patience
         return patience is not None and self._best is not None and self._best.num_later >= patience
 
-    def measure(self, step: int) -> dict[str, float]:
-        """Metrics of the current weights, after `step` steps; empty where that step is not to be measured."""
-        if step % self._settings.schedule.every and step != self._last_step:
+    def measure(self, step: int, *, last: bool = False) -> dict[str, float]:
+        """Metrics of the current weights, after `step` steps; empty where that step is not to be measured.
+
+        `last`: training ends with this step, earlier than planned.
+        """
+        if step % self._settings.schedule.every and step != self._last_step and not last:
             return {}
         began = time.perf_counter()
         evaluator = self._evaluator(OneVersionEngine(self._engine_at(step), step))

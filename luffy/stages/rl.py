@@ -36,11 +36,12 @@ from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
-from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured
+from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured, end_of_training
 from luffy.tracking.gpu_hours import GpuHours
 from luffy.tracking.journal import RolloutJournal
-from luffy.tracking.metrics import METRICS_FILE, read_metrics
+from luffy.tracking.metrics import METRICS_FILE, metrics_until, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE, SampleRollout
+from luffy.tracking.token_budget import TokenBudget
 from luffy.tracking.tracker import Tracker
 from luffy.tracking.unanswered import advice_on_rollouts
 from luffy.training.base_model import copy_tokenizer
@@ -109,17 +110,20 @@ def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRA
         )
         if not start and (measured := parts.held_out.measure(0)):
             tracker.log(0, measured)
+        budget = TokenBudget(rl.max_tokens, metrics_until(context.out / METRICS_FILE, start))
         for step in range(start + 1, rl.steps + 1):
-            if parts.held_out.is_over:
-                context.events.message(f"rl.validation.patience: step {step - 1} of {rl.steps} was the last")
+            if (ended_by := end_of_training(parts.held_out, budget)) is not None:
+                context.events.message(f"rl.{ended_by}: step {step - 1} of {rl.steps} was the last")
                 break
             outcome = parts.steps.run(step)
-            measured = parts.held_out.measure(step)
+            budget.count(outcome.metrics)
+            measured = parts.held_out.measure(step, last=budget.is_over)
             tracker.log(step, outcome.metrics | measured | hours.metrics(parts.trainer.num_gpus))
             check_logp_gap(outcome.metrics, context.execution.max_logp_gap, rl.max_staleness)
             if step % context.tracking.samples_every == 0 or step == 1:
                 tracker.samples(step, parts.read(outcome.groups, context.tracking.num_samples))
-            if step % context.execution.checkpoint.rl_every == 0 or step == rl.steps or parts.held_out.is_over:
+            is_last = step == rl.steps or end_of_training(parts.held_out, budget) is not None
+            if is_last or step % context.execution.checkpoint.rl_every == 0:
                 parts.steps.save(step)
             _announce(context, step, rl.steps, outcome.metrics)
         parts.held_out.export(context.out / "model")

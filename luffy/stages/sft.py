@@ -62,7 +62,9 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     with ExitStack() as stack:
         measuring = _measuring(settings, context, plan.steps, stack)
         ranks = stack.enter_context(open_ranks(settings.cluster, spec))
-        return run_supervised(settings, context, ranks, examples, plan, hours, measuring(ranks))
+        return run_supervised(
+            settings, context, ranks, examples, plan, hours, measuring(ranks), settings.sft.max_tokens
+        )
 
 
 def _measuring(

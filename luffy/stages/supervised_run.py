@@ -10,9 +10,10 @@ from luffy.data.conversations import encode_demonstrations
 from luffy.data.templates import render_prompts
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.stages.program import StageContext, StageResult
-from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured
+from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured, end_of_training
 from luffy.tracking.gpu_hours import GpuHours
-from luffy.tracking.metrics import METRICS_FILE, read_metrics
+from luffy.tracking.metrics import METRICS_FILE, metrics_until, read_metrics
+from luffy.tracking.token_budget import TokenBudget
 from luffy.tracking.tracker import Tracker
 from luffy.training.base_model import copy_tokenizer
 from luffy.training.rank_calls import Ranks
@@ -42,21 +43,26 @@ def run_supervised(
     plan: SupervisedPlan,
     hours: GpuHours,
     held_out: HeldOutMeasure | None = None,
+    max_tokens: int | None = None,
 ) -> StageResult:
     """Train on `examples` from the newest checkpoint to the end of the plan and write `model/`."""
     trainer = SupervisedTrainer(plan, ranks)
     held_out = held_out or Unmeasured(trainer.export)
     start = max(complete_checkpoints(context.out), default=0)
+    budget = TokenBudget(max_tokens, metrics_until(context.out / METRICS_FILE, start))
     with Tracker(context.out, context.key, context.node, context.tracking, settings, resumed_from=start) as tracker:
 
         def on_step(step: int, metrics: dict[str, float]) -> bool:
-            tracker.log(step, metrics | held_out.measure(step) | hours.metrics(trainer.num_gpus))
+            budget.count(metrics)
+            measured = held_out.measure(step, last=budget.is_over)
+            tracker.log(step, metrics | measured | hours.metrics(trainer.num_gpus))
             context.events.progress(
                 step, plan.steps, loss=metrics["actor/loss"], tokens_per_s=metrics["perf/tokens_per_s"]
             )
-            if held_out.is_over and step < plan.steps:
-                context.events.message(f"sft.validation.patience: step {step} of {plan.steps} was the last")
-            return held_out.is_over
+            ended_by = end_of_training(held_out, budget)
+            if ended_by is not None and step < plan.steps:
+                context.events.message(f"sft.{ended_by}: step {step} of {plan.steps} was the last")
+            return ended_by is not None
 
         if not start and (measured := held_out.measure(0)):
             tracker.log(0, measured)

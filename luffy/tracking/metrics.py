@@ -46,6 +46,11 @@ def read_metrics(path: Path) -> list[MetricRow]:
     return [{name: _number(value) for name, value in line.items()} for line in read_lines(path)]
 
 
+def metrics_until(path: Path, step: int) -> list[MetricRow]:
+    """The rows up to `step`, that of a checkpoint; none at 0, where a stage begins anew."""
+    return [row for row in read_metrics(path) if row["step"] <= step] if step else []
+
+
 def training_rows(rows: Iterable[MetricRow]) -> list[MetricRow]:
     """Those of steps that trained: without step 0, which only a validation has."""
     return [row for row in rows if row["step"] > 0]

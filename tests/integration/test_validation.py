@@ -21,6 +21,7 @@ from luffy.pipeline.machine.events import EventWriter
 from luffy.stages import base, held_out, prepare_data, rl, sft
 from luffy.stages.program import StageContext, StageResult
 from luffy.tracking.metrics import read_metrics, without_times
+from luffy.tracking.token_budget import tokens_spent
 
 STAGES = {"prepare_data": prepare_data, "base": base, "sft": sft, "rl": rl}
 COMMON = (
@@ -195,3 +196,20 @@ def test_what_only_the_data_can_tell_is_refused_before_training(
     with pytest.raises(UserError, match=line):
         run_stage_of("sft", tmp_path, upstream, *overrides)
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_a_limit_of_tokens_ends_a_stage_as_if_it_had_fewer_steps(
+    stage: str, upstream: dict[str, Path], tmp_path: Path
+) -> None:
+    """The limit lies within step 3; the weights after it are measured and handed on."""
+    run_stage_of(stage, tmp_path / "short", upstream, OF_RL, OF_SFT, f"{stage}.steps=3")
+    spent = [tokens_spent(row) for row in rows_of(tmp_path / "short") if row["step"] > 0]
+    limit = f"{stage}.max_tokens={round(sum(spent[:2]) + spent[2] / 2)}"
+    run_stage_of(stage, tmp_path / "limited", upstream, OF_RL, OF_SFT, limit)
+    assert rows_of(tmp_path / "limited") == rows_of(tmp_path / "short")
+    assert_same_weights(tmp_path / "limited/model", tmp_path / "short/model")
+    # Begun again, the finished training takes no further step.
+    run_stage_of(stage, tmp_path / "limited", upstream, OF_RL, OF_SFT, limit)
+    assert rows_of(tmp_path / "limited") == rows_of(tmp_path / "short")

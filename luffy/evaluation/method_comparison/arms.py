@@ -41,6 +41,13 @@ class Costs:
         """By name."""
         return asdict(self)
 
+    @property
+    def tokens(self) -> float | None:
+        """Tokens sampled and learned from, as `budget.tokens` counts them."""
+        if self.generated_tokens is None or self.trained_tokens is None:
+            return None
+        return self.generated_tokens + self.trained_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:

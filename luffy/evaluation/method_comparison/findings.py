@@ -15,6 +15,9 @@ from luffy.statistics.accuracy import Estimate
 from luffy.statistics.over_seeds import SeededDifference, seeded_difference
 from luffy.statistics.paired import holm
 
+_TOKENS_OFF = 0.05
+"""Share of a budget of tokens by which an arm may miss it unmentioned: a stage ends with a whole step."""
+
 
 @dataclass(frozen=True, slots=True)
 class SignificanceTest:
@@ -65,16 +68,24 @@ class Findings:
 
     @property
     def off_budget(self) -> list[str]:
-        """One line for each arm whose seeds made another number of optimizer steps than the budget says.
+        """One line for each arm that missed the budget.
 
-        More with SFT steps between those of RL; fewer where a step's groups were all filtered out.
+        More optimizer steps with SFT steps between those of RL, fewer where a step's groups were all filtered out;
+        fewer tokens where `max_optimizer_steps` came first, more where a single step takes many.
         """
+        costs = {arm.name: arm.costs for arm in self.arms if arm.costs is not None}
+        if (tokens := self.budget.tokens) is not None:
+            spent = {name: each.tokens for name, each in costs.items()}
+            return [
+                f"{name}: {made:,.0f} tokens a seed where the budget is {tokens:,}"
+                for name, made in spent.items()
+                if made is not None and abs(made / tokens - 1) > _TOKENS_OFF
+            ]
         wanted = self.budget.optimizer_steps
-        made = {arm.name: arm.costs.optimizer_steps for arm in self.arms if arm.costs is not None}
         return [
-            f"{name}: {steps:g} optimizer steps a seed where the budget is {wanted}"
-            for name, steps in made.items()
-            if wanted is not None and steps is not None and steps != wanted
+            f"{name}: {each.optimizer_steps:g} optimizer steps a seed where the budget is {wanted}"
+            for name, each in costs.items()
+            if wanted is not None and each.optimizer_steps is not None and each.optimizer_steps != wanted
         ]
 
 

@@ -124,7 +124,7 @@ def test_an_arm_cannot_be_unequal(load, override, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (HEAD + "budget: {}\n" + ARMS, "give exactly one of optimizer_steps and rollouts"),
+        (HEAD + "budget: {}\n" + ARMS, "give exactly one of optimizer_steps, rollouts and tokens"),
         (HEAD + "budget: {optimizer_steps: 4, rollouts: 4}\n" + ARMS, "give exactly one of"),
         (HEAD + STEPS + ARMS.replace(", sft_steps: 4", ""), "arms.sft_then_rl: sft_steps: missing"),
         (
@@ -171,3 +171,40 @@ def test_the_command_line_overrides_the_comparison(load):
 def test_what_is_overridden_for_all_is_every_arms(load):
     comparison = load(HEAD + 'overrides: ["evaluation.max_response_tokens=16"]\n' + STEPS + ARMS)
     assert {run.config.evaluation.max_response_tokens for run in comparison.runs} == {16}
+
+
+TOKENS = """\
+overrides: ["sft.optimizer.schedule={kind: constant}"]
+budget: {tokens: 9000, max_optimizer_steps: 21}
+"""
+BY_TOKENS = ARMS.replace("sft_steps: 4", "sft_tokens: 2000")
+
+
+def test_a_budget_of_tokens_ends_every_stage_by_its_share(load):
+    sft, luffy, both = (run.config for run in load(HEAD.replace("[1, 2]", "[1]") + TOKENS + BY_TOKENS).runs)
+    assert (sft.sft.max_tokens, sft.sft.steps) == (9000, 21)
+    assert (luffy.rl.max_tokens, luffy.rl.steps) == (9000, 10)  # two updates an RL step
+    assert (both.sft.max_tokens, both.rl.max_tokens) == (2000, 7000)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (TOKENS.replace(", max_optimizer_steps: 21", "") + BY_TOKENS, "max_optimizer_steps: missing"),
+        (TOKENS.replace("21", "1") + BY_TOKENS, "max_optimizer_steps 1 is less than the 2 that an RL step makes"),
+        (STEPS.replace("12", "12, max_optimizer_steps: 9") + ARMS, "max_optimizer_steps has no effect without tokens"),
+        (TOKENS + ARMS, "arms.sft_then_rl: sft_steps: budget.tokens counts tokens; give sft_tokens"),
+        (TOKENS + ARMS.replace(", sft_steps: 4", ""), "arms.sft_then_rl: sft_tokens: missing"),
+        (TOKENS + BY_TOKENS.replace("2000", "9000"), "sft_tokens 9000 leaves none of budget.tokens 9000 to RL"),
+        (STEPS + BY_TOKENS, "sft_tokens has no effect without budget.tokens"),
+        (TOKENS + BY_TOKENS.replace("method: sft}", "method: sft, sft_tokens: 9}"), "sft_tokens has no effect"),
+        (
+            TOKENS
+            + BY_TOKENS.replace("method: luffy}", "method: luffy, overrides: [rl.optimizer.schedule.kind=cosine]}"),
+            "arms.luffy: rl.optimizer.schedule changes over the steps of its stage",
+        ),
+        (TOKENS + BY_TOKENS.replace("method: sft}", "method: sft, overrides: [sft.max_tokens=9]}"), "another budget"),
+    ],
+)
+def test_a_budget_of_tokens_refuses_what_it_cannot_keep(load, text, says):
+    assert says in complaint(load, HEAD + text)

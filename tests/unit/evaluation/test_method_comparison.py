@@ -157,6 +157,23 @@ def test_an_interleaved_sft_step_counts_against_the_budget_and_the_page_tells():
     assert json.loads(as_json(findings))["off_budget"] == findings.off_budget
 
 
+def test_an_arm_that_spends_other_tokens_than_the_budget_is_told():
+    budget = BudgetConfig(tokens=20_000, max_optimizer_steps=48)
+    costs = {"enough": (9_500.0, 10_400.0), "few": (4_000.0, 5_000.0)}
+    seeds = {
+        name: FinishedSeed(
+            1,
+            evaluation(easy=20, hard=10),
+            replace(COSTS, generated_tokens=generated, trained_tokens=trained),
+            (),
+        )
+        for name, (generated, trained) in costs.items()
+    }
+    arms = [Arm(name, "rl", "relift", (seed,), {}) for name, seed in seeds.items()]
+    findings = replace(compared(LUFFY, *arms), budget=budget, arms=tuple(arms))
+    assert findings.off_budget == ["few: 9,000 tokens a seed where the budget is 20,000"]
+
+
 def test_a_budget_of_rollouts_says_nothing_of_optimizer_steps():
     assert replace(compared(LUFFY, OTHER), budget=BudgetConfig(rollouts=96)).off_budget == []
 
