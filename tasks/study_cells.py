@@ -1,4 +1,4 @@
-"""The runs of a study under Prefect: arms tuned first, then the reported runs of every cell, within a budget of time."""
+"""The runs of a study under Prefect: arms tuned first, then all reported runs, within a budget of time."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -35,9 +35,7 @@ def needed_results(study: Study, cells: Sequence[str]) -> StudyResults:
     committed = read_study_results(result_files(study.path, study.config.name))
     for cell in cells:
         if cell not in committed.chosen:
-            raise UserError(
-                f"{study.path}: the committed results have no run of cell {cell}, so there is nothing to do"
-            )
+            raise UserError(f"{study.path}: the committed results have no run of cell {cell}; collect it first")
     return committed
 
 
