@@ -6,9 +6,16 @@ from statistics import fmean
 
 from luffy.cli.console import duration, say, show_report_path, text_table, wide_terminal
 from luffy.config.study import CellRun, Study, distinct
+from luffy.errors import UserError
 from luffy.evaluation.study.progress import StudyProgress, seconds_of
 from luffy.evaluation.study.study_findings import find_effects
-from luffy.evaluation.study.study_results import collect_results, read_study_results, result_files, write_results
+from luffy.evaluation.study.study_results import (
+    BASE,
+    collect_results,
+    read_study_results,
+    result_files,
+    write_results,
+)
 from luffy.files import write_atomic
 from luffy.pages.study_page import study_figure, study_html, study_markdown
 from luffy.pipeline.workspace import Workspace
@@ -53,12 +60,14 @@ def reported_of(runs: Sequence[CellRun], cell: str) -> list[CellRun]:
     return [run for run in runs if run.cell == cell]
 
 
-def collect(study: Study, cells: Sequence[str], workspace: Workspace, *, verify: bool) -> None:
-    """Write the finished results of `cells` beside the design; what the files have of other cells stays."""
-    results = collect_results(study, StudyProgress(study, workspace, verify=verify), study.selected(cells))
+def collect(study: Study, workspace: Workspace, *, verify: bool) -> None:
+    """Write the finished results of all cells beside the design; UserError where no run is finished."""
+    results = collect_results(study, StudyProgress(study, workspace, verify=verify), study.cells)
+    if not results.outcomes:
+        raise UserError(f"workspace {workspace.root}: no run of {study.config.name} is finished; nothing is written")
     files = result_files(study.path, study.config.name)
     write_results(results, files)
-    num_runs = len({row.place[:5] for row in results.outcomes})
+    num_runs = len({row.place[:5] for row in results.outcomes if row.role != BASE})
     for path in files:
         say(f"{path}: {num_runs} runs, {path.stat().st_size:,} bytes")
 

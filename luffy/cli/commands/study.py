@@ -49,6 +49,8 @@ def study(
         raise UserError(f"{' and '.join(given)}: give one of them")
     if reproduce is not None and cells is not None:
         raise UserError("--cells has no effect with --reproduce, which names its cells; remove it")
+    if cells is not None and (collect or page):
+        raise UserError(f"--cells has no effect with {given[0]}, which is about all cells; remove it")
     loaded = load_study(design)
     selected = loaded.selected(_names(reproduce or cells))
     loaded.check(selected)
@@ -63,7 +65,7 @@ def study(
     if plan:
         study_view.show_study_plan(loaded, selected, find_workspace(workspace), verify=verify)
     if collect:
-        study_view.collect(loaded, selected, find_workspace(workspace), verify=verify)
+        study_view.collect(loaded, find_workspace(workspace), verify=verify)
     if page:
         study_view.write_pages(loaded)
     return EXIT_OK

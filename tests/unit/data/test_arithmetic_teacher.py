@@ -52,7 +52,7 @@ def test_a_mistake_that_would_cancel_out_is_made_in_the_last_step():
 def test_every_prompt_has_a_trace_in_each_style_with_the_same_answer():
     (plain, *_), (styled, *_) = prompts(), prompts(styles=["equations", "checked", "labelled"])
     equations, checked, labelled = (trace.text for trace in styled.traces)
-    assert labelled == plain.traces[0].content
+    assert labelled == plain.traces[0].text
     steps = equations.removeprefix("<think>").partition("\n</think>")[0].split("\n")
     assert len(steps) == styled.extra_info["num_operations"]
     assert [step[-2:] for step in steps] == [line[-2:] for line in labelled.partition("\n</think>")[0].split("\n")[1:]]
