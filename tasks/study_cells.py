@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from luffy.cli.console import stage_title
 from luffy.config.study import CellRun, Chosen, Study, distinct
 from luffy.errors import LuffyError
-from luffy.evaluation.study.progress import StudyProgress
+from luffy.evaluation.study.study_progress import StudyProgress
 from luffy.pipeline.workspace import Workspace
 from luffy.tasks.many_runs import ManyRuns, first_line, open_runs, run_all
 
@@ -67,11 +67,12 @@ def run_cells(
                 failures.append(f"{run.titled.title}: {first_line(outcome)}")
         progress.forget()
 
+    tuning = study.tuning_runs(cells) if chosen is None else []
     if chosen is None:
-        make(study.tuning_runs(cells))
+        make(tuning)
         chosen = progress.chosen(cells)
     make(study.reported_runs(cells, chosen))
     expected = study.reported_runs(cells, study.first_points())
     reported = study.reported_runs(cells, chosen)
     unchosen = len(distinct(expected)) - len(distinct(reported)) if len(expected) > len(reported) else 0
-    return StudyOutcome(failures, len(progress.left(reported)) + unchosen, out_of_time)
+    return StudyOutcome(failures, len(progress.left([*tuning, *reported])) + unchosen, out_of_time)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from luffy.config.study import Study
 from luffy.errors import UserError
-from luffy.evaluation.study.progress import StudyProgress
+from luffy.evaluation.study.study_progress import StudyProgress
 from luffy.evaluation.study.study_results import (
     StudyResults,
     collect_runs,

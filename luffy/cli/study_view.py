@@ -7,8 +7,8 @@ from statistics import fmean
 from luffy.cli.console import duration, say, show_report_path, text_table, wide_terminal
 from luffy.config.study import CellRun, Study, distinct
 from luffy.errors import UserError
-from luffy.evaluation.study.progress import StudyProgress, seconds_of
 from luffy.evaluation.study.study_findings import find_effects
+from luffy.evaluation.study.study_progress import StudyProgress, seconds_of
 from luffy.evaluation.study.study_results import (
     BASE,
     collect_results,

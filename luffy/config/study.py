@@ -183,7 +183,7 @@ class Study:
         return values
 
     def _levels(self, cell: str) -> list[LevelConfig]:
-        """Of the axes that leave their centre last, so that theirs win."""
+        """The cell's levels; those of axes that leave the centre come last, so that theirs win."""
         axes = self.config.axes
         at = sorted(self.cells[cell].items(), key=lambda item: item[1] != axes[item[0]].centre)
         return [axes[name].levels[level] for name, level in at]

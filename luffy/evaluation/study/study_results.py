@@ -13,7 +13,7 @@ from pathlib import Path
 from luffy.config.study import CellRun, Study
 from luffy.errors import DataError
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
-from luffy.evaluation.study.progress import StudyProgress
+from luffy.evaluation.study.study_progress import StudyProgress
 from luffy.files import replacing
 
 REPORTED, TRIED, BASE = "reported", "tried", "base"
@@ -140,8 +140,9 @@ def write_results(results: StudyResults, files: tuple[Path, Path]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    for path, rows in zip(files, (results.measures, results.outcomes), strict=True):
-        table = pa.Table.from_pylist([asdict(row) for row in rows])
+    contents = [[asdict(row) for row in results.measures], [asdict(row) for row in results.outcomes]]
+    for path, rows in zip(files, contents, strict=True):
+        table = pa.Table.from_pylist(rows)
         with replacing(path) as file:
             pq.write_table(table, file, compression="zstd")
 
