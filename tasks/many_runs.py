@@ -103,15 +103,26 @@ def open_runs(
         yield ManyRuns(workspace, workers, verify, display, session, stopped)
 
 
-def run_all(running: ManyRuns, runs: Sequence[ArmRun], shared: Mapping[str, FinishedStage]) -> dict[str, RunOutcome]:
+def run_all(
+    running: ManyRuns,
+    runs: Sequence[ArmRun],
+    shared: Mapping[str, FinishedStage],
+    check_start: Callable[[], None] = lambda: None,
+) -> dict[str, RunOutcome]:
     """Make `runs`, some at a time; returns the result or the failure of each by `ArmRun.folder`.
 
-    `shared` are finished stages by name, which the runs that have them take up. An interrupt, or any error other than
-    a LuffyError, ends all of them.
+    `shared` are finished stages by name, which the runs that have them take up. `check_start` is called before each
+    run, which does not start where it raises a LuffyError. An interrupt, or any error other than a LuffyError, ends all
+    of them.
     """
+
+    def start(run: ArmRun) -> FinishedSeed:
+        check_start()
+        return learn(running, run, shared)
+
     workers = running.workers
     with ThreadPoolExecutor(workers, thread_name_prefix="arm") as pool, stopping_on_failure(pool, running.stopped.set):
-        futures = [pool.submit(contextvars.copy_context().run, learn, running, run, shared) for run in runs]
+        futures = [pool.submit(contextvars.copy_context().run, start, run) for run in runs]
         return {run.folder: _outcome(future) for run, future in zip(runs, futures, strict=True)}
 
 

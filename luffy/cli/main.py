@@ -28,6 +28,7 @@ from luffy.cli.commands.run import run
 from luffy.cli.commands.runs import runs
 from luffy.cli.commands.serve import serve
 from luffy.cli.commands.show import show
+from luffy.cli.commands.study import study
 from luffy.cli.commands.watch import watch
 from luffy.cli.console import show_error
 from luffy.cli.options import fields_help
@@ -35,7 +36,7 @@ from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, LuffyE
 
 _NAME = "luffy"
 _GROUPS: dict[str, tuple[Callable[..., int], ...]] = {
-    "Experiments": (run, plan, bench, explain, config, prepare, evaluate, eval, compare, grid, serve),
+    "Experiments": (run, plan, bench, explain, config, prepare, evaluate, eval, compare, grid, study, serve),
     "Results": (runs, show, watch, diff, leaderboard, rescore, export, export_traces, gc),
 }
 _TAKE_FIELDS = (run, plan, bench, explain, config, prepare, evaluate)

@@ -40,7 +40,7 @@ from luffy.config.load import read_overridden
 from luffy.config.selection_split import check_selection, reported_evaluation, selecting_evaluation
 from luffy.config.shipped import experiment_file, named_file
 from luffy.config.validation_errors import explain
-from luffy.config.yaml_source import KeyPath
+from luffy.config.yaml_source import KeyPath, Value
 from luffy.errors import ConfigError
 
 
@@ -130,6 +130,16 @@ def load_comparison(path: Path | str, overrides: Sequence[str] = ()) -> Comparis
         raise ConfigError(f"{path}: is no comparison: it has no arms; an experiment is run by: luffy run {path}")
     if "arms" not in values and "grid" in values:
         raise ConfigError(f"{path}: is no comparison but a grid, without arms; run it by: luffy grid {path}")
+    if "axes" in values:
+        raise ConfigError(f"{path}: is no comparison but a study, with axes; run it by: luffy study {path}")
+    return comparison_of_values(values, origins, path)
+
+
+def comparison_of_values(values: dict[str, Value], origins: Mapping[KeyPath, str], path: Path) -> Comparison:
+    """The comparison with these `values`, whose places in files are `origins`; names files as a file at `path` would.
+
+    Raises ConfigError with one line for each mistake of the comparison, or of the first arm that has one.
+    """
     try:
         config = ComparisonConfig.model_validate_json(json.dumps(values))
     except ValidationError as error:

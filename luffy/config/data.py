@@ -17,6 +17,9 @@ from luffy.config.strict import StrictModel, is_none, without_unused
 from luffy.config.verifiers_package import VerifiersPackage
 
 Operation = Literal["add", "subtract", "reverse", "multiply"]
+StepStyle = Literal["labelled", "equations", "checked"]
+"""How a trace writes its steps: ` a:+8 =55`, as the base's text does; `47+8=55`; or each labelled step twice."""
+_Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class ArithmeticSource(StrictModel):
@@ -37,6 +40,24 @@ class ArithmeticSource(StrictModel):
     format `hermes`, and goes on in a turn of its own."""
     unique: bool = True
     """Sample every prompt at most once (a corpus for the base policy may repeat, a benchmark may not)."""
+
+    traced_share: _Share = Field(default=1.0, exclude_if=lambda share: share == 1.0)
+    """Share of prompts that have a trace. A smaller share's prompts are among those of a larger one."""
+    wrong_share: _Share = Field(default=0.0, exclude_if=lambda share: share == 0.0)
+    """Share of the prompts with a trace whose traces have one wrong step, from which the rest follows, and so a wrong
+    answer. Grading rejects such traces unless `data.require_verified_traces` is false."""
+    styles: tuple[StepStyle, ...] = Field(
+        default=("labelled",), min_length=1, exclude_if=lambda styles: styles == ("labelled",)
+    )
+    """A stepwise trace in each of these styles for every prompt."""
+
+    @model_validator(mode="after")
+    def _teacher_can_do_it(self) -> "ArithmeticSource":
+        if len(set(self.styles)) < len(self.styles):
+            raise ValueError("styles: give each style once")
+        if self.by_calculator and (self.wrong_share or self.styles != ("labelled",)):
+            raise ValueError("by_calculator: a teacher with a calculator makes no mistakes and writes labelled steps")
+        return self
 
     @model_validator(mode="after")
     def _share_for_each_length(self) -> "ArithmeticSource":

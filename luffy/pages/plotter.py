@@ -216,12 +216,25 @@ def picture_svg(plots: Sequence[Plot], columns: int = _COLUMNS) -> str:
         f'{4 + index // columns * (_HEIGHT + _CAPTION + 8):g})">{"".join(_captioned(plot))}</g>'
         for index, plot in enumerate(drawn)
     ]
-    picture = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{1.6 * width:g}" height="{1.6 * height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, \'DejaVu Sans\', sans-serif">'
-        f'<rect width="100%" height="100%" fill="#ffffff"/>{"".join(cells)}</svg>'
-    )
-    return re.sub(r"var\(--(\w+)\)", lambda match: _FIXED[match[1]], picture)
+    return _alone(width, height, "".join(cells))
+
+
+def gallery_svg(panels: Sequence[tuple[str, str]], legend: Sequence[tuple[str, str]], columns: int = _COLUMNS) -> str:
+    """Drawn plots, each with a title, under one legend (colour and label), as a file that stands alone."""
+    columns = max(1, min(columns, len(panels)))
+    width, marks, left, top = columns * (_WIDTH + 12), list[str](), 6.0, 8.0
+    for color, label in legend:
+        if left > 6.0 and left + 22 + _CHARACTER * len(label) > width:
+            left, top = 6.0, top + 12
+        marks.append(f'<rect x="{left:g}" y="{top - 4:g}" width="9" height="3" {_fill(color)}/>')
+        marks.append(_text(label, left + 12, top, anchor="start"))
+        left += 22 + _CHARACTER * len(label)
+    for index, (title, plot) in enumerate(panels):
+        x, y = 6 + index % columns * (_WIDTH + 12), top + 20 + index // columns * (_HEIGHT + 26)
+        marks.append(_text(title, x, y, "fg", _TITLE_FONT, "start"))
+        marks.append(plot.replace("<svg ", f'<svg x="{x:g}" y="{y + 6:g}" width="{_WIDTH:g}" height="{_HEIGHT:g}" ', 1))
+    height = top + 12 + math.ceil(len(panels) / columns) * (_HEIGHT + 26)
+    return _alone(width, height, "".join(marks))
 
 
 def picture_url(plots: Sequence[Plot]) -> str:
@@ -357,6 +370,16 @@ def _captioned(plot: Plot) -> Iterator[str]:
         yield _text(line.label, left + 12, 22.0, anchor="start")
         left += 22 + _CHARACTER * len(line.label)
     yield f'<g transform="translate(0,{_CAPTION - 4:g})">{"".join(_curves(plot, bounded=True))}</g>'
+
+
+def _alone(width: float, height: float, content: str) -> str:
+    """A picture with fixed colours on white, as a file."""
+    picture = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{1.6 * width:g}" height="{1.6 * height:g}" '
+        f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, \'DejaVu Sans\', sans-serif">'
+        f'<rect width="100%" height="100%" fill="#ffffff"/>{content}</svg>'
+    )
+    return re.sub(r"var\(--(\w+)\)", lambda match: _FIXED[match[1]], picture)
 
 
 def _thin(points: Points) -> list[tuple[float, float]]:

@@ -10,12 +10,12 @@ import hashlib
 import json
 import string
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from luffy.config.data import ArithmeticSource
+from luffy.config.data import ArithmeticSource, StepStyle
 from luffy.data.prompt_identity import prompt_uid
 from luffy.data.schema import joined_text
 from luffy.errors import DataError
@@ -51,6 +51,18 @@ def _operations() -> tuple[tuple[str, Operation], ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class Teaching:
+    """How the teacher answers one prompt."""
+
+    place: float
+    """Where in the chain it errs, in [0, 1)."""
+    shift: int
+    """Added to the result there, modulo 100; 0: it does not err."""
+    styles: tuple[StepStyle, ...]
+
+
+_PLAINLY = Teaching(0.0, 0, ("labelled",))
 OPERATIONS = _operations()
 _LABELS = string.ascii_lowercase
 _TEXT = tuple(f"{number:02d}" for number in range(MODULUS))
@@ -75,6 +87,40 @@ def render_solution(start: int, operations: Sequence[Operation], *, stepwise: bo
         number = operation.results[number]
         lines.append(f" {_labelled(label, operation)} ={_TEXT[number]}")
     return _thought(lines) + box
+
+
+def render_styled(start: int, operations: Sequence[Operation], results: Sequence[int], style: StepStyle) -> str:
+    r"""Return a trace in `style` whose steps come to `results`, right or wrong, and whose box has the last of them.
+
+    The steps of `47 a:+8 b:r =` as equations are `47+8=55` and `55r=55`; checked, each labelled step stands twice.
+    """
+    lines = [] if style == "equations" else [_TEXT[start]]
+    before = start
+    for label, operation, result in zip(_LABELS, operations, results, strict=False):
+        if style == "equations":
+            lines.append(f"{_TEXT[before]}{operation.symbol}={_TEXT[result]}")
+        else:
+            step = f" {_labelled(label, operation)} ={_TEXT[result]}"
+            lines += [step, step] if style == "checked" else [step]
+        before = result
+    return _thought(lines) + f"\\boxed{{{_TEXT[results[-1]]}}}"
+
+
+def _results(start: int, operations: Sequence[Operation], teaching: Teaching) -> list[int]:
+    """The result of every step. Where a mistake would cancel out, it is in the last step instead."""
+    wrong_at = int(teaching.place * len(operations))
+    found = _followed(start, operations, wrong_at, teaching.shift)
+    if teaching.shift and _TEXT[found[-1]] == solve(start, operations):
+        return _followed(start, operations, len(operations) - 1, teaching.shift)
+    return found
+
+
+def _followed(start: int, operations: Sequence[Operation], wrong_at: int, shift: int) -> list[int]:
+    found, number = list[int](), start
+    for index, operation in enumerate(operations):
+        number = (operation.results[number] + (shift if index == wrong_at else 0)) % MODULUS
+        found.append(number)
+    return found
 
 
 def render_turns(start: int, operations: Sequence[Operation], by_calculator: Set[Operation]) -> list[Message]:
@@ -142,9 +188,37 @@ class ArithmeticPrompts:
             chains = _draw(source, length, quota, rng)
             stepwise = rng.permutation(quota) < round(_stepwise_share(source, length) * quota)
             drawn += zip(chains.tolist(), stepwise.tolist(), strict=True)
-        for index in rng.permutation(len(drawn)).tolist():
+        order = rng.permutation(len(drawn)).tolist()
+        for index, teaching in zip(order, self._teachings(len(drawn)), strict=True):
             chain, is_stepwise = drawn[index]
-            yield _prompt(chain, is_stepwise, self._by_calculator)
+            prompt = _prompt(chain, is_stepwise, self._by_calculator)
+            yield prompt if teaching == _PLAINLY else replace(prompt, traces=self._traces(chain, is_stepwise, teaching))
+
+    def _teachings(self, count: int) -> "list[Teaching | None]":
+        """How the teacher answers each prompt; None: not at all. Drawn apart, so that prompts do not depend on it."""
+        source = self._source
+        if not {"traced_share", "wrong_share", "styles"} & source.model_dump().keys():
+            return [_PLAINLY] * count
+        rng = np.random.Generator(np.random.PCG64(_entropy(self._seed, f"{self._purpose}:traces")))
+        traced = rng.permutation(count)[: round(source.traced_share * count)].tolist()
+        place, shift = rng.random(count).tolist(), rng.integers(1, MODULUS, count).tolist()
+        found: list[Teaching | None] = [None] * count
+        for rank, index in enumerate(rng.permutation(traced).tolist()):
+            is_wrong = rank < round(source.wrong_share * len(traced))
+            found[index] = Teaching(place[index], shift[index] if is_wrong else 0, source.styles)
+        return found
+
+    def _traces(self, chain: Chain, stepwise: bool, teaching: "Teaching | None") -> tuple[Trace, ...]:
+        """The traces of a teacher that errs, or writes in other styles; none where it does not answer."""
+        if teaching is None:
+            return ()
+        start, operations = chain[0], [OPERATIONS[code][1] for code in chain[1:]]
+        if stepwise and self._by_calculator:
+            return (_trace(start, operations, stepwise, self._by_calculator),)
+        results = _results(start, operations, teaching)
+        if not stepwise:
+            return (Trace(f"\\boxed{{{_TEXT[results[-1]]}}}", AUTHOR),)
+        return tuple(Trace(render_styled(start, operations, results, style), AUTHOR) for style in teaching.styles)
 
 
 def _prompt(row: Sequence[int], stepwise: bool, by_calculator: Set[Operation]) -> Prompt:

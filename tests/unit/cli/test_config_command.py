@@ -14,7 +14,7 @@ from luffy.config.yaml_source import read_yaml
 
 EXPERIMENTS = sorted(
     set(Path("exp_configs").glob("*.yaml"))
-    - {*Path("exp_configs").glob("compare_*"), *Path("exp_configs").glob("grid_*")}
+    - {path for kind in ("compare", "grid", "study") for path in Path("exp_configs").glob(f"{kind}_*")}
 )
 
 

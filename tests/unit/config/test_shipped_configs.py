@@ -14,7 +14,8 @@ from luffy.data.tokenizer import build_tokenizer
 ROOT = Path(__file__).parents[3] / "exp_configs"
 COMPARISONS = sorted(ROOT.glob("compare_*.yaml"))
 GRIDS = sorted(ROOT.glob("grid_*.yaml"))
-EXPERIMENTS = sorted(set(ROOT.glob("*.yaml")) - set(COMPARISONS) - set(GRIDS))
+STUDIES = sorted(ROOT.glob("study_*.yaml"))
+EXPERIMENTS = sorted(set(ROOT.glob("*.yaml")) - {*COMPARISONS, *GRIDS, *STUDIES})
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)

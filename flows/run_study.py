@@ -1,0 +1,62 @@
+"""A study: methods compared in many cells around a centre, resumable across days and machines.
+
+Finished runs are not started again. A failed run does not stop the others; the same command tries it once more.
+`python flows/run_study.py DESIGN` is `luffy study DESIGN`.
+"""
+
+if __name__ == "__main__":
+    from luffy.cli.main import script
+
+    script("study")
+
+from pathlib import Path
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from luffy.cli.console import say
+from luffy.config.study import load_study
+from luffy.errors import LuffyError
+from luffy.evaluation.study.study_results import read_study_results, result_files
+from luffy.pipeline.machine.resources import check_resources
+from luffy.pipeline.workspace import find_workspace
+from luffy.tasks.study_cells import open_study, run_cells
+
+
+def _run_name() -> str:
+    """Name of the run in the UI: the design and its cells."""
+    parameters = flow_run.get_parameters()
+    return " ".join([Path(parameters["design_file"]).stem, *(parameters["cells"] or [])])
+
+
+@flow(name="run-study", flow_run_name=_run_name, retries=0, persist_result=False)
+def run_study(
+    design_file: str,
+    cells: list[str] | None = None,
+    budget_hours: float | None = None,
+    verify: bool = False,
+    as_committed: bool = False,
+) -> None:
+    """Make the runs of `cells` (all for none) of the design, in the workspace of LUFFY_WORKSPACE.
+
+    No run starts later than `budget_hours` after the first. `as_committed`: with the values that the committed results
+    have, instead of tuning again.
+    """
+    study = load_study(design_file)
+    selected = study.selected(cells or [])
+    study.check(selected)
+    for candidate in study.comparison(selected[0]).candidates:
+        check_resources(candidate.config)
+    chosen = None
+    if as_committed:
+        reported = read_study_results(result_files(study.path, study.config.name)).chosen
+        chosen = {study.tuned_cell(cell) or cell: reported.get(cell, {}) for cell in selected}
+    with open_study(study, selected, find_workspace(), verify=verify) as running:
+        outcome = run_cells(running, study, selected, chosen=chosen, budget_hours=budget_hours)
+    if outcome.failures:
+        failed = f"{len(outcome.failures)} runs have failed; the same command tries them again:"
+        raise LuffyError("\n".join([failed, *outcome.failures]))
+    if outcome.is_out_of_time:
+        say(
+            f"the budget of {budget_hours:g} hours is spent; {outcome.num_left} runs are left; the same command goes on"
+        )

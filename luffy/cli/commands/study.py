@@ -1,0 +1,112 @@
+"""`luffy study DESIGN`: methods compared in many cells around a centre, over days and machines."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from luffy.cli.options import Debug, Verify, WorkspaceFolder, complete_config
+from luffy.config.study import Study, load_study
+from luffy.errors import EXIT_FAILURE, EXIT_OK, UserError
+from luffy.flows.launch import launch
+from luffy.pipeline.workspace import Workspace, find_workspace
+
+_FLOW = "luffy.flows.run_study:run_study"
+_Design = Annotated[
+    str,
+    Argument(
+        metavar="DESIGN",
+        help="YAML file of a study, or the name of a shipped one (study_smoke)",
+        autocompletion=complete_config,
+        show_default=False,
+    ),
+]
+
+
+def study(
+    design: _Design,
+    plan: Annotated[bool, Option("--plan", help="print cells, runs, what is left, its time; start nothing")] = False,
+    cells: Annotated[str | None, Option("--cells", metavar="A,B", help="only these cells")] = None,
+    budget_hours: Annotated[
+        float | None, Option("--budget-hours", metavar="H", min=0.0, help="start no run later than that")
+    ] = None,
+    collect: Annotated[bool, Option("--collect", help="write finished results as parquet beside the design")] = False,
+    page: Annotated[bool, Option("--page", help="write page, figure and tables from the parquet alone")] = False,
+    reproduce: Annotated[
+        str | None, Option("--reproduce", metavar="A,B", help="run cells again in a fresh workspace, and compare")
+    ] = None,
+    verify: Verify = False,
+    workspace: WorkspaceFolder = None,
+    debug: Debug = False,
+) -> int:
+    """Compare methods in many cells around a centre, over days and machines.
+
+    Without an option it makes the runs that are left; the same command goes on where it stopped.
+    """
+    wanted = {"--plan": plan, "--collect": collect, "--page": page, "--reproduce": reproduce is not None}
+    given = [name for name, is_given in wanted.items() if is_given]
+    if len(given) > 1 and given != ["--collect", "--page"]:
+        raise UserError(f"{' and '.join(given)}: give one of them")
+    if reproduce is not None and cells is not None:
+        raise UserError("--cells has no effect with --reproduce, which names its cells; remove it")
+    if cells is not None and (collect or page):
+        raise UserError(f"--cells has no effect with {given[0]}, which is about all cells; remove it")
+    loaded = load_study(design)
+    selected = loaded.selected(_names(reproduce or cells))
+    loaded.check(selected)
+    if reproduce is not None:
+        return _reproduce(loaded, selected, workspace, debug=debug)
+    if not given:
+        return _run(loaded, selected, find_workspace(workspace), budget_hours, verify=verify, debug=debug)
+    if budget_hours is not None:
+        raise UserError(f"--budget-hours has no effect with {given[0]}; remove it")
+    from luffy.cli import study_view  # numpy and pyarrow: only when they are needed
+
+    if plan:
+        study_view.show_study_plan(loaded, selected, find_workspace(workspace), verify=verify)
+    if collect:
+        study_view.collect(loaded, find_workspace(workspace), verify=verify)
+    if page:
+        study_view.write_pages(loaded)
+    return EXIT_OK
+
+
+def _run(
+    study: Study, cells: tuple[str, ...], where: Workspace, budget_hours: float | None, *, verify: bool, debug: bool
+) -> int:
+    from luffy.cli.planning import check, plans_of
+
+    for candidate in study.comparison(cells[0]).candidates:
+        check(candidate.config, where)
+    parameters = {
+        "design_file": str(study.path),
+        "cells": list(cells),
+        "budget_hours": budget_hours,
+        "verify": verify,
+    }
+    first = study.comparison(cells[0]).shared
+    return launch(_FLOW, parameters, where, lambda: plans_of(first, where, verify=verify), debug=debug)
+
+
+def _reproduce(study: Study, cells: tuple[str, ...], workspace: str | None, *, debug: bool) -> int:
+    from luffy.cli.console import say, show_error
+    from luffy.cli.planning import plans_of
+    from luffy.cli.reproduction import compare_again, fresh_workspace, needed_results
+
+    needed_results(study, cells)
+    where = fresh_workspace(study, Path(workspace) if workspace else Path(f"reproduced-{study.config.name}"))
+    parameters = {"design_file": str(study.path), "cells": list(cells), "as_committed": True}
+    first = study.comparison(cells[0]).shared
+    code = launch(_FLOW, parameters, where, lambda: plans_of(first, where, verify=False), debug=debug)
+    if code != EXIT_OK:
+        return code
+    difference = compare_again(study, cells, where)
+    if difference is not None:
+        show_error(f"not reproduced: {difference}")
+        return EXIT_FAILURE
+    say(f"reproduced, bit for bit: {', '.join(cells)}")
+    return EXIT_OK
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]

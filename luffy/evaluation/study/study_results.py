@@ -1,0 +1,234 @@
+"""The finished results of a study as two small parquet files beside its design.
+
+`NAME.results.parquet` has a row for each run, suite and measure (what a run has spent has no suite);
+`NAME.outcomes.parquet` a row for each run, suite and decoding, with the number of correct responses to every problem.
+Page, figures and tables come out of these two files and the design alone.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from luffy.config.study import CellRun, Study
+from luffy.errors import DataError
+from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
+from luffy.evaluation.study.study_progress import StudyProgress
+from luffy.files import replacing
+
+REPORTED, TRIED, BASE = "reported", "tried", "base"
+TIMED = frozenset({"seconds", "peak_memory_gib", "gpu_hours"})
+"""Measures that differ from machine to machine."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MeasureRow:
+    """One measure of one run."""
+
+    cell: str
+    role: str
+    """`reported`; `tried`: a run of tuning; `base`: the policy that all arms of the cell start from."""
+    arm: str
+    """Empty for the base."""
+    point: int
+    """Number of the point in the arm's grid."""
+    values: str
+    """What the point sets; empty where nothing is tuned."""
+    seed: int
+    """0 for the base."""
+    suite: str
+    """Empty for what the run has spent."""
+    decoding: str
+    measure: str
+    value: float
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Everything except the value."""
+        return tuple(str(getattr(self, each.name)) for each in fields(self) if each.name != "value")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OutcomeRow:
+    """One run on one suite under one decoding."""
+
+    cell: str
+    role: str
+    arm: str
+    point: int
+    seed: int
+    suite: str
+    decoding: str
+    problems: str
+    """Digest of the problems' uids; rows of equal digests list the same problems in the same order."""
+    num_samples: int
+    """Responses to each problem."""
+    correct: tuple[int, ...]
+    """Correct responses to each problem, in the order of the uids."""
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Which run, suite and decoding."""
+        return tuple(str(getattr(self, each.name)) for each in fields(self)[:7])
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResults:
+    """The content of both files, sorted."""
+
+    measures: tuple[MeasureRow, ...]
+    outcomes: tuple[OutcomeRow, ...]
+
+    def of_cells(self, cells: Iterable[str]) -> "StudyResults":
+        """The reported runs and the base of some cells, without what differs from machine to machine."""
+        wanted = set(cells)
+        return StudyResults(
+            tuple(
+                row for row in self.measures if row.cell in wanted and row.role != TRIED and row.measure not in TIMED
+            ),
+            tuple(row for row in self.outcomes if row.cell in wanted and row.role != TRIED),
+        )
+
+    @property
+    def chosen(self) -> dict[str, dict[str, int]]:
+        """Number of the reported point, by cell and arm."""
+        found: dict[str, dict[str, int]] = {}
+        for row in self.outcomes:
+            if row.role == REPORTED:
+                found.setdefault(row.cell, {})[row.arm] = row.point
+        return found
+
+
+def result_files(design: Path, name: str) -> tuple[Path, Path]:
+    """The files of measures and of outcomes, beside the `design`."""
+    return design.parent / f"{name}.results.parquet", design.parent / f"{name}.outcomes.parquet"
+
+
+def collect_results(study: Study, progress: StudyProgress, cells: Iterable[str]) -> StudyResults:
+    """Everything that is finished of some cells."""
+    cells = tuple(cells)
+    runs = [*study.tuning_runs(cells), *study.reported_runs(cells, progress.chosen(cells))]
+    return collect_runs(runs, progress)
+
+
+def collect_runs(runs: Iterable[CellRun], progress: StudyProgress) -> StudyResults:
+    """The results of those of `runs` that are finished."""
+    measures, outcomes, bases = list[MeasureRow](), list[OutcomeRow](), set[str]()
+    for planned in runs:
+        if (finished := progress.finished(planned)) is None:
+            continue
+        seed, run = finished.read(), planned.run
+        role = TRIED if planned.is_tuning else REPORTED
+        row = MeasureRow(
+            planned.cell, role, run.arm, planned.point.number, planned.point.text, run.seed, "", "", "", 0.0
+        )
+        measures += _measures(row, seed.evaluation, seed.costs.values())
+        outcomes += _outcomes(row, seed.evaluation)
+        if not planned.is_tuning and planned.cell not in bases:
+            bases.add(planned.cell)
+            base, scores = (
+                MeasureRow(planned.cell, BASE, "", 0, "", 0, "", "", "", 0.0),
+                read_scores(finished.stages["evaluate_base"]),
+            )
+            measures += _measures(base, scores, {})
+            outcomes += _outcomes(base, scores)
+    return StudyResults(tuple(sorted(measures)), tuple(sorted(outcomes)))
+
+
+def write_results(results: StudyResults, files: tuple[Path, Path]) -> None:
+    """Write both files; the same results give the same bytes with the same version of pyarrow."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    contents = [[asdict(row) for row in results.measures], [asdict(row) for row in results.outcomes]]
+    for path, rows in zip(files, contents, strict=True):
+        table = pa.Table.from_pylist(rows)
+        with replacing(path) as file:
+            pq.write_table(table, file, compression="zstd")
+
+
+def read_study_results(files: tuple[Path, Path]) -> StudyResults:
+    """The content of both files; DataError where they are missing or hold something else."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = list[list[dict[str, object]]]()
+    for path in files:
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; luffy study --collect writes it from finished runs")
+        try:
+            found.append(pq.read_table(path).to_pylist())
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{path}: is not a parquet file of results ({error})") from None
+    try:
+        measures = tuple(MeasureRow(**row) for row in found[0])  # type: ignore[arg-type]
+        outcomes = tuple(
+            OutcomeRow(**{**row, "correct": tuple(row["correct"])})  # type: ignore[arg-type]
+            for row in found[1]
+        )
+    except (TypeError, KeyError) as error:
+        raise DataError(f"{files[0]}: holds no results of a study ({error})") from None
+    return StudyResults(measures, outcomes)
+
+
+def first_difference(committed: StudyResults, again: StudyResults) -> str | None:
+    """Where two sets of results first differ, in a line; None where they are equal bit for bit."""
+    pairs = (
+        ({row.place: row.value for row in committed.measures}, {row.place: row.value for row in again.measures}),
+        (
+            {row.place: (row.problems, row.num_samples, row.correct) for row in committed.outcomes},
+            {row.place: (row.problems, row.num_samples, row.correct) for row in again.outcomes},
+        ),
+    )
+    for before, after in pairs:
+        for place in sorted(before.keys() | after.keys()):
+            if before.get(place) != after.get(place):
+                where = ", ".join(part for part in place if part)
+                return f"{where}: committed {_short(before.get(place))}, now {_short(after.get(place))}"
+    return None
+
+
+def _short(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, tuple):
+        problems, _, correct = value
+        return f"{sum(correct)} correct responses on problems {problems[:8]}"
+    return repr(value)
+
+
+def _measures(row: MeasureRow, scores: CheckpointScores, costs: Mapping[str, float | None]) -> Iterator[MeasureRow]:
+    own = asdict(row)
+    for name, value in costs.items():
+        if value is not None:
+            yield MeasureRow(**{**own, "measure": name, "value": float(value)})
+    for each in scores.results.rows:
+        measured = {
+            "accuracy": each.accuracy,
+            "mean_tokens": each.mean_tokens,
+            "truncated_share": each.truncated_share,
+            "no_answer_share": each.no_answer_share,
+        }
+        for name, value in measured.items():
+            place = {"suite": each.suite, "decoding": each.decoding, "measure": name}
+            yield MeasureRow(**{**own, **place, "value": float(value)})
+
+
+def _outcomes(row: MeasureRow, scores: CheckpointScores) -> Iterator[OutcomeRow]:
+    for each in scores.results.rows:
+        correct = scores.correct[each.suite, each.decoding]
+        uids = sorted(correct)
+        digest = hashlib.sha256("\n".join(uids).encode()).hexdigest()[:16]
+        counts = tuple(correct[uid] for uid in uids)
+        yield OutcomeRow(
+            row.cell,
+            row.role,
+            row.arm,
+            row.point,
+            row.seed,
+            each.suite,
+            each.decoding,
+            digest,
+            each.num_samples,
+            counts,
+        )
