@@ -26,7 +26,8 @@ PREFECT_SIDE = {"tasks", "flows"}
 MODULES = sorted(path for path in (ROOT / "luffy").rglob("*.py") if not PREFECT_SIDE & {*path.parts})
 FLOW_MODULES = sorted(path for folder in PREFECT_SIDE for path in (ROOT / folder).glob("*.py"))
 STARTERS = {
-    f"luffy/cli/{path}" for path in ("start.py", "commands/compare.py", "commands/grid.py", "commands/serve.py")
+    f"luffy/cli/{path}"
+    for path in ("start.py", "commands/compare.py", "commands/doctor.py", "commands/grid.py", "commands/serve.py")
 }
 """Modules of the package that may import flows."""
 NAMED_BY_RULE = {
