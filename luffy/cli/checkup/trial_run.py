@@ -13,14 +13,7 @@ from luffy.cli.checkup.finding import Finding, broken, ok
 from luffy.cli.console import duration
 from luffy.config.shipped import EXPERIMENTS
 
-TINY = (
-    "chain=rl",
-    "stages=[prepare_data, base, rl]",
-    "base.steps=2",
-    "rl.steps=1",
-    "rl.prompts_per_step=2",
-    "execution.log_level=WARNING",
-)
+TINY = ("stages=[prepare_data, base, sft, rl]", "base.steps=2", "sft.epochs=1", "rl.steps=1")
 """What the trial changes in `smoke`."""
 _TIME_LIMIT_S = 600.0
 _SERVER_VARIABLES = ("PREFECT_", "LUFFY_")
@@ -46,7 +39,7 @@ def trial_run(overrides: Sequence[str] = TINY) -> Finding:
             remedy = "look for other load on this machine (top), then run luffy doctor again"
             return broken("trial run", f"has not ended in {duration(_TIME_LIMIT_S)}", remedy)
     if done.returncode == 0:
-        return ok("trial run", f"data, base policy and an RL step in {duration(time.monotonic() - began)}")
+        return ok("trial run", f"data, base policy, SFT and an RL step in {duration(time.monotonic() - began)}")
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     why = next((line for line in lines if line.startswith("error: ")), lines[-1] if lines else "")
     return broken("trial run", f"exit code {done.returncode}: {why}", f"luffy run smoke {' '.join(_quoted(overrides))}")
