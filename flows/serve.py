@@ -20,13 +20,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
 import httpx
 
 from luffy.cli.console import show_error, terminal
+from luffy.cli.metrics_page import served_metrics
+from luffy.cli.workspace_watch import WorkspaceWatch
 from luffy.config.shipped import SHIPPED
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
 from luffy.files import write_atomic
@@ -78,14 +80,17 @@ _GRACE_S = 15.0
 _POLL_S = 0.5
 
 
-def serve_until_interrupted(workspace: Workspace, port: int, limit: int, *, end_with_parent: bool) -> int:
+def serve_until_interrupted(
+    workspace: Workspace, port: int, limit: int, *, end_with_parent: bool, metrics: int | None = None
+) -> int:
     """Serve until Ctrl-C; returns the exit code, raises LuffyError."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     if end_with_parent:
         watch_parent(os.getppid(), lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        _serve(workspace, port, limit)
+        with served_metrics(WorkspaceWatch(workspace), metrics) if metrics else nullcontext():
+            _serve(workspace, port, limit)
     except KeyboardInterrupt:
         terminal().print("ended")
     except httpx.HTTPError as error:

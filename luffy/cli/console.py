@@ -149,6 +149,13 @@ def live_lines(lines: Callable[[], Iterable[StageLine]]) -> Iterator[Callable[[]
         yield live.refresh
 
 
+@contextmanager
+def live_rows(header: Sequence[str], rows: Callable[[], Iterable[Sequence[str]]]) -> Iterator[Callable[[], None]]:
+    """One live table; the function it gives draws what `rows` returns by then."""
+    with Live(console=terminal(), get_renderable=lambda: text_table(header, rows()), auto_refresh=False) as live:
+        yield live.refresh
+
+
 def live_table(progress: ChainProgress) -> Table:
     """The lines of all stages as they are now."""
     return lines_table(progress.lines.values())

@@ -37,6 +37,17 @@ class RunWatch:
             yield from arm.lines
 
     @property
+    def own_lines(self) -> dict[str, StageLine]:
+        """By node, without those of the arms."""
+        return dict(self._lines)
+
+    @property
+    def last_time(self) -> float | None:
+        """Time of the newest progress or end of its own stages; None where nothing is known."""
+        times = [line.ended or line.last_time or line.began for line in self._lines.values()]
+        return max((time for time in times if time is not None), default=None)
+
+    @property
     def verdict(self) -> str:
         """How the run ended, in a line."""
         if self.record.condition == "killed":

@@ -19,10 +19,15 @@ def serve(
     end_with_parent: Annotated[
         bool, Option("--end-with-parent", help="end when the process that started this one ends")
     ] = False,
+    metrics: Annotated[
+        int | None, Option(min=1, max=65535, help="also serve Prometheus metrics of the runs at this port of 127.0.0.1")
+    ] = None,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
     """Serve Prefect with its UI, a worker and the deployments on this machine."""
     from luffy.flows.serve import serve_until_interrupted  # sets Prefect's environment before it starts anything
 
-    return serve_until_interrupted(find_workspace(workspace), port, limit, end_with_parent=end_with_parent)
+    return serve_until_interrupted(
+        find_workspace(workspace), port, limit, end_with_parent=end_with_parent, metrics=metrics
+    )

@@ -1,0 +1,1 @@
+"""What `luffy doctor` looks at; each check returns what it found, with the remedy."""
