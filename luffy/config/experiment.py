@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, mod
 from luffy.config.data import DataConfig, MixtureSource, VerifiersSource
 from luffy.config.difficulty import DifficultyConfig
 from luffy.config.draws import CurriculumSampling, PoolSampling
-from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment
+from luffy.config.environment import EnvironmentConfig, VerifiersEnvironment, single_environments
 from luffy.config.evaluation import VALIDATION, EvaluationConfig
 from luffy.config.execution import LOWEST_VLLM_TEMPERATURE, ExecutionConfig, TrackingConfig
 from luffy.config.expert_iteration import ExpertIterationConfig, SampleConfig
@@ -141,8 +141,6 @@ class ExperimentConfig(StrictModel):
     def _synthesis_has_its_prompts(self) -> "ExperimentConfig":
         if self.synthesize is None or "synthesize" not in self.stages:
             return self
-        if self.environment is not None:
-            raise ValueError("environment: the stage synthesize asks for single turns; remove one of the two sections")
         if self.data.filters.difficulty is not None:
             raise ValueError(
                 "data.filters.difficulty sorts prompts by the traces that they come with, and synthesize adds others; "
@@ -178,15 +176,13 @@ class ExperimentConfig(StrictModel):
     def _environment_has_its_template(self) -> "ExperimentConfig":
         if self.environment is None:
             return self
-        if "sample" in self.stages:
-            raise ValueError(
-                "environment: the stage sample answers in single turns; remove the environment or the stage"
-            )
-        if "rl" in self.stages and self.rl is not None and self.rl.stop:
-            raise ValueError(
-                "rl.stop has no use with an environment, whose turns end with the stop token of the chat template; "
-                "remove it"
-            )
+        answering = {"rl": self.rl, "difficulty": self.difficulty, "sample": self.sample}
+        for name, section in answering.items():
+            if name in self.stages and section is not None and section.stop:
+                raise ValueError(
+                    f"{name}.stop has no use with an environment, whose turns end with the stop token of the chat "
+                    "template; remove it"
+                )
         evaluation = self.evaluation
         if evaluation is None:
             return self
@@ -235,9 +231,12 @@ class ExperimentConfig(StrictModel):
         for name, source in named.items():
             if not isinstance(source, VerifiersSource) or source.grader != "environment":
                 continue
-            if not isinstance(self.environment, VerifiersEnvironment):
+            packages = [
+                each for each in single_environments(self.environment) if isinstance(each, VerifiersEnvironment)
+            ]
+            if not packages:
                 raise ValueError(f"data.{name}: the environment scores its tasks; add environment.kind: verifiers")
-            if not self.environment.is_same_as(source):
+            if not any(package.is_same_as(source) for package in packages):
                 raise ValueError(
                     f"data.{name}: environment, arguments, version and python have to be equal to those of the section "
                     "environment"
