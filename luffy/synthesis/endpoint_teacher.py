@@ -7,7 +7,7 @@ from dataclasses import replace
 from luffy.config.execution import ServerConfig
 from luffy.environments.live_episode import refuse_failures
 from luffy.environments.text_episodes import CHARACTERS_PER_TOKEN, TextEpisodePlayer
-from luffy.errors import ConfigError, LuffyError
+from luffy.errors import EnvironmentFault, LuffyError, UserError
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_answers import TextCompletion
 from luffy.rollout.text_endpoint import CHAT, RequestRejected, TextEndpoint, TextRequest, UnreadableAnswer
@@ -104,7 +104,7 @@ class EndpointTeacher:
                 desk.log.add(desk.name, {key: answer})
         except RequestRejected as error:
             self._miss(key, AnswerStatus.REFUSED, chat.used, error)
-        except ConfigError as error:
+        except (UserError, EnvironmentFault) as error:
             self._fault = error
         except LuffyError as error:
             self._miss(key, AnswerStatus.FAILED, chat.used, error)
