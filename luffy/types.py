@@ -60,6 +60,8 @@ class FinishReason(StrEnum):
     """The environment failed."""
 
 
+PART_MEASURE = "part/"
+"""Prefix of the measures that say which part of a mixture of environments played an episode."""
 TOKEN_LIMITS = frozenset({FinishReason.LENGTH, FinishReason.TURN_LENGTH})
 """Ends of responses that ran into a limit of tokens."""
 

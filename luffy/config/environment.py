@@ -186,9 +186,63 @@ class VerifiersEnvironment(VerifiersPackage):
     """`reward` and the environment's reward functions can be weighed by their names."""
 
 
-EnvironmentConfig = Annotated[
+SingleEnvironment = Annotated[
     ToolsEnvironment | GuessNumberEnvironment | CustomEnvironment | VerifiersEnvironment, Field(discriminator="kind")
 ]
+
+
+class EnvironmentPart(StrictModel):
+    """An environment of a mixture, and whose prompts it plays."""
+
+    environment: SingleEnvironment
+    """Without `limits` and `scoring`, which the mixture has for all parts."""
+    plays: tuple[str, ...] = Field(min_length=1)
+    """Data sources: the `data_source` of prompts, which for generated sources is their kind (`arithmetic`)."""
+
+
+class MixtureEnvironment(StrictModel):
+    """Several environments in one run. Each prompt is played by the part that names its data source.
+
+    How many prompts of each part a step takes is `data.train: {kind: mixture}`.
+    """
+
+    kind: Literal["mixture"]
+    parts: dict[_Name, EnvironmentPart] = Field(min_length=2)
+    limits: EpisodeLimits = EpisodeLimits()
+    scoring: EpisodeScoring = EpisodeScoring()
+    """What a part counts has the part's name in front: `tools/tool_errors: -0.1`. It weighs nothing in other parts."""
+
+    @model_validator(mode="after")
+    def _parts_are_told_apart(self) -> "MixtureEnvironment":
+        played: dict[str, str] = {}
+        for name, part in self.parts.items():
+            own = [field for field in ("limits", "scoring") if getattr(part.environment, field) != _DEFAULTS[field]]
+            if own:
+                raise ValueError(f"parts.{name}.environment.{own[0]}: the mixture has one for all parts; move it there")
+            for source in part.plays:
+                if source in played:
+                    raise ValueError(f"parts.{name}.plays: {source} is played by {played[source]} already; remove one")
+                played[source] = name
+        return self
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The part of each data source."""
+        return {source: name for name, part in self.parts.items() for source in part.plays}
+
+
+_DEFAULTS: dict[str, StrictModel] = {"limits": EpisodeLimits(), "scoring": EpisodeScoring()}
+EnvironmentConfig = Annotated[
+    ToolsEnvironment | GuessNumberEnvironment | CustomEnvironment | VerifiersEnvironment | MixtureEnvironment,
+    Field(discriminator="kind"),
+]
+
+
+def single_environments(environment: EnvironmentConfig | None) -> list[SingleEnvironment]:
+    """The environment, or those of a mixture; none where there is none."""
+    if isinstance(environment, MixtureEnvironment):
+        return [part.environment for part in environment.parts.values()]
+    return [] if environment is None else [environment]
 
 
 def keeps_history(environment: EnvironmentConfig | None) -> bool:

@@ -51,7 +51,7 @@ class ExperimentConfig(StrictModel):
     evaluation: EvaluationConfig | None = None
     grading: GradingConfig = GradingConfig()
     environment: EnvironmentConfig | None = None
-    """Answers the policy between its turns, in RL, `difficulty` and evaluation; None: a response is a single turn."""
+    """Answers the policy and teachers between their turns, in all stages; None: a response is a single turn."""
     execution: ExecutionConfig = ExecutionConfig()
     tracking: TrackingConfig = TrackingConfig()
 

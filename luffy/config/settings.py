@@ -73,6 +73,8 @@ class SynthesizeSettings(StrictModel):
     data: DataConfig
     """Its limits and filters hold for what teachers write, too."""
     grading: GradingConfig
+    environment: EnvironmentConfig | None = Field(default=None, exclude_if=is_none)
+    """Answers the teachers between their turns."""
 
 
 class SampleSettings(StrictModel):
@@ -85,6 +87,8 @@ class SampleSettings(StrictModel):
     grading: GradingConfig
     round: PositiveInt = 1
     """Which round of sampling and SFT, from 1: each samples with seeds of its own."""
+    environment: EnvironmentConfig | None = Field(default=None, exclude_if=is_none)
+    """Answers the policy between its turns."""
 
 
 class SFTSettings(StrictModel):

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from luffy.config.difficulty import DifficultyConfig
+from luffy.config.environment import without_groups
 from luffy.config.evaluation import EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.expert_iteration import SampleConfig
@@ -130,13 +131,23 @@ def _difficulty(config: ExperimentConfig) -> DifficultySettings:
 
 def _synthesize(config: ExperimentConfig) -> SynthesizeSettings:
     assert config.synthesize is not None
-    return SynthesizeSettings(seed=config.seed, synthesize=config.synthesize, data=config.data, grading=config.grading)
+    return SynthesizeSettings(
+        seed=config.seed,
+        synthesize=config.synthesize,
+        data=config.data,
+        grading=config.grading,
+        environment=without_groups(config.environment),
+    )
 
 
 def _sample(config: ExperimentConfig) -> SampleSettings:
     assert config.sampled_traces is not None
     return SampleSettings(
-        seed=config.seed, dtype=config.model.dtype, sample=config.sampled_traces, grading=config.grading
+        seed=config.seed,
+        dtype=config.model.dtype,
+        sample=config.sampled_traces,
+        grading=config.grading,
+        environment=without_groups(config.environment),
     )
 
 

@@ -1,7 +1,7 @@
 """Filters for rows and traces. Nothing is dropped without being counted."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
@@ -14,6 +14,7 @@ from luffy.data.language import is_foreign
 from luffy.data.prompt_identity import problem_text
 from luffy.data.templates import is_complete, prompt_lengths, prompt_opener, trace_lengths, with_opened_thinking
 from luffy.data.verify_traces import Replayed, TraceReplayer, grade_traces, with_verdict
+from luffy.errors import DataError
 from luffy.grading import GraderPool
 from luffy.types import Message, Outcome, Prompt, Trace
 
@@ -258,9 +259,28 @@ def _with_traces(prompt: Prompt, traces: tuple[Trace, ...]) -> Prompt:
     return Prompt(uid, data_source, messages, truth, traces, prompt.ability, prompt.extra_info, prompt.grader)
 
 
-def with_instructions(prompts: Iterable[Prompt], instructions: str) -> list[Prompt]:
-    """Return the prompts with `instructions` at the end of their system message, or as one of their own."""
-    return [dataclasses.replace(prompt, messages=_instructed(prompt.messages, instructions)) for prompt in prompts]
+def with_instructions(prompts: Iterable[Prompt], instructions: Mapping[str | None, str]) -> list[Prompt]:
+    """Return the prompts with their instructions at the end of their system message, or as one of their own.
+
+    `instructions` are by data source; those under None are for all others. DataError for a source without an entry.
+    """
+    return [_with_own(prompt, instructions) for prompt in prompts]
+
+
+def unplayed_source(data_source: str, played: Iterable[str | None]) -> DataError:
+    """Return the error for a prompt that no part of a mixture of environments plays."""
+    return DataError(
+        f"environment.parts: no part plays the data source {data_source!r}; add it to the `plays` of one (they have "
+        f"{', '.join(sorted(filter(None, played)))})"
+    )
+
+
+def _with_own(prompt: Prompt, instructions: Mapping[str | None, str]) -> Prompt:
+    source = prompt.data_source if prompt.data_source in instructions else None
+    if source not in instructions:
+        raise unplayed_source(prompt.data_source, instructions)
+    text = instructions[source]
+    return dataclasses.replace(prompt, messages=_instructed(prompt.messages, text)) if text else prompt
 
 
 def _instructed(messages: tuple[Message, ...], instructions: str) -> tuple[Message, ...]:

@@ -23,7 +23,7 @@ import os
 import pickle
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, fields
@@ -66,8 +66,8 @@ class FilterJob:
     rules: Rules
     benchmarks: BenchmarkIndex
     system_prompt: str | None
-    instructions: str
-    """The environment's, for the system message."""
+    instructions: Mapping[str | None, str]
+    """The environment's, for the system message, by data source; those under None are for all others."""
     grading: GradingConfig
     judge_cache: Path
     """Folder of the judge's verdicts, shared by all processes."""

@@ -45,6 +45,8 @@ class Episode:
     """`EpisodeEnd.measures`."""
     completion: tuple[Message, ...] = ()
     """The conversation after the prompt."""
+    fault: str = ""
+    """Why the environment failed, if it did."""
 
 
 @dataclass(slots=True)
@@ -109,7 +111,8 @@ class EpisodePlayer:
         finally:
             sampler.leave()
             await play.live.close()
-        return Episode(play.prompt_ids, tuple(play.segments), end.finish_reason, end.measures, play.live.completion)
+        segments, completion = tuple(play.segments), play.live.completion
+        return Episode(play.prompt_ids, segments, end.finish_reason, end.measures, completion, end.fault)
 
     async def _turns(self, play: _Play, index: int, sampler: TurnSampler) -> FinishReason:
         finish = await self._open(play, sampler.params.max_response_tokens)

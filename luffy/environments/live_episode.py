@@ -22,6 +22,7 @@ from luffy.types import FinishReason, Message, Source
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
+_LONGEST_FAULT = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class EpisodeEnd:
     finish_reason: FinishReason
     measures: Mapping[str, float]
     """Counts of the environment, `turns` (those of the policy, given ones included), and what the scorer measures."""
+    fault: str = ""
+    """Why the environment failed, if it did."""
 
 
 class LiveEpisode:
@@ -79,7 +82,8 @@ class LiveEpisode:
             return EpisodeEnd(await turns, await self._measured())
         except FailedEpisode as failure:
             logger.warning("%s: the environment failed", self.start.problem.data_source, exc_info=failure.__cause__)
-            return EpisodeEnd(FinishReason.ENVIRONMENT_ERROR, {TURNS: float(self.num_turns)})
+            fault = f"{type(failure.__cause__).__name__}: {failure.__cause__}"[:_LONGEST_FAULT]
+            return EpisodeEnd(FinishReason.ENVIRONMENT_ERROR, {TURNS: float(self.num_turns)}, fault)
 
     async def reset(self) -> bool:
         """Begin the episode; returns whether the environment added messages to the prompt."""

@@ -6,6 +6,7 @@ from luffy.config.environment import EnvironmentConfig, keeps_history
 from luffy.data.conversations import ConversationEncoder
 from luffy.environments.environment import EnvironmentFactory, ScoringEnvironment
 from luffy.environments.episodes import EpisodePlayer
+from luffy.environments.mixed_episode import MixedEpisode
 from luffy.environments.registry import open_environment
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.text_episodes import TextEpisodePlayer
@@ -36,5 +37,9 @@ def open_scored(config: EnvironmentConfig, judges: Judges | None = None) -> tupl
     make = open_environment(config)
     environment = make()
     scores_itself = isinstance(environment, ScoringEnvironment)
-    scorer = EpisodeScorer(config.scoring, tuple(environment.counts()), scores_itself=scores_itself, judges=judges)
+    if isinstance(environment, MixedEpisode):
+        scores_itself = environment.scores_itself
+    counted = tuple(environment.counts())
+    of_parts = counted if isinstance(environment, MixedEpisode) else ()
+    scorer = EpisodeScorer(config.scoring, counted, scores_itself=scores_itself, judges=judges, of_parts=of_parts)
     return make, scorer

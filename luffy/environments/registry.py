@@ -13,12 +13,14 @@ from luffy.config.environment import (
     CustomEnvironment,
     EnvironmentConfig,
     GuessNumberEnvironment,
+    MixtureEnvironment,
     ToolsEnvironment,
     VerifiersEnvironment,
 )
 from luffy.environments.call_formats import CALL_FORMATS
 from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.guess_number import GuessingGame
+from luffy.environments.mixed_episode import MixedEpisode
 from luffy.environments.python_tool import SandboxOfLoop, python_tool
 from luffy.environments.tool_functions import Tool, load_tools
 from luffy.environments.tool_runner import ToolRunner
@@ -42,6 +44,14 @@ def open_environment(config: EnvironmentConfig) -> EnvironmentFactory:
 def instructions_of(config: EnvironmentConfig) -> str:
     """Return the text that the system message of every prompt ends with, "" for none; ConfigError as above."""
     return _instructions(config)
+
+
+def instructions_by_source(config: EnvironmentConfig) -> dict[str | None, str]:
+    """Return `instructions_of` for each data source that a mixture plays; without a mixture, for all under None."""
+    if not isinstance(config, MixtureEnvironment):
+        return {None: _instructions(config)}
+    found = {name: _instructions(part.environment) for name, part in config.parts.items()}
+    return {source: found[name] for source, name in config.sources.items()}
 
 
 @singledispatch
@@ -103,6 +113,13 @@ def _refused_at_load(config: CustomEnvironment, make: EnvironmentFactory) -> Env
 def _verifiers(config: VerifiersEnvironment) -> EnvironmentFactory:
     tools = hosted_tools(shared_process(config).description, config.calls)
     return lambda: VerifiersEpisode(shared_process(config), CALL_FORMATS[config.calls], tools)
+
+
+@_factory.register
+def _mixture(config: MixtureEnvironment) -> EnvironmentFactory:
+    parts = {name: open_environment(part.environment) for name, part in config.parts.items()}
+    sources = config.sources
+    return lambda: MixedEpisode(parts, sources)
 
 
 @singledispatch

@@ -65,7 +65,8 @@ class EpisodeScorer:
     """Measures episodes and weighs what was found.
 
     Raises ConfigError for a function that cannot be imported or asks for something else, and for a weight of a name
-    that nothing measures; `counted` are the names that the environment counts. `scores_itself` says that grades may be
+    that nothing measures; `counted` are the names that the environment counts, and `of_parts` those that only the
+    episodes of one part of a mixture count, which weigh nothing in the others. `scores_itself` says that grades may be
     the environment's own, which a demonstration has only once it is played. Judges are asked through `judges`.
     """
 
@@ -76,6 +77,7 @@ class EpisodeScorer:
         *,
         scores_itself: bool = False,
         judges: Judges | None = None,
+        of_parts: Sequence[str] = (),
     ) -> None:
         functions = {name: path for name, path in config.measures.items() if isinstance(path, str)}
         self._measures = {name: _loaded(f"measures.{name}", path, _VIEWS) for name, path in functions.items()}
@@ -85,6 +87,7 @@ class EpisodeScorer:
         }
         self._judges = judges
         self._weights = config.weights
+        self._of_parts = frozenset(of_parts)
         self.measures_groups = bool(self._group_measures)
         self.needs_demonstrations = scores_itself or self.measures_groups or not config.is_answer_alone
         """Whether demonstrations are played, too, since their reward depends on more than their answer."""
@@ -116,7 +119,8 @@ class EpisodeScorer:
     def reward(self, answer: float, measures: Mapping[str, float]) -> float:
         """The weighted sum; `answer` is the grader's reward."""
         found = {**measures, ANSWER: answer}
-        return sum(weight * found[name] for name, weight in self._weights.items())
+        weights = self._weights.items()
+        return sum(weight * found[name] for name, weight in weights if name in found or name not in self._of_parts)
 
     async def _judgement(self, name: str, kind: JudgeMeasure, view: EpisodeView) -> float:
         assert self._judges is not None, "judges are opened with the player"

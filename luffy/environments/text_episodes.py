@@ -10,11 +10,12 @@ four characters for each token.
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from luffy.config.environment import EpisodeLimits
-from luffy.environments.environment import EnvironmentFactory
+from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.live_episode import EpisodeStart, LiveEpisode, refuse_failures
 from luffy.environments.parsers import after_thinking
 from luffy.environments.rubric import EpisodeScorer
@@ -28,7 +29,7 @@ _POLICY = "assistant"
 _SENT_AS = {"system": "system", _POLICY: _POLICY}
 """Roles that the protocol takes from a conversation. It has `tool` for the answers to calls with an id alone, so other
 roles are sent as `user`."""
-_CHARACTERS_PER_TOKEN = 4
+CHARACTERS_PER_TOKEN = 4
 _LEFT_OUT = " ... [{count} characters left out] ... "
 
 
@@ -42,6 +43,8 @@ class TextEpisode:
     """Tokens that the policy wrote, as the server counts them."""
     finish_reason: FinishReason
     measures: Mapping[str, float]
+    fault: str = ""
+    """Why the environment failed, if it did."""
 
 
 @dataclass(slots=True)
@@ -52,13 +55,30 @@ class _TextPlay:
     num_tokens: int = 0
 
 
+class Chat(Protocol):
+    """A model that writes one turn after another."""
+
+    @property
+    def max_response_tokens(self) -> int:
+        """Limit of the model's tokens in all turns together."""
+        ...
+
+    async def ask(self, request: TextRequest, max_tokens: int) -> TextCompletion:
+        """The next turn, of at most `max_tokens`; what it raises ends the episode."""
+        ...
+
+
 @dataclass(slots=True)
-class _Chat:
+class _EndpointChat:
     """The endpoint of a play; after its first failure nothing more is asked."""
 
     endpoint: TextEndpoint
     params: SamplingParams
     failures: list[LuffyError] = field(default_factory=list)
+
+    @property
+    def max_response_tokens(self) -> int:
+        return self.params.max_response_tokens
 
     async def ask(self, request: TextRequest, max_tokens: int) -> TextCompletion:
         if self.failures:
@@ -75,33 +95,37 @@ class TextEpisodePlayer:
 
     def __init__(self, make: EnvironmentFactory, limits: EpisodeLimits, scorer: EpisodeScorer) -> None:
         self._make = make
-        self._limits = limits
+        self.limits = limits
         self._scorer = scorer
 
     def play(self, starts: Sequence[EpisodeStart], endpoint: TextEndpoint, params: SamplingParams) -> list[TextEpisode]:
         """One episode per start, in order; raises what `EpisodePlayer.play` and `TextEndpoint.generate` raise."""
-        episodes = asyncio.run(self._play_all(starts, _Chat(endpoint, params)))
-        refuse_failures([episode.finish_reason for episode in episodes], self._limits)
+        episodes = asyncio.run(self._play_all(starts, _EndpointChat(endpoint, params)))
+        refuse_failures([episode.finish_reason for episode in episodes], self.limits)
         return episodes
 
-    async def _play_all(self, starts: Sequence[EpisodeStart], chat: _Chat) -> list[TextEpisode]:
+    async def _play_all(self, starts: Sequence[EpisodeStart], chat: _EndpointChat) -> list[TextEpisode]:
         # All of them end before a failure is raised: a response on its way is paid for.
-        ended = await asyncio.gather(*(self._play(start, chat) for start in starts), return_exceptions=True)
+        ended = await asyncio.gather(*(self.play_one(start, chat) for start in starts), return_exceptions=True)
         for failure in [*chat.failures, *ended]:
             if isinstance(failure, BaseException):
                 raise failure
         return [episode for episode in ended if isinstance(episode, TextEpisode)]
 
-    async def _play(self, start: EpisodeStart, chat: _Chat) -> TextEpisode:
-        play = _TextPlay(LiveEpisode(start, self._make, self._scorer))
+    async def play_one(
+        self, start: EpisodeStart, chat: Chat, around: Callable[[Environment], Environment] | None = None
+    ) -> TextEpisode:
+        """One episode, whose environment `around` may wrap; raises what the chat raises."""
+        make = self._make if around is None else lambda: around(self._make())
+        play = _TextPlay(LiveEpisode(start, make, self._scorer))
         try:
             end = await play.live.play(self._turns(play, chat))
         finally:
             await play.live.close()
-        return TextEpisode(play.live.completion, play.num_tokens, end.finish_reason, end.measures)
+        return TextEpisode(play.live.completion, play.num_tokens, end.finish_reason, end.measures, end.fault)
 
-    async def _turns(self, play: _TextPlay, chat: _Chat) -> FinishReason:
-        live, limits, limit = play.live, self._limits, chat.params.max_response_tokens
+    async def _turns(self, play: _TextPlay, chat: Chat) -> FinishReason:
+        live, limits, limit = play.live, self.limits, chat.max_response_tokens
         await live.reset()
         for turn in itertools.count():
             room = limit - play.num_tokens
@@ -120,7 +144,7 @@ class TextEpisodePlayer:
                 return FinishReason.TURNS
             if play.num_tokens >= limit:
                 return FinishReason.LENGTH
-            live.observe([_within(message, limits.max_observation_tokens) for message in messages])
+            live.observe([within(message, limits.max_observation_tokens) for message in messages])
         raise AssertionError("unreachable")
 
 
@@ -130,8 +154,9 @@ def _sent(message: Message) -> Message:
     return Message(role, after_thinking(message.content) if role == _POLICY else message.content)
 
 
-def _within(message: Message, max_tokens: int) -> Message:
-    text, limit = message.content, _CHARACTERS_PER_TOKEN * max_tokens
+def within(message: Message, max_tokens: int) -> Message:
+    """The message, cut in the middle where it has more than four characters for each token."""
+    text, limit = message.content, CHARACTERS_PER_TOKEN * max_tokens
     if len(text) <= limit:
         return message
     half = limit // 2

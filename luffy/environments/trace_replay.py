@@ -14,6 +14,7 @@ from luffy.environments.environment import EnvironmentFactory
 from luffy.environments.live_episode import EpisodeStart, FailedEpisode, LiveEpisode
 from luffy.environments.registry import open_environment
 from luffy.environments.rubric import EpisodeScorer
+from luffy.environments.text_episodes import within
 from luffy.grading import problem_of
 from luffy.types import Message, Prompt, Trace
 
@@ -37,30 +38,30 @@ class EnvironmentReplayer:
     def replay(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
         """What came of each trace of each prompt."""
         self._make = self._make or open_environment(self._config)
-        return asyncio.run(_all(self._make, prompts))
+        return asyncio.run(_all(self._make, prompts, self._config.limits.max_observation_tokens))
 
 
-async def _all(make: EnvironmentFactory, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
+async def _all(make: EnvironmentFactory, prompts: Sequence[Prompt], max_tokens: int) -> list[list[Replayed | None]]:
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def replayed(prompt: Prompt, trace: Trace) -> Replayed | None:
         if not trace.turns:
             return None
         async with places:
-            return await _replayed(make, prompt, trace)
+            return await _replayed(make, prompt, trace, max_tokens)
 
     found = iter(await asyncio.gather(*(replayed(prompt, trace) for prompt in prompts for trace in prompt.traces)))
     return [[next(found) for _ in prompt.traces] for prompt in prompts]
 
 
-async def _replayed(make: EnvironmentFactory, prompt: Prompt, trace: Trace) -> Replayed:
+async def _replayed(make: EnvironmentFactory, prompt: Prompt, trace: Trace, max_tokens: int) -> Replayed:
     start = EpisodeStart(problem_of(prompt), prompt.ground_truth, prompt.messages, (), seed=0)
     live = LiveEpisode(start, make, _NO_MEASURES)
     try:
         await live.reset()
         for turn, recorded in _answered(trace.turns):
             answers = await live.respond(turn)
-            if recorded and not _are_equal(answers or (), recorded):
+            if recorded and not _are_equal(answers or (), recorded, max_tokens):
                 return Replayed.DIFFERS
             live.observe(recorded)
         return Replayed.SAME
@@ -82,8 +83,8 @@ def _answered(turns: Sequence[Message]) -> list[tuple[Message, list[Message]]]:
     return answered
 
 
-def _are_equal(answers: Sequence[Message], recorded: Sequence[Message]) -> bool:
-    """Whether role and text are the same, outer white space aside."""
-    return [(each.role, each.content.strip()) for each in answers] == [
-        (each.role, each.content.strip()) for each in recorded
-    ]
+def _are_equal(answers: Sequence[Message], recorded: Sequence[Message], max_tokens: int) -> bool:
+    """Whether role and text are the same, outer white space aside, or would be as an endpoint gets them."""
+    found = [(each.role, each.content.strip()) for each in recorded]
+    cut = [within(each, max_tokens) for each in answers]
+    return found in ([(each.role, each.content.strip()) for each in some] for some in (answers, cut))

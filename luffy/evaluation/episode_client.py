@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EnvironmentConfig
 from luffy.config.evaluation import SuiteProtocol
 from luffy.data.templates import decode, prompt_opener, stop_token_ids
-from luffy.environments.episodes import Episode, EpisodePlayer
+from luffy.environments.episodes import Episode
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.players import open_player, open_text_player
 from luffy.environments.text_episodes import TextEpisode, TextEpisodePlayer
@@ -24,7 +25,7 @@ from luffy.evaluation.model_clients import (
 from luffy.evaluation.requests import RenderedPrompt, Response, SampleRequest
 from luffy.grading import problem_of
 from luffy.grading.judge import Judges
-from luffy.rollout.engine import Completion, RolloutEngine
+from luffy.rollout.engine import Completion, RolloutEngine, SamplingParams
 from luffy.rollout.text_endpoint import TextEndpoint
 from luffy.types import Prompt, Source
 
@@ -49,10 +50,18 @@ def open_text_client(environment: EnvironmentConfig | None, endpoint: TextEndpoi
     return TextEpisodeClient(endpoint, open_text_player(environment, judges))
 
 
+class Player(Protocol):
+    """Plays episodes; `luffy.environments.episodes.EpisodePlayer` does."""
+
+    def play(self, starts: Sequence[EpisodeStart], engine: RolloutEngine, params: SamplingParams) -> list[Episode]:
+        """One episode per start, in order."""
+        ...
+
+
 class EpisodeClient:
     """Plays an episode for every sample; its last turn is the reply that is graded."""
 
-    def __init__(self, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, player: EpisodePlayer) -> None:
+    def __init__(self, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, player: Player) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._player = player

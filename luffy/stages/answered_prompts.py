@@ -23,26 +23,26 @@ from luffy.config.environment import EnvironmentConfig
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.model import DType
-from luffy.data.kept_answers import GradedAnswer
 from luffy.data.parquet import iterate_prompts
 from luffy.data.pass_rates import PassRate
-from luffy.data.templates import encode_traces, load_tokenizer, prompt_lengths
+from luffy.data.templates import load_tokenizer, prompt_lengths
+from luffy.environments.players import open_player
 from luffy.errors import DataError
-from luffy.evaluation.episode_client import open_client
+from luffy.evaluation.episode_client import EpisodeClient, open_client
 from luffy.evaluation.evaluator import Evaluator
+from luffy.evaluation.model_clients import ModelClient, TokenModelClient
 from luffy.evaluation.requests import Suite
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
-from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.answer_shards import AnswerShards, stages_sampled_alike
 from luffy.stages.program import StageContext
-from luffy.stages.responses import ResponseProgress, open_generator
-from luffy.types import TOKEN_LIMITS, FinishReason, Outcome, Prompt, Trace
+from luffy.stages.remembered_answers import RememberedAnswers
+from luffy.stages.responses import Generator, ResponseProgress, open_generator
+from luffy.types import TOKEN_LIMITS, Prompt, Trace
 
 _SHARDS = "shards"
-_AUTHOR = "policy"
 TRAIN_FILE = "train.parquet"
 
 
@@ -63,7 +63,7 @@ class AnswerPlan:
     dtype: DType
     grading: GradingConfig
     keeps_answers: bool
-    """Only of responses in a single turn."""
+    """Whether correct answers are kept as traces."""
     free_settings: tuple[str, ...]
     """Fields of the section that no response depends on."""
     free_words: str
@@ -109,28 +109,6 @@ def answer_prompts(plan: AnswerPlan, context: StageContext) -> AnsweredPrompts:
     return AnsweredPrompts(prompts, [known[prompt.uid] for prompt in prompts], shards, done)
 
 
-class _RememberingEngine:
-    """An engine that keeps each completion until it is taken, by the seed of its request."""
-
-    def __init__(self, engine: RolloutEngine) -> None:
-        self._engine = engine
-        self._known: dict[int, Completion] = {}
-
-    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """The engine's completions, all of them kept."""
-        completions = self._engine.generate(requests, params)
-        self._known.update(zip((request.seed for request in requests), completions, strict=True))
-        return completions
-
-    def take(self, seed: int) -> Completion:
-        """The completion of the request with this seed, which is forgotten."""
-        return self._known.pop(seed)
-
-    def close(self) -> None:
-        """Free what the engine holds."""
-        self._engine.close()
-
-
 def _prompts(path: Path) -> Iterator[Prompt]:
     """The prompts without their traces, which would take most of the memory."""
     for prompt in iterate_prompts(path):
@@ -163,14 +141,13 @@ def _answer(
     # the same as without it.
     order = sorted(range(len(waiting)), key=lambda index: (lengths[index], index))
     generator = open_generator(plan.engine, model, plan.dtype, longest, context)
-    memory = _RememberingEngine(generator.engine) if plan.keeps_answers else None
+    memory = _remembered(plan, tokenizer, model)
     try:
         cache = context.out / JUDGE_CACHE
         pool = GraderPool.configured(context.execution.grader_workers, plan.grading, cache)
         with pool as grader, closing(Judges(cache)) as judges:
-            engine = memory or generator.engine
             evaluator = Evaluator(
-                open_client(plan.environment, engine, tokenizer, generator.lanes, judges),
+                _client(plan, generator, tokenizer, judges, memory),
                 grader,
                 _protocol(plan),
                 plan.seed,
@@ -184,7 +161,7 @@ def _answer(
             ]
             graded = evaluator.evaluate(((Suite(plan.suite, batch), plan.decoding) for batch in batches), progress.add)
             for batch, records in zip(batches, graded, strict=True):
-                solved = None if memory is None else _solved(plan, batch, records, memory, tokenizer, model)
+                solved = None if memory is None else _solved(batch, records, memory)
                 shards.append(_pass_rates(records), solved)
     finally:
         generator.engine.close()
@@ -212,38 +189,37 @@ def _longest(lengths: Sequence[int], model: Path, plan: AnswerPlan) -> int:
     return longest
 
 
-def _solved(
+def _remembered(plan: AnswerPlan, tokenizer: PreTrainedTokenizerBase, model: Path) -> RememberedAnswers | None:
+    """What holds the responses until they are graded; None where none are kept."""
+    if not plan.keeps_answers:
+        return None
+    name = f"{model.parents[1].name}/{model.parent.name}"  # stage and key: the same in every workspace
+    return RememberedAnswers(tokenizer, name, f"temperature {plan.temperature:g}")
+
+
+def _client(
     plan: AnswerPlan,
-    batch: Sequence[Prompt],
-    records: Sequence[SampleRecord],
-    memory: _RememberingEngine,
+    generator: Generator,
     tokenizer: PreTrainedTokenizerBase,
-    model: Path,
-) -> list[Prompt]:
+    judges: Judges,
+    memory: RememberedAnswers | None,
+) -> ModelClient:
+    """The model, whose responses `memory` keeps."""
+    if memory is None:
+        return open_client(plan.environment, generator.engine, tokenizer, generator.lanes, judges)
+    if plan.environment is None:
+        return TokenModelClient(memory.engine(generator.engine), tokenizer)
+    player = open_player(plan.environment, tokenizer, generator.lanes, judges)
+    return EpisodeClient(generator.engine, tokenizer, memory.player(player))
+
+
+def _solved(batch: Sequence[Prompt], records: Sequence[SampleRecord], memory: RememberedAnswers) -> list[Prompt]:
     """The prompts with a correct and complete answer, which are their traces in the order of sampling."""
     traces: dict[str, list[Trace]] = {}
     for record in records:
-        completion = memory.take(record.seed)
-        answer = GradedAnswer(
-            record.response,
-            record.num_tokens,
-            Outcome(record.outcome),
-            record.finish_reason == FinishReason.STOP,
-            _AUTHOR,
-            model=f"{model.parents[1].name}/{model.parent.name}",  # stage and key: the same in every workspace
-            decoding=f"temperature {plan.temperature:g}",
-        )
-        if answer.may_be_kept:
-            known = _logprobs(answer.text, completion, tokenizer)
-            traces.setdefault(record.uid, []).append(dataclasses.replace(answer, logprobs=known).trace())
+        if (trace := memory.take(record)) is not None:
+            traces.setdefault(record.uid, []).append(trace)
     return [dataclasses.replace(prompt, traces=tuple(traces[prompt.uid])) for prompt in batch if prompt.uid in traces]
-
-
-def _logprobs(text: str, completion: Completion, tokenizer: PreTrainedTokenizerBase) -> tuple[float, ...] | None:
-    """Those of the sampled tokens, where the text is encoded as these very tokens again."""
-    if tuple(encode_traces(tokenizer, [text])[0]) != completion.token_ids:
-        return None
-    return tuple(min(value, 0.0) for value in completion.logprobs)  # rounding may leave 1e-9 above
 
 
 def _pass_rates(records: Sequence[SampleRecord]) -> list[PassRate]:

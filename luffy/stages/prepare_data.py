@@ -53,7 +53,7 @@ from luffy.data.splits import write_complement, write_correct, write_luffy, writ
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer, texts_of
 from luffy.data.verify_traces import TraceReplayer
 from luffy.environments.players import open_scored
-from luffy.environments.registry import instructions_of
+from luffy.environments.registry import instructions_by_source
 from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import DataError
 from luffy.files import write_atomic
@@ -99,7 +99,7 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
                 rules=_rules(name, settings),
                 benchmarks=benchmarks,
                 system_prompt=data.system_prompt,
-                instructions="" if name == _CORPUS else instructions,
+                instructions={} if name == _CORPUS else instructions,
                 grading=settings.grading,
                 judge_cache=judge_cache,
                 samples=data.rejected_samples,
@@ -192,18 +192,19 @@ def _tokenizer(settings: PrepareDataSettings, sources: Mapping[str, TraceSource]
     if settings.model_path is not None:
         return adapt_tokenizer(settings.model_path, settings.chat_template)
     environment = settings.environment
-    system = [settings.data.system_prompt or "", instructions_of(environment) if environment else ""]
+    instructions = instructions_by_source(environment).values() if environment else ()
+    system = [settings.data.system_prompt or "", *(instructions or ("",))]
     texts = (text for source in sources.values() for text in texts_of(_prompts(source)))
     return build_tokenizer(itertools.chain(system, texts))
 
 
-def _checked_environment(settings: PrepareDataSettings, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Instructions of the environment, "" without one; an error where it cannot be used with this chat template."""
+def _checked_environment(settings: PrepareDataSettings, tokenizer: PreTrainedTokenizerBase) -> dict[str | None, str]:
+    """Instructions of the environment by data source; an error where it cannot be used with this chat template."""
     if settings.environment is None:
-        return ""
+        return {}
     open_scored(settings.environment)
     ConversationEncoder(tokenizer, keeps_history=keeps_history(settings.environment))
-    return instructions_of(settings.environment)
+    return instructions_by_source(settings.environment)
 
 
 def _other_benchmarks(settings: PrepareDataSettings) -> dict[str, TraceSource]:

@@ -3,10 +3,10 @@
 Run: python -m luffy.stages.sample --config DIR/config.yaml --out DIR
 
 Samples `sample.num_samples` responses to every prompt of prepare_data's train.parquet and grades them as RL does
-(`luffy.stages.answered_prompts`, as the stage `difficulty`). Writes pass_rates.parquet (one row per prompt),
-sampled.parquet (the prompts with a correct and complete answer, shortest prompts first, with the traces that
-`sample.keep` chooses), tokenizer/, card.json and card.md. The SFT after it reads this directory in place of
-prepare_data's.
+(`luffy.stages.answered_prompts`, as the stage `difficulty`); with an environment a response is an episode, and its
+trace has many turns. Writes pass_rates.parquet (one row per prompt), sampled.parquet (the prompts with a correct and
+complete answer, shortest prompts first, with the traces that `sample.keep` chooses), tokenizer/, card.json and card.md.
+The SFT after it reads this directory in place of prepare_data's.
 """
 
 import dataclasses
@@ -64,6 +64,7 @@ def _plan(settings: SampleSettings) -> AnswerPlan:
         dtype=settings.dtype,
         grading=settings.grading,
         stop=config.stop,
+        environment=settings.environment,
         keeps_answers=True,
         free_settings=("keep",),
         free_words="another sample.keep",
@@ -81,7 +82,15 @@ def _answer(trace: Trace) -> GradedAnswer:
     """A correct and complete answer, as a shard holds it."""
     assert trace.num_tokens is not None
     return GradedAnswer(
-        trace.text, trace.num_tokens, Outcome.CORRECT, True, trace.author, trace.model, trace.decoding, trace.logprobs
+        trace.text,
+        trace.num_tokens,
+        Outcome.CORRECT,
+        True,
+        trace.author,
+        trace.model,
+        trace.decoding,
+        trace.logprobs,
+        trace.turns,
     )
 
 

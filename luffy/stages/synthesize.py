@@ -10,8 +10,9 @@ rl_complement.parquet, validation.parquet, tokenizer/), card.json and card.md. S
 directory in place of prepare_data's.
 
 Answers are saved as they arrive, in paid_answers.jsonl (endpoints, one by one) and folder_answers.jsonl (model folders,
-batch by batch): a killed stage asks only for the rest. Answers of an endpoint are reused by every stage of the
-workspace that asks for the same ones. They outlive changes of the training data.
+batch by batch): a killed stage asks only for the rest. With an environment an answer is an episode; an endpoint's turns
+are saved one by one, so a killed episode goes on after the last of them. Answers of an endpoint are reused by every
+stage of the workspace that asks for the same ones. They outlive changes of the training data.
 """
 
 import logging
@@ -24,6 +25,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.data import DataConfig, VerifiersSource
+from luffy.config.environment import keeps_history
 from luffy.config.settings import SynthesizeSettings
 from luffy.data.added_traces import TRAIN, WrittenData, add_traces, prompts_without_their_traces
 from luffy.data.contamination import BenchmarkIndex
@@ -33,8 +35,12 @@ from luffy.data.row_filters import RowFilter, Rules
 from luffy.data.sources import open_source
 from luffy.data.templates import load_tokenizer, prompt_lengths
 from luffy.data.tokenizer import adapt_tokenizer
+from luffy.environments.players import open_player, open_text_player
+from luffy.environments.registry import instructions_by_source
+from luffy.environments.trace_replay import EnvironmentReplayer
 from luffy.errors import ConfigError, DataError
 from luffy.grading import JUDGE_CACHE, GraderPool
+from luffy.grading.judge import Judges
 from luffy.http_client import missing_key
 from luffy.pipeline.chain.reuse import PAID_ANSWERS
 from luffy.rollout.vllm_limits import context_length, read_shape
@@ -100,6 +106,8 @@ class _Work:
     logs: Mapping[bool, AnswerLog]
     """By whether the teacher is behind an endpoint."""
     ledger: Ledger
+    judges: Judges
+    """For measures of episodes that ask one."""
     answered: int = 0
     total: int = 0
     """Questions at most."""
@@ -117,16 +125,25 @@ def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterato
     """The graders, the rules for traces, the logs and the budget."""
     data, config, out = context.inputs["data"], settings.synthesize, context.out
     tokenizer = load_tokenizer(data / "tokenizer")
-    rules = Rules(None, settings.data.max_trace_tokens, languages=settings.data.filters.languages)
-    row_filter = RowFilter(tokenizer, rules, _benchmarks(settings.data, data, settings.seed))
+    environment, replays = settings.environment, settings.data.replay_traces
+    rules = Rules(
+        None,
+        settings.data.max_trace_tokens,
+        languages=settings.data.filters.languages,
+        keeps_history=keeps_history(environment),
+        requires_replay=replays == "reject",
+    )
+    replayer = EnvironmentReplayer(environment) if environment is not None and replays == "reject" else None
+    row_filter = RowFilter(tokenizer, rules, _benchmarks(settings.data, data, settings.seed), replayer)
     ledger = Ledger({name: teacher.price for name, teacher in config.teachers.items()}, config.budget)
     with (
         GraderPool.configured(context.execution.grader_workers, settings.grading, out / JUDGE_CACHE) as grader,
         closing(AnswerLog(out / PAID_ANSWERS, _earlier(context))) as of_endpoints,
         closing(AnswerLog(out / _FOLDER_ANSWERS)) as of_folders,
+        closing(Judges(out / JUDGE_CACHE)) as judges,
     ):
         logs = {True: of_endpoints, False: of_folders}
-        yield _Work(settings, context, tokenizer, row_filter, grader, logs, ledger)
+        yield _Work(settings, context, tokenizer, row_filter, grader, logs, ledger, judges)
 
 
 def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
@@ -152,10 +169,13 @@ def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
 def _opened_teacher(name: str, prompts: Sequence[Prompt], work: _Work) -> Iterator[Teacher]:
     """The teacher of that name, for these prompts."""
     config, context = work.settings.synthesize.teachers[name], work.context
-    desk = Desk(name, config, work.log_of(name), work.ledger, work.progress)
+    environment = work.settings.environment
+    instructions = instructions_by_source(environment) if environment is not None else {}
+    desk = Desk(name, config, work.log_of(name), work.ledger, work.progress, environment, instructions)
     teacher: Teacher
     if config.endpoint is not None:
-        teacher = EndpointTeacher(desk, context.execution.teachers[name])
+        player = open_text_player(environment, work.judges) if environment is not None else None
+        teacher = EndpointTeacher(desk, context.execution.teachers[name], player)
     else:
         teacher = _folder_teacher(desk, prompts, work)
     with closing(teacher):
@@ -176,7 +196,10 @@ def _folder_teacher(desk: Desk, prompts: Sequence[Prompt], work: _Work) -> Folde
             "data.max_prompt_tokens"
         )
     generator = open_generator(config.engine, folder, config.dtype, longest, context)
-    return FolderTeacher(desk, generator.engine, tokenizer, work.tokenizer, generator.batch_size, context.key)
+    player = None
+    if desk.environment is not None:
+        player = open_player(desk.environment, tokenizer, generator.lanes, work.judges)
+    return FolderTeacher(desk, generator.engine, tokenizer, work.tokenizer, generator.batch_size, context.key, player)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ everything after it.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from luffy.files import sync_directory
+from luffy.types import Message
 
 
 class AnswerStatus(StrEnum):
@@ -28,11 +29,17 @@ class AnswerStatus(StrEnum):
     """The answer ran into its length limit."""
     REFUSED = "refused"
     """The model or its content filter declined, or the endpoint rejected the request for good."""
+    OUT_OF_TURNS = "out_of_turns"
+    """An episode that its limit of turns ended."""
+    CRASHED = "crashed"
+    """The environment failed."""
     FAILED = "failed"
     """No answer after all retries, while other questions were answered."""
 
 
-_ANSWERED = (AnswerStatus.COMPLETE, AnswerStatus.TRUNCATED)
+_ANSWERED = (AnswerStatus.COMPLETE, AnswerStatus.TRUNCATED, AnswerStatus.OUT_OF_TURNS)
+_OF_EPISODES = ("turns", "measures", "reason")
+"""Fields that are written only where they hold something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,13 @@ class TeacherAnswer:
     """Tokens of the answer as the teacher counts them, reasoning and stop token included."""
     logprobs: tuple[float, ...] | None = None
     """The teacher's own, one for each token of the trace by the policy's tokenizer, where these are its tokens."""
+    turns: tuple[Message, ...] = ()
+    """Of an episode of many turns: the teacher's, and the environment's answers between them. Of a single turn of an
+    episode (`luffy.synthesis.episode_answers`): what the environment wrote before it."""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What was measured of an episode."""
+    reason: str = ""
+    """Why the environment failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +123,7 @@ class AnswerLog:
 
     def add(self, teacher: str, answers: Mapping[str, TeacherAnswer]) -> None:
         """Save answers together, all or none; they survive a power cut as soon as this returns."""
-        entries = [{"key": key, **asdict(answer)} for key, answer in answers.items()]
+        entries = [{"key": key, **_fields(answer)} for key, answer in answers.items()]
         line = json.dumps({"teacher": teacher, "answers": entries}, ensure_ascii=False).encode() + b"\n"
         self._file.write(line)
         self._file.flush()
@@ -160,10 +174,16 @@ def _parsed(line: bytes) -> list[tuple[str, str, TeacherAnswer]]:
     return [(fields["teacher"], entry["key"], _answer(entry)) for entry in fields["answers"]]
 
 
-def _answer(entry: dict[str, object]) -> TeacherAnswer:
+def _fields(answer: TeacherAnswer) -> dict[str, object]:
+    return {name: value for name, value in asdict(answer).items() if value or name not in _OF_EPISODES}
+
+
+def _answer(entry: dict[str, Any]) -> TeacherAnswer:
     text, logprobs = entry["text"], entry["logprobs"]
     prompt_tokens, num_tokens = entry["prompt_tokens"], entry["num_tokens"]
     if not (isinstance(text, str) and isinstance(prompt_tokens, int) and isinstance(num_tokens, int)):
         raise TypeError("not an answer")
     known = tuple(map(float, logprobs)) if isinstance(logprobs, list) else None
-    return TeacherAnswer(text, AnswerStatus(str(entry["status"])), prompt_tokens, num_tokens, known)
+    turns = tuple(Message(**turn) for turn in entry.get("turns", ()))
+    status, measures, reason = AnswerStatus(entry["status"]), entry.get("measures", {}), entry.get("reason", "")
+    return TeacherAnswer(text, status, prompt_tokens, num_tokens, known, turns, measures, reason)

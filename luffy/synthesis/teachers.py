@@ -1,18 +1,23 @@
 """Teachers answer questions in order, each answer into the log, until the ledger's limit is reached."""
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from luffy.config.environment import EnvironmentConfig
 from luffy.config.synthesis import TeacherConfig
+from luffy.data.row_filters import with_instructions
 from luffy.data.templates import decode, encode_traces, prompt_opener, render_prompts, stop_token_ids
+from luffy.environments.episodes import EpisodePlayer
+from luffy.environments.live_episode import EpisodeStart
+from luffy.grading import problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.synthesis.answer_log import AnswerFacts, AnswerLog, AnswerStatus, TeacherAnswer
+from luffy.synthesis.episode_answers import token_episode_answer
 from luffy.synthesis.ledger import Ledger, Usage
 from luffy.types import FinishReason, Message, Prompt
 
@@ -51,6 +56,11 @@ class Desk:
     ledger: Ledger
     answered: Callable[[int], None]
     """Called with the number of answers that have come."""
+    environment: EnvironmentConfig | None = None
+    """With one, an answer is an episode."""
+    instructions: Mapping[str | None, str] = field(default_factory=dict)
+    """The environment's by data source (None: all others), for a system prompt of the teacher's own; the prompt's own
+    system message has them."""
 
     def take(self, key: str) -> bool:
         """Whether the answer is known already; if so, it is entered into the ledger."""
@@ -67,7 +77,10 @@ class Desk:
         if system is None:
             return prompt.messages
         others = tuple(message for message in prompt.messages if message.role != "system")
-        return (Message("system", system), *others) if system else others
+        own = (Message("system", system), *others) if system else others
+        if not self.instructions:
+            return own
+        return with_instructions([replace(prompt, messages=own)], self.instructions)[0].messages
 
     def params(self, stop: tuple[int, ...] = ()) -> SamplingParams:
         """How answers are sampled."""
@@ -78,6 +91,7 @@ class FolderTeacher:
     """A model folder behind an engine. A batch of answers is saved as a whole.
 
     `scope` distinguishes this stage's answers from those of other stages, whose folder may have held other weights.
+    With a `player` an answer is an episode.
     """
 
     def __init__(
@@ -88,6 +102,7 @@ class FolderTeacher:
         policy: PreTrainedTokenizerBase,
         batch_size: int,
         scope: str,
+        player: EpisodePlayer | None = None,
     ) -> None:
         self._desk = desk
         self._engine = engine
@@ -96,11 +111,12 @@ class FolderTeacher:
         self._has_policy_tokens = is_same_tokenizer(tokenizer, policy)
         self._batch_size = batch_size
         self._scope = scope
+        self._player = player
 
     def ask(self, questions: Sequence[Question]) -> list[str]:
         """Generate in batches of consecutive questions."""
         desk, keys = self._desk, list[str]()
-        batch: dict[str, RolloutRequest] = {}
+        batch: dict[str, EpisodeStart] = {}
         prompts = [desk.messages(question.prompt) for question in questions]
         for question, ids in zip(questions, render_prompts(self._tokenizer, prompts), strict=True):
             if batch and (len(batch) == self._batch_size or desk.ledger.may_be_spent):
@@ -111,7 +127,7 @@ class FolderTeacher:
             key = self._key(question, ids)
             keys.append(key)
             if not desk.take(key):
-                batch[key] = RolloutRequest(tuple(ids), question.seed)
+                batch[key] = start_of(question, desk.messages(question.prompt), tuple(ids))
                 desk.ledger.reserve(desk.name, self._most(ids))
         if batch:
             self._generate(batch)
@@ -121,15 +137,23 @@ class FolderTeacher:
         """Free the engine."""
         self._engine.close()
 
-    def _generate(self, batch: dict[str, RolloutRequest]) -> None:
-        desk, requests = self._desk, list(batch.values())
-        completions = self._engine.generate(requests, desk.params(stop_token_ids(self._tokenizer)))
-        answers = [self._answer(*each) for each in zip(requests, completions, strict=True)]
+    def _generate(self, batch: dict[str, EpisodeStart]) -> None:
+        desk, starts = self._desk, list(batch.values())
+        answers = self._answers(starts)
         desk.log.add(desk.name, dict(zip(batch, answers, strict=True)))
-        for request, answer in zip(requests, answers, strict=True):
+        for start, answer in zip(starts, answers, strict=True):
             used = Usage(answer.prompt_tokens, answer.num_tokens)
-            desk.ledger.settle(desk.name, used, self._most(request.prompt_ids))
+            desk.ledger.settle(desk.name, used, self._most(start.prompt_ids))
         desk.answered(len(answers))
+
+    def _answers(self, starts: Sequence[EpisodeStart]) -> list[TeacherAnswer]:
+        params = self._desk.params(stop_token_ids(self._tokenizer))
+        if self._player is not None:
+            episodes = self._player.play(starts, self._engine, params)
+            return [token_episode_answer(*each) for each in zip(starts, episodes, strict=True)]
+        requests = [RolloutRequest(start.prompt_ids, start.seed) for start in starts]
+        completions = self._engine.generate(requests, params)
+        return [self._answer(*each) for each in zip(requests, completions, strict=True)]
 
     def _answer(self, request: RolloutRequest, completion: Completion) -> TeacherAnswer:
         ids = completion.token_ids
@@ -142,11 +166,20 @@ class FolderTeacher:
         return TeacherAnswer(text, status, len(request.prompt_ids), len(ids), logprobs)
 
     def _most(self, ids: Sequence[int]) -> Usage:
-        return Usage(len(ids), self._desk.config.max_response_tokens)
+        most = self._desk.config.max_response_tokens
+        if self._player is None:
+            return Usage(len(ids), most)
+        return Usage(self._player.limits.max_turns * (len(ids) + most), most)
 
     def _key(self, question: Question, ids: Sequence[int]) -> str:
         asked = [self._scope, self._desk.name, list(ids), question.seed]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+
+def start_of(question: Question, messages: tuple[Message, ...], prompt_ids: tuple[int, ...] = ()) -> EpisodeStart:
+    """The question as it is put to a teacher, with `messages`."""
+    prompt = question.prompt
+    return EpisodeStart(problem_of(prompt), prompt.ground_truth, messages, prompt_ids, question.seed)
 
 
 def is_same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
@@ -165,9 +198,6 @@ def _usage(facts: AnswerFacts) -> Usage:
     return Usage(facts.prompt_tokens, facts.num_tokens)
 
 
-def answer_without_text(status: AnswerStatus) -> TeacherAnswer:
-    """A question that was refused, or that failed: it used nothing."""
-    return dataclasses.replace(_NOTHING, status=status)
-
-
-_NOTHING = TeacherAnswer("", AnswerStatus.FAILED, 0, 0)
+def answer_without_text(status: AnswerStatus, used: Usage) -> TeacherAnswer:
+    """A question that was refused, or that failed; the turns of an episode before that have `used` something."""
+    return TeacherAnswer("", status, used.prompt_tokens, used.num_tokens)

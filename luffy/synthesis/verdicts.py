@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from luffy.data.kept_answers import GradedAnswer
@@ -63,12 +63,15 @@ class AnswerAssessor:
     def _assess(self, questions: Sequence[Question], keys: Sequence[str]) -> list[Verdict]:
         answers = [self._log.read(key) for key in keys]
         outcomes = [_ungraded(answer) for answer in answers]
-        asked = [
-            _with_trace(question.prompt, answer)
-            for question, answer, outcome in zip(questions, answers, outcomes, strict=True)
-            if outcome is None
-        ]
-        graded = iter(self._graded(asked))
+        graded = iter(
+            self._graded(
+                [
+                    (_with_trace(question.prompt, answer), answer.measures)
+                    for question, answer, outcome in zip(questions, answers, outcomes, strict=True)
+                    if outcome is None
+                ]
+            )
+        )
         verdicts = []
         for question, key, answer, outcome in zip(questions, keys, answers, outcomes, strict=True):
             uid, text_hash = question.prompt.uid, _hash_of(answer.text)
@@ -81,9 +84,13 @@ class AnswerAssessor:
             verdicts.append(Verdict(uid, key, row.outcomes[0].value, rejection, text_hash))
         return verdicts
 
-    def _graded(self, prompts: Sequence[Prompt]) -> list[FilteredRow]:
-        prompts = self._rules.normalised(prompts)
-        requests = [GradeRequest(prompt.traces[0].reply, prompt.ground_truth, problem_of(prompt)) for prompt in prompts]
+    def _graded(self, answered: Sequence[tuple[Prompt, Mapping[str, float]]]) -> list[FilteredRow]:
+        """What is found of prompts with an answer as their only trace, and with what was measured of an episode."""
+        prompts = self._rules.normalised([prompt for prompt, _ in answered])
+        requests = [
+            GradeRequest(prompt.traces[0].reply, prompt.ground_truth, problem_of(prompt), measures=measures)
+            for prompt, (_, measures) in zip(prompts, answered, strict=True)
+        ]
         grades = self._grader.grade(requests)
         lost = [grade for grade in grades if is_unjudged(grade)]
         if lost:
@@ -97,7 +104,7 @@ class AnswerAssessor:
 def graded_answer(answer: TeacherAnswer, author: str, model: str, decoding: str) -> GradedAnswer:
     """A usable answer as the rule of what is kept reads it."""
     return GradedAnswer(
-        text=with_opened_thinking(answer.text),
+        text=answer.text if answer.turns else with_opened_thinking(answer.text),
         num_tokens=answer.num_tokens,
         outcome=Outcome.CORRECT,
         is_complete=answer.status is AnswerStatus.COMPLETE,
@@ -105,6 +112,7 @@ def graded_answer(answer: TeacherAnswer, author: str, model: str, decoding: str)
         model=model,
         decoding=decoding,
         logprobs=answer.logprobs,
+        turns=answer.turns,
     )
 
 
@@ -116,7 +124,7 @@ def _ungraded(answer: TeacherAnswer) -> str | None:
 
 
 def _with_trace(prompt: Prompt, answer: TeacherAnswer) -> Prompt:
-    trace = Trace(answer.text, author="", logprobs=answer.logprobs)
+    trace = Trace(answer.text, author="", logprobs=answer.logprobs, turns=answer.turns)
     return dataclasses.replace(prompt, traces=(trace,))
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from luffy.types import Group, Outcome, Source, Trajectory
+from luffy.types import PART_MEASURE, Group, Outcome, Source, Trajectory
 
 
 def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[str, float]:
@@ -82,7 +82,20 @@ def _policy_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
     metrics |= {
         f"rollout/{name}_mean": _mean(row.measures[name] for row in rows if name in row.measures) for name in names
     }
+    metrics |= _part_metrics(rows)
     return metrics | {f"reward/{outcome}_share": _mean(row.outcome is outcome for row in rows) for outcome in Outcome}
+
+
+def _part_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
+    """Reward and accuracy by part of a mixture of environments, of those parts that played."""
+    metrics: dict[str, float] = {}
+    for mark in sorted({name for row in rows for name in row.measures if name.startswith(PART_MEASURE)}):
+        played = [row for row in rows if row.measures.get(mark)]
+        if played:
+            part = mark.removeprefix(PART_MEASURE)
+            metrics[f"reward/{part}/mean"] = _mean(row.reward for row in played)
+            metrics[f"reward/{part}/correct_share"] = _mean(row.is_correct for row in played)
+    return metrics
 
 
 def _off_policy_metrics(off_policy: Sequence[Trajectory]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Rules of `environment`: templates, measures of groups, replayed traces and tasks."""
 
 from luffy.config.data import VerifiersSource
-from luffy.config.environment import VerifiersEnvironment
+from luffy.config.environment import VerifiersEnvironment, single_environments
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import MeasureGrader
 
@@ -10,13 +10,13 @@ def environment_has_its_template(config: ExperimentConfig) -> None:
     """Turns follow the chat template: no stop texts and no other template."""
     if config.environment is None:
         return
-    if "sample" in config.stages:
-        raise ValueError("environment: the stage sample answers in single turns; remove the environment or the stage")
-    if "rl" in config.stages and config.rl is not None and config.rl.stop:
-        raise ValueError(
-            "rl.stop has no use with an environment, whose turns end with the stop token of the chat template; "
-            "remove it"
-        )
+    answering = {"rl": config.rl, "difficulty": config.difficulty, "sample": config.sample}
+    for name, section in answering.items():
+        if name in config.stages and section is not None and section.stop:
+            raise ValueError(
+                f"{name}.stop has no use with an environment, whose turns end with the stop token of the chat "
+                "template; remove it"
+            )
     evaluation = config.evaluation
     if evaluation is None:
         return
@@ -63,9 +63,10 @@ def tasks_have_their_environment(config: ExperimentConfig) -> None:
     for name, source in named.items():
         if not isinstance(source, VerifiersSource) or source.grader != "environment":
             continue
-        if not isinstance(config.environment, VerifiersEnvironment):
+        packages = [each for each in single_environments(config.environment) if isinstance(each, VerifiersEnvironment)]
+        if not packages:
             raise ValueError(f"data.{name}: the environment scores its tasks; add environment.kind: verifiers")
-        if not config.environment.is_same_as(source):
+        if not any(package.is_same_as(source) for package in packages):
             raise ValueError(
                 f"data.{name}: environment, arguments, version and python have to be equal to those of the section "
                 "environment"

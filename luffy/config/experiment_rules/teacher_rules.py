@@ -22,8 +22,6 @@ def synthesis_has_its_prompts(config: ExperimentConfig) -> None:
     """Teachers answer single turns, of prompts that are not sorted by their traces."""
     if config.synthesize is None or "synthesize" not in config.stages:
         return
-    if config.environment is not None:
-        raise ValueError("environment: the stage synthesize asks for single turns; remove one of the two sections")
     if config.data.filters.difficulty is not None:
         raise ValueError(
             "data.filters.difficulty sorts prompts by the traces that they come with, and synthesize adds others; "

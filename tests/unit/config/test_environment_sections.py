@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
-from luffy.config.settings import DifficultySettings
+from luffy.config.settings import DifficultySettings, SampleSettings, SynthesizeSettings
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.errors import ConfigError
 
@@ -34,3 +34,27 @@ def test_difficulty_plays_the_episodes_of_the_environment() -> None:
 def test_a_group_measure_without_its_use_is_refused_at_load(changes: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_experiment(GAME, changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["difficulty={stop: [ab]}"], "difficulty.stop has no use with an environment"),
+        (["rl.stop=[ab]"], "rl.stop has no use with an environment"),
+        (["chain=expert_iteration", "method=null", "sample.stop=[ab]"], "sample.stop has no use with an environment"),
+    ],
+)
+def test_stop_texts_beside_an_environment_are_refused(changes: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_experiment(GAME, changes)
+
+
+def test_the_policy_and_teachers_play_the_episodes_of_the_environment() -> None:
+    teachers = "synthesize={teachers: {own: {path: org/big, max_response_tokens: 16}}}"
+    sampled = load_experiment(GAME, ["chain=expert_iteration", "method=null", "rl=null"])
+    for name, config in {"sample": sampled, "synthesize": load_experiment(GAME, [teachers])}.items():
+        configure = STAGE_KINDS[name].configure
+        assert configure is not None
+        settings = configure(config)
+        assert isinstance(settings, SampleSettings | SynthesizeSettings)
+        assert settings.environment == config.environment is not None

@@ -11,6 +11,7 @@ import pytest
 from synthetic.answered_stage import number_in, stage_context, use
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 
+from luffy.config.environment import GuessNumberEnvironment
 from luffy.config.expert_iteration import SampleConfig
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import SampleSettings
@@ -182,3 +183,24 @@ def test_a_round_without_a_trace_is_one_line(
     with pytest.raises(DataError, match=line) as refusal:
         run(settings(), context_in(tmp_path / "out", inputs))
     assert "\n" not in str(refusal.value)
+
+
+def test_right_games_of_the_policy_become_traces_of_their_turns(
+    tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scripted policy always guesses 3: it finds 3 at once, and everything else never."""
+    games = [
+        dataclasses.replace(prompt, ground_truth=str(number), grader="exact", extra_info={"number": number})
+        for number, prompt in enumerate(problems(6))
+    ]
+    write_prompts(inputs["data"] / "train.parquet", games)
+    use(monkeypatch, lambda prompt, seed: "3")
+    played = GuessNumberEnvironment.model_validate({"kind": "guess_number", "limits": {"max_turns": 2}})
+    own = settings(num_samples=2, max_response_tokens=40).model_copy(update={"environment": played})
+    run(own, context_in(tmp_path / "out", inputs))
+    (sampled,) = read_prompts(tmp_path / "out" / "sampled.parquet")
+    assert (sampled.uid, [trace.text for trace in sampled.traces]) == ("p3", ["3"])
+    assert sampled.traces[0].num_tokens == 2
+    rates = {row["uid"]: row for row in pq.read_table(tmp_path / "out" / "pass_rates.parquet").to_pylist()}
+    assert rates["p3"]["num_correct"] == 2
+    assert rates["p4"]["num_correct"] == 0
