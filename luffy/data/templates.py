@@ -36,7 +36,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise DataError(f"{folder}: holds no tokenizer (tokenizer_config.json); prepare the data again")
     from transformers import AutoTokenizer  # loads torch, which those who only count tokens can do without
 
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
 
 def render_prompts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:

@@ -83,9 +83,11 @@ def adapt_tokenizer(model_path: str, chat_template: str | None) -> PreTrainedTok
     here = locate(model_path)
     try:
         if here.endswith(GGUF):
-            tokenizer = AutoTokenizer.from_pretrained(Path(here).parent, gguf_file=Path(here).name)
+            tokenizer = AutoTokenizer.from_pretrained(
+                Path(here).parent, gguf_file=Path(here).name, trust_remote_code=False
+            )
         else:
-            tokenizer = AutoTokenizer.from_pretrained(here)
+            tokenizer = AutoTokenizer.from_pretrained(here, trust_remote_code=False)
     except ImportError as error:
         raise DataError(f"model.path: a {GGUF} file needs `pip install 'luffy-rl[gguf]'` ({error})") from None
     except (OSError, ValueError) as error:
