@@ -107,14 +107,15 @@ def _open(path: Path, required: Sequence[str]) -> pq.ParquetFile:
     try:
         # With a buffer, a column of a large row group is read piece by piece.
         file = pq.ParquetFile(path, buffer_size=_BUFFER_BYTES)
+        names = file.schema_arrow.names
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: is no readable parquet file ({_first_line(error)})") from None
-    missing = [name for name in required if name not in file.schema_arrow.names]
+    missing = [name for name in required if name not in names]
     if missing:
         hint = "the columns of LUFFY/verl are needed, or fields that map others" if "prompt" in required else "fields"
-        found = ", ".join(file.schema_arrow.names)
+        found = ", ".join(names)
         raise DataError(f"{path}: column {', '.join(missing)} missing; found {found} ({hint})")
     return file
 
@@ -128,7 +129,7 @@ def _rows(path: Path, file: pq.ParquetFile, wanted: Sequence[str]) -> Iterator[M
                 for batch in file.iter_batches(batch_size=rows_at_once, row_groups=[index], columns=columns):
                     yield from _decoded(batch)
                     count += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: cannot be read after row {count} ({_first_line(error)})") from None
 
 

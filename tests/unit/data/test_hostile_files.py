@@ -12,6 +12,7 @@ from luffy.data import parquet
 from luffy.data.parquet import read_prompts, read_rows, write_prompts
 from luffy.data.sources import open_source
 from luffy.errors import DataError
+from luffy.evaluation import sample_files
 from luffy.types import Message, Prompt, Trace
 
 WIDE = pa.schema([("prompt", pa.string()), ("turns", pa.list_(pa.struct([("content", pa.string())])))])
@@ -87,3 +88,14 @@ def test_names_in_data_are_text_and_never_paths(tmp_path: Path, name: str) -> No
     write_prompts(tmp_path / "workspace" / "p.parquet", [prompt])
     assert read_prompts(tmp_path / "workspace" / "p.parquet") == [prompt]
     assert [path.name for path in tmp_path.rglob("*")] == ["workspace", "p.parquet"]
+
+
+def test_a_line_that_unfolds_from_little_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = pa.Codec("zstd", compression_level=3)
+    content = codec.compress(b"x" * (64 << 20), asbytes=True)
+    (tmp_path / "samples.jsonl.zst").write_bytes(content)
+    monkeypatch.setattr(sample_files, "_MAX_LINE_BYTES", 1 << 20)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(DataError, match="a line is longer than 1048576 bytes"):
+        list(sample_files.read_samples_of(tmp_path))
+    assert len(content) < 1 << 14 and pa.total_allocated_bytes() - before < 16 << 20
