@@ -13,10 +13,11 @@ NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)
 
 @pytest.mark.parametrize(("file", "name"), NAMED)
 def test_a_test_that_is_named_exists(file, name):
-    assert name in {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
+    body = ast.parse((ROOT / file).read_text()).body
+    assert name in {node.name for node in body if isinstance(node, ast.FunctionDef)}
 
 
 def test_every_promise_names_a_test():
     table = TEXT.split("## Promises")[1].split("\n## ")[0]
     promises = [line for line in table.splitlines() if line.startswith("| ")][1:]
-    assert len(promises) >= 16 and all("::test_" in promise for promise in promises)
+    assert len(promises) >= 15 and all("::test_" in promise for promise in promises)
