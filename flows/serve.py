@@ -145,8 +145,8 @@ def _refuse_if_taken(address: ServerAddress) -> None:
         try:
             probe.bind((address.host, port))
         except OSError as error:
-            other = "--port" if address.is_loopback else "--port or --host"
-            raise UserError(f"--port {port}: {error.strerror}; give another {other}") from None
+            option = "--port" if address.is_loopback else "--port or --host"
+            raise UserError(f"--port {port}: {error.strerror}; give another {option}") from None
     if _POINTER.exists() and not _POINTER.read_text(encoding="utf-8").startswith(_POINTER_HEAD):
         raise UserError(f"{_POINTER}: is your own, and would be overwritten; move its settings to a Prefect profile")
     if (other := _pointed_at()) and answers(other, timeout_s=2.0):
