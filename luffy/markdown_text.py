@@ -2,7 +2,7 @@
 
 import re
 
-_MARKUP = re.compile(r"[|<\[\\]")
+_MARKUP = re.compile(r"[|<\\]|(?<=\])[(\[:]")  # a link is [text](address), [text][name] or [name]: address
 _ADDRESS = re.compile(r"(?<=[A-Za-z])(:(?=//)|(?<=www)\.)", re.IGNORECASE)
 """What makes a viewer turn a bare address into a link."""
 

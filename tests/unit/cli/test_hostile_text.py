@@ -42,11 +42,13 @@ def test_lines_and_other_alphabets_are_left_alone():
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("![x](http://evil.example/?a)", r"!\[x](http\://evil.example/?a)"),
+        ("![x](http://evil.example/?a)", r"![x]\(http\://evil.example/?a)"),
         ("<img src=x onerror=alert(1)>", r"\<img src=x onerror=alert(1)>"),
         ("a | b\n# c", r"a \| b # c"),
-        (r"\[x](javascript:1)", r"\\\[x](javascript:1)"),
+        (r"\[x](javascript:1)", r"\\[x]\(javascript:1)"),
         ("see www.evil.example", r"see www\.evil.example"),
+        ("[x][y] [y]: z", r"[x]\[y] [y]\: z"),
+        ("46.7 [24.9, 71.3]", "46.7 [24.9, 71.3]"),
         ("in_distribution, 3 * 4", "in_distribution, 3 * 4"),
     ],
 )
