@@ -56,8 +56,9 @@ class TransformersEngine:
     @classmethod
     def from_folder(cls, folder: Path, dtype: str, batch_size: int) -> "TransformersEngine":
         """An engine on a model folder, whose tokenizer is used to find `SamplingParams.stop`."""
-        model = _load(folder, getattr(torch, dtype))
-        return cls(model.to("cuda" if torch.cuda.is_available() else "cpu"), batch_size, tokenizer_folder=folder)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = _load(folder, getattr(torch, dtype), device)
+        return cls(model, batch_size, tokenizer_folder=folder)
 
     @torch.no_grad()
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
@@ -74,7 +75,7 @@ class TransformersEngine:
         """Replace the model with that of a folder, on the same device and with the same dtype."""
         device, dtype = self.model.device, self.model.dtype
         del self.model  # free its memory before loading the next one
-        self.model = _load(folder, dtype).to(device)
+        self.model = _load(folder, dtype, device)
         self.weight_version = version
 
     def close(self) -> None:
@@ -128,11 +129,11 @@ class TransformersEngine:
         return Completion(tuple(row.tokens), tuple(row.logprobs), row.finish_reason, versions)
 
 
-def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
     )
-    return model.eval()
+    return model.eval().to(device)
 
 
 @lru_cache(maxsize=1)
