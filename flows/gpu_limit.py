@@ -2,6 +2,7 @@
 
 import httpx
 
+from luffy.flows.basic_auth import authorization
 from luffy.pipeline.machine.gpus import QUEUE, detected_gpus
 
 _TIMEOUT_S = 10.0
@@ -13,13 +14,15 @@ def limit_gpus(url: str) -> int:
     To be called while nothing runs: slots that are taken belong to runs whose server was killed.
     """
     slots, address = len(detected_gpus() or ()), f"{url}/v2/concurrency_limits"
-    found = httpx.get(f"{address}/{QUEUE}", timeout=_TIMEOUT_S)
+    found = httpx.get(f"{address}/{QUEUE}", headers=authorization(), timeout=_TIMEOUT_S)
     if found.status_code == httpx.codes.NOT_FOUND:
         if slots:
-            httpx.post(f"{address}/", json={"name": QUEUE, "limit": slots}, timeout=_TIMEOUT_S).raise_for_status()
+            httpx.post(
+                f"{address}/", json={"name": QUEUE, "limit": slots}, headers=authorization(), timeout=_TIMEOUT_S
+            ).raise_for_status()
         return slots
     found.raise_for_status()
     # One that somebody has made for GPUs elsewhere keeps its size.
     change = {"limit": slots, "active_slots": 0, "active": True} if slots else {"active_slots": 0}
-    httpx.patch(f"{address}/{QUEUE}", json=change, timeout=_TIMEOUT_S).raise_for_status()
+    httpx.patch(f"{address}/{QUEUE}", json=change, headers=authorization(), timeout=_TIMEOUT_S).raise_for_status()
     return slots

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from types import FrameType
 
 from luffy.cli.console import show_error
-from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError
+from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError, UserError
 from luffy.flows.prefect_session import ApiServer, prefect_api, set_environment
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.machine.warm_start import WarmServer, can_start_warm
@@ -57,7 +57,7 @@ def call_flow(
     warm: WarmServer | None,
 ) -> None:
     """Run an imported flow once its embedded `server`, if it has one, answers."""
-    from httpx import TransportError
+    from httpx import HTTPStatusError, TransportError, codes
     from prefect.settings import (
         PREFECT_CLIENT_MAX_RETRIES,
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
@@ -72,6 +72,13 @@ def call_flow(
     with temporary_settings(embedded if server else {}), warm.use() if warm else nullcontext():
         try:
             flow(**parameters)
+        except HTTPStatusError as error:
+            if error.response.status_code != codes.UNAUTHORIZED:
+                raise
+            raise UserError(
+                f"the Prefect server at {error.request.url.host} asks for its name and password; export "
+                "PREFECT_API_AUTH_STRING='NAME:PASSWORD' as it was set for the server"
+            ) from None
         except TransportError as error:
             raise LuffyError(
                 f"the Prefect server does not answer any more ({type(error).__name__}) and does not know how the run "

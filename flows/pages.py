@@ -1,6 +1,7 @@
 """The HTML pages of finished stages (reports) over HTTP on the loopback address: a browser follows no link to a file.
 
-Only pages right inside the directory of a stage or a run are served, and nothing can be changed.
+They have no password, so other machines cannot reach them, wherever Prefect's server listens. Only pages right inside
+the directory of a stage or a run are served, and nothing can be changed.
 """
 
 import re
@@ -12,16 +13,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from luffy.errors import UserError
 from luffy.files import write_atomic
+from luffy.flows.own_pages import ServerNames
 from luffy.pipeline.workspace import Workspace
 
 _PAGE = re.compile(r"/(stages/[a-z_]+/[0-9a-f]+|runs/[a-z0-9][a-z0-9_.-]*)/[A-Za-z0-9_-]+\.html")
-_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?")
 
 
 @contextmanager
-def served_pages(workspace: Workspace, port: int) -> Iterator[None]:
+def served_pages(workspace: Workspace, port: int, names: ServerNames) -> Iterator[None]:
     """Serve at `port`, and tell those who work in `workspace`; raises UserError where the port is taken."""
-    handler = type("PageHandler", (_Handler,), {"workspace": workspace})
+    handler = type("PageHandler", (_Handler,), {"workspace": workspace, "names": names})
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as error:
@@ -38,10 +39,11 @@ def served_pages(workspace: Workspace, port: int) -> Iterator[None]:
 
 class _Handler(BaseHTTPRequestHandler):
     workspace: Workspace
+    names: ServerNames
 
     def do_GET(self) -> None:
         # The host is checked so that no foreign page can reach this one under a name of its own.
-        known = _PAGE.fullmatch(self.path) and _HOST.fullmatch(self.headers.get("Host", ""))
+        known = _PAGE.fullmatch(self.path) and self.names.knows(self.headers.get("Host", ""))
         page = self.workspace.root / self.path[1:]
         if not known or not page.is_file():
             self.send_error(HTTPStatus.NOT_FOUND)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from luffy.errors import LuffyError
+from luffy.flows.basic_auth import LOOPBACK, reachable_host, share_auth_string
 from luffy.pipeline.workspace.lock import StageLock
 from luffy.processes import die_with, end
 
@@ -32,7 +33,7 @@ _DEFAULTS = {
     "PREFECT_CLI_PROMPT": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "luffy",
 }
-_LOOPBACK = ("127.0.0.1", "localhost")
+_LOCAL_NAMES = (LOOPBACK, "localhost")
 _MAX_HEALTH_BYTES = 64
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 3.0
@@ -46,6 +47,7 @@ def set_environment(home: Path, *, debug: bool) -> None:
         os.environ.setdefault(name, value)
     # Failures are shown by the flow's front, in one line; Prefect would print a traceback for each.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING" if debug else "CRITICAL")
+    share_auth_string()
     _spare_the_proxy()
 
 
@@ -81,24 +83,24 @@ def configured_api() -> str | None:
 
 
 class ApiServer:
-    """A Prefect server on the loopback address, ended by the kernel when this process dies.
+    """A Prefect server on this machine, ended by the kernel when this process dies.
 
     Without `port` it is embedded: on a free port, without UI and background services. With one it is whole.
     """
 
-    def __init__(self, home: Path, port: int | None = None) -> None:
+    def __init__(self, home: Path, port: int | None = None, host: str = LOOPBACK) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self._starting = ExitStack()
         # The first start migrates the database: one server at a time.
         self._starting.enter_context(StageLock(home))
         mode = {"PREFECT__SERVER_EPHEMERAL": "1"} if port is None else {"PREFECT_SERVER_API_PORT": str(port)}
         port = port or free_port()
-        self.url = f"http://127.0.0.1:{port}/api"
+        self.url = f"http://{reachable_host(host)}:{port}/api"
         self.log_path = home / "server.log"
         parent = os.getpid()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                _command(port),
+                _command(host, port),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -126,14 +128,14 @@ class ApiServer:
         end(self._process, _STOP_TIMEOUT_S)
 
 
-def _command(port: int) -> list[str]:
-    """What Prefect itself starts as its ephemeral server (3.7)."""
-    specification = find_spec("prefect")
+def _command(host: str, port: int) -> list[str]:
+    """What Prefect itself starts as its ephemeral server (3.7), with the check of `own_pages` before it."""
+    specification = find_spec("luffy")
     assert specification is not None
     assert specification.origin is not None
     site = Path(specification.origin).parents[1]
-    application = ["--app-dir", str(site), "--factory", "prefect.server.api.server:create_app"]
-    address = ["--host", "127.0.0.1", "--port", str(port)]
+    application = ["--app-dir", str(site), "--factory", "luffy.flows.prefect_server:create_app"]
+    address = ["--host", host, "--port", str(port)]
     return [sys.executable, "-m", "uvicorn", *application, *address, "--log-level", "error", "--lifespan", "on"]
 
 
@@ -147,7 +149,7 @@ def free_port() -> int:
 def answers(url: str, timeout_s: float) -> bool:
     """Whether a Prefect API is there, and not just anybody who listens."""
     try:
-        is_local = urllib.parse.urlsplit(url).hostname in _LOOPBACK
+        is_local = urllib.parse.urlsplit(url).hostname in _LOCAL_NAMES
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({} if is_local else None))
         with opener.open(f"{url.rstrip('/')}/health", timeout=timeout_s) as response:
             return response.status == http.client.OK and response.read(_MAX_HEALTH_BYTES).strip() == b"true"
@@ -163,7 +165,8 @@ def _spare_the_proxy() -> None:
     # The lower-case name wins over the other wherever both are read.
     spared = [host.strip() for host in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")]
     if "*" not in spared:
-        known = dict.fromkeys([*filter(None, spared), *_LOOPBACK])
+        served = reachable_host(os.environ.get("PREFECT_SERVER_API_HOST", LOOPBACK))
+        known = dict.fromkeys([*filter(None, spared), *_LOCAL_NAMES, served])
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(known)
 
 

@@ -3,9 +3,10 @@
     luffy serve                                        (or: make serve, python flows/serve.py)
     prefect deployment run full-pipeline/arithmetic    (in any other terminal of the same folder)
 
-Everything is kept under the workspace and bound to the loopback address. While it serves, `prefect.toml` in the folder
-tells Prefect's own command line, and the flows, where the server is. Ctrl-C ends all of it, and so does a `kill -9` of
-this process; a stage that was running resumes when its run is started again.
+Everything is kept under the workspace and bound to the loopback address, unless `--host` names another one, which asks
+for a password. While it serves, `prefect.toml` in the folder tells Prefect's own command line, and the flows, where the
+server is. Ctrl-C ends all of it, and so does a `kill -9` of this process; a stage that was running resumes when its run
+is started again.
 """
 
 if __name__ == "__main__":
@@ -32,8 +33,11 @@ from luffy.cli.workspace_watch import WorkspaceWatch
 from luffy.config.shipped import SHIPPED
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
 from luffy.files import write_atomic
+from luffy.flows.basic_auth import ServerAddress, authorization, guard
 from luffy.flows.gpu_limit import limit_gpus
+from luffy.flows.own_pages import ServerNames
 from luffy.flows.pages import served_pages
+from luffy.flows.prefect_server import NAMES_VARIABLE
 from luffy.flows.prefect_session import ApiServer, answers, set_environment
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 from luffy.pipeline.workspace.lock import StageLock
@@ -47,7 +51,7 @@ POOL = "luffy"
 _POINTER = PROJECT / "prefect.toml"
 _POINTER_HEAD = "# Written by `luffy serve` and removed when it ends; not to be committed.\n"
 _ENVIRONMENT = {
-    "PREFECT_SERVER_API_HOST": "127.0.0.1",
+    "PREFECT_SERVER_UI_API_URL": "/api",  # under whatever name the browser has for this machine
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
     "PREFECT_WORKER_QUERY_SECONDS": "2",
@@ -81,7 +85,7 @@ _POLL_S = 0.5
 
 
 def serve_until_interrupted(
-    workspace: Workspace, port: int, limit: int, *, end_with_parent: bool, metrics: int | None = None
+    workspace: Workspace, address: ServerAddress, limit: int, *, end_with_parent: bool, metrics: int | None = None
 ) -> int:
     """Serve until Ctrl-C; returns the exit code, raises LuffyError."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -90,7 +94,7 @@ def serve_until_interrupted(
         watch_parent(os.getppid(), lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         with served_metrics(WorkspaceWatch(workspace), metrics) if metrics else nullcontext():
-            _serve(workspace, port, limit)
+            _serve(workspace, address, limit)
     except KeyboardInterrupt:
         terminal().print("ended")
     except httpx.HTTPError as error:
@@ -102,28 +106,30 @@ def serve_until_interrupted(
     return EXIT_OK
 
 
-def _serve(workspace: Workspace, port: int, limit: int) -> None:
-    url = f"http://127.0.0.1:{port}/api"
-    _refuse_if_taken(url, port)
+def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
+    guard(address.host)
+    url = address.url
+    _refuse_if_taken(address)
     workspace.prepare()
     home = workspace.prefect_home
     os.environ.update({**_ENVIRONMENT, "PREFECT_HOME": str(home), WORKSPACE_VARIABLE: str(workspace.root)})
-    os.environ["PREFECT_API_URL"] = url
+    os.environ.update({"PREFECT_API_URL": url, "PREFECT_SERVER_API_HOST": address.host})
+    os.environ[NAMES_VARIABLE] = ",".join(address.own_names)
     set_environment(home, debug=True)
     with ExitStack() as stack:
         stack.enter_context(_the_only_one(workspace))
-        server = ApiServer(home, port)
+        server = ApiServer(home, address.port, address.host)
         stack.callback(server.stop)
         server.wait()
         close_dead_runs(url)
         _watch_for_silent_runs(url)
         num_gpus = limit_gpus(url)
-        stack.enter_context(served_pages(workspace, port + 1))
+        stack.enter_context(served_pages(workspace, address.port + 1, ServerNames.of(address.own_names)))
         stack.enter_context(_pointer(url))
         worker = stack.enter_context(_worker(url, limit, home / "worker.log"))
         _wait_for_pool(url, worker, home / "worker.log")
         _deploy()
-        _say(url, workspace, num_gpus)
+        _say(address, workspace, num_gpus)
         while worker.poll() is None and not server.has_ended():
             time.sleep(_POLL_S)
         raise _ended("server", server.log_path) if server.has_ended() else _ended("worker", home / "worker.log")
@@ -133,16 +139,19 @@ def _ended(name: str, log: Path) -> LuffyError:
     return LuffyError(f"the Prefect {name} has ended by itself; see {log}")
 
 
-def _refuse_if_taken(url: str, port: int) -> None:
-    if answers(url, timeout_s=2.0):
+def _refuse_if_taken(address: ServerAddress) -> None:
+    port = address.port
+    if answers(address.url, timeout_s=2.0):
         raise UserError(f"--port {port}: a Prefect server answers there already; end it, or give another --port")
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As the server does: a port whose connections are just being closed is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((address.host, port))
         except OSError as error:
-            raise UserError(f"--port {port}: {error.strerror}; give another --port") from None
+            option = "--port" if address.is_loopback else "--port or --host"
+            raise UserError(f"--port {port}: {error.strerror}; give another {option}") from None
     if _POINTER.exists() and not _POINTER.read_text(encoding="utf-8").startswith(_POINTER_HEAD):
         raise UserError(f"{_POINTER}: is your own, and would be overwritten; move its settings to a Prefect profile")
     if (other := _pointed_at()) and answers(other, timeout_s=2.0):
@@ -214,7 +223,7 @@ def _wait_for_pool(url: str, worker: subprocess.Popen[bytes], log: Path) -> None
 
 def _has_pool(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/work_pools/{POOL}", timeout=5.0).status_code == httpx.codes.OK
+        return httpx.get(f"{url}/work_pools/{POOL}", headers=authorization(), timeout=5.0).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False  # a slow server is asked again
 
@@ -234,31 +243,42 @@ def close_dead_runs(url: str) -> None:
     known = {"work_pools": {"name": {"any_": [POOL]}}}
     open_states = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
     try:
-        found = httpx.post(f"{url}/flow_runs/filter", json={**known, "flow_runs": open_states}, timeout=10.0)
+        found = httpx.post(
+            f"{url}/flow_runs/filter", json={**known, "flow_runs": open_states}, headers=authorization(), timeout=10.0
+        )
         for run in found.raise_for_status().json():
             ended = "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED"
             state = {"state": {"type": ended, "name": ended.capitalize(), "message": _ENDED}, "force": True}
-            httpx.post(f"{url}/flow_runs/{run['id']}/set_state", json=state, timeout=10.0)
+            httpx.post(f"{url}/flow_runs/{run['id']}/set_state", json=state, headers=authorization(), timeout=10.0)
     except httpx.HTTPError:
         return  # the server is gone; the next one does this when it starts
 
 
 def _watch_for_silent_runs(url: str) -> None:
     """Make the automation, unless an earlier server over this database has."""
-    known = httpx.post(f"{url}/automations/filter", json={}, timeout=10.0).raise_for_status().json()
+    known = (
+        httpx.post(f"{url}/automations/filter", json={}, headers=authorization(), timeout=10.0)
+        .raise_for_status()
+        .json()
+    )
     if all(automation["name"] != _CRASH_SILENT_RUNS["name"] for automation in known):
-        httpx.post(f"{url}/automations/", json=_CRASH_SILENT_RUNS, timeout=10.0).raise_for_status()
+        httpx.post(
+            f"{url}/automations/", json=_CRASH_SILENT_RUNS, headers=authorization(), timeout=10.0
+        ).raise_for_status()
 
 
-def _say(url: str, workspace: Workspace, num_gpus: int) -> None:
+def _say(address: ServerAddress, workspace: Workspace, num_gpus: int) -> None:
+    url = address.url
     found, known = (
-        httpx.post(f"{url}/{what}/filter", json={}, timeout=10.0).raise_for_status().json()
+        httpx.post(f"{url}/{what}/filter", json={}, headers=authorization(), timeout=10.0).raise_for_status().json()
         for what in ("deployments", "flows")
     )
     flows = {flow["id"]: flow["name"] for flow in known}
     names = sorted(f"{flows[deployment['flow_id']]}/{deployment['name']}" for deployment in found)
     out = terminal()
     out.print(f"Prefect UI:  {url.removesuffix('/api')}")
+    if not address.is_loopback:
+        out.print(f"listens at:  {address.host}, with a password; other terminals need PREFECT_API_AUTH_STRING")
     out.print(f"workspace:   {workspace.root}")
     out.print(f"GPUs:        {num_gpus or 'none'}")
     out.print("deployments, to run in another terminal of this folder:")

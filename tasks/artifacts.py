@@ -16,6 +16,7 @@ from luffy.config.stage_kinds import ViewName
 from luffy.evaluation.results import RESULTS_FILE
 from luffy.evaluation.sample_files import find_samples, read_samples_of
 from luffy.evaluation.sample_records import SampleRecord
+from luffy.markdown_text import code_span
 from luffy.pages.headline import headlines_first
 from luffy.pages.panels import headline_plots
 from luffy.pages.plotter import Plot, colored, picture_url
@@ -192,7 +193,7 @@ def _rollout(row: Mapping[str, Json]) -> str:
 
 
 def _response(record: SampleRecord) -> str:
-    grade = f"**{record.outcome}** (answer `{record.answer}`, reference `{record.ground_truth}`)"
+    grade = f"**{record.outcome}** (answer {code_span(str(record.answer))}, reference {code_span(record.ground_truth)})"
     return _exchange(f"{record.suite}, {record.decoding}: {grade}", record.prompt, record.response)
 
 

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.control import Control
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -30,21 +32,60 @@ _STYLES: dict[StageState, str] = {
     "failed": "bold red",
     "interrupted": "yellow",
 }
+_CONTROLS = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (
+        *(code for code in range(0x20) if chr(code) not in "\n\t"),
+        *range(0x7F, 0xA0),
+        *(0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),
+    )
+}
+"""C0 and C1 controls, and the characters that change the direction of writing."""
 _BAR_CELLS = 16
 _FILE_WIDTH = 240
 PLAIN_INTERVAL_S = 10.0
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
+class _VisibleControls:
+    """Shows control characters of a text (escape codes, links, reversed writing) instead of carrying them out.
+
+    Text of models and of data reaches terminals, and could move the cursor, write over earlier lines or the clipboard,
+    and show a file name or a link as another. The colours of luffy's own styles are no part of the text.
+    """
+
+    def __init__(self, content: ConsoleRenderable) -> None:
+        self._content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self._content, options):
+            yield segment if segment.control else Segment(visible_controls(segment.text), segment.style)
+
+
+class _ControlsHook(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [each if isinstance(each, Control) else _VisibleControls(each) for each in renderables]
+
+
+def visible_controls(text: str) -> str:
+    """`text` with control characters, except line feeds and tabs, and bidirectional ones as escapes (`\\x1b`)."""
+    return text.translate(_CONTROLS)
+
+
 def terminal(*, errors: bool = False) -> Console:
-    """A console on stdout (or stderr), without automatic colouring of numbers."""
-    return Console(highlight=False, stderr=errors, soft_wrap=errors)
+    """A console on stdout (or stderr), without automatic colouring of numbers; controls in a text are shown."""
+    return _guarded(Console(highlight=False, stderr=errors, soft_wrap=errors))
+
+
+def _guarded(console: Console) -> Console:
+    console.push_render_hook(_ControlsHook())
+    return console
 
 
 def wide_terminal() -> Console:
     """The same for wide tables: where nobody looks on, in a file or a pipe, lines are as long as it takes."""
     console = terminal()
-    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
+    return console if console.is_terminal else _guarded(Console(highlight=False, width=_FILE_WIDTH))
 
 
 def say(text: str) -> None:
@@ -70,7 +111,7 @@ def stage_display(names: list[str], console: Console | None = None) -> Iterator[
     if not console.is_terminal:
         yield PlainDisplay(progress, console)
         return
-    with Live(console=console, get_renderable=lambda: live_table(progress), refresh_per_second=4):
+    with Live(console=console, get_renderable=lambda: _VisibleControls(live_table(progress)), refresh_per_second=4):
         yield progress
 
 

@@ -12,6 +12,8 @@ from luffy.errors import ConfigError
 
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
 KeyPath = tuple[str, ...]
+_MAX_NODES = 200_000
+"""Values of a file with every alias (`*name`) written out: nine lines of aliases can stand for a billion values."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -37,8 +39,48 @@ for _side in (_Loader, _Dumper):
 
 
 def parse_scalar(text: str) -> Value:
-    """The value that `text` has in YAML, as used by `key.path=value` overrides."""
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - derived from SafeLoader
+    """The value that `text` has in YAML, as used by `key.path=value` overrides; raises yaml.YAMLError."""
+    return _parse(text)[1]
+
+
+def _parse(text: str) -> tuple[yaml.Node | None, Value]:
+    """The nodes of `text` and its value; yaml.YAMLError also for what PyYAML reads and Python cannot hold."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, None
+        _refuse_bomb(node)
+        return node, loader.construct_document(node)
+    except RecursionError:
+        raise yaml.YAMLError("nested too deeply") from None
+    except ValueError as error:  # a date that is none, an integer of thousands of digits
+        raise yaml.YAMLError(str(error)) from None
+    finally:
+        loader.dispose()
+
+
+def _refuse_bomb(root: yaml.Node) -> None:
+    """Raise yaml.YAMLError for aliases that contain themselves, or that stand for more than `_MAX_NODES` values."""
+    sizes: dict[int, int | None] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = None  # being counted
+            sizes[id(node)] = 1 + sum(map(size, _children(node)))
+        known = sizes[id(node)]
+        if known is None:
+            raise yaml.YAMLError("an alias that contains itself")
+        return known
+
+    if size(root) > _MAX_NODES:
+        raise yaml.YAMLError(f"its aliases stand for more than {_MAX_NODES} values")
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [each for pair in node.value for each in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
 def dump_yaml(content: object) -> str:
@@ -66,8 +108,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     try:
-        node = yaml.compose(text, Loader=_Loader)
-        value = parse_scalar(text)
+        node, value = _parse(text)
     except yaml.MarkedYAMLError as error:
         where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else str(path)
         problem = error.problem or str(error)

@@ -102,7 +102,8 @@ def _make_base(folder: Path, wanted: StandIns) -> None:
         assert wanted.shape is not None
         torch.manual_seed(wanted.seed)
         config = _config(wanted.shape, wanted.context)
-        AutoModelForCausalLM.from_config(config, dtype=getattr(torch, wanted.dtype)).save_pretrained(model)
+        fresh = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, wanted.dtype), trust_remote_code=False)
+        fresh.save_pretrained(model)
     shutil.copytree(tokens, model, dirs_exist_ok=True)
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from luffy.data.golds import GoldCheck
 from luffy.data.selection import Selection
 from luffy.data.shards import ShardStatistics
+from luffy.markdown_text import markdown_cell
 
 _Name = TypeVar("_Name", bound=str)
 _QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -229,7 +230,7 @@ def _files(card: DataCard) -> list[str]:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    return lines + [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]
+    return lines + [f"| {' | '.join(markdown_cell(str(cell)) for cell in row)} |" for row in rows]
 
 
 def _sorted(counts: Mapping[_Name, int]) -> dict[str, int]:

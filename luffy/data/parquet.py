@@ -29,6 +29,12 @@ ROWS_AT_ONCE = 16_384
 _BYTES_AT_ONCE = 8 << 20
 """Characters of a written row group."""
 _READ_ROWS = 256
+_READ_BYTES = 64 << 20
+"""Text read at once, by the mean size of a row group's rows."""
+_MAX_DICTIONARY_BYTES = 32 << 20
+"""Compressed size of the distinct values of a column: writers stop at about 1 MiB, and each may stand for many rows."""
+_MAX_UNFOLDED_BYTES, _MAX_UNFOLDED = 64 << 20, 1000
+"""A column larger than this, and this many times as large as in the file, is a decompression bomb."""
 _BUFFER_BYTES = 1 << 20
 Item = TypeVar("Item")
 
@@ -101,14 +107,15 @@ def _open(path: Path, required: Sequence[str]) -> pq.ParquetFile:
     try:
         # With a buffer, a column of a large row group is read piece by piece.
         file = pq.ParquetFile(path, buffer_size=_BUFFER_BYTES)
+        names = file.schema_arrow.names
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: is no readable parquet file ({_first_line(error)})") from None
-    missing = [name for name in required if name not in file.schema_arrow.names]
+    missing = [name for name in required if name not in names]
     if missing:
         hint = "the columns of LUFFY/verl are needed, or fields that map others" if "prompt" in required else "fields"
-        found = ", ".join(file.schema_arrow.names)
+        found = ", ".join(names)
         raise DataError(f"{path}: column {', '.join(missing)} missing; found {found} ({hint})")
     return file
 
@@ -118,11 +125,36 @@ def _rows(path: Path, file: pq.ParquetFile, wanted: Sequence[str]) -> Iterator[M
     count = 0
     with file:
         try:
-            for batch in file.iter_batches(batch_size=_READ_ROWS, columns=columns):
-                yield from _decoded(batch)
-                count += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
+            for index, rows_at_once in enumerate(_sizes(path, file.metadata, columns)):
+                for batch in file.iter_batches(batch_size=rows_at_once, row_groups=[index], columns=columns):
+                    yield from _decoded(batch)
+                    count += batch.num_rows
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: cannot be read after row {count} ({_first_line(error)})") from None
+
+
+def _sizes(path: Path, metadata: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
+    """How many rows of each row group to read at once; DataError for a column that unfolds beyond measure.
+
+    Arrow puts no more than 2 GiB of text into one array, and refuses nested columns whose batch holds more.
+    """
+    return [_rows_at_once(path, metadata.row_group(index), columns) for index in range(metadata.num_row_groups)]
+
+
+def _rows_at_once(path: Path, group: pq.RowGroupMetaData, columns: Sequence[str]) -> int:
+    parts = (group.column(index) for index in range(group.num_columns))
+    wanted = [part for part in parts if part.path_in_schema.partition(".")[0] in columns]
+    largest = 0
+    for part in wanted:
+        size, stored = part.total_uncompressed_size, max(part.total_compressed_size, 1)
+        distinct = part.data_page_offset - part.dictionary_page_offset if part.has_dictionary_page else 0
+        if (size > _MAX_UNFOLDED_BYTES and size > _MAX_UNFOLDED * stored) or distinct > _MAX_DICTIONARY_BYTES:
+            raise DataError(
+                f"{path}: column {part.path_in_schema} unfolds from {stored} to {size} bytes or more and is not read, "
+                "as a decompression bomb; if it is yours, write it again without dictionaries, or as JSON Lines"
+            )
+        largest = max(largest, distinct, size // max(group.num_rows, 1))
+    return min(_READ_ROWS, max(1, _READ_BYTES // max(largest, 1)))
 
 
 def _decoded(batch: pa.RecordBatch) -> Iterator[Mapping[str, object] | RowError]:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from luffy.config.difficulty import DifficultyConfig
 from luffy.files import replacing
+from luffy.markdown_text import markdown_cell
 from luffy.types import Outcome
 
 RATES_FILE = "pass_rates.parquet"
@@ -232,7 +233,7 @@ def card_markdown(card: DifficultyCard) -> str:
         "| data source | prompts | kept | mean pass rate |",
         "|---|---|---|---|",
         *(
-            f"| {name or '(unnamed)'} | {row['prompts']} | {row['kept']} | {row['mean_pass_rate']:.3f} |"
+            f"| {markdown_cell(name) or '(unnamed)'} | {row['prompts']} | {row['kept']} | {row['mean_pass_rate']:.3f} |"
             for name, row in card.sources.items()
         ),
     ]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
+from jinja2 import TemplateError
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
@@ -36,7 +37,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise DataError(f"{folder}: holds no tokenizer (tokenizer_config.json); prepare the data again")
     from transformers import AutoTokenizer  # loads torch, which those who only count tokens can do without
 
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
 
 def render_prompts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
@@ -130,7 +131,15 @@ def prompt_texts(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Seq
             "where evaluation.template formats the prompts)"
         )
     turns = [[{"role": turn.role, "content": turn.content} for turn in messages] for messages in conversations]
-    return cast(list[str], tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+    try:
+        # transformers runs it in Jinja's immutable sandbox.
+        return cast(list[str], tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+    except (TemplateError, OverflowError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise DataError(
+            f"{tokenizer.name_or_path}: the chat template cannot write a conversation ({reason}); give another one as "
+            "model.chat_template"
+        ) from None
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:

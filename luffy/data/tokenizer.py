@@ -83,13 +83,15 @@ def adapt_tokenizer(model_path: str, chat_template: str | None) -> PreTrainedTok
     here = locate(model_path)
     try:
         if here.endswith(GGUF):
-            tokenizer = AutoTokenizer.from_pretrained(Path(here).parent, gguf_file=Path(here).name)
+            tokenizer = AutoTokenizer.from_pretrained(
+                Path(here).parent, gguf_file=Path(here).name, trust_remote_code=False
+            )
         else:
-            tokenizer = AutoTokenizer.from_pretrained(here)
+            tokenizer = AutoTokenizer.from_pretrained(here, trust_remote_code=False)
     except ImportError as error:
         raise DataError(f"model.path: a {GGUF} file needs `pip install 'luffy-rl[gguf]'` ({error})") from None
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # noqa: BLE001 - a file that is no tokenizer raises anything in transformers and tokenizers
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         raise DataError(f"model.path: no tokenizer at {model_path!r}: {reason}") from None
     if chat_template is not None:
         tokenizer.chat_template = _read_template(template_file(chat_template))

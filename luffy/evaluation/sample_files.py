@@ -18,6 +18,7 @@ SAMPLES_FILE = "samples.jsonl.zst"
 _PLAIN_FILE = "samples.jsonl"
 """What an earlier version called it."""
 _COMPRESSED = ".zst"
+_MAX_LINE_BYTES = 1 << 28
 _BLOCK_BYTES = 4 << 20
 """The responses to a problem repeat its prompt: a block has room for many of them."""
 _LEVEL = 3
@@ -49,7 +50,15 @@ def read_sample_records(path: Path) -> Iterator[SampleRecord]:
     Raises OSError, ValueError, KeyError or TypeError when it is not what `write_sample_records` wrote.
     """
     with _open(path) as file:
-        yield from map(parse_record, file)
+        yield from map(parse_record, _lines(file))
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Line by line; ValueError for one that unfolds beyond measure: a few kilobytes of zstd hold gigabytes."""
+    while line := file.readline(_MAX_LINE_BYTES):
+        if len(line) == _MAX_LINE_BYTES:
+            raise ValueError(f"a line is longer than {_MAX_LINE_BYTES} bytes")
+        yield line
 
 
 def write_sample_records(path: Path, records: Iterable[SampleRecord]) -> None:

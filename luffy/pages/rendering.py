@@ -6,6 +6,8 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from luffy.markdown_text import markdown_cell
+
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -23,11 +25,6 @@ def render(template: str, **values: object) -> str:
     environment.filters["cell"] = markdown_cell
     environment.filters["fence"] = code_block
     return environment.get_template(template).render(values)
-
-
-def markdown_cell(text: str) -> str:
-    """Text for a cell of a Markdown table."""
-    return " ".join(text.replace("|", "\\|").split())
 
 
 def code_block(text: str) -> str:

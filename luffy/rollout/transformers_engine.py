@@ -56,10 +56,9 @@ class TransformersEngine:
     @classmethod
     def from_folder(cls, folder: Path, dtype: str, batch_size: int) -> "TransformersEngine":
         """An engine on a model folder, whose tokenizer is used to find `SamplingParams.stop`."""
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        ).eval()
-        return cls(model.to("cuda" if torch.cuda.is_available() else "cpu"), batch_size, tokenizer_folder=folder)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = _load(folder, getattr(torch, dtype), device)
+        return cls(model, batch_size, tokenizer_folder=folder)
 
     @torch.no_grad()
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
@@ -76,8 +75,7 @@ class TransformersEngine:
         """Replace the model with that of a folder, on the same device and with the same dtype."""
         device, dtype = self.model.device, self.model.dtype
         del self.model  # free its memory before loading the next one
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
-        self.model = model.to(device)
+        self.model = _load(folder, dtype, device)
         self.weight_version = version
 
     def close(self) -> None:
@@ -131,10 +129,17 @@ class TransformersEngine:
         return Completion(tuple(row.tokens), tuple(row.logprobs), row.finish_reason, versions)
 
 
+def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
+    )
+    return model.eval().to(device)
+
+
 @lru_cache(maxsize=1)
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Loaded once: the embedded engine of RL is a new object for each call."""
-    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
 
 
 def _context(request: RolloutRequest) -> tuple[int, ...]:

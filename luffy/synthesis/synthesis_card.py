@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from luffy.files import write_atomic
+from luffy.markdown_text import markdown_cell
 
 _NAMED = 10
 """Prompts that `card.md` names; `card.json` names all."""
@@ -135,7 +136,7 @@ def _row(name: str, card: TeacherCard) -> str:
         "-" if card.cost is None else f"{card.cost:.4f}",
         str(card.not_asked),
     )
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(map(markdown_cell, cells))} |"
 
 
 def _reasons(name: str, card: TeacherCard) -> str:

@@ -8,6 +8,7 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
+from luffy.config.foreign_folders import CODE_FILES, refuse_code
 from luffy.config.model import GGUF, ModelConfig, TinyArchitecture, locate
 from luffy.errors import DataError
 from luffy.files import link_or_copy
@@ -50,6 +51,7 @@ def model_folder(source: str) -> Path:
         folder = Path(snapshot_download(here, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
     if not (folder / "config.json").is_file():
         raise DataError(f"{source} has no config.json; give a Hugging Face model folder or a hub id")
+    refuse_code(folder, source)
     return folder
 
 
@@ -81,13 +83,15 @@ def dequantise(file: Path, out: Path) -> None:
     same configuration.
     """
     try:
-        read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        read = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+        )
     except ImportError as error:
         raise DataError(f"model.path: a {GGUF} file needs `pip install 'luffy-rl[gguf]'` ({error})") from None
     config = type(read.config).from_dict(
         {name: value for name, value in read.config.to_dict().items() if name != "quantization_config"}
     )
-    fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     fresh.load_state_dict(read.state_dict())
     fresh.save_pretrained(out)
 
@@ -95,11 +99,12 @@ def dequantise(file: Path, out: Path) -> None:
 def _adapt_folder(source: Path, model: ModelConfig, out: Path) -> tuple[int, ...]:
     if not (source / "config.json").is_file():
         raise DataError(f"model.path: {source} has no config.json; give a Hugging Face model folder")
+    refuse_code(source, "model.path")
     shutil.copytree(
         source,
         out,
         copy_function=link_or_copy,
-        ignore=shutil.ignore_patterns(*_TOKENIZER_FILES, "generation_config.json", "config.json", ".*"),
+        ignore=shutil.ignore_patterns(*_TOKENIZER_FILES, *CODE_FILES, "generation_config.json", "config.json", ".*"),
         dirs_exist_ok=True,
     )
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
@@ -120,6 +125,7 @@ def copy_tokenizer(source: Path, out: Path) -> None:
 
 
 def _adapt(config: dict, model: ModelConfig) -> dict:
+    config.pop("auto_map", None)  # names code of the folder, which is not copied
     if model.max_position_embeddings is not None:
         config["max_position_embeddings"] = model.max_position_embeddings
         config["sliding_window"] = None

@@ -34,7 +34,9 @@ from luffy.types import TrainBatch
 
 def load_causal_lm(folder: Path | str, dtype: DType) -> PreTrainedModel:
     """The model in a Hugging Face folder (or hub id), without the sampling defaults of its `generation_config`."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
+    )
 
 
 class Policy:

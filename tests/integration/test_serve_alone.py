@@ -12,6 +12,7 @@ import pytest
 from luffy.cli.main import main
 from luffy.errors import EXIT_FAILURE, LuffyError, UserError
 from luffy.flows import serve
+from luffy.flows.basic_auth import ServerAddress
 from luffy.flows.prefect_session import free_port
 from luffy.pipeline.workspace import Workspace
 from luffy.pipeline.workspace.lock import StageLock
@@ -52,8 +53,8 @@ def test_a_port_where_another_program_listens_is_refused(no_pointer):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=f"--port {port}: Address already in use; give another --port"):
-            serve._refuse_if_taken(f"http://127.0.0.1:{port}/api", port)
-    serve._refuse_if_taken(f"http://127.0.0.1:{port}/api", port)
+            serve._refuse_if_taken(ServerAddress(port))
+    serve._refuse_if_taken(ServerAddress(port))
 
 
 def test_a_workspace_that_is_served_is_refused_with_the_name_of_the_holder(tmp_path):
@@ -74,7 +75,7 @@ def test_the_lock_is_taken_before_any_server_is_started(tmp_path, no_pointer, mo
     workspace.prepare()
     (workspace.prefect_home / "serving").mkdir(parents=True)
     with StageLock(workspace.prefect_home / "serving"), pytest.raises(UserError, match="is served already"):
-        serve._serve(workspace, free_port(), limit=1)
+        serve._serve(workspace, ServerAddress(free_port()), limit=1)
 
 
 def test_the_pool_is_requested_again_from_a_slow_server(tmp_path, monkeypatch, idle):

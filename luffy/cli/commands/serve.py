@@ -13,8 +13,15 @@ _MAX_PORT = 65534
 
 def serve(
     port: Annotated[
-        int, Option(min=1, max=_MAX_PORT, help="port of the server on 127.0.0.1; the next one is for the reports")
+        int, Option(min=1, max=_MAX_PORT, help="port of the server; the next one is for the reports")
     ] = 4200,
+    host: Annotated[
+        str,
+        Option(help="address to listen at; one that other machines reach needs PREFECT_SERVER_API_AUTH_STRING"),
+    ] = "127.0.0.1",
+    name: Annotated[
+        list[str] | None, Option(help="a further name of this machine that browsers use, e.g. of a proxy")
+    ] = None,
     limit: Annotated[int, Option(min=1, help="runs at the same time; further runs wait")] = 1,
     end_with_parent: Annotated[
         bool, Option("--end-with-parent", help="end when the process that started this one ends")
@@ -26,8 +33,9 @@ def serve(
     debug: Debug = False,
 ) -> int:
     """Serve Prefect with its UI, a worker and the deployments on this machine."""
-    from luffy.flows.serve import serve_until_interrupted  # sets Prefect's environment before it starts anything
+    from luffy.flows.serve import ServerAddress, serve_until_interrupted  # sets Prefect's environment before it starts
 
+    address = ServerAddress(port, host, tuple(name or ()))
     return serve_until_interrupted(
-        find_workspace(workspace), port, limit, end_with_parent=end_with_parent, metrics=metrics
+        find_workspace(workspace), address, limit, end_with_parent=end_with_parent, metrics=metrics
     )

@@ -19,7 +19,7 @@ def teachers_are_reached(config: ExperimentConfig) -> None:
 
 
 def synthesis_has_its_prompts(config: ExperimentConfig) -> None:
-    """Teachers answer single turns, of prompts that are not sorted by their traces."""
+    """Teachers answer prompts that are not sorted by the traces they come with."""
     if config.synthesize is None or "synthesize" not in config.stages:
         return
     if config.data.filters.difficulty is not None:

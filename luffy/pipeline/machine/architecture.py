@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from luffy.config.foreign_folders import refuse_code
 from luffy.config.model import GGUF, ModelConfig, TinyArchitecture
 from luffy.errors import DataError
 
@@ -84,6 +85,7 @@ def architecture_of(model: ModelConfig) -> ModelArchitecture | None:
         return None
     folder = Path(model.path)
     if folder.exists() or model.path.startswith((".", "/", "~")):
+        refuse_code(folder, "model.path")
         return _read(folder / "config.json")
     if model.path in _KNOWN:
         return _KNOWN[model.path]

@@ -1,0 +1,107 @@
+"""The address that Prefect's server listens at, and the name and password that guard it where others can reach it.
+
+The password is read from Prefect's own variables and handed on in the environment alone: never as an argument of a
+command, which everybody on the machine can read, and never in a file.
+"""
+
+import base64
+import ipaddress
+import os
+import socket
+from dataclasses import dataclass
+
+from luffy.errors import UserError
+
+LOOPBACK = "127.0.0.1"
+_SERVER = "PREFECT_SERVER_API_AUTH_STRING"
+_CLIENT = "PREFECT_API_AUTH_STRING"
+_MIN_PASSWORD = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where Prefect's server can be reached."""
+
+    port: int
+    host: str = LOOPBACK
+    """Address that it listens at."""
+    names: tuple[str, ...] = ()
+    """Names under which browsers may call it, besides `localhost` and the name of this machine."""
+
+    @property
+    def url(self) -> str:
+        """The API, for programs on this machine."""
+        return f"http://{reachable_host(self.host)}:{self.port}/api"
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """Every name under which it may be called, besides `localhost`."""
+        return (*self.names, socket.gethostname(), self.host)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return is_loopback(self.host)
+
+
+def guard(host: str) -> None:
+    """Give server and clients one auth string, from whichever variable is set.
+
+    Raises UserError where the variables differ or hold no `name:password`, and where neither is set although other
+    machines can reach `host`.
+    """
+    given = {name: value for name in (_SERVER, _CLIENT) if (value := os.environ.get(name))}
+    if not given:
+        if is_loopback(host):
+            return
+        raise UserError(
+            f"--host {host}: other machines can reach this address, and whoever reaches Prefect's server can run code "
+            f"on this machine; export {_SERVER}='NAME:PASSWORD' first, and {_CLIENT} with the same value "
+            "for every client, or stay with 127.0.0.1"
+        )
+    if len(set(given.values())) > 1:
+        raise UserError(f"{_SERVER} and {_CLIENT} differ; set both to one value, or only one of them")
+    ((variable, value), *_) = given.items()
+    if not is_loopback(host):
+        _check(variable, value)
+    os.environ[_SERVER] = os.environ[_CLIENT] = value
+
+
+def share_auth_string() -> None:
+    """Let the clients of this process know the auth string of a server that it starts."""
+    if value := os.environ.get(_SERVER):
+        os.environ.setdefault(_CLIENT, value)
+
+
+def authorization() -> dict[str, str]:
+    """The headers by which this process shows that it may use the API; empty without an auth string."""
+    value = os.environ.get(_CLIENT)
+    return {} if not value else {"Authorization": f"Basic {base64.b64encode(value.encode()).decode()}"}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address; UserError for a name that has no address."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise UserError(
+            f"--host {host}: is no address of this machine; give one, 127.0.0.1 (this machine alone) or 0.0.0.0 (all)"
+        ) from None
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+
+
+def reachable_host(host: str) -> str:
+    """How this machine itself reaches a server that listens at `host`, as it stands in a URL."""
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"[{local}]" if ":" in local else local
+
+
+def _check(variable: str, value: str) -> None:
+    name, separator, password = value.partition(":")
+    if not (value.isascii() and value.isprintable() and " " not in value and name and separator):
+        raise UserError(f"{variable}: has the form NAME:PASSWORD, of printable ASCII characters without blanks")
+    if len(password) < _MIN_PASSWORD:
+        raise UserError(
+            f"{variable}: the password needs at least {_MIN_PASSWORD} characters, since nothing slows down those who "
+            "guess; `openssl rand -base64 18` makes one"
+        )

@@ -1,0 +1,110 @@
+"""The check that a request from a browser comes from the server's own pages.
+
+A browser sends requests for every page that its user visits, to servers on this machine too, and Prefect's server
+checks neither which page has opened a WebSocket nor by which name it was called. Two headers tell, and no page can
+change them:
+
+- `Host`: a foreign page that had its own name point to this machine (DNS rebinding) calls the server by that name.
+- `Origin`: a foreign page that calls the server by its right name is named there.
+"""
+
+import ipaddress
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+Message: TypeAlias = MutableMapping[str, Any]
+"""A message of ASGI, or the scope of a connection."""
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Application: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_HOST = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?")
+_FORBIDDEN = 403
+_POLICY_VIOLATION = 1008
+_PAGE_RULES = b"frame-ancestors 'self'; object-src 'none'; img-src 'self' data: blob:"
+"""Pages are shown in no foreign frame, where clicks could be stolen, and load no image from elsewhere: the address of
+an image in a model's text would report who reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerNames:
+    """Names under which a server may be called, besides `localhost` and every IP address.
+
+    An address needs no entry: DNS cannot make it point elsewhere.
+    """
+
+    names: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> "ServerNames":
+        """The rule for `names`, in any case of letters."""
+        return cls(frozenset(name.lower().rstrip(".") for name in names if name))
+
+    def knows(self, host: str) -> bool:
+        """Whether the header `Host` names this server."""
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = found["name"].lower().rstrip(".")
+        return name == "localhost" or name in self.names or _is_address(name.strip("[]"))
+
+    def refusal(self, hosts: list[str], origins: list[str]) -> str | None:
+        """Why a request with these headers is refused, in one line; None: it is taken."""
+        if len(hosts) != 1 or not self.knows(hosts[0]):
+            return "this server is not known by the name in Host; start it with --name NAME to allow another one"
+        if any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins):
+            return "the request comes from a page of another server (Origin)"
+        return None
+
+
+class OwnPages:
+    """ASGI middleware that refuses requests and WebSockets of foreign pages (403) before `application` sees them."""
+
+    def __init__(self, application: Application, names: ServerNames) -> None:
+        self._application = application
+        self._names = names
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._application(scope, receive, send)
+            return
+        refusal = self._names.refusal(_header(scope, b"host"), _header(scope, b"origin"))
+        if refusal is None:
+            await self._application(scope, receive, _ruled(send) if scope["type"] == "http" else send)
+        elif scope["type"] == "http":
+            await _refuse(send, refusal)
+        else:
+            await receive()  # the request to connect, which has to be taken first
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal})
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _header(scope: Message, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
+
+
+def _ruled(send: Send) -> Send:
+    async def send_with_rules(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"content-security-policy", _PAGE_RULES)]
+        await send(message)
+
+    return send_with_rules
+
+
+async def _refuse(send: Send, reason: str) -> None:
+    body = json.dumps({"exception_message": reason}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": _FORBIDDEN, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,101 @@
+"""Data files from strangers: no bomb is unfolded, no size is believed, and no text becomes a path."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from luffy.config.data import FileSource
+from luffy.data import parquet
+from luffy.data.parquet import read_prompts, read_rows, write_prompts
+from luffy.data.sources import open_source
+from luffy.errors import DataError
+from luffy.evaluation import sample_files
+from luffy.types import Message, Prompt, Trace
+
+WIDE = pa.schema([("prompt", pa.string()), ("turns", pa.list_(pa.struct([("content", pa.string())])))])
+
+
+def rows_of(path: Path) -> list[object]:
+    return list(read_rows(path, ["prompt", "turns"], ["prompt"]))
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gzip"])
+def test_a_parquet_bomb_is_refused_before_it_unfolds(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "bomb.parquet"
+    table = pa.table({"prompt": pa.array(["A" * (80 << 20)], pa.string())})
+    pq.write_table(table, path, compression=compression, use_dictionary=compression == "zstd")
+    assert path.stat().st_size < 1 << 20
+    before = pa.total_allocated_bytes()
+    with pytest.raises(
+        DataError, match=r"bomb\.parquet: column prompt unfolds from \d+ to \d+ bytes .* bomb"
+    ) as caught:
+        rows_of(path)
+    assert "\n" not in str(caught.value) and pa.total_allocated_bytes() - before < 16 << 20
+
+
+def test_distinct_values_that_each_row_repeats_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_MAX_DICTIONARY_BYTES", 1000)
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 2000)))
+    pq.write_table(pa.table({"prompt": [text] * 50}), tmp_path / "p.parquet", compression="none")
+    with pytest.raises(DataError, match="column prompt unfolds"):
+        rows_of(tmp_path / "p.parquet")
+
+
+@pytest.mark.parametrize("limit", [1, 4000, 1 << 20])
+def test_large_nested_texts_are_read_a_few_rows_at_a_time_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Larger batches of nested texts are what Arrow cannot put into one array."""
+    rows = [{"prompt": f"p{n}", "turns": [{"content": str(n) * 500}] * (n % 4)} for n in range(60)]
+    pq.write_table(pa.Table.from_pylist(rows, WIDE), tmp_path / "p.parquet", row_group_size=25)
+    monkeypatch.setattr(parquet, "_READ_BYTES", limit)
+    seen: list[int] = []
+    decoded = parquet._decoded
+    monkeypatch.setattr(parquet, "_decoded", lambda batch: (seen.append(batch.num_rows), decoded(batch))[1])
+    assert rows_of(tmp_path / "p.parquet") == rows
+    assert max(seen) == {1: 1, 1 << 20: 25}.get(limit, max(seen)) and sum(seen) == 60
+
+
+def test_sizes_that_a_file_only_claims_end_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"prompt": ["x" * 1000] * 100}), path, use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    for place in range(8, len(content) - 8, 3):  # lengths and offsets in pages and footer
+        damaged = content.copy()
+        damaged[place] ^= 0xFF
+        path.write_bytes(damaged)
+        try:
+            rows_of(path)
+        except DataError as error:
+            assert "\n" not in str(error)
+
+
+def test_a_line_of_absurd_depth_or_length_is_one_bad_row(tmp_path: Path) -> None:
+    good = {"prompt": "1+1?", "data_source": "t", "reward_model": {"ground_truth": "2"}}
+    lines = ["[" * 200_000, '{"prompt": ' + "9" * 6000 + "}", json.dumps(good)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    rows = list(open_source(FileSource(kind="file", path=str(tmp_path / "rows.jsonl")), "train", 0).rows())
+    assert [isinstance(row, Prompt) for row in rows] == [False, False, True]
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/outside", "..", "a/../../outside", "C:\\outside", "x\x00y"])
+def test_names_in_data_are_text_and_never_paths(tmp_path: Path, name: str) -> None:
+    (tmp_path / "workspace").mkdir()
+    prompt = Prompt(name, name, (Message("user", name),), name, (Trace(name, name),), extra_info={"file": name})
+    write_prompts(tmp_path / "workspace" / "p.parquet", [prompt])
+    assert read_prompts(tmp_path / "workspace" / "p.parquet") == [prompt]
+    assert [path.name for path in tmp_path.rglob("*")] == ["workspace", "p.parquet"]
+
+
+def test_a_line_that_unfolds_from_little_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = pa.Codec("zstd", compression_level=3)
+    content = codec.compress(b"x" * (64 << 20), asbytes=True)
+    (tmp_path / "samples.jsonl.zst").write_bytes(content)
+    monkeypatch.setattr(sample_files, "_MAX_LINE_BYTES", 1 << 20)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(DataError, match="a line is longer than 1048576 bytes"):
+        list(sample_files.read_samples_of(tmp_path))
+    assert len(content) < 1 << 14 and pa.total_allocated_bytes() - before < 16 << 20
