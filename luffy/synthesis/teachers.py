@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.synthesis import TeacherConfig
 from luffy.data.templates import decode, encode_traces, prompt_opener, render_prompts, stop_token_ids
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
+from luffy.stop_request import check_stop_request
 from luffy.synthesis.answer_log import AnswerFacts, AnswerLog, AnswerStatus, TeacherAnswer
 from luffy.synthesis.ledger import Ledger, Usage
 from luffy.types import FinishReason, Message, Prompt
@@ -122,6 +123,7 @@ class FolderTeacher:
         self._engine.close()
 
     def _generate(self, batch: dict[str, RolloutRequest]) -> None:
+        check_stop_request("all answers are kept")
         desk, requests = self._desk, list(batch.values())
         completions = self._engine.generate(requests, desk.params(stop_token_ids(self._tokenizer)))
         answers = [self._answer(*each) for each in zip(requests, completions, strict=True)]

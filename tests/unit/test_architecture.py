@@ -8,7 +8,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = (
-    {"config", "errors", "types", "seeds", "files", "confidential", "processes", "http_client", "import_paths"},
+    {
+        "config",
+        "errors",
+        "types",
+        "seeds",
+        "files",
+        "confidential",
+        "processes",
+        "stop_request",
+        "http_client",
+        "import_paths",
+    },
     {"objectives", "grading", "hosted", "pipeline", "sandbox", "tracking"},
     {"data", "rollout", "training", "statistics"},
     {"environments"},
