@@ -26,12 +26,12 @@ class Stage:
     """A stage of the finished smoke run, made once more in a directory of its own by its program."""
 
     def __init__(self, workspace: Path, name: str, out: Path, **execution: object) -> None:
-        (self.original,) = workspace.glob(f"stages/{name}/*")
+        self.original = sorted(workspace.glob(f"stages/{name}/*"))[0]
         self.name, self.out = name, out
         job = read_job(self.original / JOB_FILE)
         changed = job.execution.model_copy(update={"grace_s": PATIENCE_S, **execution})
         out.mkdir()
-        write_job(out / JOB_FILE, replace(job, execution=changed))
+        write_job(out / JOB_FILE, job.model_copy(update={"execution": changed}))
 
     def start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", f"luffy.stages.{self.name}", "--config", str(self.out / "config.yaml")]
