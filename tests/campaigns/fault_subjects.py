@@ -1,4 +1,4 @@
-"""What `placed_kills.py` kills: stage programs, a run of the pipeline, and commands, each with its undisturbed result."""
+"""What `placed_kills.py` kills: stage programs, a run of the pipeline and commands, each with its reference."""
 
 import contextlib
 import importlib
@@ -17,12 +17,13 @@ from typing import Protocol
 from fault_points import Fault, Shim
 from killing import differences, processes_of, promised, promised_of
 
-from luffy.config import load_experiment
+from luffy.config import STAGE_KINDS, load_experiment
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
 from luffy.pipeline.chain.job import JOB_FILE, write_job
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.experiment import Experiment, Unwatched, open_experiment, start_run
 from luffy.pipeline.machine.events import EVENTS_FILE, EventReader
+from luffy.pipeline.machine.warm_start import LIBRARIES
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 from luffy.processes import die_with, exit_without_finalizing
 from luffy.stages.program import run_program
@@ -146,6 +147,7 @@ class StageSubject:
         (self.directory / JOB_FILE).write_bytes(self.job)
 
     def run(self, shim: Shim, fault: Fault | None) -> int:
+        os.environ[WORKSPACE_VARIABLE] = str(self.root)
         self.events = EventReader(self.directory / EVENTS_FILE, from_end=True)
         return fork(lambda: run_stage(self.kind, self.directory), shim, fault, self.log)
 
@@ -249,15 +251,19 @@ class GcSubject:
         self.root = self.experiment.workspace.root
         self.expected = promised(self.root)
         (self.run_folder,) = (self.root / "runs").iterdir()
+        (self.unused,) = (self.root / "stages" / "report").iterdir()
+        self.kept = self.log.parent / "kept_run"
+        shutil.rmtree(self.kept, ignore_errors=True)
+        shutil.copytree(self.run_folder, self.kept, symlinks=True)
 
     def reset(self) -> None:
-        runs, (unused,) = self.root / "runs", (self.root / "stages" / "report").iterdir()
-        for number in (8, 9):
-            shutil.rmtree(runs / f"smoke-{number}", ignore_errors=True)
-            shutil.copytree(self.run_folder, runs / f"smoke-{number}", symlinks=True)
-        old = self.root / "stages" / "report" / ("0" * len(unused.name))
+        runs = self.root / "runs"
+        shutil.rmtree(runs, ignore_errors=True)
+        for name in (self.run_folder.name, "smoke-8", "smoke-9"):
+            shutil.copytree(self.kept, runs / name, symlinks=True)
+        old = self.unused.with_name("0" * len(self.unused.name))
         shutil.rmtree(old, ignore_errors=True)
-        shutil.copytree(unused, old)
+        shutil.copytree(self.unused, old)
         (rl,) = (self.root / "stages" / "rl").iterdir()
         (rl / "checkpoints" / "step_000999" / "policy").mkdir(parents=True, exist_ok=True)
         (rl / "checkpoints" / "step_000999" / "policy" / "torn").write_bytes(bytes(99))
@@ -290,6 +296,8 @@ class GcSubject:
 def prepare_subjects(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim) -> Iterator[Subject]:
     """The subjects of these kinds, after what they need has been made in workspaces below `roots`."""
     kept.mkdir(parents=True, exist_ok=True)
+    for name in (*LIBRARIES, *(f"luffy.stages.{stage}" for stage in STAGE_KINDS)):
+        importlib.import_module(name)  # once, and not in every fork
     log = kept / "log.txt"
     plain = open_experiment(
         load_experiment(SMOKE, ["execution.checkpoint.keep=9"]), Workspace(roots / "plain"), sweep_steps=_SWEPT

@@ -177,8 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"{subject.kind}: {', '.join(f'{number} {call}' for call, number in counts.items() if number)}")
         faults = place_faults(counts, options.per_stage)
         waiting += [(subject, fault, counts[fault.call]) for fault in faults]
-    if options.sample:
-        waiting = random.Random(options.seed).sample(waiting, min(options.sample, len(waiting)))
+    # In no order, so that a campaign that is cut short has covered all of them; gc last, since it deletes.
+    random.Random(options.seed).shuffle(waiting)
+    waiting = sorted(waiting[: options.sample], key=lambda planned: planned[0].kind == "gc")
     for subject, fault, of in waiting:
         if (
             subject.kind,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from campaigns.killing import differences, promised
 from flow_process import start
 from patience import PATIENCE_S, wait_until
 
@@ -18,8 +19,6 @@ from luffy.pipeline.chain.manifest import read_manifest
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMOKE = "exp_configs/smoke.yaml"
-sys.path.insert(0, str(ROOT / "tests" / "campaigns"))
-from killing import differences, promised  # noqa: E402 - the campaigns are no package
 
 
 class Stage:
