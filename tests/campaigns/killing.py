@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Victim = Literal["flow", "stage", "server"]
 VICTIMS: tuple[Victim, ...] = ("flow", "stage", "server")
 _WARM_SERVER = "luffy.pipeline.machine.warm_server"
-_API_SERVER = "prefect.server.api.server:create_app"
+_API_SERVER = "luffy.flows.prefect_server:create_app"
 _POLL_S = 0.02
 _END_S = 120.0
 """A flow that was killed has ended by then."""
