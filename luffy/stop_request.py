@@ -1,6 +1,6 @@
 """A request to end, as schedulers make it: SIGTERM, and SIGKILL when the grace is over.
 
-    with heeding_stop_requests(grace_s=20.0, at_deadline=give_up):
+    with deferring_stop_requests(grace_s=20.0, at_deadline=give_up):
         for step in ...:
             ...
             if stop_is_requested():
@@ -34,7 +34,7 @@ class _Requests:
     """What this process has received."""
 
     def __init__(self) -> None:
-        self.is_heeded = False
+        self.is_deferred = False
         self.received: set[int] = set()
         self.first = threading.Event()
 
@@ -60,7 +60,7 @@ def check_stop_request(what_is_kept: str) -> None:
 
 
 @contextmanager
-def heeding_stop_requests(grace_s: float, at_deadline: Callable[[], None]) -> Iterator[None]:
+def deferring_stop_requests(grace_s: float, at_deadline: Callable[[], None]) -> Iterator[None]:
     """Within the block, the first request only makes `stop_is_requested` true.
 
     `at_deadline` is called from a thread `grace_s` after it, also when the block has ended by then: what follows a
@@ -73,16 +73,16 @@ def heeding_stop_requests(grace_s: float, at_deadline: Callable[[], None]) -> It
             at_deadline()
 
     never = threading.Event()
-    _requests.is_heeded = True
+    _requests.is_deferred = True
     threading.Thread(target=watch, name="stop-deadline", daemon=True).start()
     try:
         yield
     finally:
-        _requests.is_heeded = False
+        _requests.is_deferred = False
 
 
 def _receive(number: int, frame: FrameType | None) -> None:
-    if _requests.is_heeded and number not in _requests.received:
+    if _requests.is_deferred and number not in _requests.received:
         _requests.received.add(number)
         _requests.first.set()
         return

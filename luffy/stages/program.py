@@ -44,7 +44,7 @@ from luffy.processes import (
     take_supervisor,
     watch_parent,
 )
-from luffy.stop_request import StoppedOnRequest, heeding_stop_requests, receive_stop_requests
+from luffy.stop_request import StoppedOnRequest, deferring_stop_requests, receive_stop_requests
 
 logger = logging.getLogger(__name__)
 Settings = TypeVar("Settings", bound=StageSettings)
@@ -81,13 +81,13 @@ class StageResult:
 
 
 def main(
-    stage: StageName, run: Callable[[Settings, StageContext], StageResult], *, heeds_stop_requests: bool = False
+    stage: StageName, run: Callable[[Settings, StageContext], StageResult], *, defers_stop_requests: bool = False
 ) -> None:
     """Run the stage with the arguments of the command line, and exit with its code.
 
-    A `run` that heeds stop requests looks for them (`luffy.stop_request`); any other is interrupted by them.
+    A `run` that defers stop requests looks for them (`luffy.stop_request`); any other is interrupted by them.
     """
-    exit_without_finalizing(run_program(stage, run, sys.argv[1:], heeds_stop_requests=heeds_stop_requests))
+    exit_without_finalizing(run_program(stage, run, sys.argv[1:], defers_stop_requests=defers_stop_requests))
 
 
 def run_program(
@@ -95,7 +95,7 @@ def run_program(
     run: Callable[[Settings, StageContext], StageResult],
     arguments: Sequence[str],
     *,
-    heeds_stop_requests: bool = False,
+    defers_stop_requests: bool = False,
 ) -> int:
     """Run the stage with these arguments; returns the exit code."""
     parser = argparse.ArgumentParser(prog=f"python -m luffy.stages.{stage}", description=f"The stage {stage}.")
@@ -115,10 +115,10 @@ def run_program(
         events = EventWriter(out / EVENTS_FILE)
     except (UserError, OSError) as error:
         return _report(_as_user_error(error) or error)
-    heeding: AbstractContextManager[None] = contextlib.nullcontext()
-    if heeds_stop_requests:
-        heeding = heeding_stop_requests(job.execution.grace_s, partial(_give_up, events, supervisor))
-    return _guarded(job, run, out, events, supervisor, heeding)
+    deferring: AbstractContextManager[None] = contextlib.nullcontext()
+    if defers_stop_requests:
+        deferring = deferring_stop_requests(job.execution.grace_s, partial(_give_up, events, supervisor))
+    return _guarded(job, run, out, events, supervisor, deferring)
 
 
 def _guarded(
@@ -127,11 +127,11 @@ def _guarded(
     out: Path,
     events: EventWriter,
     supervisor: int | None,
-    heeding: AbstractContextManager[None],
+    deferring: AbstractContextManager[None],
 ) -> int:
     """Run under the lock; every outcome becomes an event and an exit code, and no child process is left."""
     try:
-        with StageLock(out, waiting=lambda holder: _waiting(holder, events)), heeding:
+        with StageLock(out, waiting=lambda holder: _waiting(holder, events)), deferring:
             _run_locked(job, run, out, events)
     except StoppedOnRequest as stopped:
         with contextlib.suppress(OSError):

@@ -297,4 +297,4 @@ def _announce(context: StageContext, step: int, total: int, metrics: dict[str, f
 
 
 if __name__ == "__main__":
-    main("rl", run, heeds_stop_requests=True)
+    main("rl", run, defers_stop_requests=True)

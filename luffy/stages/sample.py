@@ -117,4 +117,4 @@ def _metrics(card: SampleCard) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main("sample", run, heeds_stop_requests=True)
+    main("sample", run, defers_stop_requests=True)

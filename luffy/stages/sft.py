@@ -77,4 +77,4 @@ def _measuring(
 
 
 if __name__ == "__main__":
-    main("sft", run, heeds_stop_requests=True)
+    main("sft", run, defers_stop_requests=True)

@@ -281,4 +281,4 @@ def _metrics(card: SynthesisCard) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main("synthesize", run, heeds_stop_requests=True)
+    main("synthesize", run, defers_stop_requests=True)

@@ -30,7 +30,7 @@ from luffy.stages.program import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = str(ROOT / "exp_configs" / "smoke.yaml")
-_HEEDING = ("base", "sft", "rl", "evaluate", "sweep", "difficulty", "sample", "synthesize")
+_DEFERRING = ("base", "sft", "rl", "evaluate", "sweep", "difficulty", "sample", "synthesize")
 _SWEPT = (2, 4)
 _REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
 _SAMPLED = (
@@ -373,7 +373,7 @@ def run_stage(stage: str, directory: Path) -> int:
     """The stage program in this process."""
     module = importlib.import_module(f"luffy.stages.{stage}")
     arguments = ["--config", str(directory / JOB_FILE), "--out", str(directory)]
-    return run_program(stage, module.run, arguments, heeds_stop_requests=stage in _HEEDING)
+    return run_program(stage, module.run, arguments, defers_stop_requests=stage in _DEFERRING)
 
 
 def run_chain(experiment: Experiment) -> int:
