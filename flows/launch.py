@@ -7,12 +7,14 @@ and starts an API where none answers, and only then imports the flow, which impo
 import importlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from types import FrameType
 
 from luffy.cli.console import show_error
-from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, LuffyError, UserError
+from luffy.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TEMPORARY, LuffyError, UserError
 from luffy.flows.prefect_session import ApiServer, prefect_api, set_environment
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.machine.warm_start import WarmServer, can_start_warm
@@ -33,9 +35,11 @@ def launch(
 ) -> int:
     """Run the flow `module:function` with `parameters` to its end; returns the exit code.
 
-    `plans` says what is left to do; raises LuffyError where the flow fails.
+    `plans` says what is left to do; raises LuffyError where the flow fails. SIGTERM, which schedulers send, ends the
+    run as Ctrl-C does, with the exit code 75.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    terminated = threading.Event()
+    signal.signal(signal.SIGTERM, partial(_interrupt, terminated))
     try:
         workspace.prepare()
         os.environ[WORKSPACE_VARIABLE] = str(workspace.root)
@@ -46,7 +50,7 @@ def launch(
         call_flow(getattr(importlib.import_module(module), name), parameters, server, warm)
     except KeyboardInterrupt:
         show_error("interrupted; the same command resumes")
-        return EXIT_INTERRUPTED
+        return EXIT_TEMPORARY if terminated.is_set() else EXIT_INTERRUPTED
     return EXIT_OK
 
 
@@ -97,5 +101,6 @@ def _warm_server(workspace: Workspace, plans: Callable[[], Sequence[StagePlan]])
     return WarmServer(workspace.warm_log)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(terminated: threading.Event, number: int, frame: FrameType | None) -> None:
+    terminated.set()
     raise KeyboardInterrupt

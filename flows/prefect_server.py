@@ -1,11 +1,20 @@
-"""Prefect's server as luffy starts it: Prefect's own application, which answers its own pages alone.
+"""Prefect's server as luffy starts it: `uvicorn --factory luffy.flows.prefect_server:create_app`.
 
-Uvicorn imports it, in the process of the server: `uvicorn --factory luffy.flows.prefect_server:create_app`.
+It answers its own pages alone (`own_pages`), and its transactions over SQLite begin at once. Prefect begins most of them
+as DEFERRED: one that reads first and writes later fails at once with "database is locked" when another one has written
+in between, and SQLite's timeout does not apply to it. Begun as IMMEDIATE, it waits for its turn.
 """
 
 import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from luffy.flows.own_pages import Application, OwnPages, ServerNames
+
+if TYPE_CHECKING:
+    from prefect.server.database.configurations import AioSqliteConfiguration
+    from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 NAMES_VARIABLE = "LUFFY_SERVER_NAMES"
 """Names under which the server may be called, separated by commas."""
@@ -13,6 +22,23 @@ NAMES_VARIABLE = "LUFFY_SERVER_NAMES"
 
 def create_app() -> Application:
     """The application; Prefect's settings come from the environment."""
+    begin_sqlite_transactions_at_once()
     from prefect.server.api.server import create_app as create_prefect_app
 
     return OwnPages(create_prefect_app(), ServerNames.of(os.environ.get(NAMES_VARIABLE, "").split(",")))
+
+
+def begin_sqlite_transactions_at_once() -> None:
+    """Have every transaction over SQLite take the lock for writing at its beginning (Prefect 3.7)."""
+    from prefect.server.database.configurations import AioSqliteConfiguration
+
+    begin = AioSqliteConfiguration.begin_transaction
+
+    @asynccontextmanager
+    async def begin_at_once(
+        self: "AioSqliteConfiguration", session: "AsyncSession", with_for_update: bool = False
+    ) -> "AsyncGenerator[AsyncSessionTransaction, None]":
+        async with begin(self, session, with_for_update=True) as transaction:
+            yield transaction
+
+    AioSqliteConfiguration.begin_transaction = begin_at_once  # type: ignore[method-assign]

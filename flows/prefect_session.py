@@ -17,10 +17,10 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import luffy
 from luffy.errors import LuffyError
 from luffy.flows.basic_auth import LOOPBACK, reachable_host, share_auth_string
 from luffy.pipeline.workspace.lock import StageLock
@@ -129,12 +129,9 @@ class ApiServer:
 
 
 def _command(host: str, port: int) -> list[str]:
-    """What Prefect itself starts as its ephemeral server (3.7), with the check of `own_pages` before it."""
-    specification = find_spec("luffy")
-    assert specification is not None
-    assert specification.origin is not None
-    site = Path(specification.origin).parents[1]
-    application = ["--app-dir", str(site), "--factory", "luffy.flows.prefect_server:create_app"]
+    """What Prefect itself starts as its ephemeral server (3.7), with the application of `prefect_server`."""
+    root = Path(luffy.__file__).parents[1]
+    application = ["--app-dir", str(root), "--factory", "luffy.flows.prefect_server:create_app"]
     address = ["--host", host, "--port", str(port)]
     return [sys.executable, "-m", "uvicorn", *application, *address, "--log-level", "error", "--lifespan", "on"]
 

@@ -8,7 +8,8 @@ EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 EXIT_TEMPORARY = 75
-"""A stage program failed for a reason that may have passed (`EX_TEMPFAIL` of sysexits)."""
+"""`EX_TEMPFAIL` of sysexits: a stage program failed for a reason that may have passed, or a scheduler's SIGTERM ended
+it, or the run, in order. The same command goes on."""
 EXIT_INTERRUPTED = 130
 
 
@@ -44,6 +45,11 @@ class StageFailed(LuffyError):
         self.exit_code = exit_code
         self.temporary = temporary
         """Whether resuming at once may help: the stage was killed, or lost something it depends on."""
+
+    @property
+    def is_interruption(self) -> bool:
+        """Whether the stage ended because it was asked to."""
+        return self.exit_code in (EXIT_INTERRUPTED, EXIT_TEMPORARY)
 
 
 class CheckpointError(LuffyError):

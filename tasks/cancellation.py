@@ -17,7 +17,7 @@ from prefect.states import Cancelled
 from luffy.tasks.prefect_faults import tolerating_prefect
 
 _POLL_S = 3.0
-_REQUEST_TIMEOUT_S = 10.0
+_REQUEST_TIMEOUT_S = 60.0
 _SETTLE_S = 30.0
 
 

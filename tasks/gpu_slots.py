@@ -23,7 +23,7 @@ from luffy.tasks.prefect_faults import tolerating_prefect
 _LEASE_S = 60.0
 """The shortest lease that Prefect allows. It is renewed while the stage runs; after a kill the slots stay taken for
 that long."""
-_REQUEST_TIMEOUT_S = 10.0
+_REQUEST_TIMEOUT_S = 60.0
 
 
 @contextmanager

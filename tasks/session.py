@@ -36,7 +36,7 @@ from luffy.tasks.stage_log import StageLog
 
 _PROGRESS_INTERVAL_S = 2.0
 _LOG_INTERVAL_S = 30.0
-_REQUEST_TIMEOUT_S = 10.0
+_REQUEST_TIMEOUT_S = 60.0
 _FAREWELL_S = 20.0
 _LEVELS: dict[EventKind, int] = {"failed": logging.ERROR, "waiting": logging.WARNING}
 

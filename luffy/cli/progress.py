@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from luffy.errors import EXIT_INTERRUPTED, StageFailed
+from luffy.errors import StageFailed
 from luffy.pipeline.chain.manifest import Manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.machine.events import Event
@@ -99,6 +99,6 @@ class ChainProgress:
     def failed(self, plan: StagePlan, error: BaseException) -> None:
         line = self.lines[plan.node.name]
         line.ended = self._clock()
-        interrupted = isinstance(error, StageFailed) and error.exit_code == EXIT_INTERRUPTED
+        interrupted = isinstance(error, StageFailed) and error.is_interruption
         line.state = "failed" if isinstance(error, Exception) and not interrupted else "interrupted"
         line.note = plan.identity.key

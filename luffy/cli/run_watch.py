@@ -145,6 +145,6 @@ def _take(line: StageLine, event: Event, entry: StageEntry) -> None:
         line.state = "running"
     if event.kind == "finished":
         line.state, line.note, line.ended = "finished", entry.key, event.time
-    if event.kind == "failed":
-        line.state = "interrupted" if event.text == _INTERRUPTED else "failed"
+    if event.kind in ("failed", "stopped"):
+        line.state = "interrupted" if event.kind == "stopped" or event.text == _INTERRUPTED else "failed"
         line.note, line.ended = event.text, event.time

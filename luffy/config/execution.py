@@ -168,6 +168,9 @@ class ExecutionConfig(StrictModel):
     """Wait before each retry."""
     time_limits_s: dict[StageName, PositiveFloat] = Field(default_factory=dict)
     """Time limit of a stage in one run, by name; a stage that exceeds it is ended, and the next run resumes it."""
+    grace_s: PositiveFloat = 20.0
+    """Time that a stage has after SIGTERM to finish its step and write a checkpoint; then it is ended at once. Keep it
+    below what the scheduler grants (30 s by default under Slurm and Kubernetes)."""
     parallel_stages: PositiveInt | None = None
     """Most stages of a run at the same time (an evaluation next to training, say); None: as many as fit this machine's
     GPUs, or its cores if it has no GPU."""

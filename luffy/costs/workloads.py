@@ -19,8 +19,8 @@ from luffy.pipeline.workspace import Workspace
 
 _KEY_LENGTH = 16
 _NOT_ABOUT_SPEED = {
-    "checkpoint", "gpu_memory_gb", "log_level", "max_logp_gap", "parallel_stages", "retries", "retry_delay_s",
-    "server", "time_limits_s",
+    "checkpoint", "gpu_memory_gb", "grace_s", "log_level", "max_logp_gap", "parallel_stages", "retries",
+    "retry_delay_s", "server", "time_limits_s",
 }  # fmt: skip
 """Fields of `execution` that change no step's time."""
 _NOT_TIMED = {"base": ("steps", "optimizer"), "sft": ("optimizer",), "rl": ("steps", "optimizer")}

@@ -16,6 +16,7 @@ from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.evaluation.second_grades import ResponseGrades, grade_responses
 from luffy.grading import GradeRequest, GraderPool, is_unjudged, problem_of
+from luffy.stop_request import check_stop_request
 from luffy.types import FinishReason, Prompt
 
 Progress = Callable[[Sequence[SampleRecord]], None]
@@ -59,6 +60,9 @@ class Evaluator:
     `batch_size` responses are generated at a time, and graded while the next batch is generated; math responses get a
     second grade, too, unless `second_grade` is false. `calls_at_once` is the number of batches that the model can
     generate at the same time; the batches themselves, and the order of all results, do not depend on it.
+
+    After a request to end (`luffy.stop_request`) no further batch is generated, and StoppedOnRequest is raised once
+    those under way are graded; an evaluation that `is_whole` goes on to its end, since it is part of a training step.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Evaluator:
         *,
         calls_at_once: int = 1,
         second_grade: bool = True,
+        is_whole: bool = False,
     ) -> None:
         self._client = client
         self._grader = grader
@@ -79,6 +84,7 @@ class Evaluator:
         self._batch_size = batch_size
         self._calls_at_once = calls_at_once
         self._second_grade = second_grade
+        self._is_whole = is_whole
 
     def evaluate(self, cells: Iterable[tuple[Suite, str]], progress: Progress) -> Iterator[list[SampleRecord]]:
         """For each suite and decoding, all graded responses, problem by problem."""
@@ -167,6 +173,8 @@ class Evaluator:
     def _generate(self, batch: _Batch) -> Iterable[Response]:
         if not batch.samples:
             return ()
+        if not self._is_whole:
+            check_stop_request("all finished responses are kept")
         request = batch.cell.request
         return self._client.generate(batch.samples, request.protocol, request.max_response_tokens)
 

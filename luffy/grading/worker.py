@@ -27,7 +27,8 @@ MEMORY_LIMIT_BYTES = 2 << 30
 def main(control_fd: int, parent_pid: int, functions: Sequence[str]) -> None:
     """Fork a worker for each connection that comes in, until the pool closes the control socket."""
     die_with(parent_pid, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool decides when to end
+    for number in (signal.SIGINT, signal.SIGTERM):  # the pool decides when to end
+        signal.signal(number, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)

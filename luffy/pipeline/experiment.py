@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from luffy.config import ExperimentConfig
-from luffy.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, StageFailed
+from luffy.errors import EXIT_USER_ERROR, StageFailed
 from luffy.pipeline.chain.fingerprint import code_fingerprint, settings_fingerprint
 from luffy.pipeline.chain.graph import StageNode, build_graph
 from luffy.pipeline.chain.identity import Identity, identity_of
@@ -201,6 +201,7 @@ class ExperimentRun:
                     on_line=lambda text: observer.line(plan, text),
                     environment=environment,
                     time_limit_s=None if limit_s is None else max(limit_s - (time.monotonic() - began), 0.0),
+                    grace_s=execution.grace_s,
                     stopped=self._stopped,
                 )
                 return
@@ -251,7 +252,7 @@ def start_run(experiment: Experiment, stopped: Callable[[], bool] = lambda: Fals
     try:
         yield run
     except BaseException as error:  # also Ctrl-C
-        ended = isinstance(error, StageFailed) and error.exit_code == EXIT_INTERRUPTED
+        ended = isinstance(error, StageFailed) and error.is_interruption
         with contextlib.suppress(OSError):  # a full disk: `error` reports it, and the stale record shows a dead run
             run.close("interrupted" if ended or not isinstance(error, Exception) else "failed")
         raise

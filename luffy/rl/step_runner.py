@@ -60,9 +60,9 @@ class StepRunner:
         speed = _speed(groups, metrics, time.perf_counter() - began, passes)
         return StepOutcome(kept or groups, metrics | speed)
 
-    def save(self, step: int) -> None:
-        """Write the checkpoint of a finished step."""
-        self._trainer.save(step, self._experience.state())
+    def save(self, step: int, *, is_extra: bool = False) -> None:
+        """Write the checkpoint of a finished step; one that `is_extra` comes between two of the schedule."""
+        self._trainer.save(step, self._experience.state(), is_extra=is_extra)
 
     def restore(self, step: int) -> None:
         """Restore the checkpoint of `step`; the next step to run is `step` + 1."""

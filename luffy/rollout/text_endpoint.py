@@ -26,6 +26,7 @@ from luffy.files import write_atomic
 from luffy.http_client import Answer, HTTPClient, LoopThread, NoAnswer, Refused
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_answers import TextAnswers, TextCompletion
+from luffy.stop_request import check_stop_request
 from luffy.types import FinishReason, Message
 
 logger = logging.getLogger(__name__)
@@ -236,6 +237,7 @@ class TextEndpoint:
         async with self._places:
             if failures:
                 return None
+            check_stop_request("all responses that had been requested are kept")
             completion = await self.complete_unsaved(request, params)
         self._answers.add(key, completion)
         return completion

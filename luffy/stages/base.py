@@ -80,4 +80,4 @@ def _warn_of_other_ends(model: Path, turn_ends: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    main("base", run)
+    main("base", run, defers_stop_requests=True)

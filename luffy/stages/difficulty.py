@@ -94,4 +94,4 @@ def _metrics(card: DifficultyCard) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main("difficulty", run)
+    main("difficulty", run, defers_stop_requests=True)

@@ -276,4 +276,4 @@ def _headline(rows: Sequence[ResultRow]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main("evaluate", run)
+    main("evaluate", run, defers_stop_requests=True)

@@ -214,7 +214,7 @@ def _evaluators(
         client: ModelClient = TokenModelClient(engine, tokenizer)
         if player is not None:
             client = EpisodeClient(engine, tokenizer, player)
-        return Evaluator(client, graders, settings.protocol, seed, batch_size, second_grade=False)
+        return Evaluator(client, graders, settings.protocol, seed, batch_size, second_grade=False, is_whole=True)
 
     return evaluator
 

@@ -5,7 +5,8 @@ A stage module ends with `main("rl", run)` and is started as
     python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 
 The same program runs under the pipeline, under a job scheduler or by hand. Exit codes: 0 success, 1 failure, 2 a
-mistake of the user (one line on stderr), 75 a failure that a restart may fix (something was lost), 130 interrupted.
+mistake of the user (one line on stderr), 75 a failure that a restart may fix (something was lost, or SIGTERM
+ended the stage after a checkpoint), 130 interrupted.
 """
 
 import argparse
@@ -15,10 +16,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TypeVar, cast
 
 from luffy.config import StageName
@@ -42,6 +44,7 @@ from luffy.processes import (
     take_supervisor,
     watch_parent,
 )
+from luffy.stop_request import StoppedOnRequest, deferring_stop_requests, receive_stop_requests
 
 logger = logging.getLogger(__name__)
 Settings = TypeVar("Settings", bound=StageSettings)
@@ -77,13 +80,22 @@ class StageResult:
     """Step of the checkpoint that the stage resumed from."""
 
 
-def main(stage: StageName, run: Callable[[Settings, StageContext], StageResult]) -> None:
-    """Run the stage with the arguments of the command line, and exit with its code."""
-    exit_without_finalizing(run_program(stage, run, sys.argv[1:]))
+def main(
+    stage: StageName, run: Callable[[Settings, StageContext], StageResult], *, defers_stop_requests: bool = False
+) -> None:
+    """Run the stage with the arguments of the command line, and exit with its code.
+
+    A `run` that defers stop requests looks for them (`luffy.stop_request`); any other is interrupted by them.
+    """
+    exit_without_finalizing(run_program(stage, run, sys.argv[1:], defers_stop_requests=defers_stop_requests))
 
 
 def run_program(
-    stage: StageName, run: Callable[[Settings, StageContext], StageResult], arguments: Sequence[str]
+    stage: StageName,
+    run: Callable[[Settings, StageContext], StageResult],
+    arguments: Sequence[str],
+    *,
+    defers_stop_requests: bool = False,
 ) -> int:
     """Run the stage with these arguments; returns the exit code."""
     parser = argparse.ArgumentParser(prog=f"python -m luffy.stages.{stage}", description=f"The stage {stage}.")
@@ -91,7 +103,7 @@ def run_program(
     parser.add_argument("--out", type=Path, required=True, help="the stage's directory")
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", level="INFO")
-    signal.signal(signal.SIGTERM, _interrupt)
+    receive_stop_requests()
     supervisor = take_supervisor()
     _end_with(supervisor)
     out: Path = options.out.resolve()
@@ -103,7 +115,10 @@ def run_program(
         events = EventWriter(out / EVENTS_FILE)
     except (UserError, OSError) as error:
         return _report(_as_user_error(error) or error)
-    return _guarded(job, run, out, events, supervisor)
+    deferring: AbstractContextManager[None] = contextlib.nullcontext()
+    if defers_stop_requests:
+        deferring = deferring_stop_requests(job.execution.grace_s, partial(_give_up, events, supervisor))
+    return _guarded(job, run, out, events, supervisor, deferring)
 
 
 def _guarded(
@@ -112,11 +127,17 @@ def _guarded(
     out: Path,
     events: EventWriter,
     supervisor: int | None,
+    deferring: AbstractContextManager[None],
 ) -> int:
     """Run under the lock; every outcome becomes an event and an exit code, and no child process is left."""
     try:
-        with StageLock(out, waiting=lambda holder: _waiting(holder, events)):
+        with StageLock(out, waiting=lambda holder: _waiting(holder, events)), deferring:
             _run_locked(job, run, out, events)
+    except StoppedOnRequest as stopped:
+        with contextlib.suppress(OSError):
+            events.stopped(f"was asked to end: {stopped}")
+        logger.info("was asked to end: %s", stopped)
+        return stopped.exit_code
     except KeyboardInterrupt:
         _record_failure(events, "interrupted")
         return EXIT_INTERRUPTED
@@ -222,9 +243,13 @@ def _end_children(supervisor: int | None = None) -> None:
         end_processes(mark, spared=supervisor)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
-    raise KeyboardInterrupt
+def _give_up(events: EventWriter, supervisor: int | None) -> None:
+    """Called when the grace after a request to end is over: end everything, from whatever thread."""
+    _record_failure(events, "interrupted")
+    mark = os.environ.get(MARK_VARIABLE)
+    if mark:
+        end_processes(mark, 0.0, spared=supervisor)
+    os._exit(EXIT_INTERRUPTED)
 
 
 def _limit_threads(execution: ExecutionConfig) -> None:

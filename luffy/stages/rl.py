@@ -37,6 +37,7 @@ from luffy.rollout.stop_texts import StopTexts
 from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured, end_of_training
+from luffy.stop_request import StoppedOnRequest, stop_is_requested
 from luffy.tracking.gpu_hours import GpuHours
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.metrics import METRICS_FILE, metrics_until, read_metrics
@@ -123,9 +124,13 @@ def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRA
             if step % context.tracking.samples_every == 0 or step == 1:
                 tracker.samples(step, parts.read(outcome.groups, context.tracking.num_samples))
             is_last = step == rl.steps or end_of_training(parts.held_out, budget) is not None
-            if is_last or step % context.execution.checkpoint.rl_every == 0:
-                parts.steps.save(step)
+            is_due = is_last or step % context.execution.checkpoint.rl_every == 0
+            is_stopped = stop_is_requested()
+            if is_due or is_stopped:
+                parts.steps.save(step, is_extra=not is_due)
             _announce(context, step, rl.steps, outcome.metrics)
+            if is_stopped and not is_last:
+                raise StoppedOnRequest(f"step {step} of {rl.steps} is saved")
         parts.held_out.export(context.out / "model")
     copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
     metrics = read_metrics(context.out / METRICS_FILE)
@@ -296,4 +301,4 @@ def _announce(context: StageContext, step: int, total: int, metrics: dict[str, f
 
 
 if __name__ == "__main__":
-    main("rl", run)
+    main("rl", run, defers_stop_requests=True)

@@ -126,4 +126,4 @@ def _metrics(card: SampleCard) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main("sample", run)
+    main("sample", run, defers_stop_requests=True)

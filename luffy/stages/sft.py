@@ -79,4 +79,4 @@ def _measuring(
 
 
 if __name__ == "__main__":
-    main("sft", run)
+    main("sft", run, defers_stop_requests=True)

@@ -124,4 +124,4 @@ def _folder(context: StageContext, step: int) -> Path:
 
 
 if __name__ == "__main__":
-    main("sweep", run)
+    main("sweep", run, defers_stop_requests=True)

@@ -304,4 +304,4 @@ def _metrics(card: SynthesisCard) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main("synthesize", run)
+    main("synthesize", run, defers_stop_requests=True)

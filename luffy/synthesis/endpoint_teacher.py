@@ -11,6 +11,7 @@ from luffy.errors import EnvironmentFault, LuffyError, UserError
 from luffy.rollout.engine import SamplingParams
 from luffy.rollout.text_answers import TextCompletion
 from luffy.rollout.text_endpoint import CHAT, RequestRejected, TextEndpoint, TextRequest, UnreadableAnswer
+from luffy.stop_request import StoppedOnRequest, stop_is_requested
 from luffy.synthesis.answer_log import AnswerStatus, TeacherAnswer
 from luffy.synthesis.episode_answers import (
     PaidChat,
@@ -81,6 +82,8 @@ class EndpointTeacher:
             for question in questions:
                 while running and (len(running) >= self._endpoint.concurrency or desk.ledger.may_be_spent):
                     _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                if stop_is_requested():
+                    self._fault = self._fault or StoppedOnRequest("all answers that had been requested are kept")
                 if self._fault is not None or desk.ledger.is_spent:
                     break
                 request = TextRequest(desk.messages(question.prompt), question.seed)

@@ -16,6 +16,7 @@ from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.live_episode import EpisodeStart
 from luffy.grading import problem_of
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
+from luffy.stop_request import check_stop_request
 from luffy.synthesis.answer_log import AnswerFacts, AnswerLog, AnswerStatus, TeacherAnswer
 from luffy.synthesis.episode_answers import token_episode_answer
 from luffy.synthesis.ledger import Ledger, Usage
@@ -138,6 +139,7 @@ class FolderTeacher:
         self._engine.close()
 
     def _generate(self, batch: dict[str, EpisodeStart]) -> None:
+        check_stop_request("all answers are kept")
         desk, starts = self._desk, list(batch.values())
         answers = self._answers(starts)
         desk.log.add(desk.name, dict(zip(batch, answers, strict=True)))

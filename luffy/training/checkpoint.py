@@ -2,7 +2,8 @@
 
 `checkpoints/step_000040/` holds a folder for each engine (`policy/`, `critic/`) into which every rank writes its share,
 `state.json` (the state of the stage: replay buffer, controllers), `layout.json` (ranks and ZeRO stage) and, written
-last, `COMPLETE`. An older checkpoint is deleted only after a newer one is complete.
+last, `COMPLETE`. An older checkpoint is deleted only after a newer one is complete. A checkpoint with the file `EXTRA`
+was written between two of the schedule, since the stage had to end; it is deleted with the next one.
 """
 
 import json
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _LAYOUT = "layout.json"
 _STATE = "state.json"
+_EXTRA = "EXTRA"
 
 Engines = Mapping[str, deepspeed.DeepSpeedEngine]
 """Engines by the names of their folders in a checkpoint."""
@@ -48,14 +50,17 @@ class CheckpointStore:
         """
         return max(complete_checkpoints(self._stage), default=None)
 
-    def save(self, engines: Engines, step: int, state: Mapping[str, object] | None = None) -> None:
+    def save(
+        self, engines: Engines, step: int, state: Mapping[str, object] | None = None, *, is_extra: bool = False
+    ) -> None:
         """Write the states of the engines and of the stage as the checkpoint of `step`, then delete old checkpoints.
 
         `state` is plain JSON, taken from rank 0, and `load` returns it unchanged. `step` has to be later than all
-        complete checkpoints: none is ever overwritten, so a killed run keeps at least the previous one.
+        complete checkpoints: none is ever overwritten, so a killed run keeps at least the previous one. One that
+        `is_extra` takes no place among the newest that are kept.
         """
         folder = self._folder(step)
-        _on_first_rank(lambda: self._begin(folder, step, _plain_json(state or {}), _layout(engines)))
+        _on_first_rank(lambda: self._begin(folder, step, _plain_json(state or {}), _layout(engines), is_extra))
         _on_all_ranks(lambda: _write(engines, folder))
         _on_first_rank(lambda: self._finish(folder))
 
@@ -71,7 +76,7 @@ class CheckpointStore:
             publish(engine)
         return state
 
-    def _begin(self, folder: Path, step: int, state: str, layout: dict[str, object]) -> None:
+    def _begin(self, folder: Path, step: int, state: str, layout: dict[str, object], is_extra: bool) -> None:
         newest = self.newest()
         assert newest is None or newest < step, f"step {step} does not come after the checkpoint of step {newest}"
         if folder.exists():  # left by a killed run
@@ -79,6 +84,8 @@ class CheckpointStore:
         folder.mkdir(parents=True)
         write_atomic(folder / _STATE, state)
         write_atomic(folder / _LAYOUT, json.dumps(layout))
+        if is_extra:
+            (folder / _EXTRA).touch()
 
     def _finish(self, folder: Path) -> None:
         """Mark the checkpoint as complete once its files are on disk; delete those that are no longer kept."""
@@ -86,12 +93,17 @@ class CheckpointStore:
         sync_directory(self._directory)
         (folder / COMPLETE_FILE).touch()
         sync_directory(folder)
-        kept = sorted(complete_checkpoints(self._stage))[-self._keep :]
+        kept = self._kept()
         for old in self._directory.glob("step_*"):
-            if old not in {self._folder(step) for step in kept}:
+            if old not in kept:
                 # Marker first: a kill halfway must not leave a partial checkpoint that is marked as complete.
                 (old / COMPLETE_FILE).unlink(missing_ok=True)
                 shutil.rmtree(old)
+
+    def _kept(self) -> set[Path]:
+        """The newest one, and the newest of the schedule."""
+        complete = [folder for _, folder in sorted(complete_checkpoints(self._stage).items())]
+        return {complete[-1], *[folder for folder in complete if not (folder / _EXTRA).exists()][-self._keep :]}
 
     def _read(self, engines: Engines, folder: Path) -> dict[str, Any]:
         if not (folder / COMPLETE_FILE).exists():

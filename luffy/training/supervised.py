@@ -19,6 +19,7 @@ from luffy.config.training import OptimizerConfig
 from luffy.objectives.schedules import schedule_multiplier
 from luffy.objectives.step import objective_at
 from luffy.seeds import derive_seed
+from luffy.stop_request import StoppedOnRequest, stop_is_requested
 from luffy.training.adapter import Adapter
 from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
@@ -101,9 +102,9 @@ class SupervisedRank:
             times.count(self._policy.flops.training(batch.row_lengths, batch.num_scored))
         return metrics | times.metrics() | peak_memory()
 
-    def save(self, step: int) -> None:
-        """Write the checkpoint of `step`."""
-        self._checkpoints.save({"policy": self._policy.engine}, step)
+    def save(self, step: int, is_extra: bool) -> None:
+        """Write the checkpoint of `step`; one that `is_extra` comes between two of the schedule."""
+        self._checkpoints.save({"policy": self._policy.engine}, step, is_extra=is_extra)
 
     def restore(self, step: int) -> None:
         """Restore the checkpoint of `step`."""
@@ -144,17 +145,21 @@ class SupervisedTrainer:
     def train(self, examples: Sequence[Trajectory], start: int, on_step: OnStep) -> None:
         """Train from step `start` (0, or the step of a checkpoint) to the end of the plan, or until told to end.
 
-        Raises DataError when an example is longer than the model's context.
+        Raises DataError when an example is longer than the model's context, StoppedOnRequest after a checkpoint where
+        the process was asked to end.
         """
         call_everywhere(self._ranks, SupervisedRank.check_fits, max(row.num_tokens for row in examples))
         if start:
             call_everywhere(self._ranks, SupervisedRank.restore, start)
         for step in range(start + 1, self._plan.steps + 1):
             # Metrics before the checkpoint: a run killed in between repeats the step and loses no metrics.
-            if on_step(step, self._take_step(examples, step)):
+            if on_step(step, self._take_step(examples, step)) or step == self._plan.steps:
                 return
-            if step % self._plan.checkpoint_every == 0 and step < self._plan.steps:
-                call_everywhere(self._ranks, SupervisedRank.save, step)
+            is_due, is_stopped = step % self._plan.checkpoint_every == 0, stop_is_requested()
+            if is_due or is_stopped:
+                call_everywhere(self._ranks, SupervisedRank.save, step, not is_due)
+            if is_stopped:
+                raise StoppedOnRequest(f"step {step} of {self._plan.steps} is saved")
 
     def export(self, folder: Path) -> None:
         """Write a plain Hugging Face model folder (safetensors)."""

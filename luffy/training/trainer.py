@@ -81,9 +81,10 @@ class TrainerRank:
         entropy_B = (self.policy.entropies(batch) * mask_BT).sum(dim=-1) / mask_BT.sum(dim=-1).clamp(min=1)
         return entropy_B.tolist()
 
-    def save(self, step: int, state: Mapping[str, object]) -> None:
+    def save(self, step: int, state: Mapping[str, object], is_extra: bool) -> None:
         """Write the checkpoint of `step`; `state` is the stage's own state."""
-        self._checkpoints.save(self._engines, step, {"learner": dict(self._learner.state()), "stage": dict(state)})
+        own = {"learner": dict(self._learner.state()), "stage": dict(state)}
+        self._checkpoints.save(self._engines, step, own, is_extra=is_extra)
 
     def restore(self, step: int) -> dict[str, Any]:
         """Restore the checkpoint of `step`; returns the stage's own state."""
@@ -143,9 +144,12 @@ class Trainer:
         """Mean entropy (nats) of each row's response under the current weights; every rank computes all of them."""
         return call_everywhere(self._ranks, TrainerRank.entropies, rows)
 
-    def save(self, step: int, state: Mapping[str, object]) -> None:
-        """Write the checkpoint of `step`; `state` is plain JSON, which `restore` returns."""
-        call_everywhere(self._ranks, TrainerRank.save, step, state)
+    def save(self, step: int, state: Mapping[str, object], *, is_extra: bool = False) -> None:
+        """Write the checkpoint of `step`; `state` is plain JSON, which `restore` returns.
+
+        One that `is_extra` comes between two of the schedule, and goes with the next.
+        """
+        call_everywhere(self._ranks, TrainerRank.save, step, state, is_extra)
 
     def restore(self, step: int) -> dict[str, Any]:
         """Restore the checkpoint of `step`; returns the stage's own state."""

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Victim = Literal["flow", "stage", "server"]
 VICTIMS: tuple[Victim, ...] = ("flow", "stage", "server")
 _WARM_SERVER = "luffy.pipeline.machine.warm_server"
-_API_SERVER = "prefect.server.api.server:create_app"
+_API_SERVER = "luffy.flows.prefect_server:create_app"
 _POLL_S = 0.02
 _END_S = 120.0
 """A flow that was killed has ended by then."""
@@ -155,13 +155,21 @@ def promised(workspace: Path) -> dict[str, object]:
     """
     found: dict[str, object] = {}
     for path in sorted(workspace.glob(f"stages/*/*/{MANIFEST_FILE}")):
-        directory, manifest = path.parent, finished_manifest(path.parent)
-        found[f"{manifest.node}: key"] = manifest.key
-        found[f"{manifest.node}: metrics"] = without_times(manifest.metrics)
-        found[f"{manifest.node}: damaged"] = manifest.damaged(directory, verify=True)
-        for output in manifest.outputs:
-            if output.path != "report.html":  # the same as report.md, with plots, one of which shows speed
-                found[f"{manifest.node}/{output.path}"] = _content(directory, output)
+        found |= promised_of(path.parent)
+    return found
+
+
+def promised_of(directory: Path) -> dict[str, object]:
+    """The same for the one finished stage in `directory`."""
+    manifest = finished_manifest(directory)
+    found: dict[str, object] = {
+        f"{manifest.node}: key": manifest.key,
+        f"{manifest.node}: metrics": without_times(manifest.metrics),
+        f"{manifest.node}: damaged": manifest.damaged(directory, verify=True),
+    }
+    for output in manifest.outputs:
+        if output.path != "report.html":  # the same as report.md, with plots, one of which shows speed
+            found[f"{manifest.node}/{output.path}"] = _content(directory, output)
     return found
 
 

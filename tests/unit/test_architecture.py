@@ -16,6 +16,7 @@ FLOORS = (
         "files",
         "confidential",
         "processes",
+        "stop_request",
         "http_client",
         "import_paths",
         "markdown_text",

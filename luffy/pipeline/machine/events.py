@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 EVENTS_FILE = "events.jsonl"
-EventKind = Literal["started", "waiting", "progress", "message", "finished", "failed"]
+EventKind = Literal["started", "waiting", "progress", "message", "finished", "failed", "stopped"]
 _KINDS = frozenset(get_args(EventKind))
 _PROGRESS_INTERVAL_S = 0.25
 
@@ -74,6 +74,10 @@ class EventWriter:
     def failed(self, text: str) -> None:
         """The stage has failed; `text` is the reason in one line."""
         self._write("failed", {"text": text})
+
+    def stopped(self, text: str) -> None:
+        """The stage was asked to end and did so in order; `text` says what is kept."""
+        self._write("stopped", {"text": text})
 
     def close(self) -> None:
         """Close the file."""

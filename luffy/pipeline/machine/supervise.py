@@ -15,7 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -30,6 +30,7 @@ from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_pr
 
 _POLL_S = 0.1
 _TAIL_LINES = 25
+_CLEAN_UP_S = 5.0
 _NO_ROOM_BYTES = 1 << 20
 _RESUMES = "the same command resumes it"
 _INTERRUPTED = f"interrupted; {_RESUMES}"
@@ -72,8 +73,9 @@ def supervise(
 ) -> None:
     """Run `command` to its end, forwarding its events and log lines as they arrive.
 
-    However this call ends (success, failure, an exception in a callback, Ctrl-C), no process of the stage is left:
-    SIGTERM first, SIGKILL after `grace_s`, at once on a second Ctrl-C.
+    However this call ends (success, failure, an exception in a callback, Ctrl-C), no process of the stage is left. The
+    stage program itself is first asked to end and has `grace_s` to save its work; then all its processes get SIGTERM,
+    and SIGKILL when they are still there after some seconds; SIGKILL at once on a second Ctrl-C.
 
     `stopped` is polled and ends the stage as Ctrl-C would, which reaches only the main thread. `time_limit_s` ends it,
     too.
@@ -83,10 +85,10 @@ def supervise(
     log_path = directory / LOG_FILE
     events = EventReader(directory / EVENTS_FILE, from_end=True)
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
-    failure, deadline = "", math.inf if time_limit_s is None else time.monotonic() + time_limit_s
+    failure, stopped_at, deadline = "", "", math.inf if time_limit_s is None else time.monotonic() + time_limit_s
 
     def forward(log: IO[str]) -> None:
-        nonlocal failure
+        nonlocal failure, stopped_at
         for line in log:
             tail.append(line.rstrip("\n"))
             on_line(line.rstrip("\n"))
@@ -94,6 +96,7 @@ def supervise(
             # A waiting stage shows the progress of the one it waits for; all other events are its own.
             if event.pid == process.pid or event.kind == "progress":
                 failure = event.text if event.kind == "failed" else failure
+                stopped_at = event.text if event.kind == "stopped" else stopped_at
                 on_event(event)
 
     with log_path.open("ab") as out, log_path.open(encoding="utf-8", errors="replace") as log:
@@ -111,6 +114,8 @@ def supervise(
             forward(log)
         finally:
             _end(child, grace_s)
+    if process.returncode == EXIT_TEMPORARY and stopped_at:
+        raise StageFailed(f"{stopped_at}; {_RESUMES}", exit_code=EXIT_TEMPORARY)
     if process.returncode:
         raise _failed(process.returncode, failure, tail, log_path)
 
@@ -142,8 +147,19 @@ def _end(child: _Child, grace_s: float) -> None:
         stack.callback(child.process.wait)
         with ExitStack() as impatient:  # after a second Ctrl-C, or SIGTERM under Prefect
             impatient.callback(end_processes, child.mark, 0.0, child.spared)
-            end_processes(child.mark, grace_s, child.spared)
+            _ask_to_end(child.process, grace_s)
+            end_processes(child.mark, _CLEAN_UP_S, child.spared)
             impatient.pop_all()
+
+
+def _ask_to_end(process: StageProcess, grace_s: float) -> None:
+    """Ask the stage program alone to end, and wait until it has; its helpers must live to see its step to the end."""
+    deadline = time.monotonic() + grace_s + _CLEAN_UP_S
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGUSR1)
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> StageFailed:

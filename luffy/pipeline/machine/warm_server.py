@@ -79,6 +79,7 @@ def run_stage(order: Order) -> None:
 
 
 def _detach(order: Order, server: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()
     os.environ.clear()
     os.environ.update(order["environment"])
@@ -101,6 +102,8 @@ def _check_single_thread() -> None:
 
 
 if __name__ == "__main__":
+    # The run ends it with SIGKILL. A scheduler's SIGTERM to all processes of a job must not take a stage along.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control = Connection(int(sys.argv[1]))
     load(sys.argv[2:])
     _check_single_thread()

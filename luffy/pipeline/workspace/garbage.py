@@ -25,7 +25,9 @@ from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
 
 Kind = Literal["run", "result", "checkpoint", "part", "log"]
 _KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")
-_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
+_TEMPORARY = re.compile(r"\..+\.([a-z0-9_]{8}|\d+-\d+)")
+_BEGINNING_S = 60.0
+"""A run writes its record long before its directory is that old."""
 _PROBE = ".probe-*"
 _INCOMING = "incoming_"
 _OLD_LOG_S = 30 * 86400.0
@@ -70,6 +72,7 @@ def survey(workspace: Workspace, retention: Retention) -> Survey:
         if _own(directory, notes):
             garbage += _of_stage(directory, needs, former, retention, notes)
     garbage += _leftovers(workspace)
+    garbage += _begun_runs(workspace, {record.directory: record for record in records})
     if not any(record.is_live for record in kept):
         garbage += _old_log(workspace.warm_log, None)
     return Survey(tuple(garbage), tuple(notes))
@@ -140,14 +143,31 @@ def _leftovers(workspace: Workspace) -> Iterator[Garbage]:
         yield Garbage("part", path, "a file that was being written", _modified(path))
 
 
+def _begun_runs(workspace: Workspace, records: Mapping[Path, RunRecord]) -> Iterator[Garbage]:
+    """Partial files of runs that were killed, and runs that were killed before they had written a record."""
+    for directory in _entries(workspace.runs):
+        if is_discarded(directory) or not directory.is_dir() or directory.is_symlink():
+            continue
+        record = records.get(directory)
+        if record is None:
+            is_old = time.time() - _modified(directory) > _BEGINNING_S
+            if is_old and all(_TEMPORARY.fullmatch(path.name) for path in directory.iterdir()):
+                yield Garbage("run", directory, "killed before it began", _modified(directory))
+        elif not record.is_live:
+            for folder in (directory, directory / "stages"):
+                for path in _temporaries(folder):
+                    yield Garbage("part", path, "a file that was being written", _modified(path))
+
+
 def _old_log(path: Path, stage: Path | None) -> Iterator[Garbage]:
     if path.is_file() and not path.is_symlink() and time.time() - _modified(path) > _OLD_LOG_S:
         yield Garbage("log", path, f"older than {_OLD_LOG_S / 86400:.0f} days", _modified(path), stage)
 
 
 def _temporaries(folder: Path) -> Iterable[Path]:
-    """Temporary files of `luffy.files.replacing`."""
-    return (path for path in _entries(folder) if _TEMPORARY.fullmatch(path.name) and path.is_file())
+    """Temporary files of `luffy.files.replacing`, and temporary links of runs."""
+    found = (path for path in _entries(folder) if _TEMPORARY.fullmatch(path.name))
+    return (path for path in found if path.is_symlink() or path.is_file())
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -131,6 +131,22 @@ def test_only_the_newest_stay_and_an_incomplete_one_never_counts(tmp_path: Path)
         store.load(policy, 30)
 
 
+def test_an_extra_checkpoint_takes_no_place_of_the_schedule_and_goes_with_the_next(tmp_path: Path) -> None:
+    store, policy, folder = CheckpointStore(tmp_path, keep=2), _policy(), tmp_path / "checkpoints"
+
+    def kept() -> list[str]:
+        return sorted(path.name for path in folder.iterdir())
+
+    for step in (10, 20):
+        store.save(policy, step)
+    for step in (23, 27):
+        store.save(policy, step, is_extra=True)
+        assert kept() == ["step_000010", "step_000020", f"step_0000{step}"]
+    store.load(policy, 27)
+    store.save(policy, 30)
+    assert kept() == ["step_000020", "step_000030"]
+
+
 def test_a_complete_checkpoint_is_never_replaced_but_what_a_kill_left_goes(tmp_path: Path) -> None:
     store, policy, folder = CheckpointStore(tmp_path, keep=1), _policy(), tmp_path / "checkpoints"
     (folder / "step_000006" / "policy").mkdir(parents=True)

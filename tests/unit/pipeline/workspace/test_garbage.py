@@ -241,6 +241,25 @@ def test_leftovers_of_a_kill_are_deleted_from_a_stage(workspace, opened, finish,
     assert opened().plan_node("base").step == 20
 
 
+def test_a_run_that_was_killed_before_its_record_was_written_is_deleted_once_it_cannot_be_a_new_one(workspace, two):
+    begun, fresh = workspace.runs / "smoke-8", workspace.runs / "smoke-9"
+    for directory in (begun, fresh):
+        directory.mkdir()
+    (begun / ".run.json.abcd1234").touch()
+    os.utime(begun, (0, 0))
+    dispose(workspace, ALL, found(workspace).values())
+    assert not begun.exists()
+    assert fresh.exists()
+
+
+def test_leftovers_of_a_kill_are_deleted_from_a_run(workspace, two):
+    directory = next(path for path in workspace.runs.iterdir())
+    left = [directory / ".run.json.abcd1234", directory / "stages" / ".sft.12-34"]
+    left[0].touch()
+    left[1].symlink_to("../../nowhere")
+    assert {item.path for item in survey(workspace, ALL).garbage} >= set(left)
+
+
 def test_results_named_by_path_in_a_kept_configuration_stay(workspace, opened, finish_all):
     finish_all(opened())
     model = opened().plan_node("rl").directory / "model"

@@ -1,0 +1,91 @@
+"""A request to end, as schedulers make it: SIGTERM, and SIGKILL when the grace is over.
+
+    with deferring_stop_requests(grace_s=20.0, at_deadline=give_up):
+        for step in ...:
+            ...
+            if stop_is_requested():
+                save(step)
+                raise StoppedOnRequest(f"step {step} is saved")
+
+A signal concerns the whole process, and so does the state of this module. Outside such a block SIGTERM interrupts the
+main thread at once (KeyboardInterrupt); so does a second one inside it.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from luffy.errors import EXIT_TEMPORARY, LuffyError
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""A scheduler sends SIGTERM to every process of a job, and the stage's supervisor then sends SIGUSR1: one of each is
+still a single request."""
+
+
+class StoppedOnRequest(LuffyError):
+    """The work ended because it was asked to, with everything saved that it had finished."""
+
+    exit_code = EXIT_TEMPORARY
+
+
+class _Requests:
+    """What this process has received."""
+
+    def __init__(self) -> None:
+        self.is_deferred = False
+        self.received: set[int] = set()
+        self.first = threading.Event()
+
+
+_requests = _Requests()
+
+
+def receive_stop_requests() -> None:
+    """Take SIGTERM and SIGUSR1 as requests to end; for the main thread."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, _receive)
+
+
+def stop_is_requested() -> bool:
+    """Whether a request has come that waits for the work under way."""
+    return _requests.first.is_set()
+
+
+def check_stop_request(what_is_kept: str) -> None:
+    """Raise StoppedOnRequest if there is a request; `what_is_kept` completes "was asked to end: "."""
+    if stop_is_requested():
+        raise StoppedOnRequest(what_is_kept)
+
+
+@contextmanager
+def deferring_stop_requests(grace_s: float, at_deadline: Callable[[], None]) -> Iterator[None]:
+    """Within the block, the first request only makes `stop_is_requested` true.
+
+    `at_deadline` is called from a thread `grace_s` after it, also when the block has ended by then: what follows a
+    stopped block has to fit into the grace as well.
+    """
+
+    def watch() -> None:
+        _requests.first.wait()
+        if not never.wait(grace_s):
+            at_deadline()
+
+    never = threading.Event()
+    _requests.is_deferred = True
+    threading.Thread(target=watch, name="stop-deadline", daemon=True).start()
+    try:
+        yield
+    finally:
+        _requests.is_deferred = False
+
+
+def _receive(number: int, frame: FrameType | None) -> None:
+    if _requests.is_deferred and number not in _requests.received:
+        _requests.received.add(number)
+        _requests.first.set()
+        return
+    for each in STOP_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)  # a further signal must not interrupt the clean-up
+    raise KeyboardInterrupt

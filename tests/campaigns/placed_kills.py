@@ -1,0 +1,201 @@
+"""`kill -9` at each kind of write: before and after every open, fsync, rename..., in every kind of stage.
+
+Run: python tests/campaigns/placed_kills.py --workspace workspace/placed [--per-stage 24] [--csv placed_kills.csv]
+Tiny: the same with --only sft --per-stage 4
+In a fixed selection that a seed draws: --only sft --only evaluate --sample 6 --seed 1
+
+A library that is loaded before all others (`fault_shim.c`, built with gcc at the start) counts the calls of a process
+group that change files of the workspace, and kills the group at a chosen one: before it, after it, or when half of a
+write is out. A dry pass counts the calls of a subject. Then faults are spread over them, and each is one trial: the
+subject is killed there, started again, and compared with the undisturbed run. Stages are forked from this process,
+which has loaded their libraries, so that a trial takes seconds; `run`, `gc`, `grid` and `compare` are the pipeline and
+the commands, and are killed at writes of their own processes. Exit code 1 when anything differed from what is promised.
+
+Not covered: the processes of a Ray cluster, a judge, `luffy serve`, and writes that the C library makes by itself.
+"""
+
+import argparse
+import csv
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from fault_points import CALLS, Fault, Shim, load_shim, place_faults
+from fault_subjects import Subject, prepare_subjects
+
+CSV = "placed_kills.csv"
+KINDS = (
+    *("prepare_data", "base", "synthesize", "difficulty", "sample", "sft", "rl", "evaluate", "sweep", "report"),
+    *("run", "gc", "luffy_run", "grid", "compare"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One fault, and what came of it."""
+
+    kind: str
+    call: str
+    number: int
+    of: int
+    """Calls of this kind in the undisturbed run."""
+    moment: str
+    found: str
+    """What the kill left: the newest checkpoint, a finished stage, nothing."""
+    exit_code: int
+    """Of the same command again."""
+    equal: bool
+    repeated: bool
+    """Whether finished work was done again."""
+    orphans: int
+    problems: str
+    seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        return self.equal and not (self.exit_code or self.repeated or self.orphans or self.problems)
+
+
+def try_fault(subject: Subject, shim: Shim, fault: Fault, of: int) -> Trial | None:
+    """One trial; None where the run came to its end before the call."""
+    began = time.monotonic()
+    subject.reset()
+    subject.run(shim, fault)
+    if not shim.has_fired:
+        return None
+    orphans = subject.end_orphans()
+    found = subject.state()
+    code = subject.run(shim, None)
+    problems = subject.problems()
+    return Trial(
+        kind=subject.kind,
+        call=fault.call,
+        number=fault.number,
+        of=of,
+        moment=fault.moment,
+        found=found,
+        exit_code=code,
+        equal=not problems,
+        repeated=subject.has_repeated(found),
+        orphans=orphans + subject.end_orphans(),
+        problems="; ".join(problems)[:500],
+        seconds=round(time.monotonic() - began, 1),
+    )
+
+
+def count_calls(subject: Subject, shim: Shim) -> dict[str, int]:
+    """The calls of an undisturbed run, which also has to equal the reference."""
+    subject.reset()
+    code = subject.run(shim, None)
+    counts = shim.counts()
+    if code or subject.problems():
+        sys.exit(f"{subject.kind}: the undisturbed run failed: exit code {code}, {subject.problems()}")
+    return {call: counts[call] for call in CALLS}
+
+
+def show(trial: Trial) -> None:
+    where = f"{trial.moment} {trial.call} {trial.number} of {trial.of}"
+    verdict = "good" if trial.is_good else f"BAD {trial.problems} exit {trial.exit_code} repeated {trial.repeated}"
+    say(f"{time.strftime('%H:%M:%S')} {trial.kind}: {where}: {trial.found}: {verdict} ({trial.seconds:.1f} s)")
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def read_trials(path: Path) -> list[Trial]:
+    """What an earlier, interrupted campaign wrote to the CSV."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [
+            Trial(
+                **{
+                    **row,
+                    "number": int(row["number"]),
+                    "of": int(row["of"]),
+                    "exit_code": int(row["exit_code"]),
+                    "equal": row["equal"] == "True",
+                    "repeated": row["repeated"] == "True",
+                    "orphans": int(row["orphans"]),
+                    "seconds": float(row["seconds"]),
+                }
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def write_csv(path: Path, trials: Iterable[Trial]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Trial)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(trial) for trial in trials)
+
+
+def table(trials: Sequence[Trial]) -> str:
+    """Markdown: kills by kind of stage and of call."""
+    lines = ["| killed in | " + " | ".join(CALLS) + " | kills | bad |", "|---|" + "---|" * (len(CALLS) + 2)]
+    for kind in [kind for kind in KINDS if any(trial.kind == kind for trial in trials)]:
+        own = [trial for trial in trials if trial.kind == kind]
+        calls = Counter(trial.call for trial in own)
+        cells = [str(calls[call] or "") for call in CALLS]
+        lines.append(f"| {kind} | {' | '.join(cells)} | {len(own)} | {sum(not t.is_good for t in own)} |")
+    moments = Counter(trial.moment for trial in trials)
+    parts = ", ".join(f"{number} {moment}" for moment, number in sorted(moments.items()))
+    bad = sum(not trial.is_good for trial in trials)
+    return "\n".join([*lines, f"\n{len(trials)} kills ({parts} the call), {bad} with a problem."])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the campaign, or what is left of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workspace", type=Path, required=True, help="for the workspaces and the built library")
+    parser.add_argument("--only", action="append", choices=KINDS, help="may be repeated")
+    parser.add_argument("--per-stage", type=int, default=24, metavar="N", help="faults of each subject")
+    parser.add_argument("--sample", type=int, metavar="N", help="only so many of the faults, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--csv", type=Path, default=Path(CSV), help="a row for each fault; an existing one is continued"
+    )
+    parser.add_argument("--minutes", type=float, default=600.0, help="begin no trial after so many")
+    options = parser.parse_args(arguments)
+    began, kinds = time.monotonic(), options.only or KINDS
+    folder = options.workspace.resolve()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    shim = load_shim(folder / "shim", folder / "roots")
+    trials = read_trials(options.csv)
+    done = {(trial.kind, trial.call, trial.number, trial.moment) for trial in trials}
+    waiting = []
+    for subject in prepare_subjects(folder / "roots", folder / "kept", kinds, shim):
+        counts = count_calls(subject, shim)
+        say(f"{subject.kind}: {', '.join(f'{number} {call}' for call, number in counts.items() if number)}")
+        faults = place_faults(counts, options.per_stage)
+        waiting += [(subject, fault, counts[fault.call]) for fault in faults]
+    # In no order, so that a campaign that is cut short has covered all of them; gc last, since it deletes.
+    random.Random(options.seed).shuffle(waiting)
+    waiting = sorted(waiting[: options.sample], key=lambda planned: planned[0].kind == "gc")
+    for subject, fault, of in waiting:
+        if (
+            subject.kind,
+            fault.call,
+            fault.number,
+            fault.moment,
+        ) in done or time.monotonic() - began > options.minutes * 60:
+            continue
+        trial = try_fault(subject, shim, fault, of)
+        if trial is not None:
+            trials.append(trial)
+            show(trial)
+            write_csv(options.csv, trials)
+    say(f"\n{table(trials)}")
+    return 1 if not all(trial.is_good for trial in trials) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

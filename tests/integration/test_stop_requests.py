@@ -1,0 +1,134 @@
+"""SIGTERM, as schedulers send it: stages end in order within their grace, and go on to the same bits."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from campaigns.killing import differences, promised
+from flow_process import start
+from patience import PATIENCE_S, wait_until
+
+from luffy.pipeline.chain.checkpoints import newest_checkpoint
+from luffy.pipeline.chain.job import JOB_FILE, read_job, write_job
+from luffy.pipeline.chain.manifest import read_manifest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SMOKE = "exp_configs/smoke.yaml"
+
+
+class Stage:
+    """A stage of the finished smoke run, made once more in a directory of its own by its program."""
+
+    def __init__(self, workspace: Path, name: str, out: Path, **execution: object) -> None:
+        self.original = sorted(workspace.glob(f"stages/{name}/*"))[0]
+        self.name, self.out = name, out
+        job = read_job(self.original / JOB_FILE)
+        changed = job.execution.model_copy(update={"grace_s": PATIENCE_S, **execution})
+        out.mkdir()
+        write_job(out / JOB_FILE, job.model_copy(update={"execution": changed}))
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", f"luffy.stages.{self.name}", "--config", str(self.out / "config.yaml")]
+        with (self.out / "log.txt").open("ab") as log:
+            return subprocess.Popen([*command, "--out", str(self.out)], cwd=ROOT, stdout=log, stderr=log)
+
+    def events(self, kind: str) -> list[dict[str, object]]:
+        path = self.out / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+    def assert_equal_to_the_original(self) -> None:
+        found, expected = read_manifest(self.out), read_manifest(self.original)
+        assert found is not None
+        assert expected is not None
+        same = {output.path: output.sha256 for output in expected.outputs if output.path != "metrics.jsonl"}
+        assert {o.path: o.sha256 for o in found.outputs if o.path in same} == same
+
+    def log(self) -> str:
+        return (self.out / "log.txt").read_text()
+
+
+def once_seen(stage: Stage, kind: str, process: subprocess.Popen[bytes]) -> None:
+    wait_until(lambda: stage.events(kind) or process.poll() is not None, f"{kind} in {stage.name}")
+
+
+@pytest.mark.parametrize("name", ["sft", "rl"])
+def test_training_writes_a_checkpoint_after_its_step_and_goes_on_from_there_to_the_same_bits(
+    undisturbed, tmp_path, name
+):
+    stage = Stage(undisturbed[0], name, tmp_path / name)
+    process = stage.start()
+    once_seen(stage, "started", process)
+    process.terminate()
+    assert process.wait(PATIENCE_S) == 75, stage.log()
+    (stopped,) = stage.events("stopped")
+    step, _ = newest_checkpoint(stage.out) or (0, None)
+    assert stopped["text"].startswith(f"was asked to end: step {step} of ")
+    assert stage.start().wait(PATIENCE_S) == 0
+    assert [event["text"] for event in stage.events("started")] == ["", f"from step {step}"]
+    stage.assert_equal_to_the_original()
+
+
+def test_an_evaluation_keeps_the_batches_under_way_and_generates_none_twice(undisturbed, tmp_path):
+    stage = Stage(undisturbed[0], "evaluate", tmp_path / "evaluate", rollout_batch_size=1)
+    process = stage.start()
+    once_seen(stage, "progress", process)
+    process.terminate()
+    assert process.wait(PATIENCE_S) == 75, stage.log()
+    done = sum(len(path.read_bytes().splitlines()) for path in stage.out.glob("parts/open/*"))
+    assert done >= stage.events("progress")[-1]["step"] > 0
+    assert stage.start().wait(PATIENCE_S) == 0
+    assert read_manifest(stage.out).resumed_from == done
+    stage.assert_equal_to_the_original()
+
+
+def test_a_signal_to_every_process_of_a_stage_takes_no_verdict_along(undisturbed, tmp_path):
+    stage = Stage(undisturbed[0], "rl", tmp_path / "rl")
+    process = stage.start()
+    once_seen(stage, "progress", process)
+    for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+        member.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) == 75, stage.log()
+    assert stage.start().wait(PATIENCE_S) == 0
+    stage.assert_equal_to_the_original()
+
+
+def test_a_second_signal_ends_at_once(undisturbed, tmp_path):
+    stage = Stage(undisturbed[0], "rl", tmp_path / "rl")
+    process = stage.start()
+    once_seen(stage, "started", process)
+    # Stopped, so that both are there before it gets to the end of a step.
+    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT):
+        process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_S) in (75, 130), stage.log()
+
+
+def test_the_deadline_ends_at_once(undisturbed, tmp_path):
+    stage = Stage(undisturbed[0], "rl", tmp_path / "rl", grace_s=0.001)
+    process = stage.start()
+    once_seen(stage, "started", process)
+    process.terminate()
+    assert process.wait(PATIENCE_S) == 130, stage.log()
+    assert [event["text"] for event in stage.events("failed")] == ["interrupted"]
+    assert stage.start().wait(PATIENCE_S) == 0
+    stage.assert_equal_to_the_original()
+
+
+def test_a_run_ends_in_one_line_and_the_same_command_goes_on(undisturbed, tmp_path):
+    flow = start(tmp_path, SMOKE, flow="full_pipeline")
+    wait_until(lambda: any('"started"' in path.read_text() for path in tmp_path.glob("stages/rl/*/events.jsonl")))
+    flow.terminate()
+    _, err = flow.communicate(timeout=PATIENCE_S)
+    assert flow.returncode == 75, err
+    assert err == "error: interrupted; the same command resumes\n"
+    (directory,) = tmp_path.glob("stages/rl/*")
+    assert newest_checkpoint(directory) is not None
+    again = start(tmp_path, SMOKE, flow="full_pipeline")
+    assert again.wait(PATIENCE_S) == 0, again.communicate()
+    assert differences(promised(tmp_path), promised(undisturbed[0])) == []
