@@ -158,7 +158,8 @@ class ExperimentConfig(StrictModel):
             raise ValueError(
                 "data.rl: complement are prompts of which the stage difficulty measures none; remove one of the two"
             )
-        if self.objective.group.off_policy or self.objective.interleaved_sft is not None:
+        group = self.objective.group
+        if group.off_policy or group.hint is not None or self.objective.interleaved_sft is not None:
             raise ValueError(
                 "data.rl: complement has prompts without traces, from which the method learns; use train, or a method "
                 "on rollouts alone (on_policy)"
@@ -196,6 +197,15 @@ class ExperimentConfig(StrictModel):
             raise ValueError(
                 f"{where}: stop and template have no use with an environment, whose turns follow the chat template; "
                 "remove them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _hints_are_for_single_turns(self) -> "ExperimentConfig":
+        hinted = self.objective is not None and self.objective.group.hint is not None
+        if self.environment is not None and hinted and "rl" in self.stages:
+            raise ValueError(
+                "objective.group.hint: hints are for responses of a single turn; remove it or the section environment"
             )
         return self
 
