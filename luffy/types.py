@@ -79,6 +79,17 @@ class Message:
     content: str
 
 
+class Origin(StrEnum):
+    """Where a trace of rewritten training data is from (`synthesize.rewrite`)."""
+
+    OWN = "own"
+    """The policy solved the prompt by itself."""
+    REWRITTEN = "rewritten"
+    """The policy solved it with the expert's trace in its prompt."""
+    EXPERT = "expert"
+    """The expert's own text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A demonstration for a prompt, by a stronger model or a person."""
@@ -99,6 +110,8 @@ class Trace:
     """How it was sampled, where known."""
     num_tokens: int | None = None
     """Tokens by the author's tokenizer, stop token included, where known."""
+    origin: Origin | None = None
+    """None: the data was not rewritten."""
 
     @property
     def reply(self) -> str:

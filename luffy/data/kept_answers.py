@@ -15,7 +15,7 @@ import numpy as np
 
 from luffy.config.kept_answers import KeepAnswers
 from luffy.data.words import Hashes, run_hashes, word_hashes, words
-from luffy.types import Outcome, Trace
+from luffy.types import Origin, Outcome, Trace
 
 _UNDECODED = "\ufffd"
 _RUN = 3
@@ -40,6 +40,8 @@ class GradedAnswer:
     """How it was sampled, e.g. `temperature 1, top_p 1`."""
     logprobs: tuple[float, ...] | None = None
     """One for each token of the trace by the policy's tokenizer, where the model sampled these very tokens."""
+    origin: Origin | None = None
+    """Where training data is rewritten: whether the expert's trace was in the prompt."""
 
     @property
     def may_be_kept(self) -> bool:
@@ -56,6 +58,7 @@ class GradedAnswer:
             model=self.model,
             decoding=self.decoding,
             num_tokens=self.num_tokens,
+            origin=self.origin,
         )
 
 

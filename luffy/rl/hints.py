@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from luffy.config.objective import HintConfig
+from luffy.config.prompt_slots import fill_slots
 from luffy.rl.tasks import RolloutTask
 from luffy.seeds import derive_seed
 from luffy.types import Group, Hint, Message, Trajectory
@@ -56,8 +57,11 @@ class HintedPrompts:
 
     def _written(self, task: RolloutTask, trace: str, level: int) -> HintedPrompt:
         hint = Hint(level, hint_text(trace, self.config.levels[level - 1]))
-        messages = with_hint(task.messages, self.config.template, hint.text)
-        return HintedPrompt(self._encode(messages), hint, self.config.learn == "hinted")
+        *before, question = task.messages
+        text = fill_slots(self.config.template, {"prompt": question.content, "hint": hint.text})
+        return HintedPrompt(
+            self._encode([*before, replace(question, content=text)]), hint, self.config.learn == "hinted"
+        )
 
 
 def hint_text(trace: str, share: float) -> str:
@@ -72,14 +76,6 @@ def hint_text(trace: str, share: float) -> str:
     steps, joint = (lines, "\n") if len(lines) > 1 else (reasoning.split(), " ")
     count = min(max(int(round(share * len(steps), 6)), 1), len(steps) - 1)
     return joint.join(steps[:count]) if count > 0 else ""
-
-
-def with_hint(messages: Sequence[Message], template: str, hint: str) -> tuple[Message, ...]:
-    """The conversation with the hint in its last message."""
-    before, asked, after = template.replace("{hint}", "{prompt}").split("{prompt}")
-    shown = {True: (messages[-1].content, hint), False: (hint, messages[-1].content)}
-    first, second = shown[template.index("{prompt}") < template.index("{hint}")]
-    return (*messages[:-1], replace(messages[-1], content=f"{before}{first}{asked}{second}{after}"))
 
 
 def with_hinted_rows(group: Group, hinted: Sequence[Trajectory], config: HintConfig) -> Group:

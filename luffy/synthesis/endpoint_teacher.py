@@ -66,7 +66,7 @@ class EndpointTeacher:
                     _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 if self._fault is not None or desk.ledger.is_spent:
                     break
-                request = TextRequest(desk.messages(question.prompt), question.seed)
+                request = TextRequest(desk.messages(question.messages), question.seed)
                 key = self._endpoint.key_of(request, desk.params())
                 keys.append(key)
                 if not desk.take(key):

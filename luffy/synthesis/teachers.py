@@ -24,6 +24,12 @@ class Question:
     prompt: Prompt
     sample: int
     seed: int
+    asked: tuple[Message, ...] = ()
+    """Messages that are asked in place of the prompt's; empty: the prompt's own."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return self.asked or self.prompt.messages
 
 
 class Teacher(Protocol):
@@ -61,12 +67,12 @@ class Desk:
         self.answered(1)
         return True
 
-    def messages(self, prompt: Prompt) -> tuple[Message, ...]:
-        """What the teacher is asked: the prompt's messages, under the teacher's own system prompt if it has one."""
+    def messages(self, asked: tuple[Message, ...]) -> tuple[Message, ...]:
+        """What the teacher is asked: these messages, under the teacher's own system prompt if it has one."""
         system = self.config.system_prompt
         if system is None:
-            return prompt.messages
-        others = tuple(message for message in prompt.messages if message.role != "system")
+            return asked
+        others = tuple(message for message in asked if message.role != "system")
         return (Message("system", system), *others) if system else others
 
     def params(self, stop: tuple[int, ...] = ()) -> SamplingParams:
@@ -101,7 +107,7 @@ class FolderTeacher:
         """Generate in batches of consecutive questions."""
         desk, keys = self._desk, list[str]()
         batch: dict[str, RolloutRequest] = {}
-        prompts = [desk.messages(question.prompt) for question in questions]
+        prompts = [desk.messages(question.messages) for question in questions]
         for question, ids in zip(questions, render_prompts(self._tokenizer, prompts), strict=True):
             if batch and (len(batch) == self._batch_size or desk.ledger.may_be_spent):
                 self._generate(batch)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.objective.schedule import ScheduledValue, bounds, depends_on_length
+from luffy.config.prompt_slots import check_slots
 from luffy.config.strict import StrictModel, is_none
 
 _Accuracy = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -155,9 +156,7 @@ class HintConfig(StrictModel):
     def _effective(self) -> "HintConfig":
         if any(low >= high for low, high in itertools.pairwise(self.levels)):
             raise ValueError(f"levels {list(self.levels)} must rise: a higher level shows more of the trace")
-        for name in ("{prompt}", "{hint}"):
-            if self.template.count(name) != 1:
-                raise ValueError(f"template must have {name} once; it is {self.template!r}")
+        check_slots(self.template, "prompt", "hint")
         return self
 
     @property
