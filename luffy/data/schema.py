@@ -3,10 +3,10 @@
 Columns of LUFFY and verl (`data_source, prompt, target, ability, reward_model, extra_info`), plus `uid` and `traces`:
 several demonstrations a prompt, each with its author, verdict and log-probabilities, and for those that a model wrote
 what is known of it (`model`, `decoding`, `num_tokens`, and `origin` where data was rewritten). A trace of many turns
-has them as messages in `traces.turns`, in place of `text`. `target` repeats the first trace, if it is a single reply, for readers
-that know one. `reward_model.style` is `rule` for what the experiment's grader grades; another word names the grader of
-the row (`luffy.config.grading`). `extra_info` is written as JSON text, since its keys are arbitrary; on reading a
-struct (LUFFY's files) is as good.
+has them as messages in `traces.turns`, in place of `text`. `target` repeats the first trace, if it is a single reply,
+for readers that know one. `reward_model.style` is `rule` for what the experiment's grader grades; another word names
+the grader of the row (`luffy.config.grading`). `extra_info` is written as JSON text, since its keys are arbitrary; on
+reading a struct (LUFFY's files) is as good.
 """
 
 import difflib
