@@ -102,8 +102,8 @@ def _off_policy_metrics(off_policy: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def hint_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Of a method with hints: the share of groups that were rolled out with them, the share of these that a hinted row
-    solved, and the accuracy at each level that was sampled."""
+    """Metrics of a method with hints: the share of groups that were rolled out with them, the share of these that a
+    hinted row solved, and the accuracy at each level that was sampled."""
     with_hints = [group.hinted for group in groups if group.hinted]
     levels: dict[int, list[bool]] = {}
     for row in (row for found in with_hints for row in found):
