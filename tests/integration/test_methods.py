@@ -43,6 +43,12 @@ SMALL = {
     "relift": ("objective.interleaved_sft.buffer_size=2",),
     "exgrpo": ("objective.replay.start_accuracy=0.05",),
     "ppo": ("rl.critic.optimizer.lr=1e-3",),
+    # The hint in front: this base knows what follows the question, and so solves some prompts with it.
+    "guide": (
+        'objective.group.hint.template="{hint}\\n{prompt}"',
+        "objective.group.size=4",
+        "objective.group.hint.rows_per_level=4",
+    ),  # fmt: skip
 }
 TWO_UPDATES = ("rl.steps=5", "rl.prompts_per_step=4", "rl.prompts_per_update=2", "execution.checkpoint.rl_every=2")
 

@@ -149,8 +149,9 @@ class HintConfig(StrictModel):
     """Hints are for prompts whose share of correct bare rollouts is at most this."""
     after: _Accuracy = 0.0
     """Share of the stage's steps, at its start, without hints."""
-    template: str = "{prompt}\n\nThe beginning of a correct solution:\n{hint}\n\nSolve the problem from the start."
-    """What the last user message of the hinted prompt says; `{prompt}` is its text without the hint."""
+    template: str = "{prompt}\n\nHint: {hint}"
+    """What the last user message of the hinted prompt says; `{prompt}` is its text without the hint. A language model
+    wants to be told to solve the problem from the start, and not to go on from the hint."""
 
     @model_validator(mode="after")
     def _effective(self) -> "HintConfig":
