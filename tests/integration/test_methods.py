@@ -48,7 +48,7 @@ SMALL = {
         'objective.group.hint.template="{hint}\\n{prompt}"',
         "objective.group.size=4",
         "objective.group.hint.rows_per_level=4",
-    ),  # fmt: skip
+    ),
 }
 TWO_UPDATES = ("rl.steps=5", "rl.prompts_per_step=4", "rl.prompts_per_update=2", "execution.checkpoint.rl_every=2")
 
