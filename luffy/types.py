@@ -27,6 +27,13 @@ class Source(IntEnum):
     """Sampled by the policy in an earlier step; off-policy, with the log-probabilities of that time."""
     ENVIRONMENT = 3
     """Written by the environment between two turns: part of the context, never learned from and never counted."""
+    HINTED = 4
+    """Sampled by the policy in training under a prompt with a hint that the row is learned without; off-policy, with
+    the log-probabilities under the hinted prompt."""
+
+
+SAMPLED = frozenset({Source.ON_POLICY, Source.HINTED})
+"""Sources of tokens that the policy sampled for this step."""
 
 
 class Outcome(StrEnum):
@@ -74,6 +81,17 @@ class Message:
     content: str
 
 
+class Origin(StrEnum):
+    """Where a trace of rewritten training data is from (`synthesize.rewrite`)."""
+
+    OWN = "own"
+    """The policy solved the prompt by itself."""
+    REWRITTEN = "rewritten"
+    """The policy solved it with the expert's trace in its prompt."""
+    EXPERT = "expert"
+    """The expert's own text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A demonstration for a prompt, by a stronger model or a person."""
@@ -94,6 +112,8 @@ class Trace:
     """How it was sampled, where known."""
     num_tokens: int | None = None
     """Tokens by the author's tokenizer, stop token included, where known."""
+    origin: Origin | None = None
+    """None: the data was not rewritten."""
 
     @property
     def reply(self) -> str:
@@ -118,6 +138,15 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """A part of a trace that was shown in the prompt while a row was sampled."""
+
+    level: int
+    """From 1, the shortest."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One response to one prompt, token for token as it will be trained on."""
 
@@ -135,6 +164,8 @@ class Trajectory:
     finish_reason: FinishReason
     measures: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Rewards by component and counts of the episode, by name; empty for a single turn."""
+    hint: Hint | None = None
+    """Shown in the prompt that the row was sampled under; None: the bare prompt."""
 
     @property
     def num_tokens(self) -> int:
@@ -143,9 +174,9 @@ class Trajectory:
 
     @property
     def is_off_policy(self) -> bool:
-        """Whether a token comes from elsewhere than this step's policy: demonstrations, prefix-conditioned rows,
-        replayed rows."""
-        return Source.OFF_POLICY in self.source or Source.REPLAY in self.source
+        """Whether a token comes from elsewhere than this step's policy at the row's prompt: demonstrations,
+        prefix-conditioned rows, replayed rows, rows learned without the hint that they were sampled with."""
+        return any(source in self.source for source in (Source.OFF_POLICY, Source.REPLAY, Source.HINTED))
 
     @property
     def num_learnable(self) -> int:
@@ -168,7 +199,8 @@ class Group:
     uid: str
     trajectories: tuple[Trajectory, ...]
     replaced: tuple[Trajectory, ...] = ()
-    """Wrong rollouts that traces replaced: they are not trained on, but count in the policy's metrics."""
+    """Sampled rows that are not trained on: wrong rollouts that traces or hinted rows replaced, which count in the
+    policy's metrics, and hinted rows that were not needed."""
 
     @property
     def rewards(self) -> Sequence[float]:
@@ -177,8 +209,13 @@ class Group:
     @property
     def rollouts(self) -> Sequence[Trajectory]:
         """The rows that the policy sampled for this step from the bare prompt."""
-        own = [trajectory for trajectory in self.trajectories if not trajectory.is_off_policy]
-        return [*own, *self.replaced]
+        own = [row for row in self.trajectories if not row.is_off_policy and row.hint is None]
+        return [*own, *(row for row in self.replaced if row.hint is None)]
+
+    @property
+    def hinted(self) -> Sequence[Trajectory]:
+        """The rows that were sampled under a hinted prompt, those that are not trained on included."""
+        return [row for row in (*self.trajectories, *self.replaced) if row.hint is not None]
 
     @property
     def is_replayed(self) -> bool:
@@ -192,7 +229,7 @@ class Group:
             version
             for row in self.trajectories
             for version, source in zip(row.weight_version, row.source, strict=True)
-            if source is Source.ON_POLICY
+            if source in SAMPLED
         )
         return min(sampled, default=math.inf)
 

@@ -187,7 +187,10 @@ def _number(value: float | None) -> str:
 
 
 def _rollout(row: Mapping[str, Json]) -> str:
+    hint_level = row.get("hint_level")
     author = "demonstration" if row["source"] == "off_policy" else "rollout"
+    if hint_level is not None:
+        author = f"rollout with a hint of level {hint_level}"
     title = f"Step {row['step']}, {author}: **{row['outcome']}**, reward {row['reward']}"
     return _exchange(title, str(row["prompt"]), str(row["response"]))
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from luffy.cli.sample_view import JOURNAL, origin_of
+from luffy.cli.sample_view import JOURNAL, columns_in, origin_of
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.workspace.records import RunRecord
 from luffy.types import Source
 
 HISTORY_HEADER = ("step", "rows", "of", "reward", "tokens", "cut", "outcomes")
-_COLUMNS = ["uid", "source", "reward", "outcome", "finish_reason", "displaced"]
+_COLUMNS = ["uid", "source", "reward", "outcome", "finish_reason", "displaced", "hint_level"]
 _NAMED = 3
 """Uids that a message names."""
 
@@ -51,8 +51,12 @@ def _lines(file: Path, uid: str) -> Iterator[list[str]]:
     import pyarrow.parquet as pq
 
     kinds: dict[str, list[dict]] = {}
-    for row in pq.read_table(file, columns=_COLUMNS, filters=[("uid", "==", uid)]).to_pylist():
-        name = origin_of(row["source"]) + (", replaced by a demonstration" if row["displaced"] else "")
+    columns = columns_in(file, _COLUMNS)
+    found = pq.read_table(file, columns=columns, filters=[("uid", "==", uid)]).to_pylist()
+    in_place = "a demonstration" if all(row.get("hint_level") is None for row in found) else "one with a hint"
+    for row in found:
+        left_out = f", replaced by {in_place}" if row.get("hint_level") is None else ", not needed"
+        name = origin_of(row["source"], row.get("hint_level")) + (left_out if row["displaced"] else "")
         kinds.setdefault(name, []).append(row)
     for name, rows in kinds.items():
         outcomes = Counter(row["outcome"] for row in rows)

@@ -1,6 +1,6 @@
 """Samples of a stage as a person reads them: the rollouts of RL, or the responses of an evaluation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -14,7 +14,9 @@ from luffy.types import Source
 
 SAMPLES_FILE = "samples.jsonl"
 JOURNAL = "journal"
-_COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome"]
+HINT_COLUMNS = ("hint_level", "hint")
+"""Columns that journals of older runs lack."""
+_COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome", *HINT_COLUMNS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,13 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
     decode = partial(tokenizer.decode, skip_special_tokens=False)
     for file in sorted((directory / JOURNAL).glob("step_*.parquet"), reverse=True):
         step = int(file.stem.removeprefix("step_"))
-        for row in pq.read_table(file, columns=_COLUMNS).to_pylist():
+        for row in pq.read_table(file, columns=columns_in(file, _COLUMNS)).to_pylist():
             if row["uid"] in hidden:
                 continue
+            origin = origin_of(row["source"], row.get("hint_level"))
             yield ShownSample(
-                f"step {step}, {origin_of(row['source'])}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}",
-                tokenizer.decode(row["prompt_ids"], skip_special_tokens=False),
+                f"step {step}, {origin}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}",
+                tokenizer.decode(row["prompt_ids"], skip_special_tokens=False) + _shown_hint(row.get("hint")),
                 transcript(row["response_ids"], row["source"], decode),
                 row["reward"],
             )
@@ -105,7 +108,8 @@ def _logged(file: Path) -> Iterator[ShownSample]:
     if not file.is_file():
         raise DataError(f"{file.parent}: has no {file.name}; give --stage rl or an evaluation")
     for step, row in reversed(list(read_samples(file))):
-        heading = f"step {step}, {row.source}, reward {row.reward:g} ({row.outcome}), {row.uid}"
+        hint = "" if row.hint_level is None else f", hint of level {row.hint_level}"
+        heading = f"step {step}, {row.source}{hint}, reward {row.reward:g} ({row.outcome}), {row.uid}"
         yield ShownSample(heading, row.prompt, row.response, row.reward)
 
 
@@ -124,9 +128,23 @@ def _responses(directory: Path) -> Iterator[ShownSample]:
             yield ShownSample(f"{where}, {verdict}", record.prompt, record.response, float(record.correct))
 
 
-def origin_of(sources: list[int]) -> str:
-    """Who wrote a response, by the sources of its tokens."""
+def columns_in(file: Path, wanted: Sequence[str]) -> list[str]:
+    """Those of the columns that a journal's file has."""
+    import pyarrow.parquet as pq
+
+    return [name for name in wanted if name in pq.read_schema(file).names]
+
+
+def _shown_hint(hint: str | None) -> str:
+    return "" if not hint else f"\n--- hint while sampling ---\n{hint}\n"
+
+
+def origin_of(sources: Sequence[int], hint_level: int | None = None) -> str:
+    """Who wrote a response, by the sources of its tokens, and the level of the hint that it was sampled with."""
     kinds = set(sources) - {Source.ENVIRONMENT}
+    if hint_level is not None:
+        learned = "without the hint" if Source.HINTED in kinds else "with the hint"
+        return f"rollout with a hint of level {hint_level}, learned {learned}"
     if Source.REPLAY in kinds:
         return "replayed rollout"
     if kinds <= {Source.ON_POLICY}:

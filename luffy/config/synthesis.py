@@ -6,7 +6,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from luffy.config.kept_answers import KeepAnswers
 from luffy.config.model import DType, EndpointModel
-from luffy.config.strict import StrictModel
+from luffy.config.prompt_slots import check_slots
+from luffy.config.strict import StrictModel, is_none
 
 TeacherName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
@@ -97,6 +98,24 @@ class TeacherConfig(StrictModel):
         return f"temperature {self.temperature:g}, top_p {self.top_p:g}"
 
 
+class RewriteConfig(StrictModel):
+    """Data rewriting (Mind the Gap, arXiv 2509.15157): what the policy solves by itself is kept, the rest it solves
+    again with the expert's trace in its prompt, and the expert's own text is the last resort."""
+
+    num_samples: PositiveInt = 4
+    """Most answers to a prompt that shows the expert's trace."""
+    template: str = (
+        "{prompt}\n\nA correct solution, for your understanding:\n{trace}\n\n"
+        "Solve the problem again in your own words, step by step, as if you had not seen this solution."
+    )
+    """What the last message of that prompt says; `{prompt}` is its text without the trace."""
+
+    @model_validator(mode="after")
+    def _has_its_slots(self) -> "RewriteConfig":
+        check_slots(self.template, "prompt", "trace")
+        return self
+
+
 class SynthesizeConfig(StrictModel):
     """Traces made by teachers. This section adds the stage `synthesize` to a chain with SFT or RL.
 
@@ -117,11 +136,16 @@ class SynthesizeConfig(StrictModel):
     """Ask each teacher only the prompts that the teachers before it left without a usable answer."""
     budget: SpendingLimit | None = None
     """None: every question is asked."""
+    rewrite: RewriteConfig | None = Field(default=None, exclude_if=is_none)
+    """The one teacher is the policy, and its answers take the place of the traces that prompts came with; None: traces
+    are added."""
 
     @model_validator(mode="after")
     def _options_have_their_effect(self) -> "SynthesizeConfig":
         if self.cascade and len(self.teachers) == 1:
             raise ValueError("cascade has no effect with one teacher; remove it")
+        if self.rewrite is not None:
+            self._check_rewrite(self.rewrite)
         unpriced = [name for name, teacher in self.teachers.items() if teacher.price is None]
         if self.budget is not None and self.budget.max_cost is not None and unpriced:
             raise ValueError(f"budget.max_cost: teachers.{unpriced[0]}.price is missing")
@@ -131,6 +155,18 @@ class SynthesizeConfig(StrictModel):
                 f"keep.max_per_prompt {self.keep.max_per_prompt} is above num_samples {most} of every teacher; lower it"
             )
         return self
+
+    def _check_rewrite(self, rewrite: RewriteConfig) -> None:
+        if len(self.teachers) > 1:
+            raise ValueError(
+                f"rewrite: the policy rewrites the traces, and teachers names {len(self.teachers)} models; keep the "
+                "policy's starting model alone"
+            )
+        if self.prompts != "all":
+            raise ValueError("rewrite is about prompts that have a trace; set prompts: all")
+        (teacher,) = self.teachers.values()
+        if teacher.temperature == 0 and rewrite.num_samples > 1:
+            raise ValueError("rewrite: temperature 0 gives the same answer each time; set rewrite.num_samples: 1")
 
     @property
     def local_engines(self) -> frozenset[str]:

@@ -19,7 +19,7 @@ from luffy.data.splits import write_luffy
 from luffy.errors import DataError
 from luffy.files import link_or_copy
 from luffy.seeds import derive_seed
-from luffy.types import Prompt, Trace
+from luffy.types import Origin, Prompt, Trace
 
 TRAIN, SFT, COMPLEMENT, VALIDATION = "train.parquet", "sft.parquet", "rl_complement.parquet", "validation.parquet"
 _LUFFY = "train.luffy.parquet"
@@ -33,9 +33,12 @@ class WrittenData:
     train_rows: int
     sft_rows: int
     traces: Mapping[str, int]
-    """Traces that were added, by author; a text that the prompt had before is not."""
+    """Traces that were added, by author (`author:origin` where the data was rewritten); a text that the prompt had
+    before is not."""
     with_logprobs: Mapping[str, int]
     """Those of them with log-probabilities, by author."""
+    origins: Mapping[str, int]
+    """Traces of the training rows by origin; empty where the data was not rewritten."""
 
 
 def prompts_without_their_traces(folder: Path) -> Iterator[Prompt]:
@@ -45,28 +48,37 @@ def prompts_without_their_traces(folder: Path) -> Iterator[Prompt]:
 
 
 def add_traces(
-    out: Path, folder: Path, added: Callable[[str], Sequence[Trace]], data: DataConfig, seed: int
+    out: Path,
+    folder: Path,
+    added: Callable[[str], Sequence[Trace]],
+    data: DataConfig,
+    seed: int,
+    *,
+    rewrites: bool = False,
 ) -> WrittenData:
     """Write the training data in `folder` with the traces that `added` gives each uid to `out`.
 
+    With `rewrites` they take the place of those that the prompt came with, which stay only where there are none.
     DataError where SFT asks for more examples than there are.
     """
 
-    traces, with_logprobs = Counter[str](), Counter[str]()
+    traces, with_logprobs, origins = Counter[str](), Counter[str](), Counter[str]()
 
     def extended() -> Iterator[tuple[Prompt, tuple[Trace, ...]]]:
         late = (prompt for prompt in prompts_without_their_traces(folder) if added(prompt.uid))
         for prompt in itertools.chain(iterate_prompts(folder / TRAIN), late):
             fresh = _new_to(prompt, added(prompt.uid))
-            yield dataclasses.replace(prompt, traces=(*prompt.traces, *fresh)), fresh
+            kept = _rewritten(prompt, fresh) if rewrites else (*prompt.traces, *fresh)
+            yield dataclasses.replace(prompt, traces=kept), fresh
 
     def rows() -> Iterator[Prompt]:
         return (prompt for prompt, _ in extended())
 
     def counted() -> Iterator[Prompt]:
         for prompt, fresh in extended():
-            traces.update(trace.author for trace in fresh)
-            with_logprobs.update(trace.author for trace in fresh if trace.logprobs is not None)
+            traces.update(_signed(trace) for trace in fresh)
+            with_logprobs.update(_signed(trace) for trace in fresh if trace.logprobs is not None)
+            origins.update(str(trace.origin) for trace in prompt.traces if trace.origin is not None)
             yield prompt
 
     train_rows = write_prompts(out / TRAIN, counted())
@@ -84,7 +96,16 @@ def add_traces(
     if data.luffy_parquet:
         write_luffy(out / _LUFFY, out / TRAIN)
         files.append(_LUFFY)
-    return WrittenData(tuple(files), train_rows, sft_rows, traces, with_logprobs)
+    return WrittenData(tuple(files), train_rows, sft_rows, traces, with_logprobs, origins)
+
+
+def _signed(trace: Trace) -> str:
+    return trace.author if trace.origin is None else f"{trace.author}:{trace.origin}"
+
+
+def _rewritten(prompt: Prompt, fresh: tuple[Trace, ...]) -> tuple[Trace, ...]:
+    """The fresh traces, or the expert's own where there are none; an answer that copies the expert's text is none."""
+    return fresh or tuple(dataclasses.replace(trace, origin=Origin.EXPERT) for trace in prompt.traces)
 
 
 def _new_to(prompt: Prompt, added: Sequence[Trace]) -> tuple[Trace, ...]:

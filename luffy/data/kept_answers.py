@@ -15,7 +15,7 @@ import numpy as np
 
 from luffy.config.kept_answers import KeepAnswers
 from luffy.data.words import Hashes, run_hashes, word_hashes, words
-from luffy.types import Message, Outcome, Trace
+from luffy.types import Message, Origin, Outcome, Trace
 
 _UNDECODED = "\ufffd"
 _RUN = 3
@@ -42,6 +42,8 @@ class GradedAnswer:
     """One for each token of the trace by the policy's tokenizer, where the model sampled these very tokens."""
     turns: tuple[Message, ...] = ()
     """Of an episode: the model's, and the environment's answers between them; `text` is then all of them as lines."""
+    origin: Origin | None = None
+    """Where training data is rewritten: whether the expert's trace was in the prompt."""
 
     @property
     def may_be_kept(self) -> bool:
@@ -59,6 +61,7 @@ class GradedAnswer:
             model=self.model,
             decoding=self.decoding,
             num_tokens=self.num_tokens,
+            origin=self.origin,
         )
 
 

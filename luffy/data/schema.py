@@ -2,11 +2,11 @@
 
 Columns of LUFFY and verl (`data_source, prompt, target, ability, reward_model, extra_info`), plus `uid` and `traces`:
 several demonstrations a prompt, each with its author, verdict and log-probabilities, and for those that a model wrote
-what is known of it (`model`, `decoding`, `num_tokens`). A trace of many turns has them as
-messages in `traces.turns`, in place of `text`. `target` repeats the first trace, if it is a single reply, for readers
-that know one. `reward_model.style` is `rule` for what the experiment's grader grades; another word names the grader of
-the row (`luffy.config.grading`). `extra_info` is written as JSON text, since its keys are arbitrary; on reading a
-struct (LUFFY's files) is as good.
+what is known of it (`model`, `decoding`, `num_tokens`, and `origin` where data was rewritten). A trace of many turns
+has them as messages in `traces.turns`, in place of `text`. `target` repeats the first trace, if it is a single reply,
+for readers that know one. `reward_model.style` is `rule` for what the experiment's grader grades; another word names
+the grader of the row (`luffy.config.grading`). `extra_info` is written as JSON text, since its keys are arbitrary; on
+reading a struct (LUFFY's files) is as good.
 """
 
 import difflib
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from luffy.data.prompt_identity import prompt_uid
 from luffy.errors import LuffyError
-from luffy.types import Message, Prompt, Trace
+from luffy.types import Message, Origin, Prompt, Trace
 
 REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
 """A file without one of them is refused as a whole."""
@@ -37,6 +37,7 @@ _TRACES = pa.list_(
             ("model", pa.string()),
             ("decoding", pa.string()),
             ("num_tokens", pa.int64()),
+            ("origin", pa.string()),
         ]
     )
 )
@@ -157,6 +158,7 @@ def _trace_column(rows: Sequence[Sequence[Trace]]) -> pa.ListArray:
         pa.array([trace.model for trace in traces], pa.string()),
         pa.array([trace.decoding for trace in traces], pa.string()),
         pa.array([trace.num_tokens for trace in traces], pa.int64()),
+        pa.array([trace.origin for trace in traces], pa.string()),
     ]
     values = pa.StructArray.from_arrays(fields, fields=list(_TRACES.value_type))
     return pa.ListArray.from_arrays(_offsets(rows), values, type=_TRACES)
@@ -259,7 +261,15 @@ def _trace(value: object, field: str, author: str) -> Trace:
         model=_optional_text(value.get("model"), f"{field}.model"),
         decoding=_optional_text(value.get("decoding"), f"{field}.decoding"),
         num_tokens=_count(value.get("num_tokens"), f"{field}.num_tokens"),
+        origin=_origin(value.get("origin"), f"{field}.origin"),
     )
+
+
+def _origin(value: object, field: str) -> Origin | None:
+    known = {str(origin): origin for origin in Origin}
+    if value is None or (isinstance(value, str) and value in known):
+        return None if value is None else known[value]
+    raise RowError(field, f"must be one of {', '.join(known)}, found {_short(value)}")
 
 
 def _optional_text(value: object, field: str) -> str | None:

@@ -8,6 +8,7 @@ from luffy.config.objective import (
     DynamicSampling,
     EvenlySpacedLength,
     GroupAdvantage,
+    HintConfig,
     ObjectiveConfig,
     PrefixConfig,
     TermConfig,
@@ -20,8 +21,8 @@ _SELECTED = {"on_policy": "on-policy tokens", "off_policy": "off-policy tokens",
 _SYMBOLS = (
     "A advantage; p = pi_theta(token), with gradient, at the temperature of the rollouts where nothing else is said; "
     "pi_old: the policy before this RL step's updates; r = p / pi_old; mu: the policy that sampled the token; "
-    "rho = p / pi_phi, pi_phi the log-probability recorded with a trace or a replayed row (1 where there is none, or "
-    "where it says so); H entropy; sg(x): x without gradient"
+    "rho = p / pi_phi, pi_phi the log-probability recorded with a trace, a replayed row or a row with a hint (1 "
+    "where there is none, or where it says so); H entropy; sg(x): x without gradient"
 )
 
 
@@ -102,6 +103,8 @@ def _group(objective: ObjectiveConfig) -> str:
         )
     if group.guidance is not None:
         parts.append(f"traces only for prompts whose running pass rate is at most {group.guidance.pass_rate_at_most:g}")
+    if group.hint is not None:
+        parts.append(_hint(group.hint))
     if objective.replay is not None:
         parts.append(
             f"{objective.replay.share:.0%} of the prompts are replayed (one earlier success in place of a rollout) "
@@ -112,6 +115,20 @@ def _group(objective: ObjectiveConfig) -> str:
     if isinstance(group.filter, DynamicSampling):
         parts.append(f"and replaced by others, in at most {group.filter.max_rounds} rounds")
     return ", ".join(parts)
+
+
+def _hint(config: HintConfig) -> str:
+    shares = " or ".join(f"{share:.0%}" for share in config.levels)
+    replacing = {
+        "all": "all replace wrong rollouts",
+        "first_correct": "the first correct one replaces a wrong rollout",
+    }[config.keep]
+    learned = {"bare": "without it", "hinted": "with it"}[config.learn]
+    after = f", after {config.after:.0%} of the steps" if config.after else ""
+    return (
+        f"where the share of correct ones is at most {config.accuracy_at_most:g}{after}: {config.num_rows} more "
+        f"sampled with a hint ({shares} of a trace's steps) and learned {learned}, of which {replacing}"
+    )
 
 
 def _prefix(config: PrefixConfig) -> str:

@@ -9,6 +9,7 @@ from luffy.environments.live_episode import EpisodeStart, refuse_failures
 from luffy.grading import Grade, Grader, GradeRequest
 from luffy.rl.busy_time import BusyTime
 from luffy.rl.group_measures import GradedRows, with_group_measures
+from luffy.rl.hints import HintedPrompts, with_hinted_rows
 from luffy.rl.prefixes import PrefixedRow, prefix_length
 from luffy.rl.rows import Row, replayed_row
 from luffy.rl.tasks import Demonstration, RolloutTask
@@ -27,6 +28,8 @@ class GroupCollector:
 
     With `stops` a response ends with the token that completes a stop text; `decode` returns its text up to there.
 
+    With `hints`, prompts whose rollouts fail are rolled out once more, with the first steps of a trace in the prompt.
+
     With a `player` a response is an episode: an environment answers the policy's turns, and the last turn is graded.
     """
 
@@ -40,7 +43,9 @@ class GroupCollector:
         total_steps: int,
         player: EpisodePlayer | None = None,
         stops: StopTexts | None = None,
+        hints: HintedPrompts | None = None,
     ) -> None:
+        assert (hints is None) == (group.hint is None), "hints come with their section"
         assert player is None or stops is None, "the turns of an episode end with the stop token"
 
         self._grader = grader
@@ -51,6 +56,7 @@ class GroupCollector:
         self._total_steps = total_steps
         self._player = player
         self._stops = stops
+        self._hints = hints
         self._grading = BusyTime()
 
     def collect(
@@ -65,7 +71,8 @@ class GroupCollector:
         plans = [self._plan(task, visit, step) for task, visit in zip(tasks, visits, strict=True)]
         rows = self._graded(tasks, self._generated(engine, tasks, plans))
         groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
-        return self._with_traces_where_failing(engine, tasks, groups, step)
+        groups = self._with_traces_where_failing(engine, tasks, groups, step)
+        return self._with_hints_where_failing(engine, tasks, groups, visits, step)
 
     def grading_s(self) -> float:
         """Seconds since the last call in which responses were graded."""
@@ -168,6 +175,42 @@ class GroupCollector:
         plans = [[_whole(task, trace) for trace in found] for task, found in zip(tasks, chosen, strict=True)]
         traces = self._graded(tasks, self._generated(engine, tasks, plans))
         return [_in_place_of_wrong(*pair) for pair in zip(groups, traces, strict=True)]
+
+    def _with_hints_where_failing(
+        self,
+        engine: RolloutEngine,
+        tasks: Sequence[RolloutTask],
+        groups: Sequence[Group],
+        visits: Sequence[int],
+        step: int,
+    ) -> list[Group]:
+        """The groups, with hinted rows in place of wrong rollouts where accuracy is at most the configured bound."""
+        hints = self._hints
+        if hints is None or not hints.are_due(step):
+            return list(groups)
+        failing = [group.accuracy <= hints.config.accuracy_at_most for group in groups]
+        plans = [
+            self._hinted_rows(hints, task, visit, step) if fails else []
+            for task, visit, fails in zip(tasks, visits, failing, strict=True)
+        ]
+        if not any(plans):
+            return list(groups)
+        rows = self._graded(tasks, self._generated(engine, tasks, plans))
+        return [
+            with_hinted_rows(group, found, hints.config) if found else group
+            for group, found in zip(groups, rows, strict=True)
+        ]
+
+    def _hinted_rows(self, hints: HintedPrompts, task: RolloutTask, visit: int, step: int) -> list[Row]:
+        prompts = hints.of(task, step)
+        return [
+            Row(
+                task.prompt_ids,
+                derive_seed(self._seed, "hinted rollout", step, task.uid, visit * len(prompts) + index),
+                hinted=prompt,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
 
 
 def _start(task: RolloutTask, row: Row) -> EpisodeStart:

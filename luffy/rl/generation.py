@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from luffy.cluster.protocol import Cluster
 from luffy.rl.busy_time import BusyTime
 from luffy.rl.experience import Experience, StepPlan
-from luffy.types import Group, Source
+from luffy.types import SAMPLED, Group
 
 
 class Generation:
@@ -92,4 +92,5 @@ class Generation:
 
 
 def _num_sampled(groups: Sequence[Group]) -> int:
-    return sum(row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.replaced))
+    rows = (row for group in groups for row in (*group.trajectories, *group.replaced))
+    return sum(source in SAMPLED for row in rows for source in row.source)

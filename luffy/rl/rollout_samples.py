@@ -52,4 +52,6 @@ def _sample(
         outcome=row.outcome.value,
         advantage=advantage,
         measures=dict(row.measures),
+        hint_level=None if row.hint is None else row.hint.level,
+        hint="" if row.hint is None else row.hint.text,
     )

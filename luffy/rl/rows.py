@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from luffy.environments.episodes import Episode, Segment
 from luffy.grading import Grade
+from luffy.rl.hints import HintedPrompt
 from luffy.rl.tasks import Demonstration
 from luffy.rollout.engine import Completion, RolloutRequest
 from luffy.types import FinishReason, Message, Source, Trajectory
@@ -38,6 +39,8 @@ class Row:
     """Those of the episode (`Episode.measures`)."""
     completion: tuple[Message, ...] = ()
     """The episode's conversation after the prompt, for measures of the group."""
+    hinted: HintedPrompt | None = None
+    """The prompt to sample under in place of `prompt_ids`; None: the bare one."""
 
     @property
     def is_whole_trace(self) -> bool:
@@ -65,7 +68,8 @@ class Row:
 
     def request(self) -> RolloutRequest:
         """The engine's request for the continuation."""
-        return RolloutRequest(self.prompt_ids, self.seed, self.given_ids)
+        prompt_ids = self.prompt_ids if self.hinted is None else self.hinted.prompt_ids
+        return RolloutRequest(prompt_ids, self.seed, self.given_ids)
 
     def continued(self, completion: Completion) -> "Row":
         """The row with what the policy sampled in a single turn."""
@@ -100,7 +104,7 @@ class Row:
         `reward` is that of an episode's scoring; None: the grade's.
         """
         return Trajectory(
-            prompt_ids=self.prompt_ids,
+            prompt_ids=self._learned_prompt_ids,
             response_ids=self._token_ids,
             source=self._source,
             logp_behavior=self.given_logprobs + _joined(self.segments, _logprobs_of),
@@ -109,7 +113,12 @@ class Row:
             outcome=grade.outcome,
             finish_reason=self.finish_reason,
             measures=self.measures,
+            hint=None if self.hinted is None else self.hinted.hint,
         )
+
+    @property
+    def _learned_prompt_ids(self) -> tuple[int, ...]:
+        return self.hinted.prompt_ids if self.hinted is not None and self.hinted.is_learned_from else self.prompt_ids
 
     @property
     def _token_ids(self) -> tuple[int, ...]:
@@ -117,12 +126,13 @@ class Row:
 
     @property
     def _source(self) -> tuple[Source, ...]:
-        return self.given_source + _joined(self.segments, _source_of)
+        return self.given_source + _joined(self.segments, self._source_of)
 
-
-def _source_of(segment: Segment) -> tuple[Source, ...]:
-    source = Source.ON_POLICY if isinstance(segment, Completion) else Source.ENVIRONMENT
-    return (source,) * len(segment.token_ids)
+    def _source_of(self, segment: Segment) -> tuple[Source, ...]:
+        if not isinstance(segment, Completion):
+            return (Source.ENVIRONMENT,) * len(segment.token_ids)
+        is_bare = self.hinted is not None and not self.hinted.is_learned_from
+        return (Source.HINTED if is_bare else Source.ON_POLICY,) * len(segment.token_ids)
 
 
 def _logprobs_of(segment: Segment) -> tuple[float, ...]:

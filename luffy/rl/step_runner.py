@@ -12,7 +12,7 @@ from luffy.rl.experience import Experience, Sources
 from luffy.rl.generation import Generation
 from luffy.rl.tasks import RolloutTask
 from luffy.tracking.journal import RolloutJournal
-from luffy.tracking.rollout_metrics import learned_metrics, rollout_metrics, staleness_metrics
+from luffy.tracking.rollout_metrics import hint_metrics, learned_metrics, rollout_metrics, staleness_metrics
 from luffy.types import Group
 
 
@@ -83,6 +83,7 @@ class StepRunner:
             rollout_metrics(groups, replays=objective.replay is not None)
             | {"batch/kept_share": len(kept) / len(groups)}
             | staleness_metrics(groups, step, rl.max_staleness)
+            | ({} if objective.group.hint is None else hint_metrics(groups))
         )
 
 

@@ -28,6 +28,7 @@ from luffy.grading import JUDGE_CACHE, Grader, GraderPool, problem_of
 from luffy.grading.judge import Judges
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 from luffy.rl.collector import GroupCollector
+from luffy.rl.hints import HintedPrompts
 from luffy.rl.logp_gap import check_logp_gap
 from luffy.rl.rollout_samples import sample_rollouts
 from luffy.rl.step_runner import StepRunner
@@ -47,7 +48,7 @@ from luffy.tracking.tracker import Tracker
 from luffy.tracking.unanswered import advice_on_rollouts
 from luffy.training.base_model import copy_tokenizer
 from luffy.training.trainer import Trainer, TrainerSpec
-from luffy.types import Group, Prompt
+from luffy.types import Group, Message, Prompt
 
 if TYPE_CHECKING:  # imported where there is a validation, since it loads all of an evaluation
     from luffy.stages.held_out import HeldOutProblems
@@ -155,7 +156,8 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     tokenizer = load_tokenizer(model)
     tasks = _tasks(settings, context, tokenizer)
     problems = _held_out_problems(settings, context, tokenizer)
-    longest = max(_longest(tasks, settings.rl), 0 if problems is None else problems.longest)
+    hints = _hints(settings, tokenizer)
+    longest = max(_longest(tasks, settings.rl, hints), 0 if problems is None else problems.longest)
     spec = TrainerSpec(settings, context.execution, model, context.out, longest, tokenizer.pad_token_id)
     cluster = stack.enter_context(wrapping.cluster(open_cluster(spec)))
     opener = prompt_opener(tokenizer)
@@ -185,6 +187,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
         seed=settings.seed,
         player=_player(settings, tokenizer, judges),
         stops=stops if rl.stop else None,
+        hints=hints,
     )
     confidential = confidential_uids(context.inputs["data"] / _PROMPTS[settings.prompts])
 
@@ -267,8 +270,20 @@ def _check_buffer_fills(settings: RLSettings, tasks: Sequence[RolloutTask]) -> N
         )
 
 
-def _longest(tasks: Sequence[RolloutTask], rl: RLConfig) -> int:
-    return max(len(task.prompt_ids) for task in tasks) + rl.max_response_tokens
+def _hints(settings: RLSettings, tokenizer: PreTrainedTokenizerBase) -> HintedPrompts | None:
+    config = settings.objective.group.hint
+    if config is None:
+        return None
+
+    def encode(messages: Sequence[Message]) -> tuple[int, ...]:
+        return tuple(render_prompts(tokenizer, [messages])[0])
+
+    return HintedPrompts(config, encode, settings.seed, settings.rl.steps)
+
+
+def _longest(tasks: Sequence[RolloutTask], rl: RLConfig, hints: HintedPrompts | None) -> int:
+    longest = max(len(task.prompt_ids) for task in tasks)
+    return max(longest, 0 if hints is None else hints.longest(tasks)) + rl.max_response_tokens
 
 
 def tokenize_tasks(

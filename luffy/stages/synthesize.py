@@ -5,6 +5,8 @@ Run: python -m luffy.stages.synthesize --config DIR/config.yaml --out DIR
 Each teacher of `synthesize.teachers` in turn, a model behind an endpoint or a model folder, is asked the prompts of
 prepare_data that lack a usable trace (or all), the first sample of every prompt before the second. Every answer is
 graded as the experiment grades and held to the rules for traces: length, completeness, language, decontamination.
+With `synthesize.rewrite` the one teacher is the policy: it is asked every prompt as it is, and what it fails once more
+with the expert's trace in the prompt; its answers then take the place of the experts'.
 Writes the training data of prepare_data with the answers that are kept (train.parquet, sft.parquet,
 rl_complement.parquet, validation.parquet, tokenizer/), card.json and card.md. SFT, `difficulty` and RL read this
 directory in place of prepare_data's.
@@ -27,6 +29,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.data import DataConfig, VerifiersSource
 from luffy.config.environment import keeps_history
 from luffy.config.settings import SynthesizeSettings
+from luffy.config.synthesis import RewriteConfig
 from luffy.data.added_traces import TRAIN, WrittenData, add_traces, prompts_without_their_traces
 from luffy.data.contamination import BenchmarkIndex
 from luffy.data.kept_answers import kept_traces
@@ -47,14 +50,14 @@ from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.responses import open_generator
 from luffy.synthesis.answer_log import AnswerLog
-from luffy.synthesis.asking import TeacherTurn, take_turn, teacher_card
+from luffy.synthesis.asking import TeacherTurn, take_turn, teacher_card, with_trace
 from luffy.synthesis.endpoint_teacher import EndpointTeacher
 from luffy.synthesis.ledger import Ledger
-from luffy.synthesis.synthesis_card import SynthesisCard, write_synthesis_card
+from luffy.synthesis.synthesis_card import SynthesisCard, TeacherCard, write_synthesis_card
 from luffy.synthesis.teachers import Desk, FolderTeacher, Teacher
 from luffy.synthesis.verdicts import AnswerAssessor, graded_answer
 from luffy.training.base_model import copy_tokenizer, model_folder
-from luffy.types import Prompt, Trace
+from luffy.types import Origin, Prompt, Trace
 
 logger = logging.getLogger(__name__)
 _FOLDER_ANSWERS = "folder_answers.jsonl"
@@ -73,7 +76,8 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
         turns = _ask_all(prompts, work)
     taught = frozenset(prompt.uid for prompt in prompts if any(turn.usable(prompt.uid) for turn in turns))
     traces = _KeptTraces(turns, work, taught)
-    written = add_traces(out, data, traces.of, settings.data, settings.seed)
+    rewrites = settings.synthesize.rewrite is not None
+    written = add_traces(out, data, traces.of, settings.data, settings.seed, rewrites=rewrites)
     copy_tokenizer(data / "tokenizer", out / "tokenizer")
     card = _card(prompts, turns, taught, written, work)
     write_synthesis_card(out, card)
@@ -149,6 +153,8 @@ def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterato
 def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
     """Every teacher's turn, in their order."""
     config, turns = work.settings.synthesize, list[TeacherTurn]()
+    if config.rewrite is not None:
+        return _rewrite_all(prompts, config.rewrite, work)
     work.total = len(prompts) * sum(teacher.num_samples for teacher in config.teachers.values())
     for name in config.teachers:
         left = [p for p in prompts if not (config.cascade and any(turn.usable(p.uid) for turn in turns))]
@@ -165,9 +171,27 @@ def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
     return turns
 
 
+def _rewrite_all(prompts: Sequence[Prompt], rewrite: RewriteConfig, work: _Work) -> list[TeacherTurn]:
+    """The policy's turn by itself, and its turn with the expert's traces at what is left."""
+    config, turns = work.settings.synthesize, list[TeacherTurn]()
+    ((name, teacher_config),) = config.teachers.items()
+    work.total = len(prompts) * (teacher_config.num_samples + rewrite.num_samples)
+    assess = AnswerAssessor(work.log_of(name), work.row_filter, work.grader).assess
+    asked = [*prompts, *(replace(each, messages=with_trace(each, rewrite)) for each in prompts if each.traces)]
+    with _opened_teacher(name, asked, work) as teacher:
+        for origin in (Origin.OWN, Origin.REWRITTEN):
+            before, paid = work.ledger.used(name), work.ledger.cost(name)
+            left = [p for p in prompts if not turns or (p.traces and not turns[0].usable(p.uid))]
+            turn = take_turn(name, teacher, left, config, work.settings.seed, assess, origin)
+            turn.used, turn.cost = work.ledger.used(name) - before, work.ledger.cost(name) - paid
+            turns.append(turn)
+            logger.info("%s: %d prompts with a usable answer", turn.title, sum(bool(turn.usable(p.uid)) for p in left))
+    return turns
+
+
 @contextmanager
-def _opened_teacher(name: str, prompts: Sequence[Prompt], work: _Work) -> Iterator[Teacher]:
-    """The teacher of that name, for these prompts."""
+def _opened_teacher(name: str, asked: Sequence[Prompt], work: _Work) -> Iterator[Teacher]:
+    """The teacher of that name, for these questions."""
     config, context = work.settings.synthesize.teachers[name], work.context
     environment = work.settings.environment
     instructions = instructions_by_source(environment) if environment is not None else {}
@@ -177,17 +201,17 @@ def _opened_teacher(name: str, prompts: Sequence[Prompt], work: _Work) -> Iterat
         player = open_text_player(environment, work.judges) if environment is not None else None
         teacher = EndpointTeacher(desk, context.execution.teachers[name], player)
     else:
-        teacher = _folder_teacher(desk, prompts, work)
+        teacher = _folder_teacher(desk, asked, work)
     with closing(teacher):
         yield teacher
 
 
-def _folder_teacher(desk: Desk, prompts: Sequence[Prompt], work: _Work) -> FolderTeacher:
+def _folder_teacher(desk: Desk, asked: Sequence[Prompt], work: _Work) -> FolderTeacher:
     config, context = desk.config, work.context
     assert config.path is not None
     folder = model_folder(config.path)
     tokenizer = adapt_tokenizer(str(folder), None)
-    longest = max(prompt_lengths(tokenizer, [desk.messages(prompt) for prompt in prompts])) + config.max_response_tokens
+    longest = max(prompt_lengths(tokenizer, [desk.messages(prompt) for prompt in asked])) + config.max_response_tokens
     room = context_length(read_shape(folder))
     if room is not None and longest > room:
         raise DataError(
@@ -221,7 +245,8 @@ class _KeptTraces:
             fresh = [verdict for verdict in turn.usable(uid) if verdict.text_hash not in seen]
             seen.update(verdict.text_hash for verdict in fresh)
             answers = [
-                graded_answer(log.read(verdict.key), turn.name, teacher.model, teacher.decoding) for verdict in fresh
+                graded_answer(log.read(verdict.key), turn.name, teacher.model, teacher.decoding, turn.origin)
+                for verdict in fresh
             ]
             found += kept_traces(answers, config.keep)
         return found
@@ -244,24 +269,26 @@ def _card(
         sft_rows=written.sft_rows,
         max_tokens=config.budget.max_tokens if config.budget else None,
         max_cost=config.budget.max_cost if config.budget else None,
-        teachers={
-            turn.name: teacher_card(
-                turn,
-                config.teachers[turn.name],
-                written.traces.get(turn.name, 0),
-                written.with_logprobs.get(turn.name, 0),
-            )
-            for turn in turns
-        },
+        teachers={turn.title: _teacher_card(turn, written, work) for turn in turns},
+        origins=dict(sorted(written.origins.items())),
     )
 
 
+def _teacher_card(turn: TeacherTurn, written: WrittenData, work: _Work) -> TeacherCard:
+    """The card of one turn; where data is rewritten, its traces are those of its origin."""
+    key = turn.name if turn.origin is None else f"{turn.name}:{turn.origin}"
+    traces, with_logprobs = written.traces.get(key, 0), written.with_logprobs.get(key, 0)
+    return teacher_card(turn, work.settings.synthesize.teachers[turn.name], traces, with_logprobs)
+
+
 def _prompts(data: Path, settings: SynthesizeSettings) -> Iterator[Prompt]:
-    """The prompts to ask, without their traces, which would take most of the memory."""
-    wants_all = settings.synthesize.prompts == "all"
+    """The prompts to ask, without their traces, which would take most of the memory; to rewrite them, with the first
+    that is right."""
+    wants_all, rewrites = settings.synthesize.prompts == "all", settings.synthesize.rewrite is not None
     for prompt in _all_prompts(data, settings.data):
         if wants_all or not prompt.traces:
-            yield replace(prompt, traces=())
+            right = tuple(trace for trace in prompt.traces if trace.verified and not trace.turns)
+            yield replace(prompt, traces=right[:1] if rewrites else ())
 
 
 def _all_prompts(data: Path, config: DataConfig) -> Iterator[Prompt]:
@@ -300,6 +327,7 @@ def _metrics(card: SynthesisCard) -> dict[str, float]:
         "tokens": float(card.num_tokens),
     }
     found |= {f"pass_rate/{name}": teacher.pass_rate for name, teacher in card.teachers.items()}
+    found |= {f"traces/{origin}": float(count) for origin, count in card.origins.items()}
     return found if card.cost is None else {**found, "cost": card.cost}
 
 

@@ -2,16 +2,17 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from luffy.config.synthesis import SynthesizeConfig, TeacherConfig
+from luffy.config.prompt_slots import fill_slots
+from luffy.config.synthesis import RewriteConfig, SynthesizeConfig, TeacherConfig
 from luffy.seeds import derive_seed
 from luffy.synthesis.answer_log import AnswerStatus
 from luffy.synthesis.ledger import Usage
 from luffy.synthesis.synthesis_card import TeacherCard
 from luffy.synthesis.teachers import Question, Teacher
 from luffy.synthesis.verdicts import Verdict
-from luffy.types import Prompt
+from luffy.types import Message, Origin, Prompt
 
 Assess = Callable[[Sequence[Question], Sequence[str]], list[Verdict]]
 """`AnswerAssessor.assess`."""
@@ -24,12 +25,19 @@ class TeacherTurn:
     name: str
     prompts: int
     """Prompts that the teacher was to be asked."""
+    origin: Origin | None = None
+    """What its answers are where training data is rewritten."""
     verdicts: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
     """By prompt, in the order of samples."""
     not_asked: int = 0
     """Questions that the budget did not allow, at most: later answers might have made some of them unnecessary."""
     used: Usage = field(default_factory=Usage)
     cost: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """What the card calls it."""
+        return f"{self.name}, rewriting" if self.origin is Origin.REWRITTEN else self.name
 
     def usable(self, uid: str) -> list[Verdict]:
         """The prompt's answers that may become traces, equal texts once."""
@@ -41,14 +49,31 @@ class TeacherTurn:
 
 
 def take_turn(
-    name: str, teacher: Teacher, prompts: Sequence[Prompt], config: SynthesizeConfig, seed: int, assess: Assess
+    name: str,
+    teacher: Teacher,
+    prompts: Sequence[Prompt],
+    config: SynthesizeConfig,
+    seed: int,
+    assess: Assess,
+    origin: Origin | None = None,
 ) -> TeacherTurn:
-    """Ask one teacher about `prompts`, whose seeds depend on (seed, teacher, uid, sample) alone."""
-    turn = TeacherTurn(name, len(prompts))
-    num_samples, enough = config.teachers[name].num_samples, config.keep.max_per_prompt
+    """Ask one teacher about `prompts`, whose seeds depend on (seed, teacher, uid, sample) alone; to be rewritten, they
+    are asked with their first trace."""
+    turn = TeacherTurn(name, len(prompts), origin)
+    rewrite = config.rewrite if origin is Origin.REWRITTEN else None
+    num_samples = config.teachers[name].num_samples if rewrite is None else rewrite.num_samples
+    purpose, enough = "synthesize" if rewrite is None else "rewrite", config.keep.max_per_prompt
     for sample in range(num_samples):
         left = [p for p in prompts if not (config.stop_when_kept and len(turn.usable(p.uid)) >= enough)]
-        questions = [Question(p, sample, derive_seed(seed, "synthesize", name, p.uid, sample)) for p in left]
+        questions = [
+            Question(
+                replace(p, traces=()),
+                sample,
+                derive_seed(seed, purpose, name, p.uid, sample),
+                () if rewrite is None else with_trace(p, rewrite),
+            )
+            for p in left
+        ]
         keys = teacher.ask(questions)
         for verdict in assess(questions[: len(keys)], keys):
             turn.verdicts[verdict.uid].append(verdict)
@@ -56,6 +81,13 @@ def take_turn(
             turn.not_asked = len(questions) - len(keys) + (num_samples - sample - 1) * len(questions)
             break
     return turn
+
+
+def with_trace(prompt: Prompt, rewrite: RewriteConfig) -> tuple[Message, ...]:
+    """The prompt's messages, the last of them with its first trace."""
+    *before, question = prompt.messages
+    text = fill_slots(rewrite.template, {"prompt": question.content, "trace": prompt.traces[0].text})
+    return (*before, replace(question, content=text))
 
 
 def teacher_card(turn: TeacherTurn, config: TeacherConfig, traces: int, with_logprobs: int) -> TeacherCard:

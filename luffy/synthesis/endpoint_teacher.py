@@ -86,7 +86,7 @@ class EndpointTeacher:
                     self._fault = self._fault or StoppedOnRequest("all answers that had been requested are kept")
                 if self._fault is not None or desk.ledger.is_spent:
                     break
-                request = TextRequest(desk.messages(question.prompt), question.seed)
+                request = TextRequest(desk.messages(question.asked_prompt), question.seed)
                 key = self._endpoint.key_of(request, desk.params())
                 key = key if self._player is None else episode_key(key, question.prompt, desk.environment)
                 keys.append(key)

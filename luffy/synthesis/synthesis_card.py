@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from luffy.files import write_atomic
@@ -68,6 +68,8 @@ class SynthesisCard:
     max_tokens: int | None
     max_cost: float | None
     teachers: Mapping[str, TeacherCard]
+    origins: Mapping[str, int] = field(default_factory=dict)
+    """Traces of the training rows by origin (own, rewritten, expert); empty where the data was not rewritten."""
 
     @property
     def num_tokens(self) -> int:
@@ -106,6 +108,7 @@ def card_text(card: SynthesisCard) -> str:
         f"{len(card.without)} were asked and have no usable answer{_named(card.without)}.",
         f"{len(card.never_asked)} were never asked{_named(card.never_asked)}.",
         "",
+        *_origins(card.origins),
         f"Used: {card.num_tokens:,} tokens of prompts and answers{_of(card.max_tokens, ',')}"
         + (f", cost {card.cost:.4f}{_of(card.max_cost, 'g')}" if card.cost is not None else "")
         + ".",
@@ -118,6 +121,11 @@ def card_text(card: SynthesisCard) -> str:
         *(_reasons(name, teacher) for name, teacher in card.teachers.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _origins(origins: Mapping[str, int]) -> list[str]:
+    counted = ", ".join(f"{count} {origin}" for origin, count in origins.items())
+    return [f"Traces after rewriting: {counted}.", ""] if origins else []
 
 
 def _row(name: str, card: TeacherCard) -> str:

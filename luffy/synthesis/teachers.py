@@ -30,6 +30,13 @@ class Question:
     prompt: Prompt
     sample: int
     seed: int
+    asked: tuple[Message, ...] = ()
+    """Messages that are asked in place of the prompt's; empty: the prompt's own."""
+
+    @property
+    def asked_prompt(self) -> Prompt:
+        """The prompt with the messages that are asked."""
+        return replace(self.prompt, messages=self.asked) if self.asked else self.prompt
 
 
 class Teacher(Protocol):
@@ -118,7 +125,7 @@ class FolderTeacher:
         """Generate in batches of consecutive questions."""
         desk, keys = self._desk, list[str]()
         batch: dict[str, EpisodeStart] = {}
-        prompts = [desk.messages(question.prompt) for question in questions]
+        prompts = [desk.messages(question.asked_prompt) for question in questions]
         for question, ids in zip(questions, render_prompts(self._tokenizer, prompts), strict=True):
             if batch and (len(batch) == self._batch_size or desk.ledger.may_be_spent):
                 self._generate(batch)
@@ -128,7 +135,7 @@ class FolderTeacher:
             key = self._key(question, ids)
             keys.append(key)
             if not desk.take(key):
-                batch[key] = start_of(question, desk.messages(question.prompt), tuple(ids))
+                batch[key] = start_of(question, desk.messages(question.asked_prompt), tuple(ids))
                 desk.ledger.reserve(desk.name, self._most(ids))
         if batch:
             self._generate(batch)

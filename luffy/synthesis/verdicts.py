@@ -12,7 +12,7 @@ from luffy.errors import LostError
 from luffy.grading import GradeRequest, GraderPool, is_unjudged, problem_of
 from luffy.synthesis.answer_log import AnswerLog, AnswerStatus, TeacherAnswer
 from luffy.synthesis.teachers import Question
-from luffy.types import Outcome, Prompt, Trace
+from luffy.types import Origin, Outcome, Prompt, Trace
 
 EMPTY = "empty"
 """The outcome of an answer without text."""
@@ -101,7 +101,9 @@ class AnswerAssessor:
         return self._rules.judged(prompts, [[grade.outcome] for grade in grades])
 
 
-def graded_answer(answer: TeacherAnswer, author: str, model: str, decoding: str) -> GradedAnswer:
+def graded_answer(
+    answer: TeacherAnswer, author: str, model: str, decoding: str, origin: Origin | None = None
+) -> GradedAnswer:
     """A usable answer as the rule of what is kept reads it."""
     return GradedAnswer(
         text=answer.text if answer.turns else with_opened_thinking(answer.text),
@@ -113,6 +115,7 @@ def graded_answer(answer: TeacherAnswer, author: str, model: str, decoding: str)
         decoding=decoding,
         logprobs=answer.logprobs,
         turns=answer.turns,
+        origin=origin,
     )
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from luffy.files import replacing
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Hint, Outcome, Source, Trajectory
 
 _SCHEMA = pa.schema(
     [
@@ -30,6 +30,8 @@ _SCHEMA = pa.schema(
         pa.field("measures", pa.map_(pa.string(), pa.float64())),
         pa.field("group", pa.int32(), nullable=False),
         pa.field("displaced", pa.bool_(), nullable=False),
+        pa.field("hint_level", pa.int32()),
+        pa.field("hint", pa.string()),
     ]
 )
 
@@ -97,6 +99,8 @@ def _row(group: int, uid: str, trajectory: Trajectory, displaced: int) -> dict[s
         "measures": list(trajectory.measures.items()),
         "group": group,
         "displaced": bool(displaced),
+        "hint_level": trajectory.hint.level if trajectory.hint else None,
+        "hint": trajectory.hint.text if trajectory.hint else None,
     }
 
 
@@ -111,4 +115,5 @@ def _trajectory(row: dict) -> Trajectory:
         outcome=Outcome(row["outcome"]),
         finish_reason=FinishReason(row["finish_reason"]),
         measures=dict(row.get("measures") or ()),
+        hint=None if row.get("hint_level") is None else Hint(row["hint_level"], row["hint"]),
     )

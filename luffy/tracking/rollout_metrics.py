@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from luffy.types import PART_MEASURE, Group, Outcome, Source, Trajectory
+from luffy.types import PART_MEASURE, SAMPLED, Group, Outcome, Source, Trajectory
 
 
 def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[str, float]:
@@ -27,7 +27,8 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
             source is not Source.ON_POLICY for row in rows for source in row.source if source is not Source.ENVIRONMENT
         ),
     }
-    sampled = [row.source.count(Source.ON_POLICY) for group in groups for row in (*group.trajectories, *group.replaced)]
+    drawn = [row for group in groups for row in (*group.trajectories, *group.replaced)]
+    sampled = [sum(source in SAMPLED for source in row.source) for row in drawn]
     metrics |= {"rollout/num_drawn": float(sum(map(bool, sampled))), "rollout/tokens_drawn": float(sum(sampled))}
     if replays:
         metrics["batch/replayed_share"] = _mean(group.is_replayed for group in groups)
@@ -59,7 +60,7 @@ def staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) ->
         for group in groups
         for row in group.trajectories
         for version, source in zip(row.weight_version, row.source, strict=True)
-        if source is Source.ON_POLICY
+        if source in SAMPLED
     )
     total = max(lags.total(), 1)
     shares = {f"rollout/staleness_{lag}_share": lags[lag] / total for lag in range(max_staleness + 1)}
@@ -113,9 +114,23 @@ def _off_policy_metrics(off_policy: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
+def hint_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Metrics of a method with hints: the share of groups that were rolled out with them, the share of these that a
+    hinted row solved, and the accuracy at each level that was sampled."""
+    with_hints = [group.hinted for group in groups if group.hinted]
+    levels: dict[int, list[bool]] = {}
+    for row in (row for found in with_hints for row in found):
+        assert row.hint is not None
+        levels.setdefault(row.hint.level, []).append(row.is_correct)
+    return {
+        "batch/hinted_share": len(with_hints) / len(groups),
+        "batch/hint_solved_share": _mean(any(row.is_correct for row in found) for found in with_hints),
+    } | {f"batch/hint_level_{level}_accuracy": _mean(found) for level, found in sorted(levels.items())}
+
+
 def _judged_rows(group: Group, all_off_policy: bool) -> Sequence[Trajectory]:
     """The group's rollouts; if no group has any, its rows that end in sampled tokens."""
-    if not all_off_policy:
+    if not all_off_policy or group.hinted:
         return group.rollouts
     return [row for row in group.trajectories if row.source and row.source[-1] is Source.ON_POLICY]
 

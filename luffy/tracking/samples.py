@@ -27,6 +27,10 @@ class SampleRollout:
     """Advantage of the whole response, before any scaling; None where each token has its own (GAE)."""
     measures: dict[str, float] = field(default_factory=dict)
     """Rewards by component and counts of an episode with an environment."""
+    hint_level: int | None = None
+    """Level of the hint that was in the prompt while the response was sampled; None: no hint."""
+    hint: str = ""
+    """The hint's text."""
 
 
 class SamplesWriter:

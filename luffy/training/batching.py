@@ -46,7 +46,7 @@ def collate(
         batch.attention_mask_BT[b, :end] = True
         source_T = torch.tensor(row.source, dtype=torch.long)
         batch.response_mask_BT[b, start:end] = source_T != Source.ENVIRONMENT
-        batch.is_off_policy_BT[b, start:end] = (source_T == Source.OFF_POLICY) | (source_T == Source.REPLAY)
+        batch.is_off_policy_BT[b, start:end] = (source_T != Source.ON_POLICY) & (source_T != Source.ENVIRONMENT)
         assert len(row.logp_behavior) == len(row.source) == len(row.response_ids)
         batch.logp_behavior_BT[b, start:end] = torch.tensor(row.logp_behavior)
         batch.advantage_BT[b, start:end] = advantage_B[b].float()

@@ -11,9 +11,9 @@ def deal_groups(groups: Sequence[Group], num_updates: int, seed: int) -> list[li
 
     Groups arrive sorted: replayed prompts first, later rounds of dynamic sampling last. Contiguous mini-batches would
     carry that order into the updates, so groups are dealt out in random order, one to each update in turn. The updates
-    differ by at most one in their number of groups, and in the numbers of replayed, demonstrated and
-    prefix-conditioned ones. With fewer groups than updates there are fewer updates. A pure function of the kinds of
-    the groups and of `seed`.
+    differ by at most one in their number of groups, and in the numbers of replayed, demonstrated,
+    prefix-conditioned and hinted ones. With fewer groups than updates there are fewer updates. A pure function of the
+    kinds of the groups and of `seed`.
     """
     order = sorted(range(len(groups)), key=lambda place: (_stratum(groups[place]), derive_seed(seed, "deal", place)))
     first = derive_seed(seed, "first update") % num_updates
@@ -50,11 +50,17 @@ def _is_prefix_conditioned(row: Trajectory) -> bool:
     return Source.OFF_POLICY in row.source and Source.ON_POLICY in row.source
 
 
-def _stratum(group: Group) -> tuple[bool, bool, bool]:
+def has_hinted_row(group: Group) -> bool:
+    """Whether the group has a row that was sampled under a hinted prompt."""
+    return any(row.hint is not None for row in group.trajectories)
+
+
+def _stratum(group: Group) -> tuple[bool, bool, bool, bool]:
     """Sort key that keeps each kind of group contiguous, so that dealing in turn spreads it evenly.
 
-    The order is: replayed, replayed and demonstrated, demonstrated, prefix-conditioned, others. A prefix-conditioned
-    group is neither replayed nor demonstrated (`ObjectiveConfig`).
+    The order is: replayed, replayed and demonstrated, demonstrated, prefix-conditioned, hinted, others. A group that is
+    prefix-conditioned or hinted is nothing else (`ObjectiveConfig`).
     """
     replayed, demonstrated = group.is_replayed, has_demonstration(group)
-    return (not replayed, demonstrated if replayed else not demonstrated, not has_prefix_row(group))
+    hinted = has_hinted_row(group)
+    return (not replayed, demonstrated if replayed else not demonstrated, not has_prefix_row(group), not hinted)

@@ -43,6 +43,12 @@ SMALL = {
     "relift": ("objective.interleaved_sft.buffer_size=2",),
     "exgrpo": ("objective.replay.start_accuracy=0.05",),
     "ppo": ("rl.critic.optimizer.lr=1e-3",),
+    # The hint in front: this base knows what follows the question, and so solves some prompts with it.
+    "guide": (
+        'objective.group.hint.template="{hint}\\n{prompt}"',
+        "objective.group.size=4",
+        "objective.group.hint.rows_per_level=4",
+    ),
 }
 TWO_UPDATES = ("rl.steps=5", "rl.prompts_per_step=4", "rl.prompts_per_update=2", "execution.checkpoint.rl_every=2")
 
@@ -114,7 +120,7 @@ def test_a_method_runs_three_steps_and_resumes_after_a_stop_to_the_same_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["exgrpo", "uft"])
+@pytest.mark.parametrize("method", ["exgrpo", "uft", "guide"])
 def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
     method: str, upstream: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -128,6 +134,8 @@ def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
     assert run_rl(config, out, upstream).resumed_from == 2
     run_rl(config, tmp_path / "undisturbed", upstream)
     _assert_same_result(tmp_path / "undisturbed", out)
+    if method == "guide":
+        assert any(row["batch/hint_solved_share"] > 0 for row in read_metrics(out / "metrics.jsonl"))
     if method == "exgrpo":
         assert [row["batch/replayed_share"] for row in read_metrics(out / "metrics.jsonl")] == [0, 0, 0.5, 0.5, 0.5]
 
@@ -170,6 +178,8 @@ def _assert_reports_what_it_does(config: ExperimentConfig, rows: list[dict[str, 
         assert any("actor/interleaved_loss" in row for row in rows)
     if config.objective.replay is not None:
         assert rows[-1]["batch/replayed_share"] > 0
+    if config.objective.group.hint is not None:
+        assert any(row["batch/hinted_share"] > 0 for row in rows)
     if isinstance(config.objective.group.filter, DynamicSampling):
         assert any(row["batch/kept_share"] < 1 for row in rows)
 

@@ -36,6 +36,10 @@ OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1.0, weight_decay=0.01, max_grad_norm=0
 VOCABULARY = 23
 _REWARDS = ((1, 0, 1, 0), (0, 0, 0, 0), (1, 1, 1, 1), (1, 0, 0, 1), (0, 1, 0, 0))
 """Of the rollouts of each group, repeated: mixed, all wrong, all right, mixed twice."""
+_SAMPLED_EARLIER = {"replayed": Source.REPLAY, "hinted": Source.HINTED}
+"""Kinds of rows whose off-policy tokens a policy sampled, so that their log-probabilities are known."""
+_HINTED = (0, 4)
+"""Groups (modulo 5) of which every row was sampled with a hint."""
 _NO_GUIDE = 3
 """Groups of this number (modulo 5) have rollouts alone: their prompt has no trace."""
 
@@ -109,9 +113,10 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
     """Four rows a group, and each row's group.
 
     The kinds of rows (`Reference.rows`): `rollouts`; `demonstrations`, the last row of a group being one;
-    `where_failing`, the same, but only where all rollouts are wrong; `replayed`, it being an earlier rollout; `guided`,
-    it beginning with a prefix of a trace; `all_guided`, every row beginning with the same; `demonstrations_only`. Every
-    fifth group has rollouts alone. Every third row has tokens of an environment between its own.
+    `where_failing`, the same, but only where all rollouts are wrong; `replayed`, it being an earlier rollout; `hinted`,
+    all rows of some groups being sampled with a hint; `guided`, the last row beginning with a prefix of a trace;
+    `all_guided`, every row beginning with the same; `demonstrations_only`. Every fifth group has rollouts alone. Every
+    third row has tokens of an environment between its own.
     """
     kind = reference_of(case).rows
     writer = RowWriter(seed)
@@ -151,15 +156,15 @@ def _row(
     if kind in ("guided", "all_guided"):
         # Nothing is written behind a whole trace.
         own = trace[:num_given] + (own[: MAX_RESPONSE_TOKENS - num_given] if num_given < len(trace) else ())
-    author_known = kind == "replayed" or group % 5 == 0
+    author_known = kind in _SAMPLED_EARLIER or group % 5 == 0
     sampler_known = (group, sample) != (0, 0)
     reward = _REWARDS[group % 5][sample]
-    if num_given == len(own):  # one demonstration is wrong
+    if num_given == len(own) and kind != "hinted":  # one demonstration is wrong
         reward = int(kind == "replayed" or group % 5 != 4)
     return Trajectory(
         prompt_ids=prompt,
         response_ids=own,
-        source=(Source.REPLAY if kind == "replayed" else Source.OFF_POLICY,) * num_given
+        source=(_SAMPLED_EARLIER.get(kind, Source.OFF_POLICY),) * num_given
         + (Source.ON_POLICY,) * (len(own) - num_given),
         logp_behavior=writer.logps(num_given, author_known) + writer.logps(len(own) - num_given, sampler_known),
         weight_version=(0,) * len(own),
@@ -177,6 +182,8 @@ def _num_given(kind: str, group: int, sample: int, response_tokens: int, trace_t
     has_guide = sample == 3 and group % 5 != _NO_GUIDE
     if kind == "where_failing":
         return response_tokens if has_guide and not any(_REWARDS[group % 5]) else 0
+    if kind == "hinted":
+        return response_tokens if group % 5 in _HINTED else 0
     if kind in ("demonstrations", "replayed"):
         return response_tokens if has_guide else 0
     if kind == "all_guided" or (kind == "guided" and has_guide):

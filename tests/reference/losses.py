@@ -260,6 +260,18 @@ def prefix_rft(on_prefix: Callable[[Evaluated], Tensor], fifths: int = 1) -> Los
     return loss
 
 
+def guide(rows: Rows) -> Tensor:
+    """arXiv 2506.13923 as its code computes it, with gamma = 1: rho / (rho + gamma) on rows sampled with a hint, rho =
+    pi(y | x) / pi_old(y | x, h); clip 0.2 on the others. The mean over rows of their token means."""
+
+    def hinted(r: Evaluated) -> Tensor:
+        assert not r.row.logp_sampler[r.given].isnan().any()
+        rho = (r.logp - torch.where(r.given, r.row.logp_sampler, 0.0)).exp()
+        return -r.row.advantage * rho / (rho + 1)
+
+    return torch.stack([torch.where(r.given, hinted(r), clipped(r)).mean() for r in rows]).mean()
+
+
 def uft(rows: Rows) -> Tensor:
     """arXiv 2505.16984: clipped policy gradient + 0.001 cross entropy of the hint + 0.001 KL (k3)."""
 
@@ -296,6 +308,8 @@ REFERENCES: dict[str, Reference] = {
     "superrl": Reference("demonstrations", estimators.standardised_rollouts, superrl),
     "srft": Reference("demonstrations", estimators.standardised, srft),
     "prefix_rft": Reference("guided", estimators.centred, prefix_rft(_surrogate)),
+    "guide": Reference("hinted", estimators.standardised, guide),
+    "scaf_grpo": Reference("rollouts", estimators.standardised, ppo),
     "uft": Reference("all_guided", estimators.standardised, uft),
 }
 """By the name of the preset; `relift_sft` is the supervised half of `relift`."""

@@ -72,6 +72,7 @@ AUTHORS = {
     ("srft", "off_policy"): summed(1.0),
     ("srft", "right"): summed(0.1),
     ("chord", "sft"): own_means(0.1, 1, 0.9, 4),
+    ("guide", "hinted"): 1.0,
     ("uft", "hint"): own_means(0.001, 1, 1.0, 1),
     ("uft", "kl"): 0.001,
 }

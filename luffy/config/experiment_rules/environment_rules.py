@@ -29,6 +29,15 @@ def environment_has_its_template(config: ExperimentConfig) -> None:
         )
 
 
+def hints_are_for_single_turns(config: ExperimentConfig) -> None:
+    """`objective.group.hint` has no environment beside it."""
+    hinted = config.objective is not None and config.objective.group.hint is not None
+    if config.environment is not None and hinted and "rl" in config.stages:
+        raise ValueError(
+            "objective.group.hint: hints are for responses of a single turn; remove it or the section environment"
+        )
+
+
 def group_measures_have_their_groups(config: ExperimentConfig) -> None:
     """Groups are measured in RL, after grading, and not changed afterwards."""
     measures = config.environment.scoring.group_measures if config.environment is not None else {}

@@ -22,6 +22,10 @@ def synthesis_has_its_prompts(config: ExperimentConfig) -> None:
     """Teachers answer prompts that are not sorted by the traces they come with."""
     if config.synthesize is None or "synthesize" not in config.stages:
         return
+    if config.synthesize.rewrite is not None and config.environment is not None:
+        raise ValueError(
+            "synthesize.rewrite: traces are rewritten in single turns; remove it or the section environment"
+        )
     if config.data.filters.difficulty is not None:
         raise ValueError(
             "data.filters.difficulty sorts prompts by the traces that they come with, and synthesize adds others; "

@@ -1,13 +1,17 @@
 """The rows of one prompt (rollouts, traces, prefix-conditioned and replayed rows), and which groups are kept."""
 
+import itertools
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.objective.schedule import ScheduledValue, bounds, depends_on_length
+from luffy.config.prompt_slots import check_slots
 from luffy.config.strict import StrictModel, is_none
 
 _Accuracy = Annotated[float, Field(ge=0.0, lt=1.0)]
+_HintShare = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 def _check_share(name: str, value: ScheduledValue) -> None:
@@ -124,6 +128,44 @@ class GuidanceConfig(StrictModel):
     """Weight of the pass rate so far when that of a new group is averaged in; 0: the last group alone counts."""
 
 
+class HintConfig(StrictModel):
+    """Rollouts under a prompt that shows the first steps of a trace, where rollouts of the bare prompt fail.
+
+    Guide (arXiv 2506.13923) and Scaf-GRPO (2510.19807). The steps of a trace are the lines of its reasoning, or its
+    words where it has one line. A hint never has the last step, so a trace of one step gives no hint.
+    """
+
+    levels: Annotated[tuple[_HintShare, ...], Field(min_length=1)]
+    """Share of the trace's steps that each level shows, rounded down to whole steps, at least one; rising."""
+    rows_per_level: PositiveInt = 1
+    """Rows sampled at each level, all levels in one call of the engine."""
+    keep: Literal["all", "first_correct"]
+    """Which of them take the place of wrong rollouts. `all`: every one, the first wrong rollouts leaving first;
+    `first_correct`: the first correct one of the lowest level that has one, if any."""
+    learn: Literal["bare", "hinted"]
+    """The prompt that a hinted row is learned under. `bare`: off-policy rows whose recorded log-probabilities are those
+    under the hinted prompt; `hinted`: rollouts of another prompt, with the hint still in it."""
+    accuracy_at_most: _Accuracy = 0.0
+    """Hints are for prompts whose share of correct bare rollouts is at most this."""
+    after: _Accuracy = 0.0
+    """Share of the stage's steps, at its start, without hints."""
+    template: str = "{prompt}\n\nHint: {hint}"
+    """What the last user message of the hinted prompt says; `{prompt}` is its text without the hint. A language model
+    wants to be told to solve the problem from the start, and not to go on from the hint."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> "HintConfig":
+        if any(low >= high for low, high in itertools.pairwise(self.levels)):
+            raise ValueError(f"levels {list(self.levels)} must rise: a higher level shows more of the trace")
+        check_slots(self.template, "prompt", "hint")
+        return self
+
+    @property
+    def num_rows(self) -> int:
+        """Hinted rows that are sampled for a prompt."""
+        return len(self.levels) * self.rows_per_level
+
+
 class GroupConfig(StrictModel):
     """The rows of one prompt in one RL step."""
 
@@ -138,6 +180,8 @@ class GroupConfig(StrictModel):
     ones is at most this; None: always have them."""
     guidance: GuidanceConfig | None = Field(default=None, exclude_if=is_none)
     """Which prompts have off-policy rows, by how often earlier steps solved them; None: all."""
+    hint: HintConfig | None = Field(default=None, exclude_if=is_none)
+    """Rows sampled with a part of a trace in the prompt, where the bare prompt's rollouts fail; None: none."""
     filter: GroupFilter | None = None
 
     @model_validator(mode="after")
@@ -156,6 +200,8 @@ class GroupConfig(StrictModel):
             raise ValueError(
                 "guidance goes by rollouts, and a group of off-policy rows alone has none; lower off_policy"
             )
+        if self.hint is not None:
+            self._check_hint(self.hint)
         if self.off_policy_when_accuracy_at_most is not None:
             if self.off_policy == 0:
                 raise ValueError("off_policy_when_accuracy_at_most has no effect with off_policy: 0")
@@ -164,6 +210,20 @@ class GroupConfig(StrictModel):
                     "off_policy_when_accuracy_at_most adds whole traces after the rollouts; remove it or prefix"
                 )
         return self
+
+    def _check_hint(self, hint: HintConfig) -> None:
+        if self.off_policy:
+            raise ValueError("hint shows traces in the prompt, off_policy makes rows of them; set off_policy: 0")
+        if hint.keep == "all" and hint.num_rows > self.size:
+            raise ValueError(
+                f"hint: {len(hint.levels)} levels x {hint.rows_per_level} rows are above size {self.size}; lower "
+                "rows_per_level, or set keep: first_correct"
+            )
+        if hint.keep == "all" and (math.floor(hint.accuracy_at_most * self.size) + hint.num_rows > self.size):
+            raise ValueError(
+                f"hint: with accuracy_at_most {hint.accuracy_at_most:g} a group may have fewer wrong rollouts than the "
+                f"{hint.num_rows} rows that replace them; lower accuracy_at_most or rows_per_level"
+            )
 
 
 class ReplayConfig(StrictModel):

@@ -1,6 +1,6 @@
 """An objective: how groups are composed, how advantages are estimated, and a list of loss terms."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -14,7 +14,7 @@ from luffy.config.objective.advantage import (
     RawAdvantage,
 )
 from luffy.config.objective.group import GroupConfig, ReplayConfig
-from luffy.config.objective.losses import EntropyLoss, KLLoss, NegativeLogLikelihoodLoss
+from luffy.config.objective.losses import EntropyLoss, KLLoss, NegativeLogLikelihoodLoss, ShapedSurrogateLoss
 from luffy.config.objective.schedule import AdaptiveValue, depends_on_length
 from luffy.config.objective.terms import ImportanceCorrection, TermConfig, check_terms
 from luffy.config.strict import StrictModel
@@ -64,7 +64,12 @@ class ObjectiveConfig(StrictModel):
 
     @property
     def has_off_policy_rows(self) -> bool:
-        return self.group.off_policy > 0 or self.replay is not None
+        return self.group.off_policy > 0 or self.replay is not None or self.learns_without_hints
+
+    @property
+    def learns_without_hints(self) -> bool:
+        """Whether rows that were sampled under a hinted prompt are learned under the bare one."""
+        return self.group.hint is not None and self.group.hint.learn == "bare"
 
     @property
     def needs_reference(self) -> bool:
@@ -92,7 +97,8 @@ class ObjectiveConfig(StrictModel):
         """Whether what is minimised at a step changes when the stage is made longer."""
         interleaved = () if self.interleaved_sft is None else self.interleaved_sft.terms
         scheduled = any(depends_on_length(term.coefficient) for term in (*self.terms, *interleaved))
-        return scheduled or (self.group.prefix is not None and self.group.prefix.depends_on_length)
+        prefix, hint = self.group.prefix, self.group.hint
+        return scheduled or (prefix is not None and prefix.depends_on_length) or (hint is not None and hint.after > 0)
 
     @model_validator(mode="after")
     def _consistent(self) -> "ObjectiveConfig":
@@ -110,6 +116,8 @@ class ObjectiveConfig(StrictModel):
             yield "replay takes one row of the group, and off_policy the others: no rollout is left; raise group.size"
         if self.replay is not None and self.group.prefix is not None:
             yield "replay and group.prefix cannot be combined; remove one of them"
+        if self.replay is not None and self.group.hint is not None:
+            yield "replay and group.hint cannot be combined; remove one of them"
 
     def _complaints_about_off_policy_rows(self) -> Iterator[str]:
         selecting = [
@@ -126,7 +134,19 @@ class ObjectiveConfig(StrictModel):
             yield "group.off_policy is above 0 but no term learns from off_policy tokens; set it to 0"
         if self.replay is not None and not selecting:
             yield "replay has no effect: no term learns from off_policy tokens; add one or remove replay"
+        if self.learns_without_hints:
+            yield from self._complaints_about_hints(selecting)
         yield from self._complaints_about_displacing()
+
+    def _complaints_about_hints(self, selecting: Sequence[TermConfig]) -> Iterator[str]:
+        if not selecting:
+            yield "group.hint with learn: bare has no effect: no term learns from off_policy tokens; add one"
+        for term in selecting:
+            if isinstance(term.loss, ShapedSurrogateLoss) and term.loss.behavior == "one":
+                yield (
+                    f"term {term.name!r}: hinted rows have log-probabilities of their own; set behavior: recorded, so "
+                    "that the ratio is to the policy with the hint"
+                )
 
     def _complaints_about_displacing(self) -> Iterator[str]:
         """Where traces replace failed rollouts only, some gates on them are superfluous and others never open."""

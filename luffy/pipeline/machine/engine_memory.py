@@ -5,6 +5,7 @@ cache, so an engine fits where one sequence of full length does. The embedded en
 Symbols as in `luffy.pipeline.machine.memory`.
 """
 
+import math
 from collections.abc import Collection
 
 from luffy.config import ExperimentConfig
@@ -27,7 +28,14 @@ def rl_engine_memory(architecture: ModelArchitecture, config: ExperimentConfig, 
     """Memory of one of RL's engines on each of its GPUs; `gpu_gib` is the memory of one, None: unknown."""
     assert config.rl is not None
     number = config.execution.ray.engines
-    return _vllm_memory(architecture, config, gpu_gib, RL_ENGINE, number, config.rl.max_response_tokens)
+    longest = config.rl.max_response_tokens + hint_tokens(config)
+    return _vllm_memory(architecture, config, gpu_gib, RL_ENGINE, number, longest)
+
+
+def hint_tokens(config: ExperimentConfig) -> int:
+    """Most tokens of a hint in RL's prompts, without the words around it; 0 without hints."""
+    hint = config.objective.group.hint if config.objective is not None else None
+    return 0 if hint is None else math.ceil(hint.levels[-1] * config.data.max_trace_tokens)
 
 
 def generation_memory(

@@ -19,7 +19,7 @@ from luffy.config.objective import TermConfig
 from luffy.config.objective.losses import EntropyLoss, is_untempered
 from luffy.pipeline.machine.adapter_shape import adapter_activation_bytes, adapter_parameters
 from luffy.pipeline.machine.architecture import ModelArchitecture
-from luffy.pipeline.machine.engine_memory import rl_engine_memory
+from luffy.pipeline.machine.engine_memory import hint_tokens, rl_engine_memory
 from luffy.pipeline.machine.gpu_memory import (
     DTYPE_BYTES,
     ENGINE_PROCESS_GIB,
@@ -156,8 +156,9 @@ def _rl_workload(config: ExperimentConfig) -> _Workload:
     rl, objective, lora = config.rl, config.objective, config.model.lora
     assert rl is not None and objective is not None
     terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
+    shown = 0 if objective.learns_without_hints else hint_tokens(config)
     return _Workload(
-        longest=config.data.max_prompt_tokens + rl.max_response_tokens,
+        longest=config.data.max_prompt_tokens + rl.max_response_tokens + shown,
         entropy_gradient=_differentiates_entropy(terms),
         untempered=rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms),
         # The reference is the policy without its adapter.

@@ -34,7 +34,7 @@ from luffy.pipeline.machine.events import EventWriter
 from luffy.pipeline.workspace import Workspace
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
 from luffy.tracking.journal import RolloutJournal
-from luffy.types import FinishReason, Group, Message, Outcome, Prompt, Source, Trajectory
+from luffy.types import FinishReason, Group, Hint, Message, Outcome, Prompt, Source, Trajectory
 
 SMOKE = "exp_configs/smoke.yaml"
 WORDS = {"[UNK]": 0, "one": 1, "plus": 2, "is": 3, "two": 4, "three": 5}
@@ -207,6 +207,22 @@ def test_the_history_of_a_prompt_tells_its_responses_apart_and_shows_no_text(wor
         "3 1 replayed rollout 1 2 0 correct 1",
     ]
     assert "one" not in out
+
+
+def test_samples_and_history_tell_the_level_of_a_hint(workspace, capsys):
+    rl_with_journal(workspace)
+    hinted = replace(trajectory(4, 1.0, Source.HINTED), hint=Hint(2, "two is a hint"))
+    spare = replace(trajectory(5, 0.0), hint=Hint(1, "one"))
+    journal = RolloutJournal(opened(workspace).plan_node("rl").directory / "journal")
+    journal.commit(3, [Group("abc", (hinted,), replaced=(trajectory(5, 0.0), spare))])
+    out = shown(capsys, "show", "smoke", "--samples", "1", "--reward", "1")
+    assert "rollout with a hint of level 2, learned without the hint" in out and "two is a hint" in out
+    out = shown(capsys, "show", "smoke", "--prompt", "abc")
+    assert [" ".join(line.split()) for line in out.splitlines()][2:] == [
+        "3 1 rollout with a hint of level 2, learned without the hint 1 2 0 correct 1",
+        "3 1 rollout, replaced by one with a hint 0 2 0 wrong 1",
+        "3 1 rollout with a hint of level 1, learned with the hint, not needed 0 2 0 wrong 1",
+    ]
 
 
 def test_responses_of_an_evaluation_by_verdict_and_never_confidential_ones(workspace, capsys):

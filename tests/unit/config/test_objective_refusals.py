@@ -96,6 +96,26 @@ SCHEDULES_AND_LOSSES = [
         "an adaptive coefficient is for the entropy loss",
     ),
 ]
+HINT = "{size: 4, off_policy: 0, hint: {levels: [0.5], keep: first_correct, learn: LEARN}}"
+BARE, HINTED = (HINT.replace("LEARN", learn) for learn in ("bare", "hinted"))
+HINTS = [
+    (objective(BARE.replace("[0.5]", "[0.5, 0.5]"), terms=(ON, OFF)), "levels [0.5, 0.5] must rise"),
+    (objective(BARE.replace("[0.5]", "[1.0]"), terms=(ON, OFF)), "group.hint.levels.0"),
+    (objective(HINTED.replace("}}", ", template: '{prompt}'}}")), "template must have {hint} once"),
+    (objective(HINTED.replace("off_policy: 0", "off_policy: 1")), "off_policy makes rows of them; set off_policy: 0"),
+    (
+        objective(HINTED.replace("first_correct", "all, rows_per_level: 5")),
+        "hint: 1 levels x 5 rows are above size 4; lower rows_per_level",
+    ),
+    (
+        objective(HINTED.replace("first_correct", "all, rows_per_level: 3, accuracy_at_most: 0.5")),
+        "a group may have fewer wrong rollouts than the 3 rows that replace them",
+    ),
+    (objective(BARE), "group.hint with learn: bare has no effect: no term learns from off_policy tokens"),
+    (objective(BARE, terms=(ON, OFF)), "set behavior: recorded, so that the ratio is to the policy with the hint"),
+    (objective(HINTED, terms=(ON, OFF)), "selects off_policy tokens but group.off_policy is 0"),
+    (objective(BARE, terms=(ON, SFT), more="  replay: {}\n"), "replay and group.hint cannot be combined"),
+]
 GROUPS = [
     (objective("{size: 4, off_policy: 4}"), "off_policy 4 must be below size 4: RL needs rollouts"),
     (
@@ -341,7 +361,7 @@ SUPERVISED = [
 ]
 
 
-CASES = [*SCHEDULES_AND_LOSSES, *GROUPS, *TERMS, *ADVANTAGES, *SUPERVISED]
+CASES = [*SCHEDULES_AND_LOSSES, *HINTS, *GROUPS, *TERMS, *ADVANTAGES, *SUPERVISED]
 
 
 @pytest.mark.parametrize(("text", "fragment"), CASES, ids=[fragment for _, fragment in CASES])

@@ -6,6 +6,7 @@ script, and in place of a model stands a record of what each rank would have lea
 
 import dataclasses
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,27 +16,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from patience import PATIENCE_S
+from reference.row_batches import tokens_of
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.objective import DynamicSampling
 from luffy.config.settings import RLSettings
 from luffy.grading import GraderPool
+from luffy.objectives.losses import token_loss
 from luffy.pipeline.chain.graph import build_graph
 from luffy.rl.collector import GroupCollector
+from luffy.rl.hints import HintedPrompts
 from luffy.rl.step_runner import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.tracking.journal import RolloutJournal
-from luffy.training.dealing import has_demonstration, has_prefix_row
+from luffy.training.batching import collate
+from luffy.training.dealing import has_demonstration, has_hinted_row, has_prefix_row
 from luffy.training.sharding import Shard
 from luffy.training.trainer import Trainer, TrainerRank
-from luffy.types import FinishReason, Group, Source, Trajectory
+from luffy.types import SAMPLED, FinishReason, Group, Hint, Message, Source, Trajectory
 
 ROOT = Path(__file__).resolve().parents[3]
 METHODS = [name for name in available_presets("methods") if name not in ("sft", "dft")]
 """Every preset with an RL step; the other two learn from traces alone."""
 RIGHT, WRONG, STOP = 1, 2, 3
+BARE_LOGP, HINTED_LOGP = -0.5, -0.25
+"""Of every token that the script samples."""
 PROMPTS, STEPS = 12, 4
 UPDATES, RANKS = (1, 2, 4), (1, 2)
 CUTS = tuple(itertools.product(UPDATES, RANKS))
@@ -45,7 +53,8 @@ SMALL = {
 }
 KINDS: dict[str, Callable[[Group], bool]] = {
     "replayed": lambda group: group.is_replayed,
-    "hinted": has_prefix_row,
+    "prefixed": has_prefix_row,
+    "hinted": has_hinted_row,
     "demonstrated": has_demonstration,
 }
 
@@ -63,22 +72,34 @@ class Script:
 
     def _response(self, request: RolloutRequest) -> Completion:
         rng = random.Random(request.seed)
-        is_right = rng.random() < (0.0, 0.3, 0.7, 1.0)[request.prompt_ids[0] % 4]
+        is_hinted = request.prompt_ids[1:] != ()
+        is_right = rng.random() < (0.4 if is_hinted else (0.0, 0.3, 0.7, 1.0)[request.prompt_ids[0] % 4])
         ids = (*[9] * rng.randrange(6), RIGHT if is_right else WRONG, STOP)
-        return Completion(ids, (-0.5,) * len(ids), FinishReason.STOP, (self._version,) * len(ids))
+        return Completion(
+            ids, (HINTED_LOGP if is_hinted else BARE_LOGP,) * len(ids), FinishReason.STOP, (self._version,) * len(ids)
+        )
 
 
 def _tasks() -> list[RolloutTask]:
     """48 prompts: of every six, one without a trace, one with a trace of one token, one with two traces."""
     return [
-        RolloutTask(f"p{i}", (10 + i,), "7", tuple(_trace(i + j) for j in range((0, 1, 2, 1, 1, 1)[i % 6])))
+        RolloutTask(
+            f"p{i}", (10 + i,), "7", tuple(_trace(i + j) for j in range((0, 1, 2, 1, 1, 1)[i % 6])),
+            messages=(Message("user", str(10 + i)),),
+        )
         for i in range(48)
-    ]
+    ]  # fmt: skip
+
+
+def _encode(messages: Sequence[Message]) -> tuple[int, ...]:
+    """The prompt's token, and after it one for each line of a hint."""
+    number, *rest = messages[-1].content.split(maxsplit=1)
+    return (int(number), *[99] * "".join(rest).count("step"))
 
 
 def _trace(index: int) -> Demonstration:
     ids = (STOP,) if index % 6 == 3 else (*[20] * (index % 11), RIGHT, STOP)
-    return Demonstration(_decode(ids), ids, (-0.1,) * len(ids))
+    return Demonstration("step 1\nstep 2\nstep 3\nstep 4\n" + _decode(ids), ids, (-0.1,) * len(ids))
 
 
 def _decode(ids: Sequence[int]) -> str:
@@ -191,7 +212,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ru
 def _run(grader: GraderPool, folder: Path, method: str, *overrides: str, num_steps: int = STEPS) -> Run:
     settings, sent, journal = _settings(method, *overrides, steps=num_steps), Sent(), RolloutJournal(folder)
     params = SamplingParams(1.0, 64, (STOP,))
-    collector = GroupCollector(grader, _decode, params, settings.objective.group, settings.seed, num_steps)
+    group = settings.objective.group
+    hints = None if group.hint is None else HintedPrompts(group.hint, _encode, settings.seed, num_steps)
+    collector = GroupCollector(grader, _decode, params, group, settings.seed, num_steps, hints=hints)
     cluster = ScriptedCluster(Trainer(settings, RecordedRanks(sent, 2)))
     with StepRunner(settings, cluster, _tasks(), collector, journal) as runner:
         kept = [list(runner.run(step).groups) for step in range(1, num_steps + 1)]
@@ -237,7 +260,7 @@ def test_every_group_and_every_update_holds_a_sampled_token(method: str, run: Ca
 
 
 def _is_sampled(row: Trajectory) -> bool:
-    return Source.ON_POLICY in row.source
+    return not SAMPLED.isdisjoint(row.source)
 
 
 @CASES
@@ -248,7 +271,8 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Callable
     group = objective.group
     expected = {
         "replayed": objective.replay is not None,
-        "hinted": group.prefix is not None,
+        "prefixed": group.prefix is not None,
+        "hinted": group.hint is not None,
         "demonstrated": group.off_policy > 0 and group.prefix is None,
     }
     assert {kind: any(map(is_kind, groups)) for kind, is_kind in KINDS.items()} == expected
@@ -278,6 +302,54 @@ def test_guidance_gives_traces_where_earlier_steps_failed(tmp_path: Path) -> Non
             before = rates.get(group.uid, group.accuracy)
             rates[group.uid] = 0.5 * before + 0.5 * group.accuracy
     assert seen[True, True] and seen[False, True]
+
+
+HAS_STEPS = {task.uid: bool(task.demonstrations) for task in _tasks()}
+
+
+def test_guide_replaces_failed_groups_by_rows_that_are_learned_without_their_hint(run: Callable[[str], Run]) -> None:
+    found = [group for step in run("guide").steps for group in step.groups]
+    assert any(group.hinted for group in found)
+    for group in found:
+        fails = not any(row.is_correct for row in group.rollouts)
+        assert len(group.rollouts) == len(group.trajectories) == 8
+        assert bool(group.hinted) == (fails and HAS_STEPS[group.uid])
+        for row in group.hinted:
+            assert row in group.trajectories, "all eight take the places of the bare ones"
+            assert row.hint == Hint(1, "step 1\nstep 2")
+            assert row.prompt_ids == (10 + int(group.uid[1:]),), "learned under the bare prompt"
+            assert set(row.source) == {Source.HINTED} and row.is_off_policy
+            assert set(row.logp_behavior) == {HINTED_LOGP}, "the ratio's denominator is the hinted probability"
+
+
+def test_the_ratio_of_a_hinted_row_is_to_the_policy_with_the_hint(run: Callable[[str], Run]) -> None:
+    """From the composed rows to the loss: at log p = log 0.5 the hinted token's ratio is 0.5 / e^-0.25."""
+    found = run("guide")
+    row = next(row for step in found.steps for group in step.groups for row in group.hinted)
+    batch = collate([row], torch.ones(1), pad_id=0)
+    logp_BT = torch.full(batch.logp_behavior_BT.shape, math.log(0.5))
+    (term,) = [term for term in found.settings.objective.terms if term.select == "off_policy"]
+    loss_BT = token_loss(term.loss, tokens_of(batch, logp_BT))[batch.response_mask_BT]
+    rho = 0.5 / math.exp(HINTED_LOGP)
+    assert batch.is_off_policy_BT[batch.response_mask_BT].all()
+    assert loss_BT.tolist() == pytest.approx([-rho / (rho + 1)] * len(row.response_ids))
+
+
+def test_scaf_grpo_keeps_the_correct_row_of_the_lowest_level_and_its_hint(run: Callable[[str], Run]) -> None:
+    found = [group for step in run("scaf_grpo").steps for group in step.groups]
+    kept = 0
+    for group in found:
+        fails = not any(row.is_correct for row in group.rollouts)
+        hinted = sorted(group.hinted, key=lambda row: row.hint.level if row.hint else 0)
+        assert len(hinted) == (4 if fails and HAS_STEPS[group.uid] else 0)
+        learned = [row for row in group.trajectories if row.hint is not None]
+        assert learned == [row for row in hinted if row.is_correct][:1]
+        assert (len(group.trajectories) == len(group.rollouts) == 8 and group.accuracy == 0.0) or not fails
+        for row in learned:
+            assert len(row.prompt_ids) > 1, "learned with the hint in its prompt"
+            assert not row.is_off_policy and set(row.logp_behavior) == {HINTED_LOGP}
+            kept += 1
+    assert kept
 
 
 @pytest.mark.parametrize("method", ["exgrpo", "prefix_rft", "relift"])

@@ -1,10 +1,11 @@
 """The rollouts of an RL step that are written down for people."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from luffy.config.objective.advantage import GroupMeanAdvantage
 from luffy.rl.rollout_samples import sample_rollouts
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Hint, Outcome, Source, Trajectory
 
 
 def group(uid: str) -> Group:
@@ -21,3 +22,11 @@ def test_a_row_of_each_group_and_none_of_a_confidential_prompt() -> None:
     advantage = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
     samples = sample_rollouts(groups, advantage, 2, spelled, spelled, {"secret"})
     assert [(sample.uid, sample.prompt, sample.response) for sample in samples] == [("a", "1", "2"), ("b", "1", "2")]
+
+
+def test_a_sample_says_which_hint_it_was_sampled_with() -> None:
+    (bare, other) = group("a").trajectories
+    hinted = replace(bare, source=(Source.HINTED,), hint=Hint(2, "first step"))
+    advantage = GroupMeanAdvantage(kind="group_mean", population="joint", scale_by_std=False)
+    (sample,) = sample_rollouts([Group("a", (other, hinted))], advantage, 1, spelled, spelled)
+    assert (sample.hint_level, sample.hint, sample.source) == (2, "first step", "off_policy")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion, refusal
 
@@ -24,6 +26,7 @@ from luffy.pipeline.machine.events import EventWriter
 from luffy.pipeline.machine.resources import find_resources
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext, StageResult
+from luffy.stages.rl import tokenize_tasks
 from luffy.stages.synthesize import run
 from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.types import Message, Prompt, Trace
@@ -305,6 +308,110 @@ def test_a_model_folder_gives_its_log_probabilities_where_its_tokens_are_the_pol
     assert card.with_logprobs == card.traces > 0
     (trace, *_) = [trace for p in read_prompts(tmp_path / "out" / "train.parquet") for trace in p.traces][1:]
     assert trace.logprobs == (0.0,) * trace.num_tokens
+
+
+def traced_by_experts(inputs: dict[str, Path]) -> dict[str, Prompt]:
+    """Four prompts, the first three of which have an expert's trace."""
+    bare = problems(4)
+    traces = [(Trace(f"an expert says \\boxed{{{number + 1}}}", "human", True),) for number in range(3)]
+    rows = [dataclasses.replace(row, traces=known) for row, known in zip(bare, [*traces, ()], strict=True)]
+    write_prompts(inputs["data"] / "train.parquet", rows)
+    write_prompts(inputs["data"] / "rl_complement.parquet", [])
+    return {prompt.uid: prompt for prompt in bare}
+
+
+def pupil(path: str, body: dict) -> Reply:
+    """Solves 0 alone, 1 with an expert's help and nothing else."""
+    number, is_helped = number_in(body), "expert" in body["messages"][-1]["content"]
+    return (right if number == 0 or (number == 1 and is_helped) else wrong)(path, body)
+
+
+def rewriting() -> SynthesizeSettings:
+    return settings({"policy": teacher()}, prompts="all", rewrite={"num_samples": 2})
+
+
+def test_rewriting_keeps_what_the_policy_solves_then_shows_it_the_trace_and_the_expert_is_the_last_resort(
+    tmp_path: Path, inputs: dict[str, Path]
+) -> None:
+    """p0 to p2 have an expert's trace: the policy solves p0 alone, p1 with the trace, p2 never; p3 has no expert."""
+    traced_by_experts(inputs)
+    with served(pupil) as endpoint:
+        result = run(rewriting(), context_in(tmp_path / "o", inputs, {"policy": endpoint.url}))
+    found = read_prompts(tmp_path / "o" / "train.parquet")
+    origins = {prompt.uid: [(trace.author, trace.origin) for trace in prompt.traces] for prompt in found}
+    expected = {"p0": ("policy", "own"), "p1": ("policy", "rewritten"), "p2": ("human", "expert")}
+    assert origins == {uid: [trace] for uid, trace in expected.items()} | {"p3": []}
+    shown = [number_in(body) for _, body in endpoint.asked if "expert" in body["messages"][-1]["content"]]
+    assert sorted(shown) == [1, 2, 2], "until it is right, where it failed by itself and there is a trace"
+    card = card_in(tmp_path / "o")
+    assert card.origins == {"expert": 1, "own": 1, "rewritten": 1}
+    assert result.metrics["traces/rewritten"] == 1
+    counts = {name: (each.questions, each.traces) for name, each in card.teachers.items()}
+    assert counts == {"policy": (7, 1), "policy, rewriting": (3, 1)}
+    assert "Traces after rewriting: 1 expert, 1 own, 1 rewritten." in (tmp_path / "o" / "card.md").read_text()
+
+
+def test_a_rewritten_trace_is_learned_without_the_trace_in_its_prompt(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    before = traced_by_experts(inputs)
+    with served(pupil) as endpoint:
+        run(rewriting(), context_in(tmp_path / "o", inputs, {"policy": endpoint.url}))
+    tokenizer = tiny_tokenizer()
+    for name in ("train", "sft", "rl_complement"):
+        for prompt in read_prompts(tmp_path / "o" / f"{name}.parquet"):
+            assert prompt.messages == before[prompt.uid].messages
+            (task,) = tokenize_tasks(tokenizer, [prompt])
+            assert "expert" not in tokenizer.decode(task.prompt_ids)
+            replies = " ".join(trace.reply for trace in task.demonstrations)
+            assert ("expert" in replies) == (prompt.uid == "p2" and name != "rl_complement")
+
+
+@pytest.mark.parametrize("answers", [1, 6, 8])
+def test_a_rewriting_that_ends_early_asks_for_the_rest_alone(
+    tmp_path: Path, inputs: dict[str, Path], answers: int
+) -> None:
+    """It ends among the policy's own answers, early or late, or while it rewrites."""
+    traced_by_experts(inputs)
+    out, left = tmp_path / "out" / "o", [answers]
+
+    def mortal(path: str, body: dict) -> Reply:
+        left[0] -= 1
+        return pupil(path, body) if left[0] >= 0 else refusal(402, "no credit")
+
+    with served(mortal) as first, pytest.raises(ConfigError, match="no credit"):
+        run(rewriting(), context_in(out, inputs, {"policy": first.url}, concurrency=1))
+    with served(pupil) as second:
+        run(rewriting(), context_in(out, inputs, {"policy": second.url}))
+    with served(pupil) as whole:
+        run(rewriting(), context_in(tmp_path / "whole" / "o", inputs, {"policy": whole.url}))
+    assert answers + len(second.asked) == len(whole.asked) == 10
+    for output in OUTPUTS:
+        assert (out / output).read_bytes() == (tmp_path / "whole" / "o" / output).read_bytes()
+
+
+def test_a_copy_of_the_experts_text_is_the_experts(tmp_path: Path, inputs: dict[str, Path]) -> None:
+    traced_by_experts(inputs)
+
+    def copies(path: str, body: dict) -> Reply:
+        is_helped = "expert" in body["messages"][-1]["content"]
+        return completion(f"an expert says \\boxed{{{number_in(body) + 1}}}") if is_helped else wrong(path, body)
+
+    with served(copies) as endpoint:
+        run(rewriting(), context_in(tmp_path / "o", inputs, {"policy": endpoint.url}))
+    assert card_in(tmp_path / "o").origins == {"expert": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompts": "without_traces"}, "rewrite is about prompts that have a trace; set prompts: all"),
+        ({"rewrite": {"template": "{prompt}"}}, "template must have {trace} once"),
+        ({"teachers": {"a": teacher(), "b": teacher()}}, "teachers names 2 models; keep the policy's starting model"),
+    ],
+)
+def test_a_rewriting_that_cannot_be_is_refused(changes: dict, message: str) -> None:
+    config = {"teachers": {"policy": teacher()}, "prompts": "all", "rewrite": {}, **changes}
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        SynthesizeConfig.model_validate(config)
 
 
 @pytest.mark.parametrize(

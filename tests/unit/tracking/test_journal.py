@@ -1,12 +1,14 @@
 """The journal gives back exactly what was committed."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 from reference.gradient_case import trajectories
 
 from luffy.tracking.journal import RolloutJournal
-from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
+from luffy.types import FinishReason, Group, Hint, Outcome, Source, Trajectory
 
 
 def _same(left: Trajectory, right: Trajectory) -> bool:
@@ -33,6 +35,20 @@ def test_one_group_is_read_alone_and_replaced_rows_stay_apart(tmp_path: Path) ->
     assert repr(journal.read(4)) == repr(groups)
     assert [repr(journal.read_group(4, index)) for index in (0, 1)] == [repr(group) for group in groups]
     assert journal.read_group(5, 0) is None
+
+
+def test_hints_come_back_with_their_rows_and_a_journal_without_hints_is_read(tmp_path: Path) -> None:
+    rows, _ = trajectories("guide", num_groups=1)
+    hinted = [replace(row, hint=Hint(level, "first\nsecond")) for level, row in enumerate(rows[:2], start=1)]
+    journal = RolloutJournal(tmp_path)
+    journal.commit(1, [Group("a", (rows[3], hinted[0]), replaced=(rows[2], hinted[1]))])
+    (group,) = journal.read(1) or []
+    assert [row.hint for row in group.hinted] == [row.hint for row in hinted]
+    assert _same(group.trajectories[1], hinted[0]) and Source.HINTED in hinted[0].source
+    (path,) = tmp_path.glob("*.parquet")
+    pq.write_table(pq.read_table(path).drop_columns(["hint", "hint_level"]), path)
+    (older,) = journal.read(1) or []
+    assert not older.hinted
 
 
 def test_a_step_that_was_not_committed_is_absent(tmp_path: Path) -> None:
