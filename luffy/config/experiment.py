@@ -15,6 +15,7 @@ from luffy.config.expert_iteration import ExpertIterationConfig, SampleConfig
 from luffy.config.grading import GradingConfig, MeasureGrader
 from luffy.config.model import ModelConfig
 from luffy.config.objective import DynamicSampling, ObjectiveConfig
+from luffy.config.rl_teacher import complaint_about_teacher
 from luffy.config.stage_names import StageName
 from luffy.config.strict import StrictModel
 from luffy.config.synthesis import SynthesizeConfig
@@ -313,6 +314,20 @@ class ExperimentConfig(StrictModel):
                 f"rl.critic.warmup_steps {self.rl.critic.warmup_steps} leaves none of the {self.rl.steps} RL steps to "
                 "the policy; lower it"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _teacher_has_its_use(self) -> "ExperimentConfig":
+        if "rl" not in self.stages or self.rl is None or self.objective is None:
+            return self
+        complaint = complaint_about_teacher(
+            self.rl.teacher,
+            is_needed=self.objective.needs_teacher,
+            has_environment=self.environment is not None,
+            without_traces=self.data.rl == "complement",
+        )
+        if complaint is not None:
+            raise ValueError(complaint)
         return self
 
     @model_validator(mode="after")

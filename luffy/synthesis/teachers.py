@@ -10,6 +10,7 @@ from typing import Protocol
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.synthesis import TeacherConfig
+from luffy.data.same_tokenizer import is_same_tokenizer
 from luffy.data.templates import decode, encode_traces, prompt_opener, render_prompts, stop_token_ids
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 from luffy.synthesis.answer_log import AnswerFacts, AnswerLog, AnswerStatus, TeacherAnswer
@@ -147,18 +148,6 @@ class FolderTeacher:
     def _key(self, question: Question, ids: Sequence[int]) -> str:
         asked = [self._scope, self._desk.name, list(ids), question.seed]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-
-
-def is_same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers give every text the same ids and end it with the same token."""
-    ends_alike = stop_token_ids(one) == stop_token_ids(other)
-    return ends_alike and _rules(one) == _rules(other)
-
-
-def _rules(tokenizer: PreTrainedTokenizerBase) -> object:
-    """How a tokenizer cuts text, without the padding and truncation that calls may leave switched on."""
-    rules = json.loads(tokenizer.backend_tokenizer.to_str())
-    return {name: value for name, value in rules.items() if name not in ("padding", "truncation", "post_processor")}
 
 
 def _usage(facts: AnswerFacts) -> Usage:

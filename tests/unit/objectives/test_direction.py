@@ -192,6 +192,7 @@ def _descend(toy: Toy, terms: Sequence[TermConfig], batch: TrainBatch, step: int
         logp_old_BT=batch.logp_old_BT,
         logp_behavior_BT=batch.logp_behavior_BT.double(),
         logp_ref_BT=batch.logp_ref_BT,
+        logp_teacher_BT=batch.logp_teacher_BT,
         advantage_BT=batch.advantage_BT,
         sequence_BT=batch.sequence_BT,
         selected_BT=batch.response_mask_BT,
