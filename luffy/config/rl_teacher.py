@@ -26,7 +26,10 @@ class SelfTeacher(StrictModel):
     """
 
     kind: Literal["self"]
-    prompt: str = "{problem}\n\nHere is a reference solution to this problem:\n{trace}\n\nNow solve the problem in your own words."
+    prompt: str = (
+        "{problem}\n\nHere is a reference solution to this problem:\n{trace}\n\n"
+        "Now solve the problem in your own words."
+    )
     """Replaces the last message of the prompt: `{problem}` is that message, `{trace}` the trace."""
 
     @model_validator(mode="after")

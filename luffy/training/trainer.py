@@ -206,12 +206,13 @@ def _teacher(spec: TrainerSpec, policy: Policy, initial: Callable[[], ReferenceP
     """The model that `rl.teacher` names, or the initial policy."""
     settings, teacher = spec.settings, spec.settings.rl.teacher
     assert teacher is not None and spec.teacher is not None
-    what = "a prompt as the teacher is shown it (rl.teacher), with a response,"
     if not isinstance(teacher, ModelTeacher):
-        check_fits(policy.causal_lm, spec.teacher.longest, what)
+        check_fits(
+            policy.causal_lm, spec.teacher.longest, "a prompt with its trace in rl.teacher.prompt, and a response,"
+        )
         return DistillationTeacher(initial(), policy.flops, spec.pad_id)
     model = load_causal_lm(spec.teacher.folder, teacher.dtype or settings.dtype)
-    check_fits(model, spec.teacher.longest, what)
+    check_fits(model, spec.teacher.longest, "a prompt and its response, scored by the teacher of rl.teacher,")
     refuse_processed_logits(model)
     frozen = FrozenPolicy(model, spec.execution, settings.rl.temperature)
     return DistillationTeacher(frozen, ModelFlops.of_config(model.config.to_dict()), spec.pad_id)
