@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from patience import PATIENCE_S
-from reference.teachers import teacher_overrides
+from reference.taught_presets import teacher_overrides
 from safetensors.torch import load_file, save_file
 
 from luffy.config import available_presets, load_experiment

@@ -24,7 +24,7 @@ from luffy.training.learner import batch_of
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
 from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward, learned_places
-from reference.teachers import teacher_overrides
+from reference.taught_presets import teacher_overrides
 from reference.variants import ADAPTIVE, STEP, TOTAL_STEPS, VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from reference.teachers import teacher_overrides
+from reference.taught_presets import teacher_overrides
 
 from luffy.cli.objective_view import explain_experiment
 from luffy.config import load_experiment

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from reference.row_batches import alone
-from reference.teachers import teacher_overrides
+from reference.taught_presets import teacher_overrides
 from torch import Tensor
 
 from luffy.config import available_presets, load_experiment

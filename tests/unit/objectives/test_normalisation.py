@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from reference.row_batches import Row, alone, demonstration, objective_of, row_batch, tokens_of
-from reference.teachers import teacher_overrides
+from reference.taught_presets import teacher_overrides
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.objective import (

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from patience import PATIENCE_S
-from reference.teachers import teacher_overrides
+from reference.taught_presets import teacher_overrides
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.objective import DynamicSampling
