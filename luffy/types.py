@@ -166,6 +166,8 @@ class Trajectory:
     """Rewards by component and counts of the episode, by name; empty for a single turn."""
     hint: Hint | None = None
     """Shown in the prompt that the row was sampled under; None: the bare prompt."""
+    teacher_prompt_ids: tuple[int, ...] = ()
+    """The prompt that the teacher of `rl.teacher` sees in place of the policy's; empty: the same."""
 
     @property
     def num_tokens(self) -> int:
@@ -263,6 +265,8 @@ class TrainBatch:
     """Log-probabilities under the policy that sampled the token; NaN where unknown."""
     logp_ref_BT: Tensor
     """Log-probabilities under the frozen policy that the stage started from; 0 where no term needs them."""
+    logp_teacher_BT: Tensor
+    """Log-probabilities under the teacher of `rl.teacher`; 0 where no term needs them."""
     value_old_BT: Tensor
     """The critic's values at the start of the optimizer phase; 0 without a critic."""
     return_BT: Tensor

@@ -22,6 +22,7 @@ _PARTS = {
     "batch": "perf/batch_s",
     "logp_old": "perf/logp_old_s",
     "reference": "perf/reference_s",
+    "teacher": "perf/teacher_s",
     "update": "perf/update_s",
 }
 _TERA = 1e12

@@ -17,6 +17,7 @@ from luffy.config.objective import (
     GroupMeanAdvantage,
     LeaveOneOutAdvantage,
     LengthWeightedAdvantage,
+    NoAdvantage,
     PassAtKAdvantage,
     RawAdvantage,
 )
@@ -149,6 +150,11 @@ def _global_batch(config: GlobalBatchAdvantage, population: _Population) -> Tens
 @_estimate.register
 def _raw(config: RawAdvantage, population: _Population) -> Tensor:
     return population.reward_B
+
+
+@_estimate.register
+def _none(config: NoAdvantage, population: _Population) -> Tensor:
+    return torch.zeros_like(population.reward_B)
 
 
 def _centred(population: _Population, weight_B: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from luffy.config.objective import (
     EvenlySpacedLength,
     GroupAdvantage,
     HintConfig,
+    NoAdvantage,
     ObjectiveConfig,
     PrefixConfig,
     TermConfig,
@@ -144,6 +145,8 @@ def _prefix(config: PrefixConfig) -> str:
 
 def _advantage(objective: ObjectiveConfig) -> str:
     config = objective.advantage
+    if isinstance(config, NoAdvantage):
+        return "none: no term uses the rewards"
     words = [f"A = {config.formula()}"]
     if isinstance(config, GroupAdvantage) and config.kind != "raw" and objective.has_off_policy_rows:
         displaced = " that stay" if objective.group.off_policy_when_accuracy_at_most is not None else ""

@@ -15,6 +15,7 @@ from luffy.config.objective import (
     AipoLoss,
     CispoLoss,
     ClippedSurrogateLoss,
+    DistillationLoss,
     EntropyLoss,
     KLLoss,
     LossConfig,
@@ -52,6 +53,8 @@ class TokenBatch:
     """Log-probabilities under the policy that sampled the tokens, constant; NaN where unknown."""
     logp_ref_BT: Tensor
     """Log-probabilities under the frozen reference, constant."""
+    logp_teacher_BT: Tensor
+    """Log-probabilities under the teacher of `rl.teacher`, constant."""
     advantage_BT: Tensor
     sequence_BT: Tensor
     """int64: tokens of the same sequence share a number."""
@@ -172,6 +175,18 @@ def kl(config: KLLoss, tokens: TokenBatch) -> Tensor:
     log_ratio_BT = tokens.logp_BT - _ANCHORS[config.against](tokens)
     log_ratio_BT = log_ratio_BT.clamp(-_MAX_ABS_LOG_RATIO, _MAX_ABS_LOG_RATIO)
     return _KL_ESTIMATORS[config.estimator](log_ratio_BT)
+
+
+@token_loss.register
+def distillation(config: DistillationLoss, tokens: TokenBatch) -> Tensor:
+    """-(log q - log mu) p / mu, q the teacher, mu the sampler: the reverse KL of a token as a policy gradient."""
+    ratio_BT = bounded_exp(tokens.logp_BT - logp_sampler(tokens))
+    return log_sampler_over_teacher(tokens).clamp(-_MAX_ABS_LOG_RATIO, _MAX_ABS_LOG_RATIO) * ratio_BT
+
+
+def log_sampler_over_teacher(tokens: TokenBatch) -> Tensor:
+    """`(B, T)` log(mu / q): on the sampler's own tokens, an unbiased estimate of KL(mu || q)."""
+    return logp_sampler(tokens) - tokens.logp_teacher_BT
 
 
 def _clipped_minimum(ratio_BT: Tensor, advantage_BT: Tensor, low: float, high: float) -> Tensor:

@@ -11,6 +11,7 @@ from luffy.rl.collector import GroupCollector
 from luffy.rl.experience import Experience, Sources
 from luffy.rl.generation import Generation
 from luffy.rl.tasks import RolloutTask
+from luffy.rl.teacher_prompts import TeacherPrompts
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.rollout_metrics import hint_metrics, learned_metrics, rollout_metrics, staleness_metrics
 from luffy.types import Group
@@ -38,9 +39,11 @@ class StepRunner:
         tasks: Sequence[RolloutTask],
         collector: GroupCollector,
         journal: RolloutJournal,
+        teacher_prompts: TeacherPrompts | None = None,
     ) -> None:
         self._settings = settings
         self._trainer = cluster.trainer
+        self._teacher_prompts = teacher_prompts
         self._experience = Experience(settings, Sources(tasks, collector, journal, cluster.trainer))
         self._generation = Generation(self._experience, cluster, settings.rl.max_staleness, settings.rl.steps)
 
@@ -50,7 +53,7 @@ class StepRunner:
         groups, metrics = self._generation.take(step)
         kept = self._experience.kept(step, groups)
         metrics |= self._group_metrics(step, groups, kept) | self._experience.metrics(step, groups)
-        metrics |= self._trainer.learn(kept, step)
+        metrics |= self._trainer.learn(self._as_taught(kept), step)
         self._experience.observe(step, groups)
         demonstrations = self._experience.hard_demonstrations(step) or ()
         if demonstrations:
@@ -76,6 +79,10 @@ class StepRunner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._generation.__exit__(kind, error, trace)
+
+    def _as_taught(self, groups: Sequence[Group]) -> Sequence[Group]:
+        """The groups with what the teacher is shown, where that is not the policy's own prompt."""
+        return groups if self._teacher_prompts is None else self._teacher_prompts.shown_in(groups)
 
     def _group_metrics(self, step: int, groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, float]:
         objective, rl = self._settings.objective, self._settings.rl

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
@@ -14,12 +15,14 @@ from transformers import PreTrainedTokenizerBase
 from luffy.cluster.protocol import Cluster
 from luffy.cluster.rl_cluster import open_cluster
 from luffy.config.environment import keeps_history
+from luffy.config.rl_teacher import ModelTeacher, SelfTeacher
 from luffy.config.settings import RLSettings
 from luffy.config.training import RLConfig
 from luffy.data.confidential_prompts import confidential_uids
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts
 from luffy.data.pass_rates import RATES_FILE, read_pass_rates
+from luffy.data.same_tokenizer import is_same_tokenizer
 from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.players import open_player
@@ -33,6 +36,7 @@ from luffy.rl.logp_gap import check_logp_gap
 from luffy.rl.rollout_samples import sample_rollouts
 from luffy.rl.step_runner import StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
+from luffy.rl.teacher_prompts import TeacherPrompts
 from luffy.rollout.engine import RolloutEngine, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
 from luffy.stages.continuation import adopt_shorter_run
@@ -46,8 +50,8 @@ from luffy.tracking.samples import SAMPLES_FILE, SampleRollout
 from luffy.tracking.token_budget import TokenBudget
 from luffy.tracking.tracker import Tracker
 from luffy.tracking.unanswered import advice_on_rollouts
-from luffy.training.base_model import copy_tokenizer
-from luffy.training.trainer import Trainer, TrainerSpec
+from luffy.training.base_model import copy_tokenizer, model_folder
+from luffy.training.trainer import TeacherSpec, Trainer, TrainerSpec
 from luffy.types import Group, Message, Prompt
 
 if TYPE_CHECKING:  # imported where there is a validation, since it loads all of an evaluation
@@ -158,7 +162,10 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     problems = _held_out_problems(settings, context, tokenizer)
     hints = _hints(settings, tokenizer)
     longest = max(_longest(tasks, settings.rl, hints), 0 if problems is None else problems.longest)
-    spec = TrainerSpec(settings, context.execution, model, context.out, longest, tokenizer.pad_token_id)
+    shown = _teacher_prompts(settings, context, tokenizer)
+    longest_shown = longest if shown is None else shown.longest + settings.rl.max_response_tokens
+    teacher = _teacher(settings, model, tokenizer, longest_shown)
+    spec = TrainerSpec(settings, context.execution, model, context.out, longest, tokenizer.pad_token_id, teacher)
     cluster = stack.enter_context(wrapping.cluster(open_cluster(spec)))
     opener = prompt_opener(tokenizer)
 
@@ -196,7 +203,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
 
     journal = RolloutJournal(context.out / "journal")
     return Components(
-        steps=stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal)),
+        steps=stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal, shown)),
         trainer=cluster.trainer,
         held_out=_held_out(settings, context, problems, cluster, graders, judges, tokenizer),
         read=read,
@@ -279,6 +286,30 @@ def _hints(settings: RLSettings, tokenizer: PreTrainedTokenizerBase) -> HintedPr
         return tuple(render_prompts(tokenizer, [messages])[0])
 
     return HintedPrompts(config, encode, settings.seed, settings.rl.steps)
+
+
+def _teacher_prompts(
+    settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase
+) -> TeacherPrompts | None:
+    """What the policy is shown as its own teacher; None: it is not."""
+    config = settings.rl.teacher
+    if not isinstance(config, SelfTeacher):
+        return None
+    return TeacherPrompts(tokenizer, read_prompts(context.inputs["data"] / _PROMPTS[settings.prompts]), config)
+
+
+def _teacher(settings: RLSettings, model: Path, tokenizer: PreTrainedTokenizerBase, longest: int) -> TeacherSpec | None:
+    """Where the teacher is; DataError where its tokens are not the policy's."""
+    config = settings.rl.teacher
+    if not isinstance(config, ModelTeacher):
+        return None if config is None else TeacherSpec(model, longest)
+    folder = model_folder(config.path)
+    if not is_same_tokenizer(load_tokenizer(folder), tokenizer):
+        raise DataError(
+            f"rl.teacher.path: the tokenizer of {config.path} is not the policy's, so it cannot score the policy's "
+            "tokens; take a teacher of the same family, or let it write traces instead (section synthesize)"
+        )
+    return TeacherSpec(folder, longest)
 
 
 def _longest(tasks: Sequence[RolloutTask], rl: RLConfig, hints: HintedPrompts | None) -> int:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.environment import EnvironmentConfig
 from luffy.config.synthesis import TeacherConfig
 from luffy.data.row_filters import with_instructions
+from luffy.data.same_tokenizer import is_same_tokenizer
 from luffy.data.templates import decode, encode_traces, prompt_opener, render_prompts, stop_token_ids
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.live_episode import EpisodeStart
@@ -189,18 +190,6 @@ def start_of(question: Question, messages: tuple[Message, ...], prompt_ids: tupl
     """The question as it is put to a teacher, with `messages`."""
     prompt = question.prompt
     return EpisodeStart(problem_of(prompt), prompt.ground_truth, messages, prompt_ids, question.seed)
-
-
-def is_same_tokenizer(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers give every text the same ids and end it with the same token."""
-    ends_alike = stop_token_ids(one) == stop_token_ids(other)
-    return ends_alike and _rules(one) == _rules(other)
-
-
-def _rules(tokenizer: PreTrainedTokenizerBase) -> object:
-    """How a tokenizer cuts text, without the padding and truncation that calls may leave switched on."""
-    rules = json.loads(tokenizer.backend_tokenizer.to_str())
-    return {name: value for name, value in rules.items() if name not in ("padding", "truncation", "post_processor")}
 
 
 def _usage(facts: AnswerFacts) -> Usage:

@@ -19,8 +19,8 @@ def collate(
 
     Tokens of an environment lie between response tokens, as context that the response mask leaves out.
 
-    What the models add is empty: `logp_old_BT` is NaN; `logp_ref_BT`, `value_old_BT` and `return_BT` are 0. Without
-    `group_accuracy_B` (SFT has no rollouts) the group accuracy is 0.
+    What the models add is empty: `logp_old_BT` is NaN; `logp_ref_BT`, `logp_teacher_BT`, `value_old_BT` and
+    `return_BT` are 0. Without `group_accuracy_B` (SFT has no rollouts) the group accuracy is 0.
     """
     width = max((row.num_tokens for row in trajectories), default=0)
     shape = (len(trajectories), width)
@@ -34,6 +34,7 @@ def collate(
         logp_old_BT=torch.full(shape, torch.nan, dtype=torch.float32),
         logp_behavior_BT=torch.full(shape, torch.nan, dtype=torch.float32),
         logp_ref_BT=torch.zeros(shape, dtype=torch.float32),
+        logp_teacher_BT=torch.zeros(shape, dtype=torch.float32),
         value_old_BT=torch.zeros(shape, dtype=torch.float32),
         return_BT=torch.zeros(shape, dtype=torch.float32),
         sequence_BT=torch.arange(len(trajectories)).unsqueeze(-1).repeat(1, width),

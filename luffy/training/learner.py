@@ -22,6 +22,7 @@ from luffy.objectives.schedules import AdaptiveCoefficients, schedule_multiplier
 from luffy.objectives.step import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
 from luffy.training.critic import Critic
+from luffy.training.distillation_teacher import DistillationTeacher
 from luffy.training.distributed import sum_over_ranks
 from luffy.training.frozen_policy import ReferencePolicy
 from luffy.training.memory_use import peak_memory
@@ -73,12 +74,15 @@ class Learner:
         pad_id: int,
         critic: Critic | None = None,
         reference: ReferencePolicy | None = None,
+        teacher: DistillationTeacher | None = None,
     ) -> None:
         assert (critic is not None) == objective.needs_critic
         assert (reference is not None) == objective.needs_reference
+        assert (teacher is not None) == objective.needs_teacher
         self.policy = policy
         self.critic = critic
         self._reference = reference
+        self._teacher = teacher
         self._objective = objective
         self._rl = rl
         self._pad_id = pad_id
@@ -101,9 +105,13 @@ class Learner:
         if self._reference is not None:
             with times.part("reference"):
                 batch = replace(batch, logp_ref_BT=self._reference.logprobs(batch))
+        if self._teacher is not None:
+            with times.part("teacher"):
+                batch = replace(batch, logp_teacher_BT=self._teacher.logprobs(batch, shard.rows))
         with times.part("update"):
             history = [self._update(take_rows(batch, rows), step, update) for update, rows in enumerate(shard.updates)]
-        times.count(self._flops(batch, len(shard.updates), step))
+        teaching = 0.0 if self._teacher is None else self._teacher.forward_flops(shard.rows)
+        times.count(self._flops(batch, len(shard.updates), step) + teaching)
         shares = {"batch/zero_advantage_share": _zero_variance_share(shard, batch)}
         return _mean_over_updates(history) | shares | times.metrics() | peak_memory()
 

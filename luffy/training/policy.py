@@ -169,6 +169,7 @@ def _token_batch(micro: TrainBatch, scores: tuple[Tensor, ...]) -> TokenBatch:
         logp_old_BT=torch.where(micro.logp_old_BT.isnan(), logp_BT.detach(), micro.logp_old_BT),
         logp_behavior_BT=micro.logp_behavior_BT,
         logp_ref_BT=micro.logp_ref_BT,
+        logp_teacher_BT=micro.logp_teacher_BT,
         advantage_BT=micro.advantage_BT,
         sequence_BT=micro.sequence_BT,
         selected_BT=micro.response_mask_BT,

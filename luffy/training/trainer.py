@@ -1,9 +1,10 @@
-"""The trainer: ranks that hold the policy (and its critic and reference), always called together.
+"""The trainer: ranks that hold the policy (and its critic, reference and teacher), always called together.
 
 `TrainerRank` runs in this process or in a Ray actor; `Trainer` drives the ranks, wherever they run.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,33 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from luffy.config.execution import ExecutionConfig
+from luffy.config.rl_teacher import ModelTeacher
 from luffy.config.settings import RLSettings
+from luffy.pipeline.machine.flops import ModelFlops
 from luffy.seeds import derive_seed
 from luffy.training.adapter import Adapter
 from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic
+from luffy.training.distillation_teacher import DistillationTeacher
 from luffy.training.frozen_policy import FrozenPolicy, ReferencePolicy, UnadaptedPolicy
 from luffy.training.group_sharding import shard_groups
 from luffy.training.learner import Learner, Metrics
 from luffy.training.policy import Policy, check_fits, load_causal_lm
+from luffy.training.policy_model import refuse_processed_logits
 from luffy.training.rank_calls import Ranks, call_everywhere
 from luffy.training.sharding import Shard, shard_rows
 from luffy.types import Group, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherSpec:
+    """Where the teacher of `rl.teacher` is."""
+
+    folder: Path
+    """Its model folder; the initial policy's where the policy is its own teacher."""
+    longest: int
+    """Largest number of tokens of a prompt that it is shown, with its response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,8 @@ class TrainerSpec:
     longest: int
     """Largest number of tokens of a prompt with its response."""
     pad_id: int
+    teacher: TeacherSpec | None = None
+    """None: the objective needs none."""
 
     def open_rank(self) -> "TrainerRank":
         """Load the models and prepare them for training; a collective call."""
@@ -161,7 +178,7 @@ class Trainer:
 
 
 def _learner(spec: TrainerSpec) -> Learner:
-    """The policy and, where the objective needs them, a critic and a reference policy."""
+    """The policy and, where the objective needs them, a critic, a reference policy and a teacher."""
     settings, execution = spec.settings, spec.execution
     rl, objective = settings.rl, settings.objective
 
@@ -174,7 +191,8 @@ def _learner(spec: TrainerSpec) -> Learner:
     adapter = None if lora is None else Adapter(model, lora, derive_seed(settings.seed, "adapter"))
     policy = Policy(model, rl.optimizer, execution, settings.dtype, rl.temperature, adapter)
 
-    def reference() -> ReferencePolicy:
+    @functools.cache  # one copy for a reference and for a policy that teaches itself
+    def initial() -> ReferencePolicy:
         return FrozenPolicy(start(), execution, rl.temperature) if adapter is None else UnadaptedPolicy(policy)
 
     return Learner(
@@ -183,5 +201,22 @@ def _learner(spec: TrainerSpec) -> Learner:
         rl=rl,
         pad_id=spec.pad_id,
         critic=None if rl.critic is None else Critic(start(), rl.critic, execution, settings.dtype),
-        reference=reference() if objective.needs_reference else None,
+        reference=initial() if objective.needs_reference else None,
+        teacher=_teacher(spec, policy, initial) if objective.needs_teacher else None,
     )
+
+
+def _teacher(spec: TrainerSpec, policy: Policy, initial: Callable[[], ReferencePolicy]) -> DistillationTeacher:
+    """The model that `rl.teacher` names, or the initial policy."""
+    settings, teacher = spec.settings, spec.settings.rl.teacher
+    assert teacher is not None and spec.teacher is not None
+    if not isinstance(teacher, ModelTeacher):
+        check_fits(
+            policy.causal_lm, spec.teacher.longest, "a prompt with its trace in rl.teacher.prompt, and a response,"
+        )
+        return DistillationTeacher(initial(), policy.flops, spec.pad_id)
+    model = load_causal_lm(spec.teacher.folder, teacher.dtype or settings.dtype)
+    check_fits(model, spec.teacher.longest, "a prompt and its response, scored by the teacher of rl.teacher,")
+    refuse_processed_logits(model)
+    frozen = FrozenPolicy(model, spec.execution, settings.rl.temperature)
+    return DistillationTeacher(frozen, ModelFlops.of_config(model.config.to_dict()), spec.pad_id)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from luffy.config.objective import TermConfig
+from luffy.config.objective import DistillationLoss, TermConfig
 from luffy.objectives.inspection import limited, logp_gradients
-from luffy.objectives.losses import TokenBatch, at_temperature
+from luffy.objectives.losses import TokenBatch, at_temperature, log_sampler_over_teacher
 from luffy.objectives.normalisation import passes, select
 from luffy.objectives.objective import LossOutput
 from luffy.objectives.ranks import SumOverRanks
@@ -88,6 +88,8 @@ class UpdateMetrics:
             shut_BT, own_BT = ~passes(micro, term.gate), select(micro, term.select)
             self._mean(f"actor/{term.name}_gated_fraction", shut_BT, own_BT)
         self._mean(f"actor/{term.name}_entropy", at_temperature(tokens, term.loss).entropy_BT, selected_BT)
+        if isinstance(term.loss, DistillationLoss):
+            self._mean(f"actor/{term.name}_reverse_kl", log_sampler_over_teacher(tokens), selected_BT)
         if not term.is_policy_gradient:
             return
         limited_BT = limited(tokens, term, selected_BT)
@@ -110,6 +112,7 @@ def _mean_names(terms: Sequence[TermConfig]) -> list[str]:
     for term in terms:
         names += [f"actor/{term.name}_entropy"]
         names += [f"actor/{term.name}_gated_fraction"] if term.gate is not None else []
+        names += [f"actor/{term.name}_reverse_kl"] if isinstance(term.loss, DistillationLoss) else []
         names += [f"actor/{term.name}_clip_fraction"] if term.is_policy_gradient else []
     return names
 

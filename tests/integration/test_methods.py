@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from patience import PATIENCE_S
-from safetensors.torch import load_file
+from reference.taught_presets import teacher_overrides
+from safetensors.torch import load_file, save_file
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.experiment import ExperimentConfig
@@ -42,6 +44,8 @@ EASY = (
 SMALL = {
     "relift": ("objective.interleaved_sft.buffer_size=2",),
     "exgrpo": ("objective.replay.start_accuracy=0.05",),
+    # English words take many of the tokens that this base's tokenizer has, and it has few positions.
+    "opsd": ('rl.teacher={kind: self, prompt: "{trace} {problem}"}',),
     "ppo": ("rl.critic.optimizer.lr=1e-3",),
     # The hint in front: this base knows what follows the question, and so solves some prompts with it.
     "guide": (
@@ -95,7 +99,22 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     data, model = build_graph(config)[:2]
     run_stage(data, config, folder / "data", {})
     run_stage(model, config, folder / "model", {"data": folder / "data"})
+    _disturb(folder / "model/model", folder / "teacher")
     return {"data": folder / "data", "model": folder / "model"}
+
+
+def _disturb(model: Path, out: Path) -> None:
+    """A model that differs from another a little: a teacher without a training of its own."""
+    shutil.copytree(model, out)
+    generator = torch.Generator().manual_seed(1)
+    weights = load_file(model / "model.safetensors")
+    noisy = {name: w + 0.02 * torch.randn(w.shape, generator=generator) for name, w in weights.items()}
+    save_file(noisy, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def taught(method: str, upstream: Mapping[str, Path]) -> list[str]:
+    """The teacher of a method that needs one, as overrides."""
+    return teacher_overrides(method, str(upstream["model"].parent / "teacher"))
 
 
 def run_rl(
@@ -110,7 +129,7 @@ def run_rl(
 def test_a_method_runs_three_steps_and_resumes_after_a_stop_to_the_same_bits(
     method: str, upstream: dict[str, Path], tmp_path: Path
 ) -> None:
-    config = experiment(method)
+    config = experiment(method, *taught(method, upstream))
     run_rl(config, tmp_path / "undisturbed", upstream)
     _undo_checkpoint_and_resume(config, upstream, tmp_path / "resumed")
     _assert_same_result(tmp_path / "undisturbed", tmp_path / "resumed")
@@ -120,13 +139,14 @@ def test_a_method_runs_three_steps_and_resumes_after_a_stop_to_the_same_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["exgrpo", "uft", "guide"])
+@pytest.mark.parametrize("method", ["exgrpo", "uft", "guide", "opd_rl"])
 def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
     method: str, upstream: dict[str, Path], tmp_path: Path
 ) -> None:
     """Killed before the second update of step 4: steps 3 and 4 lie in the journal, the last checkpoint is step 2's."""
-    config, out = experiment(method, *TWO_UPDATES), tmp_path / "killed"
-    arguments = [method, "8", str(out), str(upstream["data"]), str(upstream["model"])]
+    teacher = taught(method, upstream)
+    config, out = experiment(method, *TWO_UPDATES, *teacher), tmp_path / "killed"
+    arguments = [method, "8", str(out), str(upstream["data"]), str(upstream["model"]), *teacher]
     killed = subprocess.run([sys.executable, Path(__file__).with_name("killed_run.py"), *arguments], timeout=PATIENCE_S)
     assert killed.returncode == -signal.SIGKILL
     assert (out / "journal/step_000004.parquet").exists()
@@ -174,6 +194,8 @@ def _assert_reports_what_it_does(config: ExperimentConfig, rows: list[dict[str, 
         assert any(0 < row.get("actor/off_policy_gradient_share", 0) <= 1 for row in learned)
     if config.objective.needs_critic:
         assert all("critic/loss" in row for row in rows)
+    if config.objective.needs_teacher:
+        assert all(row["actor/distillation_reverse_kl"] != 0 and "perf/teacher_s" in row for row in rows)
     if config.objective.interleaved_sft is not None:
         assert any("actor/interleaved_loss" in row for row in rows)
     if config.objective.replay is not None:

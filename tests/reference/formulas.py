@@ -166,6 +166,14 @@ def kl(logp_T: Array, logp_q_T: Array, estimator: str) -> Loss:
     return x_T - 1 - np.log(x_T), 1 - x_T
 
 
+def distillation(logp_T: Array, logp_mu_T: Array, logp_teacher_T: Array) -> Loss:
+    """Thinking Machines Lab, "On-Policy Distillation" (2025): importance sampling, the advantage of a token being
+    minus its reverse KL, log q - log mu, which is held within 20 nats."""
+    advantage_T = -np.clip(logp_mu_T - logp_teacher_T, -20.0, 20.0)
+    ratio_T = np.exp(logp_T - logp_mu_T)
+    return -advantage_T * ratio_T, -advantage_T * ratio_T
+
+
 # ---- factors on token losses ----
 
 

@@ -24,6 +24,7 @@ from luffy.training.learner import batch_of
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
 from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward, learned_places
+from reference.taught_presets import teacher_overrides
 from reference.variants import ADAPTIVE, STEP, TOTAL_STEPS, VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +65,8 @@ def objective_of(case: str) -> ObjectiveConfig | None:
     if case in VARIANTS:
         return ObjectiveConfig.model_validate_json(json.dumps(yaml.safe_load(VARIANTS[case][0])))
     preset = case.removesuffix("_sft")
-    return load_experiment(ROOT / "exp_configs/smoke.yaml", [f"method={preset}", f"chain={chain_of(preset)}"]).objective
+    overrides = [f"method={preset}", f"chain={chain_of(preset)}", *teacher_overrides(preset)]
+    return load_experiment(ROOT / "exp_configs/smoke.yaml", overrides).objective
 
 
 def chain_of(preset: str) -> str:
@@ -266,6 +268,7 @@ def make_batch(case: str, model: PreTrainedModel, group_numbers: Sequence[int] |
         batch,
         logp_old_BT=_placed(batch, of_kept(noisy_logp(model, all_rows))),
         logp_ref_BT=_placed(batch, of_kept(noisy_logp(model, all_rows, seed=6))),
+        logp_teacher_BT=_placed(batch, of_kept(noisy_logp(model, all_rows, seed=7))),
     )
 
 
@@ -287,10 +290,12 @@ def reference_rows(
     groups: Sequence[int],
     logp_old: Sequence[Tensor],
     logp_start: Sequence[Tensor] | None = None,
+    logp_teacher: Sequence[Tensor] | None = None,
 ) -> list[ReferenceRow]:
     """The rows as the papers speak of them, from the trajectories themselves."""
     values = critic_values(rows)
-    start = logp_start or [torch.zeros(row.num_learnable, dtype=torch.float64) for row in rows]
+    zeros = [torch.zeros(row.num_learnable, dtype=torch.float64) for row in rows]
+    start, teacher = logp_start or zeros, logp_teacher or zeros
     written = [
         ReferenceRow(
             prompt_ids=row.prompt_ids,
@@ -301,6 +306,7 @@ def reference_rows(
             logp_old=logp_old[i],
             logp_sampler=torch.tensor(row.logp_behavior).double()[learned_places(row)],
             logp_start=start[i],
+            logp_teacher=teacher[i],
             value=values[i],
             group=groups[i],
             reward=row.reward,
@@ -343,7 +349,8 @@ def reference_loss(case: str, model: PreTrainedModel, temperature: float = 1.0) 
 
 def _written(case: str, model: PreTrainedModel) -> list[ReferenceRow]:
     rows, groups = trajectories(case)
-    return reference_rows(case, rows, groups, noisy_logp(model, rows), noisy_logp(model, rows, seed=6))
+    old, start, teacher = (noisy_logp(model, rows, seed) for seed in (5, 6, 7))
+    return reference_rows(case, rows, groups, old, start, teacher)
 
 
 def reference_optimizer(model64: torch.nn.Module) -> torch.optim.Optimizer:

@@ -11,6 +11,7 @@ from luffy.config import available_presets
 from luffy.config.objective import ObjectiveConfig
 from luffy.config.training import RLConfig, ScheduleConfig
 from luffy.objectives.schedules import schedule_multiplier
+from luffy.training.distillation_teacher import DistillationTeacher
 from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.group_sharding import shard_groups
 from luffy.training.learner import Learner, Metrics
@@ -71,8 +72,12 @@ def make_learner(preset: str, passes: int = 1, **settings: object) -> Learner:
     config = objective(preset)
     where = execution(**settings)
     reference = FrozenPolicy(tiny_model(seed=1), where, 1.0) if config.needs_reference else None
+    taught = (
+        DistillationTeacher(FrozenPolicy(tiny_model(seed=2), where, 1.0), None, 0) if config.needs_teacher else None
+    )
     rl = RL.model_copy(update={"passes": passes})
-    return Learner(Policy(tiny_model(), RL.optimizer, where, "float32"), config, rl, pad_id=0, reference=reference)
+    policy = Policy(tiny_model(), RL.optimizer, where, "float32")
+    return Learner(policy, config, rl, pad_id=0, reference=reference, teacher=taught)
 
 
 def two_updates(
@@ -87,8 +92,8 @@ def two_updates(
     optimizer = reference_optimizer(model64)
     with torch.no_grad():  # before the first of the two updates
         old = [evaluate(model64, row)[0] for row in rows]
-        start = [evaluate(tiny_model(seed=1).double(), row)[0] for row in rows]
-    written = reference_rows(preset, rows, index, old, start)
+        start, teacher = ([evaluate(tiny_model(seed).double(), row)[0] for row in rows] for seed in (1, 2))
+    written = reference_rows(preset, rows, index, old, start, teacher)
     whole = shard_of(rows, index, preset, passes=passes)
     dealt = [{whole.groups[row] for row in update} for update in whole.updates]
     for update, groups in enumerate(dealt):

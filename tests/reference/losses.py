@@ -162,6 +162,22 @@ def aipo(rows: Rows) -> Tensor:
     return mean(parts)
 
 
+def _distilled(r: Evaluated) -> Tensor:
+    """Thinking Machines, "On-Policy Distillation": importance sampling with -(log mu - log q) as the advantage."""
+    mu = torch.where(r.row.logp_sampler.isnan(), r.row.logp_old, r.row.logp_sampler)
+    return -(r.row.logp_teacher - mu) * (r.logp - mu).exp()
+
+
+def opd(rows: Rows) -> Tensor:
+    """The article's loss, token mean; arXiv 2601.18734 has another teacher."""
+    return mean(_own(rows, _distilled))
+
+
+def opd_rl(rows: Rows) -> Tensor:
+    """Bare policy gradient + 0.1 x distillation."""
+    return mean(_own(rows, _surrogate)) + 0.1 * opd(rows)
+
+
 # ---- with demonstrations, guided or replayed rows ----
 
 
@@ -297,6 +313,9 @@ REFERENCES: dict[str, Reference] = {
     "aipo": Reference("rollouts", estimators.centred, aipo),
     "ppo": Reference("rollouts", estimators.generalised, ppo),
     "relift": Reference("rollouts", estimators.centred, dapo),
+    "opd": Reference("rollouts", estimators.none, opd),
+    "opd_rl": Reference("rollouts", estimators.centred, opd_rl),
+    "opsd": Reference("rollouts", estimators.none, opd),
     "luffy": Reference("demonstrations", estimators.centred, mixed(_luffy_shape)),
     "luffy_no_shaping": Reference("demonstrations", estimators.centred, mixed(_unshaped)),
     "luffy_prefix": Reference("guided", estimators.centred, mixed(_luffy_shape)),

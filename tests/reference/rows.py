@@ -48,6 +48,8 @@ class ReferenceRow:
     """Under the policy that sampled the token; NaN where unknown."""
     logp_start: Tensor = field(default_factory=_empty)
     """Under the frozen policy that the stage started from."""
+    logp_teacher: Tensor = field(default_factory=_empty)
+    """Under the teacher of a distillation."""
     value: Tensor = field(default_factory=_empty)
     """The critic's value of the state before each token."""
     group: int = 0

@@ -99,6 +99,7 @@ def packed(parts: Sequence[Tokens], dtype: torch.dtype = torch.float64) -> Token
         logp_old_BT=row("logp_old_T"),
         logp_behavior_BT=row("logp_mu_T"),
         logp_ref_BT=row("logp_ref_T"),
+        logp_teacher_BT=row("logp_ref_T"),
         advantage_BT=row("advantage_T"),
         sequence_BT=torch.tensor([owner]),
         selected_BT=torch.ones_like(logp_BT, dtype=torch.bool),

@@ -4,6 +4,7 @@ from luffy.config.data import MixtureSource
 from luffy.config.draws import CurriculumSampling, PoolSampling
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.objective import DynamicSampling
+from luffy.config.rl_teacher import complaint_about_teacher
 
 
 def critic_has_its_use(config: ExperimentConfig) -> None:
@@ -21,6 +22,20 @@ def critic_has_its_use(config: ExperimentConfig) -> None:
             f"rl.critic.warmup_steps {config.rl.critic.warmup_steps} leaves none of the {config.rl.steps} RL steps to "
             "the policy; lower it"
         )
+
+
+def teacher_has_its_use(config: ExperimentConfig) -> None:
+    """`rl.teacher` is there if and only if a loss needs it, and can see what it is shown."""
+    if "rl" not in config.stages or config.rl is None or config.objective is None:
+        return
+    complaint = complaint_about_teacher(
+        config.rl.teacher,
+        is_needed=config.objective.needs_teacher,
+        has_environment=config.environment is not None,
+        without_traces=config.data.rl == "complement",
+    )
+    if complaint is not None:
+        raise ValueError(complaint)
 
 
 def old_policy_differs(config: ExperimentConfig) -> None:

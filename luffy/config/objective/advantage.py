@@ -93,6 +93,16 @@ class RawAdvantage(_Advantage):
         return "R_i"
 
 
+class NoAdvantage(_Advantage):
+    """A_i = 0: no term uses the rewards, which are measured all the same (pure distillation)."""
+
+    kind: Literal["none"]
+    population: ClassVar[Literal["joint"]] = "joint"
+
+    def formula(self) -> str:
+        return "0"
+
+
 class GeneralizedAdvantage(_Advantage):
     """GAE (arXiv 1506.02438) with the critic of `rl.critic`; the reward falls on the last token."""
 
@@ -114,6 +124,7 @@ AdvantageConfig = Annotated[
     | PassAtKAdvantage
     | GlobalBatchAdvantage
     | RawAdvantage
+    | NoAdvantage
     | GeneralizedAdvantage,
     Field(discriminator="kind"),
 ]
@@ -124,5 +135,6 @@ GroupAdvantage = (
     | PassAtKAdvantage
     | GlobalBatchAdvantage
     | RawAdvantage
+    | NoAdvantage
 )
 """Estimators that give each row one number."""

@@ -209,14 +209,28 @@ class KLLoss(StrictModel):
         return f"{_KL_FORMULAS[self.estimator]}, q = {_ANCHORS[self.against]}"
 
 
+class DistillationLoss(StrictModel):
+    """On-policy distillation: a policy gradient whose advantage at each token is log q - log mu, q the teacher.
+
+    Where mu is the policy, its expected gradient is that of the reverse KL, KL(pi_theta || q), of each token in its
+    context, later tokens left out (Thinking Machines Lab, "On-Policy Distillation", 2025; GKD, arXiv 2306.13649, and
+    MiniLLM, arXiv 2306.08543, minimise the same divergence). q is taken at the temperature of the rollouts, as mu is.
+    """
+
+    kind: Literal["distillation"]
+
+    def formula(self) -> str:
+        return "-(log q - log mu) p / mu, q = the teacher of rl.teacher"
+
+
 OnPolicySurrogate = (
     SurrogateLoss | ClippedSurrogateLoss | SequenceSurrogateLoss | CispoLoss | AipoLoss | TotalVariationMaskedLoss
 )
 OffPolicySurrogate = ShapedSurrogateLoss | MultipleImportanceLoss
-AuxiliaryLoss = NegativeLogLikelihoodLoss | EntropyLoss | KLLoss
+AuxiliaryLoss = NegativeLogLikelihoodLoss | EntropyLoss | KLLoss | DistillationLoss
 PolicyGradientLoss = OnPolicySurrogate | OffPolicySurrogate
 """Losses that weigh a token by its advantage; together they share the joint denominator."""
-BehaviorLoss = AipoLoss | TotalVariationMaskedLoss
+BehaviorLoss = AipoLoss | TotalVariationMaskedLoss | DistillationLoss
 """Losses whose ratio is against the sampler, so that they correct for it by themselves."""
 
 

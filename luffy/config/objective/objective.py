@@ -10,11 +10,18 @@ from luffy.config.objective.advantage import (
     GeneralizedAdvantage,
     GlobalBatchAdvantage,
     GroupAdvantage,
+    NoAdvantage,
     PassAtKAdvantage,
     RawAdvantage,
 )
 from luffy.config.objective.group import GroupConfig, ReplayConfig
-from luffy.config.objective.losses import EntropyLoss, KLLoss, NegativeLogLikelihoodLoss, ShapedSurrogateLoss
+from luffy.config.objective.losses import (
+    DistillationLoss,
+    EntropyLoss,
+    KLLoss,
+    NegativeLogLikelihoodLoss,
+    ShapedSurrogateLoss,
+)
 from luffy.config.objective.schedule import AdaptiveValue, depends_on_length
 from luffy.config.objective.terms import ImportanceCorrection, TermConfig, check_terms
 from luffy.config.strict import StrictModel
@@ -75,6 +82,11 @@ class ObjectiveConfig(StrictModel):
     def needs_reference(self) -> bool:
         """Whether a term compares with the policy the stage started from."""
         return any(isinstance(term.loss, KLLoss) and term.loss.against == "reference" for term in self.terms)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a term distils the teacher of `rl.teacher`."""
+        return any(isinstance(term.loss, DistillationLoss) for term in self.terms)
 
     @property
     def compares_with_old(self) -> bool:
@@ -168,7 +180,8 @@ class ObjectiveConfig(StrictModel):
     def _complaints_about_advantages(self) -> Iterator[str]:
         advantage = self.advantage
         surrogates = [term for term in self.terms if term.is_policy_gradient]
-        if not surrogates and not self._gated_by_outcome():
+        yield from self._complaints_about_rewards_without_use()
+        if not surrogates and not self._gated_by_outcome() and not self.needs_teacher:
             yield "no term uses the advantage: this is supervised learning; use the sft stage"
         if not surrogates and isinstance(advantage, GeneralizedAdvantage):
             yield "advantage.kind: gae has no effect: no surrogate uses it, and a critic would train for nothing"
@@ -183,8 +196,18 @@ class ObjectiveConfig(StrictModel):
         if isinstance(advantage, GroupAdvantage):
             yield from self._complaints_about_population(advantage)
 
+    def _complaints_about_rewards_without_use(self) -> Iterator[str]:
+        surrogates = [term.name for term in self.terms if term.is_policy_gradient]
+        if isinstance(self.advantage, NoAdvantage):
+            if surrogates:
+                yield f"advantage.kind: none leaves the surrogate {surrogates[0]!r} nothing to learn; use another kind"
+            if self.advantage.zero_truncated:
+                yield "advantage.zero_truncated has no effect with kind: none; remove it"
+        elif self.needs_teacher and not surrogates and not self._gated_by_outcome():
+            yield f"advantage.kind: {self.advantage.kind} has no effect: no term uses it; set kind: none"
+
     def _complaints_about_population(self, advantage: GroupAdvantage) -> Iterator[str]:
-        if isinstance(advantage, RawAdvantage):  # there is no baseline
+        if isinstance(advantage, RawAdvantage | NoAdvantage):  # there is no baseline
             return
         joint = advantage.population == "joint"
         size = self.group.size if joint else self._num_rollouts

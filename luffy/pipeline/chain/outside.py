@@ -8,7 +8,8 @@ from pathlib import Path
 
 from luffy.config.data import CustomSource, DataConfig, FileSource, HubSource
 from luffy.config.model import locate
-from luffy.config.settings import BaseSettings, PrepareDataSettings, StageSettings, SynthesizeSettings
+from luffy.config.rl_teacher import ModelTeacher
+from luffy.config.settings import BaseSettings, PrepareDataSettings, RLSettings, StageSettings, SynthesizeSettings
 from luffy.config.shipped import expand_pattern, local_path, template_file
 from luffy.errors import DataError
 from luffy.pipeline.chain.manifest import hash_file
@@ -36,6 +37,10 @@ def _named(settings: StageSettings) -> Iterator[Named]:
         for name, teacher in settings.synthesize.teachers.items():
             if teacher.path is not None and _is_local(teacher.path):
                 yield f"synthesize.teachers.{name}.path", teacher.path, Path(teacher.path).expanduser()
+    elif isinstance(settings, RLSettings):
+        teacher = settings.rl.teacher
+        if isinstance(teacher, ModelTeacher) and _is_local(teacher.path):
+            yield "rl.teacher.path", teacher.path, Path(teacher.path).expanduser()
     elif isinstance(settings, BaseSettings):
         yield from _model(settings.model.source, settings.model.chat_template)
 

@@ -14,11 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from luffy.config import ExperimentConfig
-from luffy.config.model import LoRAConfig
+from luffy.config.model import LoRAConfig, ModelConfig
 from luffy.config.objective import TermConfig
 from luffy.config.objective.losses import EntropyLoss, is_untempered
+from luffy.config.rl_teacher import ModelTeacher
 from luffy.pipeline.machine.adapter_shape import adapter_activation_bytes, adapter_parameters
-from luffy.pipeline.machine.architecture import ModelArchitecture
+from luffy.pipeline.machine.architecture import ModelArchitecture, architecture_of
 from luffy.pipeline.machine.engine_memory import hint_tokens, rl_engine_memory
 from luffy.pipeline.machine.gpu_memory import (
     DTYPE_BYTES,
@@ -143,7 +144,33 @@ class _Workload:
     """Whether a term uses the policy at temperature 1 besides the rollouts' temperature."""
     has_reference: bool = False
     has_critic: bool = False
+    teacher: "_Teaching | None" = None
     lora: LoRAConfig | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Teaching:
+    """The scoring pass of the teacher of `rl.teacher`."""
+
+    longest: int
+    """Tokens of the longest row that it is shown."""
+    model: ModelArchitecture | None = None
+    """A model of its own; None: the policy teaches itself, or the model's shape is unknown here."""
+    dtype_bytes: int = FLOAT32
+
+
+def _teaching(config: ExperimentConfig) -> _Teaching | None:
+    rl = config.rl
+    assert rl is not None
+    if rl.teacher is None:
+        return None
+    longest = config.data.max_prompt_tokens + rl.max_response_tokens
+    if isinstance(rl.teacher, ModelTeacher):
+        model = architecture_of(ModelConfig(path=rl.teacher.path))
+        return _Teaching(longest, model, DTYPE_BYTES[rl.teacher.dtype or config.model.dtype])
+    # No token is shorter than a byte: a bound for the words around the problem and the trace.
+    shown = config.data.max_trace_tokens + len(rl.teacher.prompt.encode())
+    return _Teaching(longest + shown, dtype_bytes=DTYPE_BYTES[config.model.dtype])
 
 
 def _sft_workload(config: ExperimentConfig) -> _Workload:
@@ -157,13 +184,15 @@ def _rl_workload(config: ExperimentConfig) -> _Workload:
     assert rl is not None and objective is not None
     terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
     shown = 0 if objective.learns_without_hints else hint_tokens(config)
+    teaches_itself = rl.teacher is not None and not isinstance(rl.teacher, ModelTeacher)
     return _Workload(
         longest=config.data.max_prompt_tokens + rl.max_response_tokens + shown,
         entropy_gradient=_differentiates_entropy(terms),
         untempered=rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms),
-        # The reference is the policy without its adapter.
-        has_reference=objective.needs_reference and lora is None,
+        # With an adapter the initial policy is the policy without it.
+        has_reference=(objective.needs_reference or teaches_itself) and lora is None,
         has_critic=rl.critic is not None,
+        teacher=_teaching(config),
         lora=None if lora is None else lora.without_dropout,
     )
 
@@ -192,7 +221,7 @@ class _TrainerMemory:
         """Weights, gradients and optimizer states, which do not depend on the batch."""
         critic = self._critic_parameters
         return tuple(
-            [*self._learning("", self._parameters, self._trained), *self._reference()]
+            [*self._learning("", self._parameters, self._trained), *self._reference(), *self._teacher()]
             + (self._learning("critic ", critic, critic) if self._workload.has_critic else [])
         )
 
@@ -203,8 +232,8 @@ class _TrainerMemory:
         return tuple(part for part in self.states() if not part.name.endswith("gradients"))
 
     def transient(self) -> tuple[Component, ...]:
-        """Peak of an update's temporary memory: in the head, in a layer's backward pass, or in Adam's step."""
-        return max(self._in_head(), self._in_layer(), self._in_step(), key=total_gib)
+        """Peak of temporary memory: in the head, in a layer's backward pass, in Adam's step, or in the teacher."""
+        return max(self._in_head(), self._in_layer(), self._in_step(), self._in_teacher(), key=total_gib)
 
     @property
     def _parameters(self) -> int:
@@ -271,6 +300,31 @@ class _TrainerMemory:
         parameters = self._shape.num_parameters
         words = f"{parameters:,} parameters x {self._bytes} bytes, whole on each rank"
         return [Component("frozen reference", parameters * self._bytes / GIB, words)]
+
+    def _teacher(self) -> list[Component]:
+        teacher = self._workload.teacher
+        if teacher is None or teacher.model is None:
+            return []
+        parameters = teacher.model.num_parameters
+        words = f"{parameters:,} parameters x {teacher.dtype_bytes} bytes, whole on each rank"
+        return [Component("frozen teacher", parameters * teacher.dtype_bytes / GIB, words)]
+
+    def _in_teacher(self) -> tuple[Component, ...]:
+        """A pass without gradient: what one layer allocates, and a chunk's logits."""
+        teacher = self._workload.teacher
+        if teacher is None:
+            return ()
+        shape = teacher.model or self._shape
+        tokens = max(self._execution.micro_batch_tokens, teacher.longest)
+        chunk = self._execution.logprob_chunk_tokens
+        logits, _ = head_bytes(shape, teacher.dtype_bytes, tokens, chunk, entropy_gradient=False)
+        layer = layer_activation_bytes(shape, teacher.dtype_bytes, by_sequence=True)
+        layer += 2 * teacher.dtype_bytes * shape.hidden_size  # the residual stream, before and after
+        words = f"{tokens:,} tokens x {layer:,} bytes"
+        return (
+            Component("teacher's layer", tokens * layer / GIB, words),
+            Component("teacher's logits", logits / GIB, f"{min(chunk, tokens):,} tokens at a time"),
+        )
 
     def _in_head(self) -> tuple[Component, ...]:
         chunk = min(self._execution.logprob_chunk_tokens, self._tokens)

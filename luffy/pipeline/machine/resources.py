@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from luffy.config import ExperimentConfig
+from luffy.config.model import ModelConfig
+from luffy.config.rl_teacher import ModelTeacher
 from luffy.config.stage_kinds import cluster_gpus, engine_gpus
 from luffy.errors import ConfigError
 from luffy.pipeline.machine.adapter_shape import linear_layers, missing_package
@@ -125,6 +127,13 @@ def _advice_on_engine(config: ExperimentConfig) -> list[str]:
     return [f"the embedded engine is slow for a model of this size; {better}"]
 
 
+def _teacher_of_unknown_shape(config: ExperimentConfig) -> str | None:
+    teacher = config.rl.teacher if "rl" in config.stages and config.rl is not None else None
+    if not isinstance(teacher, ModelTeacher) or architecture_of(ModelConfig(path=teacher.path)) is not None:
+        return None
+    return teacher.path
+
+
 def _notes(placement: Placement) -> list[str]:
     config, architecture = placement.config, placement.architecture
     address, here = config.execution.ray.address, placement.here_gib
@@ -140,6 +149,8 @@ def _notes(placement: Placement) -> list[str]:
         notes.append(f"{wanted} GPUs needed, this machine has {len(here)}")
     if architecture is None:
         notes.append(f"no memory estimate: the shape of {config.model.path} is unknown here; give a model folder")
+    elif (unknown := _teacher_of_unknown_shape(config)) is not None:
+        notes.append(f"the memory estimate lacks rl.teacher: the shape of {unknown} is unknown here")
     elif (placement.training_gpu_gib if placement.trains_on_ray else placement.generation_gpu_gib) is None:
         notes.append("memory not checked: no GPU found; set execution.gpu_memory_gb")
     return notes

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from reference.taught_presets import teacher_overrides
 
 from luffy.cli.objective_view import explain_experiment
 from luffy.config import load_experiment
@@ -17,7 +18,7 @@ METHODS = sorted(file.stem for file in (EXPERIMENTS / "methods").glob("*.yaml"))
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_term_of_a_method_is_explained(method):
-    overrides = [f"method={method}"]
+    overrides = [f"method={method}", *teacher_overrides(method)]
     explained = dict(explain_experiment("arithmetic", overrides))
     config = load_experiment("arithmetic", overrides)
     objectives = {"sft": config.sft and config.sft.objective, "rl": config.objective}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference import formulas
 from reference.token_cases import Tokens, assert_same, evaluate, packed, sequences, tokens
 
-from luffy.config.objective import EntropyLoss, KLLoss, NegativeLogLikelihoodLoss, TokenWeight
+from luffy.config.objective import DistillationLoss, EntropyLoss, KLLoss, NegativeLogLikelihoodLoss, TokenWeight
 from luffy.objectives.losses import token_loss
 
 LOG = math.log
@@ -72,6 +72,28 @@ def test_kl(estimator: str, against: str, case: Tokens) -> None:
     found = evaluate(KLLoss(kind="kl", estimator=estimator, against=against), case)
     other_T = {"reference": case.logp_ref_T, "old": case.logp_old_T, "behavior": case.logp_mu_T}[against]
     assert_same(found, formulas.kl(case.logp_T, other_T, estimator))
+
+
+@given(case=sequences(unknown=True))
+def test_distillation(case: Tokens) -> None:
+    """The teacher of a case is its reference; an unknown sampler is the policy before the step's updates."""
+    logp_mu_T = np.where(np.isnan(case.logp_mu_T), case.logp_old_T, case.logp_mu_T)
+    found = evaluate(DistillationLoss(kind="distillation"), case)
+    assert_same(found, formulas.distillation(case.logp_T, logp_mu_T, case.logp_ref_T))
+
+
+def test_the_expected_gradient_of_distillation_is_that_of_the_reverse_kl() -> None:
+    """Where the policy is the sampler: the sum over the vocabulary of p grad log p (log p - log q)."""
+    generator = torch.Generator().manual_seed(4)
+    logits_V = torch.randn(5, generator=generator, dtype=torch.float64).requires_grad_()
+    logq_V = torch.randn(5, generator=generator, dtype=torch.float64).log_softmax(-1)
+    logp_V = logits_V.log_softmax(-1)
+    (expected_V,) = torch.autograd.grad((logp_V.exp() * (logp_V - logq_V)).sum(), logits_V, retain_graph=True)
+    batch = packed([tokens(logp_V.tolist(), ref=logq_V.tolist())])
+    loss_BT = token_loss(DistillationLoss(kind="distillation"), batch)
+    (by_logp_BT,) = torch.autograd.grad(loss_BT.sum(), batch.logp_BT)
+    (found_V,) = torch.autograd.grad((logp_V.exp().detach() * by_logp_BT[0] * logp_V).sum(), logits_V)
+    torch.testing.assert_close(found_V, expected_V, rtol=0, atol=1e-12)
 
 
 def test_kl_by_hand() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from reference.row_batches import alone
+from reference.taught_presets import teacher_overrides
 from torch import Tensor
 
 from luffy.config import available_presets, load_experiment
@@ -31,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[3]
 STEPS = 200
 PROMPTS = 2
 BAD, GOOD, PROMPT = 0, 1, 2
+TEACHER_V = torch.tensor([0.0, 3.0], dtype=torch.float64)
+"""Logits of a teacher that is right nineteen times of twenty."""
 
 
 @dataclass
@@ -163,6 +166,7 @@ def _batch(toy: Toy, groups: Sequence[Group]) -> TrainBatch:
         batch,
         logp_old_BT=_logp(toy.logits_LV.detach(), batch),
         logp_ref_BT=_logp(toy.reference_LV, batch),
+        logp_teacher_BT=_logp(TEACHER_V.expand_as(toy.reference_LV), batch),
     )
 
 
@@ -192,6 +196,7 @@ def _descend(toy: Toy, terms: Sequence[TermConfig], batch: TrainBatch, step: int
         logp_old_BT=batch.logp_old_BT,
         logp_behavior_BT=batch.logp_behavior_BT.double(),
         logp_ref_BT=batch.logp_ref_BT,
+        logp_teacher_BT=batch.logp_teacher_BT,
         advantage_BT=batch.advantage_BT,
         sequence_BT=batch.sequence_BT,
         selected_BT=batch.response_mask_BT,
@@ -231,7 +236,7 @@ def _imitate_failures(toy: Toy, objective: ObjectiveConfig, step: int, lr: float
 
 def _preset(name: str) -> tuple[ObjectiveConfig | None, Sequence[TermConfig]]:
     """The objective of an RL preset, or the terms of one that is supervised."""
-    config = load_experiment(ROOT / "exp_configs/smoke.yaml", [f"method={name}"])
+    config = load_experiment(ROOT / "exp_configs/smoke.yaml", [f"method={name}", *teacher_overrides(name)])
     if "rl" in config.stages:
         assert config.objective is not None
         return config.objective, ()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from reference.row_batches import Row, alone, demonstration, objective_of, row_batch, tokens_of
+from reference.taught_presets import teacher_overrides
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.objective import (
@@ -90,7 +91,7 @@ def test_denominators_are_summed_over_ranks(mode: str) -> None:
 
 
 def _terms_of(preset: str) -> tuple[TermConfig, ...]:
-    config = load_experiment(ROOT / "exp_configs/smoke.yaml", [f"method={preset}"])
+    config = load_experiment(ROOT / "exp_configs/smoke.yaml", [f"method={preset}", *teacher_overrides(preset)])
     if "rl" in config.stages:
         assert config.objective is not None
         return config.objective.terms

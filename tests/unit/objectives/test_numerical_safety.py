@@ -72,6 +72,7 @@ def _extreme_tokens(one_sequence: bool) -> TokenBatch:
         logp_old_BT=logp_old_BT,
         logp_behavior_BT=logp_mu_BT,
         logp_ref_BT=logp_old_BT.flip(-1),
+        logp_teacher_BT=logp_old_BT.flip(-1),
         advantage_BT=advantage_BT,
         sequence_BT=torch.zeros_like(numbers_BT) if one_sequence else numbers_BT,
         selected_BT=torch.ones_like(numbers_BT, dtype=torch.bool),

@@ -21,6 +21,7 @@ def _tokens(logp: torch.Tensor, advantage: float, logp_behavior: float = float("
         logp_old_BT=full,
         logp_behavior_BT=full * logp_behavior,
         logp_ref_BT=full,
+        logp_teacher_BT=full,
         advantage_BT=full * advantage,
         sequence_BT=full.long(),
         selected_BT=full.bool(),

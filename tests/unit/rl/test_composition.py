@@ -19,6 +19,7 @@ import pytest
 import torch
 from patience import PATIENCE_S
 from reference.row_batches import tokens_of
+from reference.taught_presets import teacher_overrides
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.objective import DynamicSampling
@@ -109,7 +110,7 @@ def _decode(ids: Sequence[int]) -> str:
 def _settings(method: str, *more: str, steps: int = STEPS) -> RLSettings:
     overrides = [
         "chain=rl", f"method={method}", f"rl.prompts_per_step={PROMPTS}", f"rl.steps={steps}", *SMALL.get(method, ()),
-        *more,
+        *teacher_overrides(method), *more,
     ]  # fmt: skip
     nodes = build_graph(load_experiment(ROOT / "exp_configs/smoke.yaml", overrides))
     (settings,) = (node.settings for node in nodes if isinstance(node.settings, RLSettings))

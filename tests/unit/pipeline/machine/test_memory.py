@@ -385,6 +385,22 @@ def test_the_reference_of_an_adapter_takes_no_memory() -> None:
     assert with_reference.gib("frozen reference") == 0
 
 
+def test_a_teacher_adds_its_weights_and_a_policy_that_teaches_itself_a_copy() -> None:
+    """The teacher is of 1.5 billion parameters in float32; the copy is of the policy in bfloat16."""
+    teacher = "rl.teacher={kind: model, path: Qwen/Qwen2.5-1.5B, dtype: float32}"
+    lora = "model.lora={rank: 32, alpha: 64}"
+    by_model, by_itself, adapted = (
+        estimate_memory(seven_b(), experiment(*more), 79.0)[0]
+        for more in (("method=opd", teacher), ("method=opsd",), ("method=opsd", lora))
+    )
+    small = architecture_of(ModelConfig(path="Qwen/Qwen2.5-1.5B"))
+    assert small is not None
+    assert by_model.gib("frozen teacher") == pytest.approx(small.num_parameters * 4 / 2**30)
+    assert by_itself.gib("frozen reference") == pytest.approx(seven_b().num_parameters * 2 / 2**30)
+    assert by_model.gib("frozen reference") == by_itself.gib("frozen teacher") == 0
+    assert adapted.gib("frozen reference") == adapted.gib("frozen teacher") == 0
+
+
 def experiment(*overrides: str) -> ExperimentConfig:
     return load_experiment(SEVEN_B, ["execution.ray.placement=disaggregated", *overrides])
 
