@@ -31,7 +31,7 @@ class StageStatus:
     step: int
     total: int
     figures: dict[str, float]
-    """Of `reward`, `loss`, `tokens_per_s`, `logp_gap` and `accuracy` (held-out), those that are known."""
+    """The known ones among `reward`, `loss`, `tokens_per_s`, `logp_gap` and `accuracy` (held-out)."""
     seconds_left: float | None
     silent_s: float | None
     """Seconds since the stage last said anything; None before that."""

@@ -154,7 +154,7 @@ def test_a_silent_prefect_server_is_a_note():
 
 def test_a_key_that_is_not_set_is_broken_and_no_key_is_shown(monkeypatch):
     server = "{urls: ['http://127.0.0.1:1'], api_key_variable: LAB_KEY}"
-    config = load_experiment("exp_configs/smoke.yaml", [f"execution.teachers.big={server}"])
+    config = load_experiment("exp_configs/smoke.yaml", [f"execution.server={server}"])
     (missing,) = check_keys(config)
     assert missing.severity == "broken" and "LAB_KEY" in missing.found
     monkeypatch.setenv("LAB_KEY", "canary-4711")
