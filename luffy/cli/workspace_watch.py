@@ -31,7 +31,7 @@ class StageStatus:
     step: int
     total: int
     figures: dict[str, float]
-    """Of `reward`, `loss`, `tokens_per_s`, `logp_gap` and `accuracy` (held-out), those that are known."""
+    """The known ones among `reward`, `loss`, `tokens_per_s`, `logp_gap` and `accuracy` (held-out)."""
     seconds_left: float | None
     silent_s: float | None
     """Seconds since the stage last said anything; None before that."""
@@ -102,5 +102,7 @@ def _logged(watch: RunWatch, node: str) -> dict[str, float]:
         return {}
     found: dict[str, float] = {}
     for row in read_last_lines(entry.directory / METRICS_FILE, _TAIL_BYTES):
-        found |= {short: float(row[name]) for name, short in _NAMES.items() if isinstance(row.get(name), int | float)}
+        for name, short in _NAMES.items():
+            if isinstance(value := row.get(name), int | float):
+                found[short] = float(value)
     return found

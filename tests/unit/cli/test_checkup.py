@@ -25,6 +25,7 @@ from luffy.cli.checkup.software_checks import (
 from luffy.cli.checkup.trial_run import trial_run
 from luffy.cli.main import main
 from luffy.config import load_experiment
+from luffy.config.execution import ServerConfig
 from luffy.config.sandbox import SandboxConfig
 from luffy.pipeline.machine.gpus import Gpu
 from luffy.pipeline.workspace import Workspace
@@ -153,8 +154,10 @@ def test_a_silent_prefect_server_is_a_note():
 
 
 def test_a_key_that_is_not_set_is_broken_and_no_key_is_shown(monkeypatch):
-    server = "{urls: ['http://127.0.0.1:1'], api_key_variable: LAB_KEY}"
-    config = load_experiment("exp_configs/smoke.yaml", [f"execution.teachers.big={server}"])
+    server = ServerConfig(urls=("http://127.0.0.1:1",), api_key_variable="LAB_KEY")
+    plain = load_experiment("exp_configs/smoke.yaml")
+    execution = plain.execution.model_copy(update={"teachers": {"big": server}})
+    config = plain.model_copy(update={"execution": execution})
     (missing,) = check_keys(config)
     assert missing.severity == "broken" and "LAB_KEY" in missing.found
     monkeypatch.setenv("LAB_KEY", "canary-4711")
