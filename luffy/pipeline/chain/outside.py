@@ -38,9 +38,9 @@ def _named(settings: StageSettings) -> Iterator[Named]:
             if teacher.path is not None and _is_local(teacher.path):
                 yield f"synthesize.teachers.{name}.path", teacher.path, Path(teacher.path).expanduser()
     elif isinstance(settings, RLSettings):
-        teacher = settings.rl.teacher
-        if isinstance(teacher, ModelTeacher) and _is_local(teacher.path):
-            yield "rl.teacher.path", teacher.path, Path(teacher.path).expanduser()
+        scorer = settings.rl.teacher
+        if isinstance(scorer, ModelTeacher) and _is_local(scorer.path):
+            yield "rl.teacher.path", scorer.path, Path(scorer.path).expanduser()
     elif isinstance(settings, BaseSettings):
         yield from _model(settings.model.source, settings.model.chat_template)
 
