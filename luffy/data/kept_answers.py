@@ -41,7 +41,7 @@ class GradedAnswer:
     logprobs: tuple[float, ...] | None = None
     """One for each token of the trace by the policy's tokenizer, where the model sampled these very tokens."""
     turns: tuple[Message, ...] = ()
-    """Of an episode: the model's, and the environment's answers between them; `text` is then all of them as lines."""
+    """The model's turns in an episode and the environment's between them; `text` is then all of them as lines."""
     origin: Origin | None = None
     """Where training data is rewritten: whether the expert's trace was in the prompt."""
 

@@ -55,8 +55,8 @@ class TeacherAnswer:
     logprobs: tuple[float, ...] | None = None
     """The teacher's own, one for each token of the trace by the policy's tokenizer, where these are its tokens."""
     turns: tuple[Message, ...] = ()
-    """Of an episode of many turns: the teacher's, and the environment's answers between them. Of a single turn of an
-    episode (`luffy.synthesis.episode_answers`): what the environment wrote before it."""
+    """The teacher's turns in an episode of many, and the environment's between them. For a single turn that is logged
+    on its own (`luffy.synthesis.episode_answers`): what the environment wrote before it."""
     measures: Mapping[str, float] = field(default_factory=dict)
     """What was measured of an episode."""
     reason: str = ""

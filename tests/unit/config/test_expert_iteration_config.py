@@ -36,7 +36,6 @@ def test_the_shipped_experiment_has_three_rounds_on_traces_of_its_own():
         (["expert_iteration.rounds=0"], "expert_iteration.rounds"),
         (["expert_iteration.rounds=1", "expert_iteration.start_from=previous"], "start_from: previous has no effect"),
         (["stages=[prepare_data, base, sample, evaluate, report]"], "rounds 3 has no effect without the stage sft"),
-        (["environment={kind: tools, tools: [calculator]}"], "the stage sample answers in single turns"),
         (["sample.engine=openai"], "execution.server.urls: missing; sample.engine: openai"),
         (["sample.engine=vllm", "sample.temperature=0.005"], "sample.temperature 0.005 is below vLLM's lowest"),
         (["execution.vllm.engines=2"], "difficulty.engine or sample.engine: vllm"),

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from reference.taught_presets import teacher_overrides
 
 from luffy.config import available_presets, load_experiment
 from luffy.config.comparison import load_comparison
@@ -96,7 +97,7 @@ def test_their_chat_template_opens_the_reasoning():
 @pytest.mark.parametrize("name", available_presets("methods"))
 def test_every_method_loads_over_smoke(name):
     chain = "sft" if name in ("sft", "dft") else "rl"
-    config = load_experiment(ROOT / "smoke.yaml", [f"method={name}", f"chain={chain}"])
+    config = load_experiment(ROOT / "smoke.yaml", [f"method={name}", f"chain={chain}", *teacher_overrides(name)])
     assert (config.objective is not None) == (chain == "rl")
     assert config.method == name
 
@@ -107,7 +108,9 @@ def test_every_group_has_eight_rows_and_every_method_names_its_paper_and_denomin
     assert "arXiv" in comment or "LUFFY paper" in comment
     assert "# Normaliser:" in comment or "Normaliser, " in comment or "normaliser" in comment
     if name not in ("sft", "dft"):
-        objective = load_experiment(ROOT / "smoke.yaml", [f"method={name}", "chain=rl"]).objective
+        objective = load_experiment(
+            ROOT / "smoke.yaml", [f"method={name}", "chain=rl", *teacher_overrides(name)]
+        ).objective
         assert objective is not None and objective.group.size == 8
 
 

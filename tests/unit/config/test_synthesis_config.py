@@ -64,7 +64,10 @@ def test_sft_examples_are_chosen_once_their_traces_are_there():
             (teachers(), SERVED, "data.filters.difficulty=easy"),
             r"data\.filters\.difficulty sorts prompts by",
         ),
-        ((teachers(), SERVED, "environment={kind: guess_number}"), r"synthesize asks for single turns"),
+        (
+            (teachers(), SERVED, "synthesize.prompts=all", "synthesize.rewrite={}", "environment={kind: guess_number}"),
+            r"traces are rewritten in single turns",
+        ),
         (("stages=[prepare_data, base, synthesize]", "chain=null", "method=null"), r"synthesize: missing"),
     ],
 )

@@ -1,6 +1,7 @@
 """A mixture of environments: which part plays, what it counts, and what is refused."""
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ def mixture(**scoring: object) -> MixtureEnvironment:
         "tools": {"environment": {"kind": "tools", "tools": ["calculator"]}, "plays": ["sums", "products"]},
         "game": {"environment": {"kind": "guess_number"}, "plays": ["games"]},
     }
-    return MixtureEnvironment.model_validate({"kind": "mixture", "parts": parts, "scoring": scoring})
+    return MixtureEnvironment.model_validate_json(json.dumps({"kind": "mixture", "parts": parts, "scoring": scoring}))
 
 
 def begun(data_source: str, **info: object) -> MixedEpisode:
@@ -78,4 +79,4 @@ def test_a_count_of_one_part_weighs_nothing_in_the_other() -> None:
 def test_parts_that_cannot_be_told_apart_are_refused(part: dict[str, object], message: str) -> None:
     values = mixture().model_dump()
     with pytest.raises(ValidationError, match=message):
-        MixtureEnvironment.model_validate({**values, "parts": {**values["parts"], "game": part}})
+        MixtureEnvironment.model_validate_json(json.dumps({**values, "parts": {**values["parts"], "game": part}}))

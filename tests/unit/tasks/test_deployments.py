@@ -25,8 +25,8 @@ DEPLOYMENTS = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
 THIN = [one for one in DEPLOYMENTS if "config_file" in one["parameters"]]
 (FORM,) = [one for one in DEPLOYMENTS if "experiment" in one["parameters"]]
 ARITHMETIC = Path("exp_configs/arithmetic.yaml")
-MANY_RUNS = [*Path("exp_configs").glob("compare_*"), *Path("exp_configs").glob("grid_*")]
-"""Comparisons and grids, which are no experiments."""
+MANY_RUNS = [file for kind in ("compare", "grid", "study") for file in Path("exp_configs").glob(f"{kind}_*")]
+"""Comparisons, grids and studies, which are no experiments."""
 
 
 def flow_of(deployment):
