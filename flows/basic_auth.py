@@ -36,7 +36,7 @@ class ServerAddress:
     @property
     def own_names(self) -> tuple[str, ...]:
         """Every name under which it may be called, besides `localhost`."""
-        return (*self.names, socket.gethostname(), self.host)
+        return (*self.names, socket.gethostname(), socket.getfqdn(), self.host)
 
     @property
     def is_loopback(self) -> bool:

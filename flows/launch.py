@@ -77,10 +77,15 @@ def call_flow(
         try:
             flow(**parameters)
         except HTTPStatusError as error:
-            if error.response.status_code != codes.UNAUTHORIZED:
+            host, status = error.request.url.host, error.response.status_code
+            if status == codes.FORBIDDEN:
+                raise UserError(
+                    f"the Prefect server at {host} is not known by that name; start it with luffy serve --name {host}"
+                ) from None
+            if status != codes.UNAUTHORIZED:
                 raise
             raise UserError(
-                f"the Prefect server at {error.request.url.host} asks for its name and password; export "
+                f"the Prefect server at {host} asks for its name and password; export "
                 "PREFECT_API_AUTH_STRING='NAME:PASSWORD' as it was set for the server"
             ) from None
         except TransportError as error:

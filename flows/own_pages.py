@@ -56,8 +56,8 @@ class ServerNames:
         """Why a request with these headers is refused, in one line; None: it is taken."""
         if len(hosts) != 1 or not self.knows(hosts[0]):
             return "this server is not known by the name in Host; start it with --name NAME to allow another one"
-        if any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins):
-            return "the request comes from a page of another server (Origin)"
+        if any(_place(origin) != hosts[0].lower() for origin in origins):
+            return "the request comes from a page of another server (Origin); a proxy has to pass the name on as Host"
         return None
 
 
@@ -80,6 +80,14 @@ class OwnPages:
         else:
             await receive()  # the request to connect, which has to be taken first
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal})
+
+
+def _place(origin: str) -> str:
+    """Host and port of an origin; empty where it has none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _is_address(name: str) -> bool:

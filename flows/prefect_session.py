@@ -33,7 +33,7 @@ _DEFAULTS = {
     "PREFECT_CLI_PROMPT": "false",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "luffy",
 }
-_LOCAL_NAMES = (LOOPBACK, "localhost")
+_LOCAL_NAMES = (LOOPBACK, "localhost", "::1")
 _MAX_HEALTH_BYTES = 64
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 3.0
@@ -162,7 +162,8 @@ def _spare_the_proxy() -> None:
     # The lower-case name wins over the other wherever both are read.
     spared = [host.strip() for host in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")]
     if "*" not in spared:
-        served = reachable_host(os.environ.get("PREFECT_SERVER_API_HOST", LOOPBACK))
+        # Without the brackets of an IPv6 address: httpx would read its end as a port.
+        served = reachable_host(os.environ.get("PREFECT_SERVER_API_HOST", LOOPBACK)).strip("[]")
         known = dict.fromkeys([*filter(None, spared), *_LOCAL_NAMES, served])
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(known)
 

@@ -49,8 +49,7 @@ def run_study(
         check_resources(candidate.config)
     chosen = None
     if as_committed:
-        reported = read_study_results(result_files(study.path, study.config.name)).chosen
-        chosen = {study.tuned_cell(cell) or cell: reported.get(cell, {}) for cell in selected}
+        chosen = read_study_results(result_files(study.path, study.config.name)).chosen_for(study, selected)
     with open_study(study, selected, find_workspace(), verify=verify) as running:
         outcome = run_cells(running, study, selected, chosen=chosen, budget_hours=budget_hours)
     if outcome.failures:

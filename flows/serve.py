@@ -80,7 +80,8 @@ _CRASH_SILENT_RUNS = {
 }
 _ENDED = "the server that ran it was ended; start the run again, and its stages resume"
 _POOL_TIMEOUT_S = 60.0
-_GRACE_S = 15.0
+_GRACE_S = 35.0
+"""For runs under way when the server ends: the default of `execution.grace_s`, and for their own clean-up."""
 _POLL_S = 0.5
 
 

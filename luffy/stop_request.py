@@ -82,7 +82,8 @@ def deferring_stop_requests(grace_s: float, at_deadline: Callable[[], None]) -> 
 
 
 def _receive(number: int, frame: FrameType | None) -> None:
-    if _requests.is_deferred and number not in _requests.received:
+    # Also just after the block: the supervisor's signal may follow that of the scheduler into the clean-up.
+    if (_requests.is_deferred or _requests.first.is_set()) and number not in _requests.received:
         _requests.received.add(number)
         _requests.first.set()
         return

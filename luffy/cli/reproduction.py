@@ -8,6 +8,7 @@ from luffy.config.study import Study
 from luffy.errors import UserError
 from luffy.evaluation.study.study_progress import StudyProgress
 from luffy.evaluation.study.study_results import (
+    REPORTED,
     StudyResults,
     collect_runs,
     first_difference,
@@ -31,17 +32,22 @@ def fresh_workspace(study: Study, root: Path) -> Workspace:
 
 
 def needed_results(study: Study, cells: Sequence[str]) -> StudyResults:
-    """The committed results; UserError where they have nothing of one of the cells."""
+    """The committed results; UserError where a run of one of the cells is missing."""
     committed = read_study_results(result_files(study.path, study.config.name))
+    there = {(row.cell, row.arm, row.seed) for row in committed.outcomes if row.role == REPORTED}
     for cell in cells:
-        if cell not in committed.chosen:
-            raise UserError(f"{study.path}: the committed results have no run of cell {cell}; collect it first")
+        wanted = [(cell, arm, seed) for arm in study.config.arms for seed in study.seeds(cell)]
+        if missing := [f"{arm} {seed}" for _, arm, seed in wanted if (cell, arm, seed) not in there]:
+            raise UserError(
+                f"{study.path}: of cell {cell}, the committed results lack {len(missing)} of {len(wanted)} runs "
+                f"({missing[0]} is the first); finish and collect it before it is run again"
+            )
     return committed
 
 
 def compare_again(study: Study, cells: Sequence[str], workspace: Workspace) -> str | None:
     """Where the runs in `workspace` differ from the committed ones, in a line; None where they are equal."""
     committed = needed_results(study, cells)
-    chosen = {study.tuned_cell(cell) or cell: committed.chosen[cell] for cell in cells}
+    chosen = committed.chosen_for(study, cells)
     again = collect_runs(study.reported_runs(cells, chosen), StudyProgress(study, workspace))
     return first_difference(committed.of_cells(cells), again.of_cells(cells))

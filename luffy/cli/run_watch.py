@@ -92,8 +92,8 @@ class RunWatch:
         """Nothing happens any more, whatever the last events say."""
         for node, line in self._lines.items():
             if line.state in _OPEN:
-                entry = self.record.stages[node]
-                done = read_manifest(entry.directory) is not None
+                entry = self.record.stages.get(node)  # None: `gc` has deleted the run meanwhile
+                done = entry is not None and read_manifest(entry.directory) is not None
                 failed = self.record.condition == "failed"
                 line.state = "finished" if done else "failed" if failed else "interrupted"
                 line.ended = line.ended or line.last_time or line.began

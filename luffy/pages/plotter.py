@@ -19,6 +19,7 @@ _COLORS = ("c1", "c2", "c3", "c4", "c5", "c7")
 _FIXED = {
     "fg": "#1c1e21", "muted": "#666a70", "grid": "#e6e6e2", "c1": "#2b66c9", "c2": "#d2691e", "c3": "#2e8b57",
     "c4": "#9a4fb5", "c5": "#b8960c", "c6": "#8a9199", "c7": "#b03a48",
+    "c8": "#1f9aa8",
 }  # fmt: skip
 """The light style of `templates/report.css`."""
 _MAX_POINTS = 400

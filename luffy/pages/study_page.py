@@ -13,7 +13,7 @@ from luffy.pages.rendering import render
 from luffy.pages.score_cells import score_cell
 from luffy.pages.tables import Table, TableCell, Tone, text_table
 
-_COLORS = ("c1", "c2", "c3", "c4", "c5", "c7", "c6")
+_COLORS = ("c1", "c2", "c3", "c4", "c5", "c7", "c6", "c8")
 _NONE = "–"
 _TONES: dict[str, Tone] = {"ahead": "better", "behind": "worse", "not distinguishable": ""}
 

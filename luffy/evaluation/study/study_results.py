@@ -98,6 +98,13 @@ class StudyResults:
                 found.setdefault(row.cell, {})[row.arm] = row.point
         return found
 
+    def chosen_for(self, study: Study, cells: Iterable[str]) -> dict[str, dict[str, int]]:
+        """The points that `cells` reported, by the cell that tuned them and arm."""
+        found: dict[str, dict[str, int]] = {}
+        for cell in cells:
+            found.setdefault(study.tuned_cell(cell) or cell, {}).update(self.chosen.get(cell, {}))
+        return found
+
 
 def result_files(design: Path, name: str) -> tuple[Path, Path]:
     """The files of measures and of outcomes, beside the `design`."""
