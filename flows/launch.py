@@ -49,8 +49,11 @@ def launch(
         module, _, name = flow.partition(":")
         call_flow(getattr(importlib.import_module(module), name), parameters, server, warm)
     except KeyboardInterrupt:
+        from luffy.tasks.cancellation import was_cancelled  # late: it imports Prefect
+
         show_error("interrupted; the same command resumes")
-        return EXIT_TEMPORARY if terminated.is_set() else EXIT_INTERRUPTED
+        # Whoever cancels a run does not want a scheduler to start it again.
+        return EXIT_TEMPORARY if terminated.is_set() and not was_cancelled() else EXIT_INTERRUPTED
     return EXIT_OK
 
 

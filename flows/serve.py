@@ -80,6 +80,8 @@ _CRASH_SILENT_RUNS = {
 }
 _ENDED = "the server that ran it was ended; start the run again, and its stages resume"
 _POOL_TIMEOUT_S = 60.0
+_REQUEST_TIMEOUT_S = 60.0
+"""Long, since a machine that trains leaves the server little time."""
 _GRACE_S = 35.0
 """For runs under way when the server ends: the default of `execution.grace_s`, and for their own clean-up."""
 _POLL_S = 0.5
@@ -245,12 +247,20 @@ def close_dead_runs(url: str) -> None:
     open_states = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
     try:
         found = httpx.post(
-            f"{url}/flow_runs/filter", json={**known, "flow_runs": open_states}, headers=authorization(), timeout=10.0
+            f"{url}/flow_runs/filter",
+            json={**known, "flow_runs": open_states},
+            headers=authorization(),
+            timeout=_REQUEST_TIMEOUT_S,
         )
         for run in found.raise_for_status().json():
             ended = "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED"
             state = {"state": {"type": ended, "name": ended.capitalize(), "message": _ENDED}, "force": True}
-            httpx.post(f"{url}/flow_runs/{run['id']}/set_state", json=state, headers=authorization(), timeout=10.0)
+            httpx.post(
+                f"{url}/flow_runs/{run['id']}/set_state",
+                json=state,
+                headers=authorization(),
+                timeout=_REQUEST_TIMEOUT_S,
+            )
     except httpx.HTTPError:
         return  # the server is gone; the next one does this when it starts
 
@@ -258,20 +268,22 @@ def close_dead_runs(url: str) -> None:
 def _watch_for_silent_runs(url: str) -> None:
     """Make the automation, unless an earlier server over this database has."""
     known = (
-        httpx.post(f"{url}/automations/filter", json={}, headers=authorization(), timeout=10.0)
+        httpx.post(f"{url}/automations/filter", json={}, headers=authorization(), timeout=_REQUEST_TIMEOUT_S)
         .raise_for_status()
         .json()
     )
     if all(automation["name"] != _CRASH_SILENT_RUNS["name"] for automation in known):
         httpx.post(
-            f"{url}/automations/", json=_CRASH_SILENT_RUNS, headers=authorization(), timeout=10.0
+            f"{url}/automations/", json=_CRASH_SILENT_RUNS, headers=authorization(), timeout=_REQUEST_TIMEOUT_S
         ).raise_for_status()
 
 
 def _say(address: ServerAddress, workspace: Workspace, num_gpus: int) -> None:
     url = address.url
     found, known = (
-        httpx.post(f"{url}/{what}/filter", json={}, headers=authorization(), timeout=10.0).raise_for_status().json()
+        httpx.post(f"{url}/{what}/filter", json={}, headers=authorization(), timeout=_REQUEST_TIMEOUT_S)
+        .raise_for_status()
+        .json()
         for what in ("deployments", "flows")
     )
     flows = {flow["id"]: flow["name"] for flow in known}

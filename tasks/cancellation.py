@@ -19,6 +19,12 @@ from luffy.tasks.prefect_faults import tolerating_prefect
 _POLL_S = 3.0
 _REQUEST_TIMEOUT_S = 60.0
 _SETTLE_S = 30.0
+_cancelled = threading.Event()
+
+
+def was_cancelled() -> bool:
+    """Whether a run of this process was cancelled."""
+    return _cancelled.is_set()
 
 
 @contextmanager
@@ -38,6 +44,7 @@ def _watch(flow_run: UUID, ended: threading.Event) -> None:
     client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
     while not ended.wait(_POLL_S):
         if _state(client, flow_run) in ("CANCELLING", "CANCELLED"):
+            _cancelled.set()
             # Not a daemon: the process must not end before this thread.
             threading.Thread(target=_settle, args=(client, flow_run), name="cancelled", daemon=False).start()
             # A shell script starts background processes with SIGINT ignored.

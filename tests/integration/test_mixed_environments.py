@@ -81,8 +81,9 @@ def test_metrics_and_samples_tell_the_parts_apart(mixed: Experiment) -> None:
     for row in metrics:
         assert {"reward/tools/mean", "reward/game/correct_share", "rollout/game/guesses_mean"} <= set(row)
         assert row["rollout/part/tools_mean"] == row["rollout/part/game_mean"] == 0.5
-    (evaluation,) = (plan.directory for plan in mixed.plan() if plan.node.name.startswith("evaluate"))
-    for record in read_samples_of(evaluation):
+    evaluations = [plan.directory for plan in mixed.plan() if plan.node.name.startswith("evaluate")]
+    assert evaluations
+    for record in (each for directory in evaluations for each in read_samples_of(directory)):
         assert record.measures["part/tools"] == (record.suite == "chains")
 
 
@@ -93,7 +94,7 @@ def test_the_policys_own_episodes_become_traces_of_many_turns_that_sft_learns(tm
         f"data.corpus={{{CHAINS}, num_prompts: 256, num_operations: [1], by_calculator: [multiply], unique: false}}",
         f"data.suites={{chains: {{{CHAINS}, num_prompts: 4}}}}",
         "data.max_trace_tokens=96",
-        "base={steps: 120, batch_size: 32, optimizer: {lr: 3e-3}}",
+        "base={steps: 300, batch_size: 64, optimizer: {lr: 6e-3}}",
         "sample={num_samples: 4, max_response_tokens: 96, keep: {choose: first, max_per_prompt: 2}}",
         "expert_iteration.rounds=1",
     ]
