@@ -99,7 +99,7 @@ def test_the_policys_own_episodes_become_traces_of_many_turns_that_sft_learns(tm
         "expert_iteration.rounds=1",
     ]
     experiment = played(tmp_path, "tools_expert_iteration.yaml", changes)
-    folder = experiment.plan_node("sample").directory
+    (folder,) = (plan.directory for plan in experiment.plan() if plan.node.stage == "sample")
     card = read_sample_card(folder / "card.json")
     traces = [trace for prompt in read_prompts(folder / "sampled.parquet") for trace in prompt.traces]
     assert card.kept.traces == len(traces) > 0
