@@ -126,9 +126,9 @@ def test_requests_to_this_machine_bypass_the_proxy(listener, monkeypatch):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ({}, "127.0.0.1,localhost"),
-        ({"NO_PROXY": "intranet, localhost"}, "intranet,localhost,127.0.0.1"),
-        ({"NO_PROXY": "old", "no_proxy": "intranet"}, "intranet,127.0.0.1,localhost"),
+        ({}, "127.0.0.1,localhost,::1"),
+        ({"NO_PROXY": "intranet, localhost"}, "intranet,localhost,127.0.0.1,::1"),
+        ({"NO_PROXY": "old", "no_proxy": "intranet"}, "intranet,127.0.0.1,localhost,::1"),
         ({"NO_PROXY": "*", "no_proxy": "*"}, "*"),
     ],
 )
