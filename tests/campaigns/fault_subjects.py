@@ -48,7 +48,7 @@ _ORPHAN_S = 20.0
 _GRID = """\
 name: small_grid
 experiment: {smoke}
-overrides: [chain=sft, "stages=[prepare_data, base, sft]"]
+overrides: [chain=sft, "stages=[prepare_data, base, sft, evaluate]", evaluation.max_response_tokens=16]
 grid: {{sft.num_traces: [4, 8]}}
 seeds: [1]
 """
@@ -299,18 +299,14 @@ def prepare_subjects(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim) 
     for name in (*LIBRARIES, *(f"luffy.stages.{stage}" for stage in STAGE_KINDS)):
         importlib.import_module(name)  # once, and not in every fork
     log = kept / "log.txt"
-    plain = open_experiment(
-        load_experiment(SMOKE, ["execution.checkpoint.keep=9"]), Workspace(roots / "plain"), sweep_steps=_SWEPT
-    )
-    os.environ[WORKSPACE_VARIABLE] = str(roots / "plain")
-    make_chain(plain, shim, log)
+    plain = _plain(roots / "plain", shim, log)
     for kind in [kind for kind in kinds if kind in _PLAIN]:
         yield _stage(kind, plain, log)
     sampled = [kind for kind in kinds if kind in ("difficulty", "sample", "synthesize")]
     for kind in sampled:
         experiment = _sampled(kind, roots / "sampled", shim, log)
         os.environ[WORKSPACE_VARIABLE] = str(roots / "sampled")
-        make_chain(experiment, shim, log)
+        make_chain(experiment, shim, log, last=kind)
         yield _stage(kind, experiment, log)
     yield from _commands(roots, kept, kinds, shim, plain)
 
@@ -331,9 +327,19 @@ def _commands(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim, plain: 
             run_command(arguments, Path(root), shim, None, log)  # so that its runs are finished
             yield RunSubject(kind, plain, log, arguments)
     if "gc" in kinds:
-        shutil.rmtree(roots / "plain" / "runs", ignore_errors=True)
-        fork(lambda: run_chain(plain), shim, None, log)
-        yield GcSubject("gc", plain, log)
+        lone = _plain(roots / "gc", shim, log)  # without the results of the grid and the comparison
+        shutil.rmtree(roots / "gc" / "runs", ignore_errors=True)
+        fork(lambda: run_chain(lone), shim, None, log)
+        yield GcSubject("gc", lone, log)
+
+
+def _plain(root: Path, shim: Shim, log: Path) -> Experiment:
+    """The smoke experiment, finished in a workspace of its own."""
+    config = load_experiment(SMOKE, ["execution.checkpoint.keep=9"])
+    experiment = open_experiment(config, Workspace(root), sweep_steps=_SWEPT)
+    os.environ[WORKSPACE_VARIABLE] = str(root)
+    make_chain(experiment, shim, log)
+    return experiment
 
 
 def _stage(kind: str, experiment: Experiment, log: Path) -> StageSubject:
@@ -344,21 +350,21 @@ def _stage(kind: str, experiment: Experiment, log: Path) -> StageSubject:
 
 def _sampled(kind: str, root: Path, shim: Shim, log: Path) -> Experiment:
     stages = {
-        "difficulty": ("chain=rl", "stages=[prepare_data, base, difficulty]", _DIFFICULTY),
-        "sample": ("chain=expert_iteration", "stages=[prepare_data, base, sample]", _SAMPLE),
+        "difficulty": ("chain=rl", "method=on_policy", "stages=[prepare_data, base, difficulty, rl]", _DIFFICULTY),
+        "sample": ("chain=expert_iteration", "stages=[prepare_data, base, sample, sft]", _SAMPLE),
     }
     if kind in stages:
         return open_experiment(load_experiment(SMOKE, [*_SAMPLED, *stages[kind]]), Workspace(root))
     base = _sampled("difficulty", root, shim, log)
-    make_chain(base, shim, log)
+    make_chain(base, shim, log, last="base")
     teacher = f"path: {base.plan_node('base').directory / 'model'}, max_response_tokens: 16, num_samples: 8"
     taught = f"synthesize={{prompts: all, teachers: {{base: {{{teacher}}}}}, stop_when_kept: false}}"
-    changes = [*_SAMPLED, "chain=sft", "stages=[prepare_data, base, synthesize]", taught]
+    changes = [*_SAMPLED, "chain=sft", "stages=[prepare_data, base, synthesize, sft]", taught]
     return open_experiment(load_experiment(SMOKE, changes), Workspace(root))
 
 
-def make_chain(experiment: Experiment, shim: Shim, log: Path) -> None:
-    """Make the stages that are not finished, each in a fork of this process."""
+def make_chain(experiment: Experiment, shim: Shim, log: Path, *, last: str | None = None) -> None:
+    """Make the stages that are not finished, each in a fork of this process; none after the first of kind `last`."""
     for node in experiment.nodes:
         plan = experiment.plan_node(node.name)
         if plan.action != "reuse":
@@ -367,6 +373,8 @@ def make_chain(experiment: Experiment, shim: Shim, log: Path) -> None:
             code = fork(lambda node=node, plan=plan: run_stage(node.stage, plan.directory), shim, None, log)
             if code:
                 sys.exit(f"{node.name} failed with exit code {code}; see {log}")
+        if node.stage == last:
+            return
 
 
 def run_stage(stage: str, directory: Path) -> int:
