@@ -1,4 +1,4 @@
-"""Everything that luffy shows on a terminal, and the only place that knows `rich`."""
+"""Everything that luffy shows on a terminal, and the only module that imports `rich`."""
 
 import math
 import time
@@ -16,6 +16,8 @@ from rich.text import Text
 
 from luffy.cli.progress import ChainProgress, StageLine, StageState
 from luffy.costs.forecast import StageForecast
+from luffy.pages.tables import Table as PageTable
+from luffy.pages.tables import plain_table
 from luffy.pipeline.chain.manifest import Manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import StageObserver
@@ -83,9 +85,15 @@ def _guarded(console: Console) -> Console:
 
 
 def wide_terminal() -> Console:
-    """The same for wide tables: where nobody looks on, in a file or a pipe, lines are as long as it takes."""
+    """A console for wide tables: output to a file or a pipe is not wrapped."""
     console = terminal()
     return console if console.is_terminal else _guarded(Console(highlight=False, width=_FILE_WIDTH))
+
+
+def show_table(table: PageTable, title: str) -> None:
+    """Print a table of a page under `title`."""
+    header, rows = plain_table(table)
+    wide_terminal().print(text_table(header, rows, title=f"\n{title}"))
 
 
 def say(text: str) -> None:
