@@ -162,7 +162,7 @@ def _refuse_if_taken(address: ServerAddress) -> None:
 
 
 def _the_only_one(workspace: Workspace) -> StageLock:
-    """Held by whoever serves the workspace: a second server would end the first one's runs as dead."""
+    """Lock of the process that serves the workspace: a second server would mark the first one's runs as crashed."""
 
     def refuse(holder: str) -> None:
         raise UserError(f"{workspace.root}: is served already, by {holder}; end that, or give another --workspace")

@@ -97,7 +97,7 @@ def show_table(table: PageTable, title: str) -> None:
 
 
 def say(text: str) -> None:
-    """A line (or more) on stdout as it is, however long."""
+    """Print a line (or more) on stdout without markup or wrapping."""
     terminal().print(text, markup=False, soft_wrap=True)
 
 
@@ -107,7 +107,7 @@ def show_error(message: str) -> None:
 
 
 def stage_title(title: str, node: str) -> str:
-    """What a stage of the run `title` is called beside those of other runs."""
+    """Name of a stage of the run `title` in a display of several runs."""
     return f"{title}: {node}"
 
 
@@ -150,7 +150,7 @@ class TitledDisplay:
 
 
 class PlainDisplay:
-    """A line when a stage starts, ends, or has something to say, and every ten seconds in between."""
+    """Prints a line when a stage starts, ends or has news, and every ten seconds in between."""
 
     def __init__(self, progress: ChainProgress, console: Console) -> None:
         self._progress = progress
@@ -206,7 +206,7 @@ def live_rows(header: Sequence[str], rows: Callable[[], Iterable[Sequence[str]]]
 
 
 def live_table(progress: ChainProgress) -> Table:
-    """The lines of all stages as they are now."""
+    """The current lines of all stages."""
     return lines_table(progress.lines.values())
 
 
@@ -232,7 +232,7 @@ def lines_table(lines: Iterable[StageLine]) -> Table:
 def plan_table(
     plans: Sequence[StagePlan], forecasts: Sequence[StageForecast], gpus: Mapping[str, int] | None = None
 ) -> Table:
-    """What would be done with each stage, in what time where it is known, and why.
+    """The plan of each stage: action, reason, and the forecast time if there is one.
 
     With GPUs also GPU-hours, and with `gpus` the number that each stage takes, by node.
     """
@@ -255,7 +255,7 @@ def time_words(forecast: StageForecast) -> str:
 
 
 def hours_words(forecast: StageForecast) -> str:
-    """GPU-hours; `-` where they are not known, and nothing for a stage without any."""
+    """GPU-hours; `-` if unknown, empty for a stage without GPUs."""
     return "-" if forecast.gpu_hours is None else f"{forecast.gpu_hours:.2f}" if forecast.gpu_hours else ""
 
 

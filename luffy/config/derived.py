@@ -16,7 +16,7 @@ from luffy.errors import ConfigError
 
 _MODEL = "model"
 ENDPOINT_PREFIX = "api:"
-"""Marks the name of a model behind an API."""
+"""Prefix of the name of a model served by an API."""
 _NO_PROTOCOL = "evaluation: missing; {} must say by which protocol models are evaluated"
 
 

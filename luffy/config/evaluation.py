@@ -44,7 +44,7 @@ class SuiteConfig(StrictModel):
     template: TemplateName | None = None
     stop: tuple[StopText, ...] | None = None
     grader: GraderKind | None = None
-    """How it is graded, whatever `grading` and its rows say."""
+    """Its grader; overrides `grading` and the grader named in rows."""
 
     @model_validator(mode="after")
     def _says_something(self) -> "SuiteConfig":
@@ -64,7 +64,7 @@ class SuiteProtocol:
     stop: tuple[str, ...]
     """Besides what the template stops at."""
     grader: GraderKind | None
-    """None: what `grading` and the rows say."""
+    """None: the graders of `grading` and of the rows."""
 
 
 class EvaluationConfig(StrictModel):

@@ -30,7 +30,7 @@ _SHORT_FORMS = {
     frozenset({"constant", "linear"}): {"title": "constant", "type": "number"},
     frozenset({"math", "math_strict"}): {"title": "by its name", "type": "string"},
 }
-"""What stands for one branch of a union with these kinds among others."""
+"""The schema of the branch of a union that has these kinds."""
 
 
 class ExperimentForm(dict[str, Any]):
@@ -64,7 +64,7 @@ def experiment_of_form(values: dict[str, Any]) -> ExperimentConfig:
 def form_of_file(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The values of a form that is the experiment in `path` with `overrides`.
 
-    Raises ConfigError, also where a form cannot say the same.
+    Raises ConfigError, also if a form cannot express the file.
     """
     path = experiment_file(path)
     values, _ = read_overridden(path, overrides)
@@ -73,7 +73,7 @@ def form_of_file(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, A
         if isinstance(name, str) and name.endswith((".yaml", ".yml")):
             values[kind] = str(path.parent / name)
     form, asked = json.loads(json.dumps(values)), load_experiment(path, overrides)
-    # A chain that was overridden by way of the method is one that only the stages can tell.
+    # A chain changed by a method's preset can only be expressed as `stages`.
     for candidate in (form, {**form, "stages": list(asked.stages)}):
         if _says(candidate, asked):
             return candidate
@@ -98,7 +98,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 class _Editor:
-    """Makes pydantic's schema one that forms can show and that takes what a file may say."""
+    """Converts pydantic's schema to one that forms can show and that accepts everything a file accepts."""
 
     def __init__(self, handler: GetJsonSchemaHandler) -> None:
         self._handler = handler
@@ -153,7 +153,7 @@ def _recipe() -> dict[str, Any]:
 
 
 def _lay_over_presets(schema: dict[str, Any], handler: GetJsonSchemaHandler) -> None:
-    """Presets are chosen from a list, and what they say need not be said."""
+    """Offer presets as a list, and make the fields that presets fill optional."""
     schema["required"].remove("stages")
     properties = schema["properties"]
     for key, (kind, description) in _PRESETS.items():
@@ -168,7 +168,7 @@ def _lay_over_presets(schema: dict[str, Any], handler: GetJsonSchemaHandler) -> 
 
 
 def _say_defaults(schema: Any, handler: GetJsonSchemaHandler, seen: set[str]) -> None:
-    """Defaults in words alone: a form hands in those it knows, and would overrule what the preset says with them."""
+    """Move defaults into the descriptions: a form submits every default in its schema, which would override presets."""
     if isinstance(schema, list):
         for part in schema:
             _say_defaults(part, handler, seen)

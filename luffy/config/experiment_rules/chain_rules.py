@@ -1,4 +1,4 @@
-"""Which chains of stages make sense, by what the registry says of each stage."""
+"""Checks of the order of stages in a chain, from the stage registry."""
 
 from collections.abc import Sequence
 from functools import reduce

@@ -4,7 +4,7 @@ from luffy.config.experiment import ExperimentConfig
 
 
 def endpoint_is_only_evaluated(config: ExperimentConfig) -> None:
-    """A model behind an endpoint has no weights here."""
+    """A model served by an endpoint has no local weights and can only be evaluated."""
     endpoint = config.model.endpoint
     if endpoint is None:
         return

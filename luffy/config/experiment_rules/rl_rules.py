@@ -84,7 +84,7 @@ def staleness_needs_engines_of_their_own(config: ExperimentConfig) -> None:
 
 
 def steps_know_their_prompts_beforehand(config: ExperimentConfig) -> None:
-    """With staleness, a step's prompts are known before the step before it ends."""
+    """With staleness, the prompts of a step are chosen before the previous step ends."""
     if "rl" not in config.stages or config.rl is None or config.objective is None or config.rl.max_staleness == 0:
         return
     if isinstance(config.objective.group.filter, DynamicSampling):
