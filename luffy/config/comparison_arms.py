@@ -162,7 +162,7 @@ def _planned_by_steps(config: ExperimentConfig) -> str:
 
 
 def _lengths_by_steps(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> list[str]:
-    """Set the number of optimizer steps, or of RL steps that sample the budget's number of rollouts."""
+    """Overrides that set the number of optimizer steps, or of RL steps that sample the budget's rollouts."""
     if arm.config.sft_tokens is not None:
         arm.refuse("sft_tokens has no effect without budget.tokens; give sft_steps")
     _check_share(arm, config, "sft_steps", arm.config.sft_steps)

@@ -30,7 +30,7 @@ _SHORT_FORMS = {
     frozenset({"constant", "linear"}): {"title": "constant", "type": "number"},
     frozenset({"math", "math_strict"}): {"title": "by its name", "type": "string"},
 }
-"""The schema of the branch of a union that has these kinds."""
+"""Schema of the short form of a union that has these kinds among others."""
 
 
 class ExperimentForm(dict[str, Any]):
