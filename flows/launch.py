@@ -83,18 +83,18 @@ def call_flow(
             host, status = error.request.url.host, error.response.status_code
             if status == codes.FORBIDDEN:
                 raise UserError(
-                    f"the Prefect server at {host} is not known by that name; start it with luffy serve --name {host}"
+                    f"the Prefect server at {host} does not accept that name; start it with luffy serve --name {host}"
                 ) from None
             if status != codes.UNAUTHORIZED:
                 raise
             raise UserError(
-                f"the Prefect server at {host} asks for its name and password; export "
+                f"the Prefect server at {host} requires a name and password; export "
                 "PREFECT_API_AUTH_STRING='NAME:PASSWORD' as it was set for the server"
             ) from None
         except TransportError as error:
             raise LuffyError(
-                f"the Prefect server does not answer any more ({type(error).__name__}) and does not know how the run "
-                "ended; finished stages are kept, and the same command goes on"
+                f"the Prefect server no longer answers ({type(error).__name__}), so it has no record of how the run "
+                "ended; finished stages are kept, and the same command continues"
             ) from error
 
 

@@ -130,6 +130,4 @@ def _source(look: EnvironmentLook, environment: Value) -> dict[str, Value]:
         }
     if fields.get("kind") == "guess_number":
         return {"kind": "guess_number", "num_prompts": look.num_problems}
-    raise ConfigError(
-        f"{look.target}: says nothing of problems; add data.suites, e.g. {{mine: {{kind: file, path: F}}}}"
-    )
+    raise ConfigError(f"{look.target}: names no problems; add data.suites, e.g. {{mine: {{kind: file, path: F}}}}")

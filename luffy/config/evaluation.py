@@ -49,7 +49,7 @@ class SuiteConfig(StrictModel):
     @model_validator(mode="after")
     def _says_something(self) -> "SuiteConfig":
         if not self.model_fields_set:
-            raise ValueError(f"says nothing; give one of {', '.join(SuiteConfig.model_fields)}, or remove it")
+            raise ValueError(f"is empty; give one of {', '.join(SuiteConfig.model_fields)}, or remove it")
         return self
 
 

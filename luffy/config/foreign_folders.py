@@ -25,7 +25,7 @@ def refuse_code(folder: Path, setting: str) -> None:
     if kind is not None and not _is_built_in(kind):
         raise DataError(
             f"{setting}: {folder}: its model_type {kind!r} is defined by Python code in the folder (auto_map), which "
-            "is never run; give a model that transformers knows"
+            "is never run; give a model that transformers supports"
         )
 
 

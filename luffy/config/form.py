@@ -22,8 +22,8 @@ from luffy.errors import ConfigError
 
 _WHERE = "form"
 _PRESETS: dict[str, tuple[PresetKind, str]] = {
-    "chain": ("chains", "Which stages are made; `stages`, where given, says it instead."),
-    "method": ("methods", "What RL minimises; `objective`, where given, lies over it."),
+    "chain": ("chains", "Which stages are made; `stages` takes precedence."),
+    "method": ("methods", "What RL minimises; `objective` overrides its values."),
 }
 _FILLED_BY_PRESETS = ("sft", "rl", "objective")
 _SHORT_FORMS = {
@@ -75,15 +75,15 @@ def form_of_file(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, A
     form, asked = json.loads(json.dumps(values)), load_experiment(path, overrides)
     # A chain changed by a method's preset can only be expressed as `stages`.
     for candidate in (form, {**form, "stages": list(asked.stages)}):
-        if _says(candidate, asked):
+        if _is_equivalent(candidate, asked):
             return candidate
     raise ConfigError(
-        f"{path}: a null in {', '.join(_FILLED_BY_PRESETS)} takes back what a preset says, which a form cannot; "
+        f"{path}: a null in {', '.join(_FILLED_BY_PRESETS)} removes a value of a preset, which a form cannot do; "
         "run the file instead"
     )
 
 
-def _says(form: dict[str, Any], asked: ExperimentConfig) -> bool:
+def _is_equivalent(form: dict[str, Any], asked: ExperimentConfig) -> bool:
     unnamed = dict.fromkeys(_PRESETS)  # a preset beside the file has another path here
     try:
         return experiment_of_form(form).model_copy(update=unnamed) == asked.model_copy(update=unnamed)
@@ -164,23 +164,23 @@ def _lay_over_presets(schema: dict[str, Any], handler: GetJsonSchemaHandler) -> 
         for branch in properties[section]["anyOf"]:
             if "$ref" in branch:
                 handler.resolve_ref_schema(branch).pop("required", None)
-        _say_defaults(properties[section]["anyOf"], handler, set())
+        _describe_defaults(properties[section]["anyOf"], handler, set())
 
 
-def _say_defaults(schema: Any, handler: GetJsonSchemaHandler, seen: set[str]) -> None:
+def _describe_defaults(schema: Any, handler: GetJsonSchemaHandler, seen: set[str]) -> None:
     """Move defaults into the descriptions: a form submits every default in its schema, which would override presets."""
     if isinstance(schema, list):
         for part in schema:
-            _say_defaults(part, handler, seen)
+            _describe_defaults(part, handler, seen)
     if not isinstance(schema, dict):
         return
     if (reference := schema.get("$ref")) is not None and reference not in seen:
         seen.add(reference)
-        _say_defaults(handler.resolve_ref_schema({"$ref": reference}), handler, seen)
+        _describe_defaults(handler.resolve_ref_schema({"$ref": reference}), handler, seen)
     for part in schema.get("properties", {}).values():
         if part.get("default") is not None:
-            said = f"Default: {json.dumps(part.pop('default'))}, where the method says nothing."
-            part["description"] = " ".join(filter(None, [part.get("description"), said]))
+            default = f"Default: {json.dumps(part.pop('default'))}, unless the method sets it."
+            part["description"] = " ".join(filter(None, [part.get("description"), default]))
     for name, part in schema.items():
         if name != "default":
-            _say_defaults(part, handler, seen)
+            _describe_defaults(part, handler, seen)

@@ -61,7 +61,7 @@ class ValidationConfig(StrictModel):
     def _best_is_measured(self) -> "ValidationConfig":
         if self.keep_best is None:
             if self.patience is not None:
-                raise ValueError("patience needs keep_best, which says what has to improve; add keep_best: {}")
+                raise ValueError("patience needs keep_best, which defines what has to improve; add keep_best: {}")
             return self
         known = ["accuracy", *(f"{suite}/{measure}" for suite in self.names for measure in MEASURES)]
         if self.keep_best.metric not in known:

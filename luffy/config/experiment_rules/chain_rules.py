@@ -80,7 +80,7 @@ def rounds_sample_and_train(config: ExperimentConfig) -> None:
         )
 
 
-def base_has_its_text(config: ExperimentConfig) -> None:
+def base_has_a_corpus(config: ExperimentConfig) -> None:
     """A base policy is trained here if and only if `model.architecture` describes it."""
     if config.model.architecture is not None and (config.base is None or config.data.corpus is None):
         raise ValueError("a base policy trained from scratch needs base (its training) and data.corpus (its text)")

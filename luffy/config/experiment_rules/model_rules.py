@@ -21,7 +21,7 @@ def endpoint_is_only_evaluated(config: ExperimentConfig) -> None:
         )
 
 
-def endpoint_draws_by_the_protocol(config: ExperimentConfig) -> None:
+def endpoint_supports_decodings(config: ExperimentConfig) -> None:
     """A request field left to the endpoint is not set by a decoding."""
     endpoint = config.model.endpoint
     if endpoint is None or config.evaluation is None:
