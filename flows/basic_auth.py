@@ -1,7 +1,7 @@
-"""The address that Prefect's server listens at, and the name and password that guard it where others can reach it.
+"""The address of Prefect's server, and the name and password that it requires if other machines can reach it.
 
 The password is read from Prefect's own variables and handed on in the environment alone: never as an argument of a
-command, which everybody on the machine can read, and never in a file.
+command, which every user of the machine can read, and never in a file.
 """
 
 import base64
@@ -68,13 +68,13 @@ def guard(host: str) -> None:
 
 
 def share_auth_string() -> None:
-    """Let the clients of this process know the auth string of a server that it starts."""
+    """Pass the auth string of the server that this process starts to its clients."""
     if value := os.environ.get(_SERVER):
         os.environ.setdefault(_CLIENT, value)
 
 
 def authorization() -> dict[str, str]:
-    """The headers by which this process shows that it may use the API; empty without an auth string."""
+    """The request headers that authenticate this process to the API; empty without an auth string."""
     value = os.environ.get(_CLIENT)
     return {} if not value else {"Authorization": f"Basic {base64.b64encode(value.encode()).decode()}"}
 
@@ -91,7 +91,7 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable_host(host: str) -> str:
-    """How this machine itself reaches a server that listens at `host`, as it stands in a URL."""
+    """The host of a URL by which this machine reaches a server that listens at `host`."""
     local = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"[{local}]" if ":" in local else local
 

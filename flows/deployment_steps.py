@@ -1,4 +1,4 @@
-"""Build steps of `prefect.yaml`: what its deployments take from where and when they are made."""
+"""Build steps of `prefect.yaml`, which fill in values when the deployments are made."""
 
 from pathlib import Path
 
@@ -11,5 +11,5 @@ def working_directory() -> dict[str, str]:
 
 
 def form_values(config_file: str) -> dict[str, object]:
-    """`experiment`: the values of a form that says what the file says."""
+    """`experiment`: the values of a form that is equivalent to the file."""
     return {"experiment": form_of_file(config_file)}

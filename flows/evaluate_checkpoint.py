@@ -1,7 +1,7 @@
-"""One model, or the kept checkpoints of an RL run, evaluated by the suites and the protocol of an experiment.
+"""Evaluates one model, or the kept checkpoints of an RL run, with the suites and the protocol of an experiment.
 
-A model is a Hugging Face folder, a hub id, or `api:NAME` behind OpenAI's protocol; one engine evaluates all checkpoints
-of an RL run in turn. Results are cached and restartable, as those of the whole experiment are.
+A model is a Hugging Face folder, a hub id, or `api:NAME` on an OpenAI-compatible server; one engine evaluates all
+checkpoints of an RL run in turn. Results are cached and restartable, like those of a whole experiment.
 `python flows/evaluate_checkpoint.py CONFIG` is `luffy evaluate CONFIG`.
 """
 
@@ -28,7 +28,7 @@ from luffy.tasks.stages import make_chain
 
 
 def _run_name() -> str:
-    """What the run is called in the UI: the experiment, and what was evaluated."""
+    """Name of the run in the UI: the experiment, and what was evaluated."""
     parameters = flow_run.get_parameters()
     steps = ", ".join(map(str, parameters["steps"] or []))
     return f"{Path(parameters['config_file']).stem} {parameters['model'] or f'steps {steps}'}"
@@ -45,7 +45,7 @@ def evaluate_checkpoint(
     urls: list[str] | None = None,
     request: dict[str, JsonValue] | None = None,
 ) -> None:
-    """Evaluate `model`, or the RL run's checkpoints of `steps`, as the experiment in `config_file` says.
+    """Evaluate `model`, or the RL run's checkpoints of `steps`, by the protocol of the experiment in `config_file`.
 
     `urls` and `request` belong to a model `api:NAME`: its servers, and further fields of each request.
     """

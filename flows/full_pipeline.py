@@ -1,8 +1,8 @@
-"""The whole experiment, by the protocol that its `stages` choose from:
+"""Runs a whole experiment; its `stages` select from this protocol:
 
     prepare_data    verified prompts with traces, the evaluation suites, the tokenizer
     base            the starting policy
-    synthesize      the training data with traces that teachers wrote
+    synthesize      training data with traces that teachers wrote
     difficulty      the prompts that this policy (or that of SFT) solves neither too rarely nor too often
     sample          this policy's own answers to the training prompts; the correct ones become traces
     sft             supervised fine-tuning on traces
@@ -45,7 +45,7 @@ def full_pipeline(config_file: str, overrides: list[str] | None = None, verify: 
 
 
 def run_chain(config: ExperimentConfig, *, verify: bool) -> None:
-    """Make the stages of `config`, or reuse them, and show the results; to be called inside a flow."""
+    """Make or reuse the stages of `config` and print the results; has to be called inside a flow."""
     check_resources(config)
     with open_session(config, find_workspace(), verify=verify) as session:
         stages = make_chain(session)

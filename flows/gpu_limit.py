@@ -1,4 +1,4 @@
-"""Prefect's global concurrency limit `gpu`: as many slots as the machine that is served has GPUs."""
+"""Prefect's global concurrency limit `gpu`, with one slot for each GPU of the serving machine."""
 
 import httpx
 
@@ -9,9 +9,9 @@ _TIMEOUT_S = 10.0
 
 
 def limit_gpus(url: str) -> int:
-    """Make the limit, or bring that of an earlier server up to date; returns the machine's GPUs, 0: none is made.
+    """Create or update the limit; returns the machine's number of GPUs. Without GPUs none is created.
 
-    To be called while nothing runs: slots that are taken belong to runs whose server was killed.
+    Has to be called while nothing runs: it frees all slots, which then belong to runs whose server was killed.
     """
     slots, address = len(detected_gpus() or ()), f"{url}/v2/concurrency_limits"
     found = httpx.get(f"{address}/{QUEUE}", headers=authorization(), timeout=_TIMEOUT_S)
@@ -22,7 +22,7 @@ def limit_gpus(url: str) -> int:
             ).raise_for_status()
         return slots
     found.raise_for_status()
-    # One that somebody has made for GPUs elsewhere keeps its size.
+    # Without GPUs here, a limit that the user made for other machines keeps its size.
     change = {"limit": slots, "active_slots": 0, "active": True} if slots else {"active_slots": 0}
     httpx.patch(f"{address}/{QUEUE}", json=change, headers=authorization(), timeout=_TIMEOUT_S).raise_for_status()
     return slots

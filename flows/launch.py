@@ -1,7 +1,7 @@
 """Runs a flow from the command line.
 
-Prefect reads its environment when it is imported. This is the one place that sees to the order: it sets the environment
-and starts an API where none answers, and only then imports the flow, which imports Prefect.
+Prefect reads its environment when it is imported. This module alone is responsible for the order: it sets the
+environment, starts an API if none answers, and only then imports the flow, which imports Prefect.
 """
 
 import importlib
@@ -35,8 +35,8 @@ def launch(
 ) -> int:
     """Run the flow `module:function` with `parameters` to its end; returns the exit code.
 
-    `plans` says what is left to do; raises LuffyError where the flow fails. SIGTERM, which schedulers send, ends the
-    run as Ctrl-C does, with the exit code 75.
+    `plans` returns the plan of every stage. Raises LuffyError if the flow fails. SIGTERM, which schedulers send, ends
+    the run as Ctrl-C does, with the exit code 75.
     """
     terminated = threading.Event()
     signal.signal(signal.SIGTERM, partial(_interrupt, terminated))
@@ -52,7 +52,7 @@ def launch(
         from luffy.tasks.cancellation import was_cancelled  # late: it imports Prefect
 
         show_error("interrupted; the same command resumes")
-        # Whoever cancels a run does not want a scheduler to start it again.
+        # A scheduler must not restart a run that a user has cancelled.
         return EXIT_TEMPORARY if terminated.is_set() and not was_cancelled() else EXIT_INTERRUPTED
     return EXIT_OK
 
@@ -83,23 +83,23 @@ def call_flow(
             host, status = error.request.url.host, error.response.status_code
             if status == codes.FORBIDDEN:
                 raise UserError(
-                    f"the Prefect server at {host} is not known by that name; start it with luffy serve --name {host}"
+                    f"the Prefect server at {host} does not accept that name; start it with luffy serve --name {host}"
                 ) from None
             if status != codes.UNAUTHORIZED:
                 raise
             raise UserError(
-                f"the Prefect server at {host} asks for its name and password; export "
+                f"the Prefect server at {host} requires a name and password; export "
                 "PREFECT_API_AUTH_STRING='NAME:PASSWORD' as it was set for the server"
             ) from None
         except TransportError as error:
             raise LuffyError(
-                f"the Prefect server does not answer any more ({type(error).__name__}) and does not know how the run "
-                "ended; finished stages are kept, and the same command goes on"
+                f"the Prefect server no longer answers ({type(error).__name__}), so it has no record of how the run "
+                "ended; finished stages are kept, and the same command continues"
             ) from error
 
 
 def _warm_server(workspace: Workspace, plans: Callable[[], Sequence[StagePlan]]) -> WarmServer | None:
-    """A warm server on its way up, unless too few stages are left for it to pay."""
+    """A warm server that is starting; None if too few stages are left to be worth it."""
     try:
         to_make = [plan for plan in plans() if plan.action not in ("reuse", "depends")]
     except LuffyError:

@@ -1,7 +1,7 @@
-"""The HTML pages of finished stages (reports) over HTTP on the loopback address: a browser follows no link to a file.
+"""Serves the HTML pages of finished stages and runs on the loopback address, since browsers follow no links to files.
 
-They have no password, so other machines cannot reach them, wherever Prefect's server listens. Only pages right inside
-the directory of a stage or a run are served, and nothing can be changed.
+The pages have no password, so they are never served to other machines, whatever address Prefect's server has. Only
+pages directly inside the directory of a stage or a run are served, read-only.
 """
 
 import re
@@ -21,7 +21,7 @@ _PAGE = re.compile(r"/(stages/[a-z_]+/[0-9a-f]+|runs/[a-z0-9][a-z0-9_.-]*)/[A-Za
 
 @contextmanager
 def served_pages(workspace: Workspace, port: int, names: ServerNames) -> Iterator[None]:
-    """Serve at `port`, and tell those who work in `workspace`; raises UserError where the port is taken."""
+    """Serve at `port` and write the address into `workspace`; raises UserError if the port is taken."""
     handler = type("PageHandler", (_Handler,), {"workspace": workspace, "names": names})
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), handler)
@@ -42,7 +42,7 @@ class _Handler(BaseHTTPRequestHandler):
     names: ServerNames
 
     def do_GET(self) -> None:
-        # The host is checked so that no foreign page can reach this one under a name of its own.
+        # The Host header is checked against DNS rebinding: a foreign page must not reach it under its own name.
         known = _PAGE.fullmatch(self.path) and self.names.knows(self.headers.get("Host", ""))
         page = self.workspace.root / self.path[1:]
         if not known or not page.is_file():
@@ -56,4 +56,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the base class
-        """Requests are nobody's business."""
+        """Log no requests."""

@@ -1,6 +1,6 @@
-"""The whole experiment, given value by value instead of as a file: a form in the Prefect UI.
+"""Runs a whole experiment whose values come from a form in the Prefect UI instead of a file.
 
-It makes and reuses the same stages as a file with these values.
+The stages are the same as those of a file with these values.
 """
 
 from prefect import flow
@@ -11,7 +11,7 @@ from luffy.flows.full_pipeline import run_chain
 
 
 def _run_name() -> str:
-    """What the run is called in the UI: experiment and method; a form has no overrides."""
+    """Name of the run in the UI: experiment and method; a form has no overrides."""
     values = flow_run.get_parameters()["experiment"]
     return " ".join(str(values[key]) for key in ("name", "method", "chain") if values.get(key))
 
@@ -21,7 +21,7 @@ def pipeline_form(experiment: ExperimentForm, verify: bool = False) -> None:
     """Run an experiment.
 
     Args:
-        experiment: What an experiment's file would say.
+        experiment: The contents of an experiment's file.
         verify: Compare full hashes of earlier results before they are reused.
     """
     run_chain(experiment_of_form(experiment), verify=verify)

@@ -1,4 +1,4 @@
-"""A Prefect API for one run: the configured one when it answers, else an embedded server that dies with this process.
+"""A Prefect API for one run: the configured one if it answers, else an embedded server that ends with this process.
 
 Everything here happens before `prefect` is imported, since Prefect reads its environment then. Prefect's own embedded
 server is not used: it survives a `kill -9` of the flow.
@@ -45,16 +45,16 @@ def set_environment(home: Path, *, debug: bool) -> None:
     os.environ.setdefault("PREFECT_HOME", str(home))
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
-    # Failures are shown by the flow's front, in one line; Prefect would print a traceback for each.
+    # The command line prints failures in one line; Prefect would print a traceback for each.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "WARNING" if debug else "CRITICAL")
     share_auth_string()
     _spare_the_proxy()
 
 
 def prefect_api() -> "ApiServer | None":
-    """See that PREFECT_API_URL names an API for this run.
+    """Make PREFECT_API_URL name an API for this run.
 
-    Returns None when a configured one answers, else an embedded server that has begun to start: call its `wait` before
+    Returns None if the configured one answers, else an embedded server that is starting: call its `wait` before
     the first request. It stops at the exit of this process, after Prefect has sent its last events and logs there
     (exit handlers run in reverse, and Prefect's are registered later).
     """
@@ -70,7 +70,7 @@ def prefect_api() -> "ApiServer | None":
 
 
 def configured_api() -> str | None:
-    """The API address that Prefect would use: of the environment, the project's files or the active profile."""
+    """The API address that Prefect would use: from the environment, the project's files or the active profile."""
     if os.environ.get(_API_VARIABLE):
         return os.environ[_API_VARIABLE]
     project = _toml(Path("pyproject.toml")).get("tool", {}).get("prefect", {})
@@ -85,7 +85,7 @@ def configured_api() -> str | None:
 class ApiServer:
     """A Prefect server on this machine, ended by the kernel when this process dies.
 
-    Without `port` it is embedded: on a free port, without UI and background services. With one it is whole.
+    Without `port` it is embedded: on a free port, without UI and background services. With one it has both.
     """
 
     def __init__(self, home: Path, port: int | None = None, host: str = LOOPBACK) -> None:
@@ -110,7 +110,7 @@ class ApiServer:
             )
 
     def wait(self) -> None:
-        """Return once the server answers; raises LuffyError when it does not within two minutes."""
+        """Return once the server answers; raises LuffyError if it does not within two minutes."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         with self._starting:
             while not answers(self.url, timeout_s=1.0):
@@ -119,7 +119,7 @@ class ApiServer:
                 time.sleep(0.05)
 
     def has_ended(self) -> bool:
-        """Whether it is gone, by whatever cause."""
+        """Whether the server process has ended."""
         return self._process.poll() is not None
 
     def stop(self) -> None:
@@ -137,29 +137,29 @@ def _command(host: str, port: int) -> list[str]:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens at."""
+    """A free loopback port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def answers(url: str, timeout_s: float) -> bool:
-    """Whether a Prefect API is there, and not just anybody who listens."""
+    """Whether a Prefect API answers at `url`, and not another server."""
     try:
         is_local = urllib.parse.urlsplit(url).hostname in _LOCAL_NAMES
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({} if is_local else None))
         with opener.open(f"{url.rstrip('/')}/health", timeout=timeout_s) as response:
             return response.status == http.client.OK and response.read(_MAX_HEALTH_BYTES).strip() == b"true"
     except urllib.error.HTTPError as error:
-        # It is there; what it says to a request with a key is Prefect's business.
+        # The server is there; Prefect's client authenticates itself.
         return error.code in (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
     except (OSError, ValueError, http.client.HTTPException):
         return False
 
 
 def _spare_the_proxy() -> None:
-    """Let Prefect's own client, too, go straight to this machine."""
-    # The lower-case name wins over the other wherever both are read.
+    """Exempt this machine from the HTTP proxy, also for Prefect's client."""
+    # Where both are read, the lower-case name takes precedence.
     spared = [host.strip() for host in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")]
     if "*" not in spared:
         # Without the brackets of an IPv6 address: httpx would read its end as a port.
@@ -172,4 +172,4 @@ def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}  # Prefect itself will complain where it matters
+        return {}  # Prefect itself reports an unreadable file

@@ -1,6 +1,6 @@
-"""The data of an experiment alone: sources read, graded, filtered and split, with the tokenizer that counts them.
+"""Prepares only the data of an experiment: sources are read, graded, filtered, split and tokenized.
 
-The result is the one that the whole experiment would make, and it reuses it. `python flows/prepare_data.py CONFIG` is
+A run of the whole experiment reuses the result. `python flows/prepare_data.py CONFIG` is
 `luffy prepare CONFIG`.
 """
 
@@ -22,12 +22,12 @@ from luffy.tasks.stages import make_chain
 
 
 def _run_name() -> str:
-    """What the run is called in the UI: the experiment, and what was changed for it."""
+    """Name of the run in the UI: the experiment and its overrides."""
     parameters = flow_run.get_parameters()
     return f"data of {run_name(parameters['config_file'], parameters['overrides'] or [])}"
 
 
-# Not named as the task that it calls.
+# Named differently from the task that it calls.
 @flow(name="prepare-data", flow_run_name=_run_name, retries=0, persist_result=False)
 def prepare_data_alone(config_file: str, overrides: list[str] | None = None, verify: bool = False) -> None:
     """Prepare the data of the experiment in `config_file` with `overrides`, in the workspace of LUFFY_WORKSPACE."""

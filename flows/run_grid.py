@@ -1,7 +1,7 @@
-"""One experiment over a grid of values, each point with several seeds: one page with lines, or maps, and costs.
+"""Runs one experiment at every point of a grid, with several seeds, and writes one page with plots and costs.
 
-Stages that points share (data, base policy, an SFT of equal settings) are made once. A failed run is shown as failed
-and the others go on; the same command again tries it once more and reuses the rest.
+Stages that points share (data, base policy, an SFT of equal settings) are made once. A failed run does not stop the
+others; the same command tries it again and reuses the rest.
 `python flows/run_grid.py CONFIG` is `luffy grid CONFIG`.
 """
 
@@ -15,16 +15,14 @@ from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
 
-from luffy.cli.console import show_report_path, text_table, wide_terminal
+from luffy.cli.console import show_report_path, show_table
 from luffy.config.grid_experiment import load_grid
-from luffy.errors import LuffyError
 from luffy.evaluation.grid_findings import GridFindings
 from luffy.pages.grid_page import grid_costs, grid_table
-from luffy.pages.tables import plain_table
 from luffy.pipeline.machine.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
 from luffy.tasks.grid_runs import PAGE_FILE, conclude_grid, open_grid
-from luffy.tasks.many_runs import run_all
+from luffy.tasks.many_runs import raise_failures, run_all
 
 
 def _run_name() -> str:
@@ -51,14 +49,10 @@ def run_grid(
         findings = conclude_grid(running, grid, outcomes)
         _show(findings)
         show_report_path(running.folder / PAGE_FILE)
-        if findings.failures:
-            failed = f"{len(findings.failures)} of {len(grid.runs)} runs have failed"
-            raise LuffyError("\n".join([f"{failed}; the same command tries them again:", *findings.failures]))
+        raise_failures(findings.failures, len(grid.runs))
 
 
 def _show(findings: GridFindings) -> None:
-    out = wide_terminal()
     for decoding in findings.decodings:
-        title = f"\nAccuracy in %, {decoding}: mean with its interval (each seed)"
-        out.print(text_table(*plain_table(grid_table(findings, decoding)), title=title))
-    out.print(text_table(*plain_table(grid_costs(findings)), title="\nCosts of a seed, mean over seeds"))
+        show_table(grid_table(findings, decoding), f"Accuracy in %, {decoding}: mean with its interval (each seed)")
+    show_table(grid_costs(findings), "Costs of a seed, mean over seeds")

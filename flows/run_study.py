@@ -1,6 +1,6 @@
-"""A study: methods compared in many cells around a centre, resumable across days and machines.
+"""Runs a study: methods compared in many cells around a centre, resumable across days and machines.
 
-Finished runs are not started again. A failed run does not stop the others; the same command tries it once more.
+Finished runs are not started again. A failed run does not stop the others; the same command tries it again.
 `python flows/run_study.py DESIGN` is `luffy study DESIGN`.
 """
 
@@ -16,10 +16,10 @@ from prefect.runtime import flow_run
 
 from luffy.cli.console import say
 from luffy.config.study import load_study
-from luffy.errors import LuffyError
 from luffy.evaluation.study.study_results import read_study_results, result_files
 from luffy.pipeline.machine.resources import check_resources
 from luffy.pipeline.workspace import find_workspace
+from luffy.tasks.many_runs import raise_failures
 from luffy.tasks.study_cells import open_study, run_cells
 
 
@@ -37,10 +37,10 @@ def run_study(
     verify: bool = False,
     as_committed: bool = False,
 ) -> None:
-    """Make the runs of `cells` (all for none) of the design, in the workspace of LUFFY_WORKSPACE.
+    """Execute the runs of `cells` (None: all) of the design, in the workspace of LUFFY_WORKSPACE.
 
-    No run starts later than `budget_hours` after the first. `as_committed`: with the values that the committed results
-    have, instead of tuning again.
+    No run starts more than `budget_hours` after the first. `as_committed` takes the tuned values from the committed
+    results instead of tuning again.
     """
     study = load_study(design_file)
     selected = study.selected(cells or [])
@@ -52,10 +52,6 @@ def run_study(
         chosen = read_study_results(result_files(study.path, study.config.name)).chosen_for(study, selected)
     with open_study(study, selected, find_workspace(), verify=verify) as running:
         outcome = run_cells(running, study, selected, chosen=chosen, budget_hours=budget_hours)
-    if outcome.failures:
-        failed = f"{len(outcome.failures)} runs have failed; the same command tries them again:"
-        raise LuffyError("\n".join([failed, *outcome.failures]))
+    raise_failures(outcome.failures, outcome.num_runs)
     if outcome.is_out_of_time:
-        say(
-            f"the budget of {budget_hours:g} hours is spent; {outcome.num_left} runs are left; the same command goes on"
-        )
+        say(f"the budget of {budget_hours:g} hours is spent; {outcome.num_left} runs are left; repeat the command")

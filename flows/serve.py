@@ -3,10 +3,10 @@
     luffy serve                                        (or: make serve, python flows/serve.py)
     prefect deployment run full-pipeline/arithmetic    (in any other terminal of the same folder)
 
-Everything is kept under the workspace and bound to the loopback address, unless `--host` names another one, which asks
-for a password. While it serves, `prefect.toml` in the folder tells Prefect's own command line, and the flows, where the
-server is. Ctrl-C ends all of it, and so does a `kill -9` of this process; a stage that was running resumes when its run
-is started again.
+Everything is kept under the workspace and bound to the loopback address, unless `--host` names another one, which
+requires a password. While it runs, `prefect.toml` in the folder points Prefect's command line and the flows to the
+server. Ctrl-C or `kill -9` of this process ends everything; a stage that was running resumes when its run is started
+again.
 """
 
 if __name__ == "__main__":
@@ -162,7 +162,7 @@ def _refuse_if_taken(address: ServerAddress) -> None:
 
 
 def _the_only_one(workspace: Workspace) -> StageLock:
-    """Held by whoever serves the workspace: a second server would end the first one's runs as dead."""
+    """Lock of the process that serves the workspace: a second server would mark the first one's runs as crashed."""
 
     def refuse(holder: str) -> None:
         raise UserError(f"{workspace.root}: is served already, by {holder}; end that, or give another --workspace")

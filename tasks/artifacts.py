@@ -146,7 +146,7 @@ def difficulty_card(plan: StagePlan) -> Artifact | None:
 
 
 def synthesis_card(plan: StagePlan) -> Artifact | None:
-    """What each teacher was asked, what it answered and what that cost."""
+    """Questions, answers and costs of each teacher."""
     return _file(plan.directory / "card.md", "", "Traces made by teachers")
 
 

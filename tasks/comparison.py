@@ -46,18 +46,18 @@ _UNTUNED = "no point of its grid has finished with every seed of select.seeds"
 
 @dataclass(frozen=True)
 class ReportedRuns:
-    """What came of the runs of a comparison."""
+    """Outcomes of the reported runs of a comparison, and of its tuning."""
 
     outcomes: Mapping[str, RunOutcome]
-    """By `ArmRun.folder`; without those of arms for which nothing could be chosen."""
+    """By `ArmRun.folder`; arms without a chosen value are missing."""
     tuning: Tuning | None
-    """None: nothing was tuned."""
+    """None: the comparison has no `select`."""
 
 
 @contextmanager
 def open_comparison(comparison: Comparison, workspace: Workspace, *, verify: bool) -> Iterator[ManyRuns]:
-    """Open everything that the runs of `comparison` need, and record how the comparison ended."""
-    # Whatever is chosen, a run of an arm has the stages of its first candidate.
+    """Open what the runs of `comparison` share (see `open_runs`)."""
+    # An arm has the same stages at every point of its grid, so titles can be listed before values are chosen.
     first = {name: comparison.candidates_of(name)[0] for name in comparison.config.arms}
     runs = (*comparison.tuning_runs, *comparison.reported_runs(first))
     titles = [*SHARED_NODES, *(stage_title(run.title, node) for run in runs for node in run.nodes)]
@@ -67,7 +67,7 @@ def open_comparison(comparison: Comparison, workspace: Workspace, *, verify: boo
 
 
 def run_arms(running: ManyRuns, comparison: Comparison, shared: Mapping[str, FinishedStage]) -> ReportedRuns:
-    """Tune the arms where they have grids, then make the reported runs with the values that were chosen."""
+    """Tune the arms that have a grid, then execute the reported runs with the chosen values."""
     tuning = tune(running, comparison, shared)
     chosen = {name: _chosen(comparison, name, tuning) for name in comparison.config.arms}
     runs = comparison.reported_runs({name: each for name, each in chosen.items() if each is not None})
@@ -75,7 +75,7 @@ def run_arms(running: ManyRuns, comparison: Comparison, shared: Mapping[str, Fin
 
 
 def tune(running: ManyRuns, comparison: Comparison, shared: Mapping[str, FinishedStage]) -> Tuning | None:
-    """Try every point of every arm with the seeds of `select`; None where nothing is to be tuned."""
+    """Run every point of every arm's grid with the seeds of `select`; None without `select`."""
     select = comparison.config.select
     if select is None:
         return None
@@ -115,7 +115,7 @@ def conclude(
 
 
 def _chosen(comparison: Comparison, name: str, tuning: Tuning | None) -> Candidate | None:
-    """The arm's candidate that runs with the reported seeds; None where no try has finished."""
+    """The arm's candidate for the reported seeds; None if no point finished with every seed."""
     candidates = comparison.candidates_of(name)
     if tuning is None:
         return candidates[0]

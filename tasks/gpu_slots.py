@@ -1,8 +1,8 @@
 """GPUs under Prefect: slots of the global concurrency limit `gpu`, held only by stages that run.
 
 A task takes slots after it has decided not to reuse, so a cached stage never queues. Prefect is only a view here, too:
-without the limit, or without a server, a stage goes on, and the GPU locks (`luffy.pipeline.machine.gpus`) still keep
-others away. The lease of a killed run expires by itself, which frees its slots.
+without the limit, or without a server, a stage continues, and the GPU locks (`luffy.pipeline.machine.gpus`) still
+prevent sharing. The lease of a killed run expires, which frees its slots.
 """
 
 import logging
@@ -38,7 +38,7 @@ def gpu_slots(wanted: int, waiting: Waiting, stopped: Stopped) -> Iterator[None]
     try:
         yield
     finally:
-        # If the server is gone, the lease expires by itself.
+        # If the server is gone, the lease expires.
         with tolerating_prefect(f"the slots of the limit {QUEUE!r} could not be given back"):
             slots.close()
 

@@ -29,7 +29,7 @@ DATA_FILE = "grid.json"
 
 @contextmanager
 def open_grid(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> Iterator[ManyRuns]:
-    """Open everything that the runs of `grid` need, and record how it ended."""
+    """Open what the runs of `grid` share (see `open_runs`)."""
     titles = [stage_title(run.title, node) for run in grid.runs for node in run.nodes]
     workers = grid.config.workers
     with open_runs(grid.common, titles, workspace, workers=workers, verify=verify, tag="grid") as running:

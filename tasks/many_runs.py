@@ -54,7 +54,7 @@ class ManyRuns:
         self.verify = verify
         self.display = display
         self.session = session
-        """Session of the run that stands for all of them, and of the stages that all share."""
+        """Session of the run that represents all of them; it also makes the stages that all share."""
         self.stopped = stopped
         self.stages = SharedStages()
 
@@ -87,9 +87,9 @@ class SharedStages:
 def open_runs(
     common: ExperimentConfig, titles: Sequence[str], workspace: Workspace, *, workers: int, verify: bool, tag: str
 ) -> Iterator[ManyRuns]:
-    """Open everything that several runs need, and record how they ended in the run of `common`.
+    """Open what several runs share: display, record and Prefect publisher; the run of `common` records their outcome.
 
-    `titles` name all stages, in the order of the display; Prefect's runs are tagged `tag:NAME`.
+    `titles` are the titles of all stages in display order; the Prefect run is tagged `tag:NAME`.
     """
     display = PlainDisplay(ChainProgress(list(titles)), terminal())
     experiment = open_experiment(common, workspace, verify=verify)
@@ -109,11 +109,11 @@ def run_all(
     shared: Mapping[str, FinishedStage],
     check_start: Callable[[], None] = lambda: None,
 ) -> dict[str, RunOutcome]:
-    """Make `runs`, some at a time; returns the result or the failure of each by `ArmRun.folder`.
+    """Execute `runs`, `workers` at a time; returns the result or the failure of each by `ArmRun.folder`.
 
-    `shared` are finished stages by name, which the runs that have them take up. `check_start` is called before each
-    run, which does not start where it raises a LuffyError. An interrupt, or any error other than a LuffyError, ends all
-    of them.
+    `shared` holds finished stages by name, for the runs that contain them. `check_start` is called before each run; if
+    it raises a LuffyError, the run does not start and fails with that error. An interrupt, or any error other than a
+    LuffyError, ends all runs.
     """
 
     def start(run: ArmRun) -> FinishedSeed:
@@ -150,7 +150,7 @@ def _outcome(future: "Future[FinishedSeed]") -> RunOutcome:
 def _learn(
     running: ManyRuns, run: ArmRun, session: Session, shared: Mapping[str, FinishedStage]
 ) -> dict[str, FinishedStage]:
-    """The shared stages and the arm's own, each made once for all arms that have it."""
+    """The shared stages and the run's own; a stage that several runs contain is made once."""
     made = dict(shared)
     for node in session.run.experiment.nodes:
         if node.name in run.nodes and node.name not in shared:
@@ -163,7 +163,7 @@ def _learn(
 
 
 def parted(outcomes: Mapping[int, RunOutcome]) -> tuple[tuple[FinishedSeed, ...], dict[int, str]]:
-    """What finished, and one line for each seed that did not, of the `outcomes` by seed."""
+    """Split `outcomes` by seed into the finished ones and one line for each failure."""
     return (
         tuple(outcome for outcome in outcomes.values() if isinstance(outcome, FinishedSeed)),
         {seed: first_line(outcome) for seed, outcome in outcomes.items() if isinstance(outcome, LuffyError)},
@@ -171,12 +171,19 @@ def parted(outcomes: Mapping[int, RunOutcome]) -> tuple[tuple[FinishedSeed, ...]
 
 
 def first_line(error: LuffyError) -> str:
-    """The message of an error, without the end of a log."""
+    """The first line of an error's message; further lines quote a log."""
     return str(error).partition("\n")[0]
 
 
+def raise_failures(failures: Sequence[str], num_runs: int) -> None:
+    """Raise a LuffyError that lists `failures`, one line each, if some of the `num_runs` runs have failed."""
+    if failures:
+        failed = f"{len(failures)} of {num_runs} runs have failed; the same command tries them again:"
+        raise LuffyError("\n".join([failed, *failures]))
+
+
 def offer_artifacts(name: str, kind: str, artifacts: Mapping[str, Artifact], publisher: Publisher) -> None:
-    """Show finished artifacts in Prefect, in the task that calls this."""
+    """Publish artifacts in Prefect as those of the calling task."""
     context = TaskRunContext.get()
     assert context is not None
     for part, artifact in artifacts.items():
@@ -185,13 +192,13 @@ def offer_artifacts(name: str, kind: str, artifacts: Mapping[str, Artifact], pub
 
 
 def table_artifact(table: Table, description: str) -> Artifact:
-    """A table of a page."""
+    """A page's table as an artifact."""
     header, rows = plain_table(table)
     return Artifact("table", json.dumps([dict(zip(header, row, strict=True)) for row in rows]), description)
 
 
 def page_artifact(workspace: Workspace, page: Path, what: str) -> Artifact:
-    """Where the page of `what` is."""
+    """A link to `page`, the page of a `what` (comparison, grid); its path while no server serves it."""
     if workspace.pages_address.is_file():
         address = workspace.pages_address.read_text(encoding="utf-8").strip()
         url = f"{address}/runs/{page.parent.name}/{page.name}"

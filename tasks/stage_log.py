@@ -28,7 +28,7 @@ class StageLog:
         self._log = log
         self._clock = clock
         self._level = logging.INFO
-        """Level of the last record, which its continuation lines (a traceback, say) inherit."""
+        """Level of the last record, which continuation lines (such as a traceback) inherit."""
         self._window = -_WINDOW_S
         self._lines = 0
         self._dropped = 0

@@ -2,7 +2,7 @@
 
 A task starts the stage program, watches it and returns the location of the result; for a finished stage it starts
 nothing. Tasks are called directly, never submitted: only then does a cancelled run end its stages at once. Prefect does
-not retry them: a stage resumes by itself.
+not retry them: the run resumes a failed stage itself.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def make_stage(session: Session, node: StageNode, inputs: Mapping[str, FinishedS
 def make_chain(session: Session) -> dict[str, FinishedStage]:
     """Make every stage of the session's experiment, or reuse it; returns the results by node.
 
-    Independent stages run at the same time if the machine has room for them.
+    Independent stages run at the same time if the machine has the resources.
     """
     experiment = session.run.experiment
     room = find_room(experiment.config, experiment.nodes)

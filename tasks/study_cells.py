@@ -1,4 +1,4 @@
-"""The runs of a study under Prefect: arms tuned first, then all reported runs, within a budget of time."""
+"""The runs of a study under Prefect: tuning first, then all reported runs, within a budget of hours."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +19,12 @@ class OutOfTime(LuffyError):
 
 @dataclass(frozen=True, slots=True)
 class StudyOutcome:
-    """How far one command has come."""
+    """What one call of `run_cells` achieved."""
 
     failures: list[str]
     """A line for each failed run."""
+    num_runs: int
+    """Runs that were not finished when the call began, as far as tuning has settled them."""
     num_left: int
     """Runs that are not finished, failed ones included."""
     is_out_of_time: bool
@@ -30,8 +32,8 @@ class StudyOutcome:
 
 @contextmanager
 def open_study(study: Study, cells: Sequence[str], workspace: Workspace, *, verify: bool) -> Iterator[ManyRuns]:
-    """Open everything that the runs of `cells` need, and record how the command ended."""
-    # Whatever is chosen, a run of an arm has the stages that it has at the first point.
+    """Open what the runs of `cells` share (see `open_runs`)."""
+    # An arm has the same stages at every point of its grid, so titles can be listed before values are chosen.
     runs = [*study.tuning_runs(cells), *study.reported_runs(cells, study.first_points())]
     titles = list(dict.fromkeys(stage_title(run.titled.title, node) for run in runs for node in run.run.nodes))
     workers = study.config.workers
@@ -48,17 +50,18 @@ def run_cells(
     budget_hours: float | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> StudyOutcome:
-    """Make the unfinished runs of `cells`; `chosen` replaces tuning. What is finished is not started again."""
+    """Execute the unfinished runs of `cells`: tuning first, unless `chosen` gives the values, then reported runs."""
     progress = StudyProgress(study, running.workspace, verify=running.verify)
-    began, out_of_time, failures = clock(), False, list[str]()
+    began, num_runs, out_of_time, failures = clock(), 0, False, list[str]()
 
     def check_start() -> None:
         if budget_hours is not None and clock() - began >= 3600 * budget_hours:
             raise OutOfTime("not started: the budget of hours is spent")
 
     def make(runs: Sequence[CellRun]) -> None:
-        nonlocal out_of_time
+        nonlocal num_runs, out_of_time
         left = progress.left(runs)
+        num_runs += len(left)
         outcomes = run_all(running, [run.titled for run in left], {}, check_start)
         for run in left:
             outcome = outcomes[run.titled.folder]
@@ -74,5 +77,6 @@ def run_cells(
     make(study.reported_runs(cells, chosen))
     expected = study.reported_runs(cells, study.first_points())
     reported = study.reported_runs(cells, chosen)
+    # Runs of arms without a chosen value are left, too.
     unchosen = len(distinct(expected)) - len(distinct(reported)) if len(expected) > len(reported) else 0
-    return StudyOutcome(failures, len(progress.left([*tuning, *reported])) + unchosen, out_of_time)
+    return StudyOutcome(failures, num_runs, len(progress.left([*tuning, *reported])) + unchosen, out_of_time)

@@ -26,7 +26,7 @@ class Accuracy:
 
 
 def read_accuracies(directories: Iterable[Path]) -> list[Accuracy]:
-    """What `results.json` says in each of `directories` (finished `evaluate` stages)."""
+    """The contents of `results.json` in each of `directories` (finished `evaluate` stages)."""
     found = []
     for directory in directories:
         results = json.loads((directory / RESULTS_FILE).read_text(encoding="utf-8"))

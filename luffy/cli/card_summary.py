@@ -64,4 +64,4 @@ def _golds(name: str, source: Mapping[str, Any]) -> str:
 
 def _benchmarks(found: Mapping[str, Any]) -> str:
     checked, missing = ", ".join(found["checked"]) or "none", ", ".join(found["not_checked"]) or "none"
-    return f"Training data was held against: {checked}; not at hand: {missing}"
+    return f"Training data was checked against: {checked}; not available: {missing}"

@@ -1,4 +1,4 @@
-"""Everything that luffy shows on a terminal, and the only place that knows `rich`."""
+"""Everything that luffy shows on a terminal, and the only module that imports `rich`."""
 
 import math
 import time
@@ -16,6 +16,8 @@ from rich.text import Text
 
 from luffy.cli.progress import ChainProgress, StageLine, StageState
 from luffy.costs.forecast import StageForecast
+from luffy.pages.tables import Table as PageTable
+from luffy.pages.tables import plain_table
 from luffy.pipeline.chain.manifest import Manifest
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.experiment import StageObserver
@@ -83,13 +85,19 @@ def _guarded(console: Console) -> Console:
 
 
 def wide_terminal() -> Console:
-    """The same for wide tables: where nobody looks on, in a file or a pipe, lines are as long as it takes."""
+    """A console for wide tables: output to a file or a pipe is not wrapped."""
     console = terminal()
     return console if console.is_terminal else _guarded(Console(highlight=False, width=_FILE_WIDTH))
 
 
+def show_table(table: PageTable, title: str) -> None:
+    """Print a table of a page under `title`."""
+    header, rows = plain_table(table)
+    wide_terminal().print(text_table(header, rows, title=f"\n{title}"))
+
+
 def say(text: str) -> None:
-    """A line (or more) on stdout as it is, however long."""
+    """Print a line (or more) on stdout without markup or wrapping."""
     terminal().print(text, markup=False, soft_wrap=True)
 
 
@@ -99,7 +107,7 @@ def show_error(message: str) -> None:
 
 
 def stage_title(title: str, node: str) -> str:
-    """What a stage of the run `title` is called beside those of other runs."""
+    """Name of a stage of the run `title` in a display of several runs."""
     return f"{title}: {node}"
 
 
@@ -142,7 +150,7 @@ class TitledDisplay:
 
 
 class PlainDisplay:
-    """A line when a stage starts, ends, or has something to say, and every ten seconds in between."""
+    """Prints a line when a stage starts, ends or has news, and every ten seconds in between."""
 
     def __init__(self, progress: ChainProgress, console: Console) -> None:
         self._progress = progress
@@ -198,7 +206,7 @@ def live_rows(header: Sequence[str], rows: Callable[[], Iterable[Sequence[str]]]
 
 
 def live_table(progress: ChainProgress) -> Table:
-    """The lines of all stages as they are now."""
+    """The current lines of all stages."""
     return lines_table(progress.lines.values())
 
 
@@ -224,7 +232,7 @@ def lines_table(lines: Iterable[StageLine]) -> Table:
 def plan_table(
     plans: Sequence[StagePlan], forecasts: Sequence[StageForecast], gpus: Mapping[str, int] | None = None
 ) -> Table:
-    """What would be done with each stage, in what time where it is known, and why.
+    """The plan of each stage: action, reason, and the forecast time if there is one.
 
     With GPUs also GPU-hours, and with `gpus` the number that each stage takes, by node.
     """
@@ -247,7 +255,7 @@ def time_words(forecast: StageForecast) -> str:
 
 
 def hours_words(forecast: StageForecast) -> str:
-    """GPU-hours; `-` where they are not known, and nothing for a stage without any."""
+    """GPU-hours; `-` if unknown, empty for a stage without GPUs."""
     return "-" if forecast.gpu_hours is None else f"{forecast.gpu_hours:.2f}" if forecast.gpu_hours else ""
 
 

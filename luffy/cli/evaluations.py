@@ -111,7 +111,7 @@ def problem_rows(part: CellChanges, limit: int) -> Rows:
 
 
 def remarks(part: CellChanges) -> list[str]:
-    """What a reader of the comparison must know besides."""
+    """Further notes on the comparison."""
     found = []
     if part.only_first or part.only_second:
         found.append(
@@ -123,7 +123,7 @@ def remarks(part: CellChanges) -> list[str]:
 
 
 def _surroundings(directory: Path) -> tuple[GradingConfig, Path | None]:
-    """How the evaluation graded, and where its data is, as far as the directory says so."""
+    """How the evaluation graded and where its data is, as far as its directory records it."""
     # A sweep's steps lie in its directory.
     home = next((folder for folder in (directory, directory.resolve().parent) if (folder / JOB_FILE).is_file()), None)
     if home is None:
@@ -136,7 +136,7 @@ def _surroundings(directory: Path) -> tuple[GradingConfig, Path | None]:
 
 
 def _chosen(evaluation: FinishedEvaluation, suites: Sequence[str], kind: GraderKind) -> tuple[list[str], list[str]]:
-    """The suites to grade, and what a reader must know of the choice.
+    """The suites to grade, and notes on their choice.
 
     Beside other suites multiple choice is left out, unless `kind` reads letters: under a grader of mathematics a letter
     without a box is no answer.

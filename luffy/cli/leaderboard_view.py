@@ -44,7 +44,7 @@ def show_leaderboard(board: Board, folder: Path) -> None:
         console.print(f"left out: {item.directory}: {item.reason}", markup=False, soft_wrap=True)
     console.print(
         f"Accuracy in % with its interval over problems. {page.MARK}: clearly better than the next row on that suite "
-        "(paired over problems, Holm's correction over suites); without it the first ones cannot be told apart.",
+        "(paired over problems, Holm's correction over suites); without it the first ones are not distinguishable.",
         markup=False,
         soft_wrap=True,
     )

@@ -45,7 +45,7 @@ _EPILOG = """\
 luffy COMMAND --help shows the options of a command; luffy config --fields lists every field of an experiment.
 
 Exit codes: 0 done, 1 failure, 2 mistake in the command, the configuration or the data, 75 ended by SIGTERM,
-130 interrupted by Ctrl-C. After 75 and 130 the same command goes on.
+130 interrupted by Ctrl-C. After 75 and 130, repeat the command to continue.
 """
 
 app = Typer(

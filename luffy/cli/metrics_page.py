@@ -84,7 +84,7 @@ class _ScrapeHandler(BaseHTTPRequestHandler):
     looking: threading.Lock
 
     def do_GET(self) -> None:
-        # The host is checked so that no foreign page can reach this one under a name of its own.
+        # The Host header is checked against DNS rebinding: a foreign page must not reach it under its own name.
         if self.path != "/metrics" or not _HOST.fullmatch(self.headers.get("Host", "")):
             self.send_error(HTTPStatus.NOT_FOUND)
             return

@@ -21,7 +21,7 @@ def fields_help() -> str:
         for field in top
         if field.is_section
     ]
-    return "\n\n".join(["Fields (luffy config --fields SECTION says what each means):", plain, *sections])
+    return "\n\n".join(["Fields (luffy config --fields SECTION describes each):", plain, *sections])
 
 
 def complete_config(incomplete: str) -> list[str]:

@@ -1,4 +1,8 @@
-"""What a run would do with each stage, and whether it can be started at all."""
+"""The plan of a run: what it would do with each stage, and whether it can start.
+
+One experiment: `show_plan`, `plans_of`. All runs of a comparison or a grid: `show_comparison_plan`, `comparison_plans`,
+`show_grid_plan`, `grid_plans`; there a stage that several runs share is listed once, with the first of them.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -22,9 +26,9 @@ _RUNS_HEADER = ("run", "stage", "key", "plan", "why")
 def show_plan(
     config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
 ) -> None:
-    """Print what a run would do with each stage, on how many GPUs, why, and in what time; first its GPUs' memory.
+    """Print the estimate of GPU memory, then for each stage what a run would do, why, on how many GPUs, for how long.
 
-    Raises ConfigError, after the estimate, where that cannot fit.
+    Raises ConfigError, after printing the estimate, if the run does not fit in memory.
     """
     show_resources(config, estimate=True, sweep_steps=sweep_steps)
     plans = plans_of(config, workspace, verify=verify, sweep_steps=sweep_steps)
@@ -38,58 +42,53 @@ def show_plan(
         say(line)
 
 
-def _forecast_notes(
-    config: ExperimentConfig, plans: Sequence[StagePlan], forecasts: Sequence[StageForecast]
-) -> list[str]:
-    """Where the times come from, and what would give those that are not known."""
-    sources = dict.fromkeys(each.source for each in forecasts if each.seconds)
-    notes = [f"times: {', '.join(sources)}"] if sources else []
-    unknown = [plan for plan, each in zip(plans, forecasts, strict=True) if each.seconds is None]
-    if choose(config, unknown)[0]:
-        notes.append("- : not measured yet; luffy bench, with the same experiment and overrides, measures it")
-    return notes
-
-
 def show_comparison_plan(comparison: Comparison, workspace: Workspace, *, verify: bool) -> None:
-    """The same for all runs of a comparison; a stage that several runs share stands where it comes first."""
-    for config in arm_configs(comparison):
-        show_resources(config, estimate=True)
-    say(f"workspace {workspace.root}")
-    _show_titled(_titled_plans(comparison, workspace, verify))
+    """Print the plan of all runs of a comparison, as far as they are known before tuning."""
+    _show_runs(arm_configs(comparison), _comparison_plans(comparison, workspace, verify), workspace)
     if comparison.tuning_runs:
         num_tuning = len(comparison.tuning_runs)
-        say(f"{num_tuning} runs to tune, then {comparison.num_runs - num_tuning} with the values that they choose")
+        say(f"{num_tuning} runs for tuning, then {comparison.num_runs - num_tuning} with the chosen values")
+
+
+def show_grid_plan(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> None:
+    """Print the plan of all runs of a grid."""
+    _show_runs(grid.experiments, _plans_of_runs(grid.runs, workspace, verify), workspace)
 
 
 def plans_of(
     config: ExperimentConfig, workspace: Workspace, *, verify: bool, sweep_steps: tuple[int, ...] = ()
 ) -> Sequence[StagePlan]:
-    """The decision for every stage; raises LuffyError where it cannot be known yet."""
+    """The plan of every stage; raises LuffyError if it cannot be determined yet."""
     return open_experiment(config, workspace, verify=verify, sweep_steps=sweep_steps).plan()
 
 
 def comparison_plans(comparison: Comparison, workspace: Workspace, *, verify: bool) -> Sequence[StagePlan]:
-    """The decision for every stage of a comparison, each stage once."""
-    return [plan for _, plan in _titled_plans(comparison, workspace, verify)]
+    """The plan of every stage of a comparison, each stage once."""
+    return [plan for _, plan in _comparison_plans(comparison, workspace, verify)]
+
+
+def grid_plans(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> Sequence[StagePlan]:
+    """The plan of every stage of a grid, each stage once."""
+    return [plan for _, plan in _plans_of_runs(grid.runs, workspace, verify)]
 
 
 def check(config: ExperimentConfig, workspace: Workspace, *, sweep_steps: tuple[int, ...] = ()) -> None:
-    """Raise UserError where a file is missing or the machines are too small, before anything is started."""
+    """Raise UserError if a file is missing or the machines are too small, before anything starts."""
     show_resources(config, estimate=False, sweep_steps=sweep_steps)
-    # Finds missing files; the flow computes the keys.
+    # Finds missing files. Code is not hashed here: the flow computes the keys.
     open_experiment(config, workspace, fingerprint=lambda stage: {}, sweep_steps=sweep_steps)
 
 
 def arm_configs(comparison: Comparison) -> list[ExperimentConfig]:
-    """One experiment of each arm; its seeds and tries differ in nothing that has to be checked."""
+    """One experiment of each arm; its other seeds and grid points need the same files and machines."""
     return [comparison.runs_of(name)[0].config for name in comparison.config.arms]
 
 
 def show_resources(config: ExperimentConfig, *, estimate: bool, sweep_steps: tuple[int, ...] = ()) -> None:
-    """Print what a run needs of its machines, with or without the `estimate` of each GPU's memory.
+    """Print notes on the machines that a run needs, with or without the `estimate` of each GPU's memory.
 
-    A sweep needs nothing for training, since its RL run is finished. Raises ConfigError, a line a mistake, where the
-    machines do not have it.
+    With `sweep_steps` only the sweep is checked, since its RL run is finished. Raises ConfigError, one line for each
+    problem, if the machines do not suffice.
     """
     resources = find_resources(config, ("sweep",) if sweep_steps else None)
     console = terminal()
@@ -102,32 +101,18 @@ def show_resources(config: ExperimentConfig, *, estimate: bool, sweep_steps: tup
         raise ConfigError("\n".join(resources.complaints))
 
 
-def _gpus_of_stages(config: ExperimentConfig, plans: Sequence[StagePlan]) -> dict[str, int] | None:
-    """The GPUs that each stage takes, by node; None where neither this machine nor the experiment has any."""
-    if config.cluster == "local" and not detected_gpus():
-        return None
-    return {plan.node.name: gpus_of_stage(config, plan.node.stage) for plan in plans}
-
-
-def show_grid_plan(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> None:
-    """The same for all points of a grid; a stage that several points share stands where it comes first."""
-    for config in grid.experiments:
+def _show_runs(
+    configs: Iterable[ExperimentConfig], plans: Iterable[tuple[str, StagePlan]], workspace: Workspace
+) -> None:
+    """Print the memory estimate of each of `configs`, then `plans`, each with the title of its run."""
+    for config in configs:
         show_resources(config, estimate=True)
     say(f"workspace {workspace.root}")
-    _show_titled(_plans_of_runs(grid.runs, workspace, verify))
-
-
-def grid_plans(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> Sequence[StagePlan]:
-    """The decision for every stage of a grid, each stage once."""
-    return [plan for _, plan in _plans_of_runs(grid.runs, workspace, verify)]
-
-
-def _show_titled(plans: Iterable[tuple[str, StagePlan]]) -> None:
     rows = [(title, plan.node.name, plan.identity.key, plan.headline, plan.reason) for title, plan in plans]
     wide_terminal().print(text_table(_RUNS_HEADER, rows))
 
 
-def _titled_plans(comparison: Comparison, workspace: Workspace, verify: bool) -> Iterator[tuple[str, StagePlan]]:
+def _comparison_plans(comparison: Comparison, workspace: Workspace, verify: bool) -> Iterator[tuple[str, StagePlan]]:
     seen: set[str] = set()
     for plan in plans_of(comparison.shared, workspace, verify=verify):
         seen.add(plan.identity.key)
@@ -138,10 +123,29 @@ def _titled_plans(comparison: Comparison, workspace: Workspace, verify: bool) ->
 def _plans_of_runs(
     runs: Iterable[ArmRun], workspace: Workspace, verify: bool, seen: Collection[str] = ()
 ) -> Iterator[tuple[str, StagePlan]]:
-    """Each stage once, by the title of the first run that has it; without those whose keys were `seen`."""
+    """Each stage once, with the title of the first run that contains it; keys in `seen` are left out."""
     known = set(seen)
     for run in runs:
         for plan in plans_of(run.config, workspace, verify=verify):
             if plan.node.name in run.nodes and plan.identity.key not in known:
                 known.add(plan.identity.key)
                 yield run.title, plan
+
+
+def _forecast_notes(
+    config: ExperimentConfig, plans: Sequence[StagePlan], forecasts: Sequence[StageForecast]
+) -> list[str]:
+    """The sources of the forecast times, and how to measure the missing ones."""
+    sources = dict.fromkeys(each.source for each in forecasts if each.seconds)
+    notes = [f"times: {', '.join(sources)}"] if sources else []
+    unknown = [plan for plan, each in zip(plans, forecasts, strict=True) if each.seconds is None]
+    if choose(config, unknown)[0]:
+        notes.append("- : not measured yet; luffy bench, with the same experiment and overrides, measures it")
+    return notes
+
+
+def _gpus_of_stages(config: ExperimentConfig, plans: Sequence[StagePlan]) -> dict[str, int] | None:
+    """GPUs of each stage, by node; None if neither this machine nor the experiment has GPUs."""
+    if config.cluster == "local" and not detected_gpus():
+        return None
+    return {plan.node.name: gpus_of_stage(config, plan.node.stage) for plan in plans}

@@ -59,7 +59,7 @@ def write_pictures(record: RunRecord, folder: Path) -> list[Path]:
 
 
 def _place(value: float, low: float, high: float, count: int) -> int:
-    """Which of `count` equal parts of the range `value` lies in."""
+    """Index of the one of `count` equal bins of the range that contains `value`."""
     return min(int((value - low) / (high - low) * count), count - 1) if high > low else 0
 
 

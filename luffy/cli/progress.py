@@ -1,4 +1,4 @@
-"""What is known about each stage of a running chain, in numbers and words; how it looks is the console's business."""
+"""The state of each stage of a running chain, in numbers and words; `console` displays it."""
 
 import time
 from collections.abc import Callable
@@ -72,7 +72,7 @@ class StageLine:
 
 
 class ChainProgress:
-    """The lines of all stages; a `StageObserver` that shows nothing by itself."""
+    """The lines of all stages; a `StageObserver` that only keeps state."""
 
     def __init__(self, names: list[str], clock: Callable[[], float] = time.time) -> None:
         self.lines = {name: StageLine(name) for name in names}

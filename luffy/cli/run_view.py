@@ -1,4 +1,4 @@
-"""What is known of a run, as rows: its stages, where they come from, what they came to."""
+"""A run as table rows: its stages, their origins and their results."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -43,7 +43,7 @@ class RunWatch:
 
     @property
     def last_time(self) -> float | None:
-        """Time of the newest progress or end of its own stages; None where nothing is known."""
+        """Time of the newest progress or end of its own stages; None if there is none."""
         times = [line.ended or line.last_time or line.began for line in self._lines.values()]
         return max((time for time in times if time is not None), default=None)
 
@@ -60,7 +60,7 @@ class RunWatch:
         return _EXIT_CODES.get(self.record.condition, EXIT_FAILURE)
 
     def look(self) -> bool:
-        """Read what is new; whether the run goes on."""
+        """Read new events; returns whether the run is still in progress."""
         # The record before the events: what a run that has ended wrote last is read, too.
         self.record = read_run(self.record.directory)
         goes_on = self.record.is_live
@@ -89,7 +89,7 @@ class RunWatch:
                 _take(line, event, entry)
 
     def _close(self) -> None:
-        """Nothing happens any more, whatever the last events say."""
+        """The run has ended, even if the last events show a stage in progress."""
         for node, line in self._lines.items():
             if line.state in _OPEN:
                 entry = self.record.stages.get(node)  # None: `gc` has deleted the run meanwhile
@@ -103,7 +103,7 @@ class RunWatch:
 
 
 class PlainLines:
-    """A line whenever a stage is in another state or has something to say, and every ten seconds in between."""
+    """Prints a line when a stage changes its state or has news, and every ten seconds in between."""
 
     def __init__(self, watch: RunWatch) -> None:
         self._watch = watch
@@ -112,7 +112,7 @@ class PlainLines:
         self._last_time: dict[str, float] = {}
 
     def show(self) -> None:
-        """Say what is new."""
+        """Print what is new."""
         now = time.time()
         for line in self._watch.lines:
             is_due = now - self._last_time.get(line.name, 0.0) >= PLAIN_INTERVAL_S
@@ -128,7 +128,7 @@ class PlainLines:
 
 
 def _nodes(record: RunRecord) -> list[str]:
-    """Those that the run will reach, as far as its configuration tells."""
+    """The stages that the run will reach, as far as its configuration determines them."""
     config = record.configuration
     try:
         planned = [node.name for node in build_graph(config)] if config is not None else []

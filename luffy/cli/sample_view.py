@@ -24,7 +24,7 @@ class ShownSample:
     """One response."""
 
     heading: str
-    """Where it is from and what grading said."""
+    """Its origin and its grade."""
     prompt: str
     response: str
     reward: float

@@ -1,4 +1,4 @@
-"""What commands that run an experiment, or a part of one, have in common."""
+"""The shared part of commands that run an experiment or a part of one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def start_experiment(
     *,
     sweep_steps: tuple[int, ...] = (),
 ) -> int:
-    """Check `config` and run `flow`, whose `parameters` say the same; or show its plan. Returns the exit code."""
+    """Check `config`, then run `flow` with the equivalent `parameters`, or show the plan. Returns the exit code."""
     workspace, verify = options.workspace, options.verify
     if options.dry_run:
         show_plan(config, workspace, verify=verify, sweep_steps=sweep_steps)

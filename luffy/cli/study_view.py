@@ -50,7 +50,7 @@ def show_study_plan(study: Study, cells: Sequence[str], workspace: Workspace, *,
     everything = [*tuning, *distinct(reported)]
     rows.append(_row("all", "", everything, done, seconds, study.config.workers))
     wide_terminal().print(text_table(_HEADER, rows))
-    say(f"{len(study.config.planned)} planned tests; a run that several cells have stands in the first of them")
+    say(f"{len(study.config.planned)} planned tests; a run that several cells share is counted in the first of them")
     if not seconds:
         say("times are known once a run of each arm is finished")
 

@@ -1,4 +1,4 @@
-"""All runs of a workspace as they are now, read from their files: for one live table, and for Prometheus."""
+"""The current state of all runs of a workspace, read from their files; for the live table and for Prometheus."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ class StageStatus:
     """The known ones among `reward`, `loss`, `tokens_per_s`, `logp_gap` and `accuracy` (held-out)."""
     seconds_left: float | None
     silent_s: float | None
-    """Seconds since the stage last said anything; None before that."""
+    """Seconds since the newest event of the stage; None before the first."""
 
     @property
     def cells(self) -> list[str]:

@@ -1,20 +1,19 @@
 """A comparison of methods: arms over one experiment, several seeds, and a budget that every arm gets.
 
-What is equal for all arms is checked on the loaded experiments, wherever a difference would come from (an arm, a
-preset, the experiment's file):
+Checked to be equal on the loaded experiments, so that the source of a difference (an arm, a preset, the experiment's
+file) does not matter:
 
 - data, base policy, evaluation and grading, so that these stages run once;
 - the budget: optimizer steps after the base policy (those of SFT and of RL together), responses sampled from the
   policy in training, or tokens sampled and learned from;
-- what an RL step takes: `rl.prompts_per_step`, `rl.prompts_per_update`, `rl.passes`, `rl.max_response_tokens`,
+- the size of an RL step: `rl.prompts_per_step`, `rl.prompts_per_update`, `rl.passes`, `rl.max_response_tokens`,
   `rl.stop`, `rl.temperature` and `objective.group.size`, rollouts and traces together.
 
-Tokens, seconds and memory are what they turn out to be, and are reported as costs. How many SFT steps a method puts
-between its RL steps (`objective.interleaved_sft`) is not known beforehand: they are counted as optimizer steps, and the
-page says by how many an arm has missed the budget.
+Tokens, seconds and memory are reported as costs. The number of SFT steps between RL steps
+(`objective.interleaved_sft`) is unknown in advance: they count as optimizer steps, and the page reports by how many an
+arm missed the budget.
 
-With grids, every arm is tuned first: equally many points, run with seeds and evaluated on problems that are not
-reported.
+With grids, every arm is tuned first, at equally many points, with seeds and on problems that are not reported.
 """
 
 import json
@@ -50,13 +49,13 @@ class Candidate:
 
     arm: str
     point: GridPoint
-    """Without any value where nothing is tuned."""
+    """Empty if nothing is tuned."""
     config: ExperimentConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A loaded comparison, every arm of it checked with every point of its grid."""
+    """A loaded comparison; every arm has been checked at every point of its grid."""
 
     config: ComparisonConfig
     candidates: tuple[Candidate, ...]
@@ -64,7 +63,7 @@ class Comparison:
 
     @property
     def shared(self) -> ExperimentConfig:
-        """The experiment of what all runs have in common."""
+        """The experiment of the stages that all runs share."""
         common = {
             "name": self.config.name,
             "chain": None,
@@ -76,17 +75,17 @@ class Comparison:
 
     @property
     def runs(self) -> tuple[ArmRun, ...]:
-        """Those that are known beforehand: all of them, or those that tune the arms."""
+        """The runs known in advance: the tuning runs, or all runs if nothing is tuned."""
         return self.tuning_runs or self.reported_runs({each.arm: each for each in self.candidates})
 
     @property
     def num_runs(self) -> int:
-        """Those of tuning and the reported ones together."""
+        """Number of tuning runs and reported runs together."""
         return len(self.tuning_runs) + len(self.config.seeds) * len(self.config.arms)
 
     @property
     def tuning_runs(self) -> tuple[ArmRun, ...]:
-        """Every point of every arm with every seed of `select`, evaluated on what it selects by and on nothing else."""
+        """Every point of every arm with every seed of `select`, evaluated on the selection data alone."""
         select = self.config.select
         if select is None:
             return ()
@@ -97,7 +96,7 @@ class Comparison:
         )
 
     def reported_runs(self, chosen: Mapping[str, Candidate]) -> tuple[ArmRun, ...]:
-        """Every arm in `chosen` with every reported seed: seed by seed, so that an interrupted one has whole seeds."""
+        """Every arm in `chosen` with every reported seed, seed by seed: an interrupted one has complete seeds."""
         evaluated = {name: reported_evaluation(each.config, self.config.select) for name, each in chosen.items()}
         return tuple(
             ArmRun(name, seed, seeded(each.config.model_copy(update={"evaluation": evaluated[name]}), seed))

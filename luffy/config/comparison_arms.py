@@ -1,4 +1,4 @@
-"""The experiment of each arm, as long as the budget says, and the rules that keep arms equal."""
+"""The experiment of each arm, sized to the budget, and the checks that arms are comparable."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _ANY_LENGTH = 10**6
 
 @dataclass(frozen=True, slots=True)
 class ArmPlan:
-    """An arm as its YAML says it."""
+    """An arm as given in YAML."""
 
     name: str
     config: ArmConfig
@@ -73,7 +73,7 @@ def points_of_arms(comparison: ComparisonConfig, arms: Sequence[ArmPlan]) -> dic
 
 
 def load_arm(arm: ArmPlan, comparison: ComparisonConfig, experiment: Path, point: GridPoint) -> ExperimentConfig:
-    """An arm's experiment at `point`, as long as the budget says; its seeds are still those of the file."""
+    """An arm's experiment at `point`, sized to the budget; its seeds are still those of the file."""
     where = f"{arm.where}: arms.{arm.name}"
     _refuse_fixed(_keys(arm.config.overrides), (*_BUDGETED, *_SEEDED, *_SHARED, *_NAMED), where, "overrides")
     stages = chain_stages(arm.config.chain, experiment)
@@ -162,7 +162,7 @@ def _planned_by_steps(config: ExperimentConfig) -> str:
 
 
 def _lengths_by_steps(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConfig) -> list[str]:
-    """As many optimizer steps, or steps of RL that sample as many rollouts, as the budget says."""
+    """Overrides that set the number of optimizer steps, or of RL steps that sample the budget's rollouts."""
     if arm.config.sft_tokens is not None:
         arm.refuse("sft_tokens has no effect without budget.tokens; give sft_steps")
     _check_share(arm, config, "sft_steps", arm.config.sft_steps)

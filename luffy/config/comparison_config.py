@@ -1,4 +1,4 @@
-"""What one YAML file of a comparison says."""
+"""Contents of the YAML file of a comparison."""
 
 from typing import Annotated
 
@@ -73,7 +73,7 @@ class ArmConfig(StrictModel):
     method: str
     """A preset of `exp_configs/methods/`; of a chain with RL, that of RL."""
     sft_steps: PositiveInt | None = None
-    """Optimizer steps of SFT where RL follows; None: the chain has no SFT before RL, or `sft_tokens` says it."""
+    """Optimizer steps of SFT where RL follows; None: the chain has no SFT before RL, or `sft_tokens` sets it."""
     sft_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
     """The share of `budget.tokens` that SFT learns from where RL follows."""
     overrides: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class ArmConfig(StrictModel):
 
 
 class ComparisonConfig(StrictModel):
-    """What one YAML file of a comparison says."""
+    """Contents of the YAML file of a comparison."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     experiment: str
@@ -96,7 +96,7 @@ class ComparisonConfig(StrictModel):
     """The arm that all others are tested against."""
     budget: BudgetConfig
     workers: PositiveInt = 1
-    """Runs at the same time; what they come to does not depend on it, how long they take does."""
+    """Number of concurrent runs. Affects their time, never their results."""
     grid: Grid | None = None
     """Values to try for the keys of every arm that has no grid of its own."""
     select: SelectConfig | None = None

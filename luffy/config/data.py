@@ -37,7 +37,7 @@ class ArithmeticSource(StrictModel):
     """Share of prompts whose trace reasons in steps; the others answer directly. One number, or one for each length."""
     by_calculator: tuple[Operation, ...] = ()
     """Operations that the teacher does not do itself: a stepwise trace calls the tool `calculator` for each, in the
-    format `hermes`, and goes on in a turn of its own."""
+    format `hermes`, and continues in a separate turn."""
     unique: bool = True
     """Sample every prompt at most once (a corpus for the base policy may repeat, a benchmark may not)."""
 
@@ -74,7 +74,7 @@ class WordProblemSource(StrictModel):
     kind: Literal["word_problems"]
     num_prompts: PositiveInt
     num_events: tuple[PositiveInt, ...] = Field(min_length=1)
-    """Changes that a problem tells of, with equal shares; each takes one or two calculations."""
+    """Number of changes in a problem, with equal shares; each takes one or two calculations."""
 
 
 class GuessNumberSource(StrictModel):
@@ -128,7 +128,7 @@ class TraceField(StrictModel):
     author: str = "unknown"
     """Who wrote them."""
     author_column: str | None = None
-    """A column that says who wrote them; it takes precedence over `author`."""
+    """A column with the author of each trace; takes precedence over `author`."""
     keep_column: str | None = None
     """A column of true or false (a list where there are several traces): only true ones are read (OpenR1:
     `is_reasoning_complete`)."""
@@ -336,7 +336,7 @@ class MixtureSource(StrictModel):
     """Several sources, of which every RL step takes exact shares (`luffy.data.sources.mixture`).
 
     How many prompts a part has does not matter: a small one begins again earlier. SFT reads every trace once an epoch,
-    whatever the weights.
+    regardless of the weights.
     """
 
     kind: Literal["mixture"]

@@ -16,7 +16,7 @@ from luffy.errors import ConfigError
 
 _MODEL = "model"
 ENDPOINT_PREFIX = "api:"
-"""Marks the name of a model behind an API."""
+"""Prefix of the name of a model served by an API."""
 _NO_PROTOCOL = "evaluation: missing; {} must say by which protocol models are evaluated"
 
 
@@ -114,7 +114,7 @@ def _of_endpoint(
     request: Mapping[str, JsonValue],
 ) -> ExperimentConfig:
     if not name:
-        raise ConfigError("--model: api: names no model; give api:NAME, as the endpoint knows it")
+        raise ConfigError("--model: api: names no model; give api:NAME with the model's name at the endpoint")
     if chat_template is not None:
         raise ConfigError("--chat-template has no effect on a model that others serve, which has its own; remove it")
     if config.evaluation is None:

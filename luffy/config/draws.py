@@ -56,7 +56,7 @@ class PoolSampling(StrictModel):
 
     A step takes from every pool the prompts that were drawn longest ago. What a pool lacks comes from the others, from
     one with share 0 only where nothing else is left. The pools of a step are those after the last step whose groups
-    are known in any case when it is planned: `rl.max_staleness` steps before the one that precedes it.
+    are always available when it is planned: `rl.max_staleness` steps before the one that precedes it.
     """
 
     kind: Literal["pools"]

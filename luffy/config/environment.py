@@ -31,7 +31,7 @@ class EpisodeLimits(StrictModel):
     max_turn_tokens: PositiveInt | None = None
     """Limit of one turn of the policy; None: only the limit of the whole response holds."""
     max_observation_tokens: PositiveInt = 1024
-    """A longer message of the environment is cut in the middle, and says so."""
+    """A longer message of the environment is truncated in the middle and marked as truncated."""
     history: Literal["exact", "as_sampled"] = "exact"
     """`exact` refuses a chat template that rewrites earlier turns (Qwen3's drops their reasoning). `as_sampled` accepts
     it and keeps the turns as they were sampled, which is not how such a model was trained."""
@@ -58,7 +58,7 @@ _MET = "MET"
 class JudgeMeasure(StrictModel):
     """A language model's verdict on an episode: 1 where it meets the rubric, 0 where it does not.
 
-    Without a verdict, since the judge cannot be reached or says nothing readable, the episode is `crashed`.
+    If there is no verdict, because the judge is unreachable or its reply unreadable, the episode is `crashed`.
     """
 
     kind: Literal["judge"]
@@ -128,13 +128,13 @@ class ToolsEnvironment(StrictModel):
     """The functions' code is not part of a stage's identity: increase this when it changes."""
     calls: CallFormat = "hermes"
     describe: bool = True
-    """Whether the system message describes the tools; false for a policy that knows them from demonstrations alone."""
+    """Whether the system message describes the tools; false for a policy that learned them from demonstrations."""
     timeout_s: PositiveFloat = 10.0
-    """Limit of one call; the policy is told of a call that takes longer."""
+    """Time limit of one call; a call that exceeds it returns an error message to the policy."""
     max_calls: PositiveInt = 16
-    """Calls in one turn; the policy is told how many were not run."""
+    """Maximum number of calls in one turn; a message reports how many were not run."""
     max_result_characters: PositiveInt = 8192
-    """A longer result of a call is cut in the middle, and says so."""
+    """A longer result of a call is truncated in the middle and marked as truncated."""
     sandbox: SandboxConfig = SandboxConfig()
     """Where the tool `python` runs the policy's code. Its limits hold for that tool, in place of `timeout_s`."""
     limits: EpisodeLimits = EpisodeLimits()

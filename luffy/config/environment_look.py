@@ -23,7 +23,7 @@ _BUILT_IN: dict[str, tuple[dict[str, Value], dict[str, Value]]] = {
     "calculator": ({"kind": "tools", "tools": ["calculator"]}, _CHAINS),
     "python": ({"kind": "tools", "tools": ["python"]}, _CHAINS),
 }
-"""The environments that are known by name, each with the source of its problems."""
+"""The environments that have a name, each with the source of its problems."""
 DECODING = "look"
 """Name of the one decoding."""
 _SUITE = "problems"
@@ -115,7 +115,7 @@ def _package(look: EnvironmentLook) -> dict[str, Value]:
 
 
 def _source(look: EnvironmentLook, environment: Value) -> dict[str, Value]:
-    """Where the problems come from, if the target does not say; ConfigError where only the user can know."""
+    """The source of the problems if the target names none; ConfigError if there is no default."""
     if look.target in _BUILT_IN:
         return {**_BUILT_IN[look.target][1], "num_prompts": look.num_problems}
     fields = environment if isinstance(environment, dict) else {}
@@ -130,6 +130,4 @@ def _source(look: EnvironmentLook, environment: Value) -> dict[str, Value]:
         }
     if fields.get("kind") == "guess_number":
         return {"kind": "guess_number", "num_prompts": look.num_problems}
-    raise ConfigError(
-        f"{look.target}: says nothing of problems; add data.suites, e.g. {{mine: {{kind: file, path: F}}}}"
-    )
+    raise ConfigError(f"{look.target}: names no problems; add data.suites, e.g. {{mine: {{kind: file, path: F}}}}")

@@ -44,12 +44,12 @@ class SuiteConfig(StrictModel):
     template: TemplateName | None = None
     stop: tuple[StopText, ...] | None = None
     grader: GraderKind | None = None
-    """How it is graded, whatever `grading` and its rows say."""
+    """Its grader; overrides `grading` and the grader named in rows."""
 
     @model_validator(mode="after")
     def _says_something(self) -> "SuiteConfig":
         if not self.model_fields_set:
-            raise ValueError(f"says nothing; give one of {', '.join(SuiteConfig.model_fields)}, or remove it")
+            raise ValueError(f"is empty; give one of {', '.join(SuiteConfig.model_fields)}, or remove it")
         return self
 
 
@@ -64,7 +64,7 @@ class SuiteProtocol:
     stop: tuple[str, ...]
     """Besides what the template stops at."""
     grader: GraderKind | None
-    """None: what `grading` and the rows say."""
+    """None: the graders of `grading` and of the rows."""
 
 
 class EvaluationConfig(StrictModel):

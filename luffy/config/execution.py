@@ -162,7 +162,7 @@ class ExecutionConfig(StrictModel):
     gpu_memory_gb: PositiveFloat | None = None
     """Memory of each GPU in GiB, for the check whether a run fits; None: as detected on this machine."""
     retries: NonNegativeInt = 1
-    """How often a run resumes a stage that was killed (out of memory, say) or lost a process, a machine or an endpoint.
+    """How often a run resumes a stage that was killed (e.g. out of memory) or lost a process, a machine or an endpoint.
     A mistake, or a program that fails, is never retried."""
     retry_delay_s: NonNegativeFloat = 10.0
     """Wait before each retry."""

@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 from luffy.config.experiment import ExperimentConfig
 
 _NAME = "NAME"
-"""Stands for the key of a mapping or the name of a list's element."""
+"""Placeholder for the key of a mapping or the name of a list element."""
 _KIND = "kind"
 
 
@@ -27,7 +27,7 @@ class ConfigField:
     """None: it has none, and a preset or the experiment has to give it."""
     description: str
     is_section: bool
-    """Whether fields stand below it."""
+    """Whether it has nested fields."""
 
 
 def all_fields(prefix: str = "") -> list[ConfigField]:
@@ -37,7 +37,7 @@ def all_fields(prefix: str = "") -> list[ConfigField]:
 
 
 def children_of(path: str) -> list[ConfigField]:
-    """The fields one level below `path`, in which a name stands for `NAME`."""
+    """The fields one level below `path`, in which any name matches `NAME`."""
     models = _models_at(path)
     found = {field.path: field for model in models for field in _fields_of(model, f"{path}." if path else "")}
     return list(found.values())

@@ -12,7 +12,7 @@ CODE_FILES = ("*.py", "*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 def refuse_code(folder: Path, setting: str) -> None:
     """Raise DataError, naming `setting`, for a folder whose model exists only as code or whose weights only as pickle.
 
-    A folder that names code of its own for a kind of model that transformers knows is read without that code.
+    A model folder with custom code is loaded without that code if transformers supports its model type.
     """
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(path.name for pattern in CODE_FILES[1:] for path in folder.glob(pattern))
@@ -25,16 +25,16 @@ def refuse_code(folder: Path, setting: str) -> None:
     if kind is not None and not _is_built_in(kind):
         raise DataError(
             f"{setting}: {folder}: its model_type {kind!r} is defined by Python code in the folder (auto_map), which "
-            "is never run; give a model that transformers knows"
+            "is never run; give a model that transformers supports"
         )
 
 
 def _kind_with_code(config_file: Path) -> str | None:
-    """The model type of a folder that names code of its own; None for other folders, and unreadable ones."""
+    """The model type of a folder with custom code; None for other folders, and unreadable ones."""
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # whoever needs the file explains what is wrong with it
+        return None  # reported where the file is needed
     has_code = isinstance(config, dict) and bool(config.get("auto_map"))
     return str(config.get("model_type")) if has_code else None
 

@@ -22,15 +22,15 @@ from luffy.errors import ConfigError
 
 _WHERE = "form"
 _PRESETS: dict[str, tuple[PresetKind, str]] = {
-    "chain": ("chains", "Which stages are made; `stages`, where given, says it instead."),
-    "method": ("methods", "What RL minimises; `objective`, where given, lies over it."),
+    "chain": ("chains", "Which stages are made; `stages` takes precedence."),
+    "method": ("methods", "What RL minimises; `objective` overrides its values."),
 }
 _FILLED_BY_PRESETS = ("sft", "rl", "objective")
 _SHORT_FORMS = {
     frozenset({"constant", "linear"}): {"title": "constant", "type": "number"},
     frozenset({"math", "math_strict"}): {"title": "by its name", "type": "string"},
 }
-"""What stands for one branch of a union with these kinds among others."""
+"""Schema of the short form of a union that has these kinds among others."""
 
 
 class ExperimentForm(dict[str, Any]):
@@ -64,7 +64,7 @@ def experiment_of_form(values: dict[str, Any]) -> ExperimentConfig:
 def form_of_file(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The values of a form that is the experiment in `path` with `overrides`.
 
-    Raises ConfigError, also where a form cannot say the same.
+    Raises ConfigError, also if a form cannot express the file.
     """
     path = experiment_file(path)
     values, _ = read_overridden(path, overrides)
@@ -73,17 +73,17 @@ def form_of_file(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, A
         if isinstance(name, str) and name.endswith((".yaml", ".yml")):
             values[kind] = str(path.parent / name)
     form, asked = json.loads(json.dumps(values)), load_experiment(path, overrides)
-    # A chain that was overridden by way of the method is one that only the stages can tell.
+    # A chain changed by a method's preset can only be expressed as `stages`.
     for candidate in (form, {**form, "stages": list(asked.stages)}):
-        if _says(candidate, asked):
+        if _is_equivalent(candidate, asked):
             return candidate
     raise ConfigError(
-        f"{path}: a null in {', '.join(_FILLED_BY_PRESETS)} takes back what a preset says, which a form cannot; "
+        f"{path}: a null in {', '.join(_FILLED_BY_PRESETS)} removes a value of a preset, which a form cannot do; "
         "run the file instead"
     )
 
 
-def _says(form: dict[str, Any], asked: ExperimentConfig) -> bool:
+def _is_equivalent(form: dict[str, Any], asked: ExperimentConfig) -> bool:
     unnamed = dict.fromkeys(_PRESETS)  # a preset beside the file has another path here
     try:
         return experiment_of_form(form).model_copy(update=unnamed) == asked.model_copy(update=unnamed)
@@ -98,7 +98,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 class _Editor:
-    """Makes pydantic's schema one that forms can show and that takes what a file may say."""
+    """Converts pydantic's schema to one that forms can show and that accepts everything a file accepts."""
 
     def __init__(self, handler: GetJsonSchemaHandler) -> None:
         self._handler = handler
@@ -153,7 +153,7 @@ def _recipe() -> dict[str, Any]:
 
 
 def _lay_over_presets(schema: dict[str, Any], handler: GetJsonSchemaHandler) -> None:
-    """Presets are chosen from a list, and what they say need not be said."""
+    """Offer presets as a list, and make the fields that presets fill optional."""
     schema["required"].remove("stages")
     properties = schema["properties"]
     for key, (kind, description) in _PRESETS.items():
@@ -164,23 +164,23 @@ def _lay_over_presets(schema: dict[str, Any], handler: GetJsonSchemaHandler) -> 
         for branch in properties[section]["anyOf"]:
             if "$ref" in branch:
                 handler.resolve_ref_schema(branch).pop("required", None)
-        _say_defaults(properties[section]["anyOf"], handler, set())
+        _describe_defaults(properties[section]["anyOf"], handler, set())
 
 
-def _say_defaults(schema: Any, handler: GetJsonSchemaHandler, seen: set[str]) -> None:
-    """Defaults in words alone: a form hands in those it knows, and would overrule what the preset says with them."""
+def _describe_defaults(schema: Any, handler: GetJsonSchemaHandler, seen: set[str]) -> None:
+    """Move defaults into the descriptions: a form submits every default in its schema, which would override presets."""
     if isinstance(schema, list):
         for part in schema:
-            _say_defaults(part, handler, seen)
+            _describe_defaults(part, handler, seen)
     if not isinstance(schema, dict):
         return
     if (reference := schema.get("$ref")) is not None and reference not in seen:
         seen.add(reference)
-        _say_defaults(handler.resolve_ref_schema({"$ref": reference}), handler, seen)
+        _describe_defaults(handler.resolve_ref_schema({"$ref": reference}), handler, seen)
     for part in schema.get("properties", {}).values():
         if part.get("default") is not None:
-            said = f"Default: {json.dumps(part.pop('default'))}, where the method says nothing."
-            part["description"] = " ".join(filter(None, [part.get("description"), said]))
+            default = f"Default: {json.dumps(part.pop('default'))}, unless the method sets it."
+            part["description"] = " ".join(filter(None, [part.get("description"), default]))
     for name, part in schema.items():
         if name != "default":
-            _say_defaults(part, handler, seen)
+            _describe_defaults(part, handler, seen)

@@ -28,7 +28,7 @@ class MathGrader(StrictModel):
     kind: Literal["math"] = "math"
     boxed: Boxed = "required"
     r"""`required`: no `\boxed{}`, no answer. `preferred`: without a box, what `<answer>` holds, what follows "the
-    answer is", the last formula or the last number counts, and the grade's reason says so."""
+    answer is", the last formula or the last number counts, which the grade's reason states."""
 
 
 class StrictMathGrader(StrictModel):
@@ -156,14 +156,14 @@ class JudgeGrader(StrictModel):
 
 
 class AnyGrader(StrictModel):
-    """Correct if any of the graders says so; the reward is the highest of theirs."""
+    """Correct if any grader accepts the answer; the reward is the highest."""
 
     kind: Literal["any"] = "any"
     of: tuple["GraderKind", ...] = Field(min_length=2)
 
 
 class BothGrader(StrictModel):
-    """Correct if all graders say so; the reward is the lowest of theirs."""
+    """Correct if all graders accept the answer; the reward is the lowest."""
 
     kind: Literal["both"] = "both"
     of: tuple["GraderKind", ...] = Field(min_length=2)

@@ -16,7 +16,7 @@ def _each_once(values: tuple[JsonValue, ...]) -> tuple[JsonValue, ...]:
     seen = set[str]()
     for value in values:
         if (text := json.dumps(value, sort_keys=True)) in seen:
-            raise ValueError(f"{text} stands there twice; give each value once")
+            raise ValueError(f"{text} is listed twice; give each value once")
         seen.add(text)
     return values
 

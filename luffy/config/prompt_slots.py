@@ -1,11 +1,11 @@
-"""Templates with named slots, each exactly once: what a prompt says around the text of a trace."""
+"""Prompt templates with named slots, such as `{trace}`, each of which occurs exactly once."""
 
 import re
 from collections.abc import Mapping
 
 
 def check_slots(template: str, *names: str) -> None:
-    """Raise ValueError where a slot such as `{trace}` does not stand in the template exactly once."""
+    """Raise ValueError unless every slot, such as `{trace}`, occurs in the template exactly once."""
     for name in names:
         if template.count(f"{{{name}}}") != 1:
             raise ValueError(f"template must have {{{name}}} once; it is {template!r}")

@@ -12,7 +12,7 @@ from luffy.config.yaml_source import KeyPath, Value, read_yaml
 from luffy.errors import ConfigError
 
 _KEPT = ("author", "max_rows", "only")
-"""What the experiment says in place of the recipe."""
+"""Values of the experiment that override the recipe."""
 RECIPE_KEYS = ("kind", "name", "path", "file", *_KEPT)
 _HUB_ONLY = ("path", "name", "split", "revision")
 Mapping = dict[str, Value]
@@ -32,7 +32,7 @@ def resolve_recipes(values: Mapping, origins: Origins, default_where: str) -> No
 
 
 def _source_paths(values: Mapping) -> list[KeyPath]:
-    """Where a source may stand: train, the parts of a mixture, corpus, every suite and benchmark."""
+    """Keys of `data` that hold a source: train, the parts of a mixture, corpus, every suite and benchmark."""
     paths: list[KeyPath] = [("data", key) for key in ("train", "corpus") if key in _at(values, ("data",))]
     parts = ("data", "train", "parts")
     paths += [(*parts, name, "source") for name in _at(values, parts) if "source" in _at(values, (*parts, name))]

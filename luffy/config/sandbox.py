@@ -57,8 +57,8 @@ class SandboxConfig(StrictModel):
     """How code written by a model is confined."""
 
     kind: Literal["bubblewrap", "unsafe_local"] = "bubblewrap"
-    """`bubblewrap`: a process in namespaces of its own, without network, files or environment of this machine.
-    `unsafe_local`: an ordinary child process, which may do whatever this user may; for code that you trust."""
+    """`bubblewrap`: a process in separate namespaces, without this machine's network, files or environment.
+    `unsafe_local`: an ordinary child process, with all rights of this user; only for code that you trust."""
     unsafe_local: bool = False
     """Has to be true for `kind: unsafe_local`."""
     packages: tuple[_PackageName, ...] = ()

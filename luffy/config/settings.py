@@ -23,7 +23,7 @@ from luffy.config.training import BaseConfig, RLConfig, SFTConfig
 from luffy.config.validation import HeldOutSettings
 
 StageSettings = StrictModel
-"""What any stage is given; `luffy.config.stage_kinds` says which class belongs to which stage."""
+"""Settings that every stage has; `luffy.config.stage_kinds` maps stages to their settings classes."""
 
 
 class PrepareDataSettings(StrictModel):
@@ -86,7 +86,7 @@ class SampleSettings(StrictModel):
     """Nothing left to other sections."""
     grading: GradingConfig
     round: PositiveInt = 1
-    """Which round of sampling and SFT, from 1: each samples with seeds of its own."""
+    """Round of sampling and SFT, from 1; each round samples with different seeds."""
     environment: EnvironmentConfig | None = Field(default=None, exclude_if=is_none)
     """Answers the policy between its turns."""
 
@@ -104,7 +104,7 @@ class SFTSettings(StrictModel):
     lora: LoRAConfig | None = None
     """None: all weights are trained."""
     validation: HeldOutSettings | None = Field(default=None, exclude_if=is_none)
-    """`sft.validation` with what other sections say about it."""
+    """`sft.validation`, completed with values of other sections."""
 
     @model_serializer(mode="wrap")
     def _serialized(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, object]:
@@ -127,7 +127,7 @@ class RLSettings(StrictModel):
     """Without its dropout. None: all weights are trained."""
     environment: EnvironmentConfig | None = None
     validation: HeldOutSettings | None = Field(default=None, exclude_if=is_none)
-    """`rl.validation` with what other sections say about it."""
+    """`rl.validation`, completed with values of other sections."""
     prompts: Literal["train", "complement"] = "train"
     """`DataConfig.rl`."""
 

@@ -1,6 +1,6 @@
 """Files that ship with luffy and are named in configurations: experiments, presets, recipes, benchmarks, templates.
 
-They stand in `exp_configs/` and `data/` of the checkout. `luffy/shipped/` links to both, and a wheel has copies there.
+They are in `exp_configs/` and `data/` of the checkout. `luffy/shipped/` links to both, and a wheel has copies there.
 """
 
 import difflib

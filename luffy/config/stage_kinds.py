@@ -1,4 +1,4 @@
-"""The kinds of stages: everything that chains, plans, runs, Prefect and the pages know about each.
+"""The registry of stage kinds: the one description that chains, plans, runs, Prefect and the pages read.
 
 A new stage takes two edits: its program in `luffy/stages/`, and its entry here. The position of the entry is the
 position of the stage in a chain.
@@ -196,7 +196,7 @@ def _held_out(
 
 
 def _held_out_data(settings: StageSettings) -> Mapping[str, Role]:
-    """What a validation reads: `difficulty` and `sample` hand on training prompts alone."""
+    """Inputs of a validation: the outputs of `difficulty` and `sample` contain only training prompts."""
     return {"held_out": "data"} if getattr(settings, "validation", None) else {}
 
 

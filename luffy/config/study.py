@@ -34,9 +34,9 @@ class CellRun:
 
     cell: str
     run: ArmRun
-    """As the cell's comparison has it."""
+    """The run as the cell's comparison defines it."""
     point: GridPoint
-    """What is tried, or what was chosen."""
+    """The point that is tried, or that tuning chose."""
 
     @property
     def is_tuning(self) -> bool:
@@ -44,7 +44,7 @@ class CellRun:
 
     @property
     def made_as(self) -> str:
-        """Equal for runs that come to the same."""
+        """Digest of everything that the result depends on; equal for runs with the same result."""
         return hashlib.sha256(is_made_as(self.run.config).encode()).hexdigest()
 
     @property
@@ -55,7 +55,7 @@ class CellRun:
 
 @dataclass(frozen=True)
 class Study:
-    """A loaded study; its cells are loaded and checked when they are first asked for."""
+    """A loaded study; each cell is loaded and checked at its first use."""
 
     config: StudyConfig
     path: Path
@@ -70,7 +70,7 @@ class Study:
 
     @property
     def common(self) -> ExperimentConfig:
-        """The experiment in whose name the study is recorded."""
+        """The experiment under which the study is recorded."""
         return self.comparison(CENTRE).shared.model_copy(update={"name": self.config.name})
 
     def selected(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ class Study:
         return [axes[name].levels[level] for name, level in at]
 
     def _origins(self, cell: str) -> dict[KeyPath, str]:
-        """Where a comparison's keys stand in the design; its overrides are those of the cell's own level."""
+        """The place of each key of a comparison in the design file; overrides come from the cell's own level."""
         origins = {key: where for key, where in self.origins.items() if key[0] != "overrides"}
         centre = self.cells[CENTRE]
         for axis, level in self.cells[cell].items():
@@ -216,5 +216,5 @@ def load_study(path: Path | str) -> Study:
 
 
 def distinct(runs: Iterable[CellRun]) -> list[CellRun]:
-    """The first of all runs that come to the same."""
+    """`runs` without duplicates (equal `made_as`), in order."""
     return list({each.made_as: each for each in reversed(list(runs))}.values())[::-1]

@@ -1,4 +1,4 @@
-"""What the YAML file of a study says: a centre, axes around it, interactions, arms, planned tests."""
+"""Contents of the YAML file of a study: a centre, axes around it, interactions, arms, planned tests."""
 
 from typing import Annotated, Literal
 
@@ -19,13 +19,13 @@ class LevelConfig(StrictModel):
     """One value of an axis."""
 
     label: str
-    """What tables and figures call it."""
+    """Its name in tables and figures."""
     overrides: tuple[str, ...] = ()
-    """`key.path=value`, for all arms; none: the level is what the experiment says already."""
+    """`key.path=value`, for all arms; empty: the level is the experiment's own value."""
     budget: BudgetConfig | None = None
     """None: the study's."""
     sft_steps: PositiveInt | None = None
-    """Steps of SFT in the arms that have SFT before RL; None: what each arm says."""
+    """Steps of SFT in the arms that have SFT before RL; None: each arm's own `sft_steps`."""
 
 
 class AxisConfig(StrictModel):
@@ -59,11 +59,11 @@ class PlannedConfig(StrictModel):
 
 
 class StudyConfig(StrictModel):
-    """What one YAML file of a study says."""
+    """Contents of the YAML file of a study."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     experiment: str
-    """The YAML of what all cells start from: a path from this file's folder, or a shipped experiment's name."""
+    """YAML file of the experiment that all cells start from: a path relative to this folder, or a shipped name."""
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for all cells; a level's overrides come after them."""
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
@@ -74,7 +74,7 @@ class StudyConfig(StrictModel):
     """The arm that all others are tested against."""
     budget: BudgetConfig
     workers: PositiveInt = 1
-    """Runs at the same time; what they come to does not depend on it."""
+    """Number of concurrent runs. Never affects their results."""
     grid: Grid | None = None
     """Values to try for every arm that has no grid of its own."""
     select: SelectConfig | None = None
@@ -89,7 +89,7 @@ class StudyConfig(StrictModel):
     tests: tuple[PlannedConfig, ...] = ()
     """Holm's correction is over these alone; every other difference is exploratory."""
     limits: tuple[str, ...] = ()
-    """What the results do not say; printed on the page, a paragraph each."""
+    """Limitations of the results; each is a paragraph of the page."""
 
     @property
     def cells(self) -> dict[str, dict[str, str]]:

@@ -21,7 +21,7 @@ class PriceConfig(StrictModel):
 
 
 class SpendingLimit(StrictModel):
-    """The most that all teachers together may use. A question is asked while what the ones before it used is below."""
+    """Limits on the total usage of all teachers. A question is sent while earlier usage is below them."""
 
     max_tokens: PositiveInt | None = None
     """Tokens of prompts and answers, as the teachers count them."""
@@ -36,10 +36,10 @@ class SpendingLimit(StrictModel):
 
 
 class TeacherConfig(StrictModel):
-    """A model that answers training prompts: one behind an endpoint, or a model folder."""
+    """A model that answers training prompts: an endpoint or a model folder."""
 
     endpoint: EndpointModel | None = None
-    """A model behind OpenAI's protocol; where it is served is `execution.teachers`, under the teacher's name."""
+    """A model on an OpenAI-compatible server; its URLs are in `execution.teachers`, under the teacher's name."""
     path: str | None = None
     """A Hugging Face model folder or hub id; log-probabilities are kept where its tokenizer is the policy's."""
     engine: Literal["transformers", "vllm"] = "transformers"
@@ -94,7 +94,7 @@ class TeacherConfig(StrictModel):
 
     @property
     def decoding(self) -> str:
-        """What traces say of how they were sampled."""
+        """How traces were sampled, as recorded with them."""
         return f"temperature {self.temperature:g}, top_p {self.top_p:g}"
 
 
@@ -108,7 +108,7 @@ class RewriteConfig(StrictModel):
         "{prompt}\n\nA correct solution, for your understanding:\n{trace}\n\n"
         "Solve the problem again in your own words, step by step, as if you had not seen this solution."
     )
-    """What the last message of that prompt says; `{prompt}` is its text without the trace."""
+    """Last message of that prompt; `{prompt}` is replaced by its text without the trace."""
 
     @model_validator(mode="after")
     def _has_its_slots(self) -> "RewriteConfig":
@@ -124,18 +124,18 @@ class SynthesizeConfig(StrictModel):
     """
 
     teachers: Annotated[dict[TeacherName, TeacherConfig], Field(min_length=1)]
-    """By name, in the order in which they are asked."""
+    """By name, in the order in which they are used."""
     prompts: Literal["without_traces", "all"] = "without_traces"
-    """Which training prompts are asked: those that lack a usable trace, or all, whose traces are then added."""
+    """Training prompts to send: those without a usable trace, or all, to which traces are then added."""
     keep: KeepAnswers = KeepAnswers()
     """Which correct answers of one teacher to one prompt become traces."""
     stop_when_kept: bool = True
-    """Ask a teacher no further samples of a prompt that has `keep.max_per_prompt` usable answers of this teacher. With
-    `choose: shortest` or `diverse`, false gives more to choose from."""
+    """Request no further samples from a teacher for a prompt that has `keep.max_per_prompt` usable answers of its own.
+    With `choose: shortest` or `diverse`, false gives more to choose from."""
     cascade: bool = False
-    """Ask each teacher only the prompts that the teachers before it left without a usable answer."""
+    """Send each teacher only the prompts that earlier teachers left without a usable answer."""
     budget: SpendingLimit | None = None
-    """None: every question is asked."""
+    """None: no limit; every question is sent."""
     rewrite: RewriteConfig | None = Field(default=None, exclude_if=is_none)
     """The one teacher is the policy, and its answers take the place of the traces that prompts came with; None: traces
     are added."""
@@ -175,5 +175,5 @@ class SynthesizeConfig(StrictModel):
 
     @property
     def served(self) -> tuple[str, ...]:
-        """Names of the teachers behind endpoints."""
+        """Names of the teachers that are endpoints."""
         return tuple(name for name, teacher in self.teachers.items() if teacher.endpoint is not None)

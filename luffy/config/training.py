@@ -139,7 +139,7 @@ class SFTConfig(StrictModel):
 
 
 class CriticConfig(StrictModel):
-    """The value model of PPO: a model of its own beside the policy, started from the policy's weights."""
+    """The value model of PPO: separate from the policy, initialised from the policy's weights."""
 
     optimizer: OptimizerConfig
     value_clip: PositiveFloat | None = 0.2

@@ -17,7 +17,7 @@ MEASURES = ("accuracy", "truncated_share", "mean_tokens")
 
 
 class KeepBestConfig(StrictModel):
-    """Which measured weights a stage hands on, in place of the last ones."""
+    """Which measured weights become the stage's result, instead of the last ones."""
 
     metric: str = "accuracy"
     """`accuracy` is the mean over suites; `SUITE/accuracy`, `SUITE/truncated_share` and `SUITE/mean_tokens` are those
@@ -45,7 +45,7 @@ class ValidationConfig(StrictModel):
     max_response_tokens: PositiveInt | None = None
     """None: `rl.max_response_tokens` in RL, `evaluation.max_response_tokens` in SFT."""
     keep_best: KeepBestConfig | None = None
-    """Hand on the best measured weights; None: the last ones."""
+    """The result is the best measured weights; None: the last ones."""
     patience: PositiveInt | None = None
     """End the stage after this many measurements in a row without a new best; None: train to the last step."""
 
@@ -61,7 +61,7 @@ class ValidationConfig(StrictModel):
     def _best_is_measured(self) -> "ValidationConfig":
         if self.keep_best is None:
             if self.patience is not None:
-                raise ValueError("patience needs keep_best, which says what has to improve; add keep_best: {}")
+                raise ValueError("patience needs keep_best, which defines what has to improve; add keep_best: {}")
             return self
         known = ["accuracy", *(f"{suite}/{measure}" for suite in self.names for measure in MEASURES)]
         if self.keep_best.metric not in known:
@@ -76,7 +76,7 @@ class ValidationConfig(StrictModel):
     def check(self, steps: int | None, num_set_apart: int, known_suites: Collection[str]) -> None:
         """Raise ValueError for a measurement that the rest of the experiment leaves without problems or steps.
 
-        `steps` is None where only the data says how many there are.
+        `steps` is None if only the data determines it.
         """
         if self.source is not None and not num_set_apart:
             raise ValueError(
@@ -92,7 +92,7 @@ class ValidationConfig(StrictModel):
         self.check_length(steps)
 
     def check_length(self, steps: int | None) -> None:
-        """Raise ValueError where no step between the first and the last is measured for want of steps."""
+        """Raise ValueError if training is too short for a measurement between the first and the last step."""
         if steps is not None and self.every > steps:
             raise ValueError(f"every {self.every} is above the stage's {steps} steps; lower it")
 
@@ -117,16 +117,16 @@ class ValidationConfig(StrictModel):
 
 
 class HeldOutSettings(StrictModel):
-    """A stage's validation, with everything that other sections say about it."""
+    """A stage's validation, completed with values of other sections."""
 
     schedule: ValidationConfig
-    """Without what `protocol` says."""
+    """Without the values in `protocol`."""
     protocol: EvaluationConfig
-    """How the suites are asked and graded, under the one decoding `DECODING`."""
+    """How suites are sampled and graded, under the one decoding `DECODING`."""
     grading: GradingConfig
 
 
 def _asking(suite: SuiteConfig | None) -> SuiteConfig | None:
-    """How the evaluation asks and grades a suite, without the number of samples; None: like all others."""
+    """How the evaluation samples and grades a suite, without the number of samples; None: like all others."""
     given = {} if suite is None else {name: getattr(suite, name) for name in suite.model_fields_set - {"num_samples"}}
     return SuiteConfig(**given) if given else None

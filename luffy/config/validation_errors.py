@@ -1,4 +1,4 @@
-"""Validation errors of pydantic as lines that say where, what was found, what is allowed."""
+"""Converts pydantic's validation errors to lines with the place, what was found and what is allowed."""
 
 import difflib
 import re
@@ -155,7 +155,7 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _step(annotation: Any, part: int | str) -> list[Any]:
-    """Annotations of what stands one key below `annotation`."""
+    """Annotations of the values one key below `annotation`."""
     found = []
     for member in _members(annotation):
         if isinstance(member, type) and issubclass(member, BaseModel):

@@ -6,7 +6,7 @@ from luffy.config.strict import StrictModel, is_for_identity
 
 
 class VerifiersPackage(StrictModel):
-    """An environment of the package verifiers (0.1.9 to 0.3.1), installed in an interpreter of its own."""
+    """An environment of the package verifiers (0.1.9 to 0.3.1), installed for a separate Python interpreter."""
 
     environment: str = Field(min_length=1)
     """Its id, as `vf-eval` takes it: `vf-wordle` is the module `vf_wordle`."""

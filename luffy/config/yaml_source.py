@@ -1,4 +1,4 @@
-"""Reading one YAML file strictly: duplicate keys refused, `1e-4` a number, every key's line remembered; writing one."""
+"""Strict reading of a YAML file (no duplicate keys, `1e-4` is a number, the line of every key is kept), and writing."""
 
 import re
 from collections.abc import Hashable
@@ -13,7 +13,7 @@ from luffy.errors import ConfigError
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
 KeyPath = tuple[str, ...]
 _MAX_NODES = 200_000
-"""Values of a file with every alias (`*name`) written out: nine lines of aliases can stand for a billion values."""
+"""Values of a file with every alias (`*name`) written out: nine lines of aliases can expand to a billion values."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -61,7 +61,7 @@ def _parse(text: str) -> tuple[yaml.Node | None, Value]:
 
 
 def _refuse_bomb(root: yaml.Node) -> None:
-    """Raise yaml.YAMLError for aliases that contain themselves, or that stand for more than `_MAX_NODES` values."""
+    """Raise yaml.YAMLError for aliases that contain themselves, or that expand to more than `_MAX_NODES` values."""
     sizes: dict[int, int | None] = {}
 
     def size(node: yaml.Node) -> int:

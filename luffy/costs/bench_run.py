@@ -163,7 +163,7 @@ class Bench:
         as the traces that SFT teaches before, or the limit."""
         if self._options.response_tokens is not None:
             mean = self._options.response_tokens
-            return Pace("mean", f"{mean:g} tokens on average, as --response-tokens says", mean)
+            return Pace("mean", f"{mean:g} tokens on average, as given by --response-tokens", mean)
         config = self._experiment.config
         earlier = earlier_length(self._experiment.workspace, self._workload(plan), plan.node.name)
         if earlier is not None:

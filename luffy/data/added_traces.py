@@ -59,7 +59,7 @@ def add_traces(
     """Write the training data in `folder` with the traces that `added` gives each uid to `out`.
 
     With `rewrites` they take the place of those that the prompt came with, which stay only where there are none.
-    DataError where SFT asks for more examples than there are.
+    DataError if SFT requires more examples than there are.
     """
 
     traces, with_logprobs, origins = Counter[str](), Counter[str](), Counter[str]()

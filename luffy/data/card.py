@@ -170,7 +170,7 @@ def _overview(cards: Sequence[SourceCard]) -> list[str]:
 def _benchmarks(card: DataCard) -> list[str]:
     checked = ", ".join(f"{name} ({rows} rows)" for name, rows in card.checked.items()) or "none"
     not_checked = ", ".join(card.not_checked) or "none"
-    return [f"Held against: {checked}.", "", f"Registered but not at hand, so not checked: {not_checked}."]
+    return [f"Checked against: {checked}.", "", f"Registered but not available, so not checked: {not_checked}."]
 
 
 def _section(card: SourceCard) -> list[str]:

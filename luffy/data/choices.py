@@ -1,4 +1,4 @@
-"""Multiple-choice questions: how the options stand in the problem, and in which order.
+"""Multiple-choice questions: how options are written into the problem, and in which order.
 
     What is a prime?
 
@@ -27,7 +27,7 @@ def with_options(messages: Sequence[Message], options: Sequence[str]) -> tuple[M
 
 
 def without_options(prompt: Prompt) -> str:
-    """Return what a prompt asks, its options left out where it has some."""
+    """Return the question of a prompt, without its options."""
     text, options = problem_text(prompt.messages), prompt.extra_info.get(OPTIONS)
     if not isinstance(options, list):
         return text
@@ -35,7 +35,7 @@ def without_options(prompt: Prompt) -> str:
 
 
 def fixed_order(question: str, options: Sequence[str]) -> list[str]:
-    """Return the options in the order of a hash of each with its question, whatever order they come in."""
+    """Return the options ordered by a hash of each with its question, independent of their order in the source."""
     return sorted(options, key=lambda option: hashlib.sha256(f"{len(question)}:{question}{option}".encode()).digest())
 
 

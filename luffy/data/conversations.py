@@ -1,4 +1,4 @@
-"""Token ids of conversations, turn by turn: what stands between two turns of the policy, and traces of many turns.
+"""Token ids of conversations: the tokens between two turns of the policy, and multi-turn traces.
 
     encoder = ConversationEncoder(tokenizer)
     ids = encoder.between([Message("tool", "42")])     # from the policy's stop token to where its next turn begins
@@ -61,7 +61,7 @@ def encode_demonstrations(
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where the content of a message stands."""
+    """Position of the content of a message."""
 
     message: int
 

@@ -1,4 +1,4 @@
-"""The language a text is written in, by its script and its commonest words: enough to tell a corpus apart, no more."""
+"""A coarse detector of a text's language, by script and most common words, for filtering a corpus."""
 
 import re
 from collections import Counter

@@ -29,7 +29,7 @@ def text_key(text: str) -> str:
 
 
 def problem_text(messages: Sequence[Message]) -> str:
-    """Return what is asked, as it is written: the turns without the system prompt, a line each."""
+    """Return the question as written: the turns without the system prompt, one per line."""
     return "\n".join(message.content for message in _problem(messages))
 
 

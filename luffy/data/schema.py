@@ -1,4 +1,4 @@
-"""The rows of prepared data, and the reading of one row from whatever a file holds.
+"""The rows of prepared data, and the parsing of one row of a file.
 
 Columns of LUFFY and verl (`data_source, prompt, target, ability, reward_model, extra_info`), plus `uid` and `traces`:
 several demonstrations a prompt, each with its author, verdict and log-probabilities, and for those that a model wrote
@@ -75,7 +75,7 @@ class RowError(LuffyError):
 def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Prompt:
     """Return the row as a `Prompt`; RowError names the first field that is wrong.
 
-    `author` signs the traces that do not say who wrote them. A missing `uid` is computed. `prompt` and `target` may
+    `author` is the author of traces that name none. A missing `uid` is computed. `prompt` and `target` may
     also be plain text: a user's message, an assistant's reply.
     """
     for name, meant in _misspelt_demonstrations(row).items():

@@ -62,7 +62,7 @@ class PassedRows:
 
 
 def read_passed_rows(folder: Path) -> PassedRows:
-    """Return what the shards under `folder` say about the rows that passed."""
+    """Return the records in the shards under `folder` of the rows that passed."""
     shards = [np.load(path.with_suffix(".npz")) for path in finished_shards(folder)]
     if not shards:
         raise DataError(f"{folder}: holds no finished shard; start the stage again")

@@ -50,7 +50,7 @@ from luffy.types import Prompt
 _SHOWN_CHARACTERS = 2000
 """Length of the end of a rejected trace that `quarantine.jsonl` shows: its answer, and how it got there."""
 _INPUTS = "inputs.txt"
-"""File beside the shards that says what they were made from."""
+"""File beside the shards that records their inputs and settings."""
 
 Shard = tuple[int, list[Row]]
 """A number from 0, and the rows."""

@@ -1,4 +1,4 @@
-"""Between text and token ids: the one place that knows chat templates, the stop token and the opening `<think>`.
+"""Conversion between text and token ids; the only module that handles chat templates, the stop token and `<think>`.
 
     tokenizer = load_tokenizer(folder)
     (prompt_ids,) = render_prompts(tokenizer, [prompt.messages])
@@ -23,7 +23,7 @@ PLAIN_TEMPLATE = (
     "{{ bos_token }}{{ messages | map(attribute='content') | join('\\n') }}"
     "{% if add_generation_prompt %}{{ '\\n' }}{% endif %}"
 )
-"""The embedded base policy's chat template: the turns, a line each, with no mark of who speaks."""
+"""The embedded base policy's chat template: the turns, one per line, without role markers."""
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _THINK_OPENERS = ("<think>\n", "<think>")

@@ -98,7 +98,7 @@ def adapt_tokenizer(model_path: str, chat_template: str | None) -> PreTrainedTok
     if tokenizer.chat_template is None:
         raise DataError(
             f"model.path: the tokenizer of {model_path!r} has no chat template; give "
-            "model.chat_template (`none` where evaluation.template asks in its own way)"
+            "model.chat_template (`none` where evaluation.template formats the prompt)"
         )
     stop_token_ids(tokenizer)
     if tokenizer.pad_token is None:

@@ -30,7 +30,7 @@ class TraceReplayer(Protocol):
 def grade_traces(prompts: Sequence[Prompt], grader: GraderPool) -> list[list[Outcome]]:
     """Return what grading found for each trace of each prompt.
 
-    Raises LostError where a judge could not be reached, which says nothing about the traces.
+    Raises LostError if a judge could not be reached: that is not a verdict on the traces.
     """
     requests = [
         GradeRequest(trace.reply, prompt.ground_truth, problem_of(prompt))

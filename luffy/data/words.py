@@ -17,7 +17,7 @@ def words(text: str) -> list[str]:
 
 
 def word_hashes(found: list[str], known: dict[str, int]) -> Hashes:
-    """Return a 64-bit hash of each word; `known` remembers those of earlier texts."""
+    """Return a 64-bit hash of each word; `known` caches the hashes of earlier texts."""
     for word in set(found) - known.keys():
         known[word] = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
     return np.fromiter(map(known.__getitem__, found), dtype=np.uint64, count=len(found))

@@ -277,7 +277,7 @@ def _end_of_space(text: str, start: int) -> int:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("an object has a key twice")
     return found
 
 

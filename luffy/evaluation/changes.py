@@ -137,7 +137,7 @@ def _changes(
 
 
 def _problem(uid: str, before: _ProblemCounts, after: _ProblemCounts) -> ChangedProblem:
-    # Their records say it, whichever of the two evaluations is the older.
+    # Either evaluation may be the older one; only its records hold this.
     confidential = before.confidential or after.confidential
     return ChangedProblem(uid, before.subject, confidential, before.ground_truth, before.result, after.result)
 

@@ -98,7 +98,7 @@ class EpisodeClient:
 
 
 class TextEpisodeClient:
-    """As `EpisodeClient`, for a model behind a text endpoint."""
+    """An `EpisodeClient` for a model served by a text endpoint."""
 
     def __init__(self, endpoint: TextEndpoint, player: TextEpisodePlayer) -> None:
         self._endpoint = endpoint

@@ -250,7 +250,7 @@ def _graded(
 
 
 def _require_verdicts(grades: Sequence[ResponseGrades]) -> None:
-    """Raise LostError where the judge could not be reached, which says nothing about the responses."""
+    """Raise LostError if the judge could not be reached: that is not a verdict on the responses."""
     lost = [both.grade for both in grades if is_unjudged(both.grade)]
     if lost:
         raise LostError(

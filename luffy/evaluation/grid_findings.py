@@ -1,4 +1,4 @@
-"""What an experiment over a grid came to: accuracies over seeds and problems, and costs, of every point."""
+"""Results of a grid: accuracies over seeds and problems, and costs, of every point."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -40,7 +40,7 @@ class OneVersionEngine:
 def measure_suites(
     evaluator: Evaluator, suites: Sequence[Suite], confidence: float, folder: Path, step: int
 ) -> tuple[ResultRow, ...]:
-    """A row a suite, kept in `folder` with the step: a stage that is killed and resumes does not ask again.
+    """One row per suite, saved in `folder` with the step, so that a resumed stage does not sample again.
 
     Batches that a killed attempt had graded are not generated again either.
     """
@@ -63,7 +63,7 @@ def measure_suites(
 
 
 def validation_metrics(rows: Sequence[ResultRow], version: int) -> dict[str, float]:
-    """Metrics of the weights of `version`: mean accuracy over suites, and what each suite came to."""
+    """Metrics of the weights of `version`: mean accuracy over suites, and the results of each suite."""
     metrics = {"val/accuracy": fmean(row.accuracy for row in rows), "val/weight_version": float(version)}
     for row in rows:
         low, high = row.interval

@@ -55,7 +55,7 @@ class TokenModelClient:
 
 
 class TextModelClient:
-    """A model served by somebody else, behind a text API."""
+    """A model served through a text API."""
 
     def __init__(self, endpoint: TextEndpoint) -> None:
         self._endpoint = endpoint
@@ -117,5 +117,5 @@ def sampling_params(
 
 
 def _as_text(messages: Sequence[Message]) -> str:
-    """The messages as records show them; only the server knows the rendered prompt."""
+    """The messages as written to records; the rendered prompt exists only on the server."""
     return "\n\n".join(f"{turn.role}: {turn.content}" for turn in messages)

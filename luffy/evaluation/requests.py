@@ -127,7 +127,7 @@ def batching_order(samples: Sequence[SampleRequest]) -> list[int]:
 
 
 def positions(order: Sequence[int]) -> list[int]:
-    """The inverse permutation: where in `order` each index stands."""
+    """The inverse permutation: the position of each index in `order`."""
     found = [0] * len(order)
     for position, i in enumerate(order):
         found[i] = position

@@ -33,7 +33,7 @@ class Regraded:
 
 
 def read_problems(suites: Path, names: Sequence[str]) -> dict[tuple[str, str], Problem]:
-    """What graders may know of the problems of the suites `names`, by suite and uid; DataError without their files."""
+    """What graders need of the problems of the suites `names`, by suite and uid; DataError without their files."""
     found: dict[tuple[str, str], Problem] = {}
     for name in names:
         path = suites / f"{name}.parquet"

@@ -1,6 +1,6 @@
 """Results of an evaluation: a row per suite and decoding, counted from the records of the responses.
 
-The rows are `results.json`; `summary.md` says the same for a reader (`luffy.pages.evaluation_tables`).
+The rows are `results.json`; `summary.md` shows them as tables (`luffy.pages.evaluation_tables`).
 """
 
 from collections import Counter
@@ -56,7 +56,7 @@ class Choices(StrictModel):
     unparsed_share: float
     """Responses that name none of the options."""
     guess_adjusted: float | None
-    """The score if each of those had guessed; not the accuracy. None where the number of options is not known."""
+    """The score if each of those had been a guess; not the accuracy. None if the number of options is unknown."""
     chance: float | None
     """What guessing alone would give."""
 
@@ -127,7 +127,7 @@ class EvaluationResults(StrictModel):
 
 
 def advice_on(rows: Sequence[ResultRow]) -> str | None:
-    """What to look at in the suites most of whose responses have no readable answer; None without such a suite."""
+    """Advice on suites in which most responses have no readable answer; None without such a suite."""
     silent = [row for row in rows if row.unread_share > MOST]
     if not silent:
         return None
@@ -138,7 +138,7 @@ def advice_on(rows: Sequence[ResultRow]) -> str | None:
 
 
 def checkpoint_name(checkpoint: str) -> str:
-    """What people read for `base`, `sft`, `rl` or `sft_2` (SFT 2); any other name as it is."""
+    """Display name of `base`, `sft`, `rl` or `sft_2` (SFT 2); other names are unchanged."""
     stage, _, number = checkpoint.rpartition("_")
     if number.isdecimal() and stage in _CHECKPOINT_NAMES:
         return f"{_CHECKPOINT_NAMES[stage]} {number}"
@@ -225,7 +225,7 @@ class _ProblemTally:
 
 
 _Verdicts = tuple[str, str | None, bool, bool]
-"""The two graders, and whether each says correct."""
+"""Names of the two graders, and whether each accepted the response."""
 
 
 def tally_cells(records: Iterable[SampleRecord]) -> dict[tuple[str, str], Tally]:

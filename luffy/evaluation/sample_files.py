@@ -20,7 +20,7 @@ _PLAIN_FILE = "samples.jsonl"
 _COMPRESSED = ".zst"
 _MAX_LINE_BYTES = 1 << 28
 _BLOCK_BYTES = 4 << 20
-"""The responses to a problem repeat its prompt: a block has room for many of them."""
+"""Size of a block: large enough for many responses to a problem, which repeat its prompt."""
 _LEVEL = 3
 
 
@@ -72,7 +72,7 @@ def write_sample_records(path: Path, records: Iterable[SampleRecord]) -> None:
 
 
 def join_sample_records(path: Path, parts: Iterable[Path]) -> None:
-    """Write the records of `parts`, one file after the other, to `path`: all of them or nothing."""
+    """Concatenate the records of `parts` into `path`, atomically."""
     with replacing(path) as target:
         for part in parts:
             with part.open("rb") as source:

@@ -1,4 +1,4 @@
-"""A graded response, and the line of JSON that stands for it in files."""
+"""A graded response, and its line of JSON in files."""
 
 import json
 from dataclasses import MISSING, dataclass, field, fields
@@ -42,7 +42,7 @@ class SampleRecord:
     num_options: int | None = None
     """For multiple-choice questions."""
     confidential: bool = False
-    """What the problem's data says; whether it may be shown is `may_be_shown`."""
+    """Fields of the problem's data; `may_be_shown` decides whether to display them."""
     reply: str | None = None
     """The last turn of an episode with an environment, which was graded; None: the response is a single turn."""
     measures: dict[str, float] = field(default_factory=dict)

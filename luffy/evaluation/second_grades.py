@@ -26,7 +26,7 @@ class ResponseGrades:
         return None if self.second is None else _OTHER[self.grader].kind
 
     def added_to(self, record: SampleRecord) -> SampleRecord:
-        """`record` with these grades in place of its own."""
+        """`record` with these grades instead of its own."""
         return replace(
             record,
             answer=self.grade.extracted,

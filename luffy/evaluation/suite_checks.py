@@ -22,7 +22,7 @@ def check_suite(
 ) -> int:
     """Return the number of tokens of the longest prompt; `context_length` is None for a model without a stated limit.
 
-    Raises DataError as `check_problems`, and for prompts that leave no room for `max_response_tokens`.
+    Raises DataError as `check_problems`, and if a prompt leaves no space for `max_response_tokens`.
     """
     lengths = [len(ids) for ids in check_problems(suite, lambda prompts: ask(tokenizer, prompts, template))]
     room = None if context_length is None else context_length - max_response_tokens

@@ -114,7 +114,7 @@ def _check(env: Any, vf: Any) -> None:
     if getattr(env, "message_type", "chat") != "chat":
         raise Unusable(f"{name} completes text; only environments of messages can be used")
     if type(env).get_model_response is not vf.Environment.get_model_response:
-        raise Unusable(f"{name} asks its model in its own way (get_model_response), so no policy can take its place")
+        raise Unusable(f"{name} calls its model itself (get_model_response), so no policy can take its place")
 
 
 def _wrap(rubric: Any, known_columns: set[str]) -> None:

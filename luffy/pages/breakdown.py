@@ -29,7 +29,7 @@ class BreakdownSection:
 
 
 def breakdown_sections(figure: str, scored: Sequence[Scored]) -> list[BreakdownSection]:
-    """The sections of one suite under one decoding; `figure` tells its plots apart from others of the page."""
+    """The sections of one suite under one decoding; `figure` makes the ids of its plots unique on the page."""
     found: dict[str, list[tuple[Scored, dict[str, Breakdown]]]] = {}
     for one in scored:
         for kind, parts in breakdowns(one.row).items():

@@ -11,7 +11,7 @@ _NONE = "–"
 
 
 def costs_by_name(first: str, costs: Mapping[str, Costs | None]) -> Table:
-    """A row for each name, under the heading `first`; costs that none of them knows have no column."""
+    """One row per name, under the heading `first`; costs that no name has get no column."""
     formats: Mapping[str, tuple[str, Callable[[float], str]]] = {
         "optimizer_steps": ("optimizer steps", _whole),
         "rollouts": ("rollouts", _whole),

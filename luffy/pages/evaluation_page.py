@@ -1,4 +1,4 @@
-"""`summary.html` beside an evaluation: what `summary.md` says, with plots, as one file that needs no other."""
+"""`summary.html` of an evaluation: the tables of `summary.md` with plots, as one self-contained file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class DecodingSection:
     advice: str | None
     """On suites without readable answers."""
     others: tuple[tuple[str, Table], ...]
-    """Each with what a reader must know before."""
+    """Further tables, each with its introduction."""
     breakdowns: tuple[BreakdownSection, ...]
 
 

@@ -18,7 +18,7 @@ HEADLINE_METRICS = (
     "perf/peak_memory_gib",
 )
 CURVE_METRICS = ("reward/mean", "actor/loss", "actor/entropy_on_policy", "rollout/response_length_mean")
-"""The ones worth a curve where there is little room."""
+"""Metrics to plot where there is little space."""
 
 
 def headlines_first(names: Iterable[str]) -> list[str]:

@@ -86,7 +86,7 @@ def about(paper: PublishedTable) -> str:
 
 
 def published_of(table: BoardTable) -> list[PublishedTable]:
-    """The papers whose rows stand beside the table."""
+    """The papers whose published rows are shown with the table."""
     papers: list[PublishedTable] = []
     for reference in table.references:
         if reference.table not in papers:
@@ -123,7 +123,7 @@ def _dots(column: Column, colors: Sequence[tuple[Entry, str]]) -> list[Dot]:
 
 
 def _heading(table: BoardTable, column: Column) -> str:
-    """The suite, what tells it from others of that name, its problems and the responses to each."""
+    """Heading of a column: the suite, its distinguishing settings, its problems and the responses to each."""
     alike = [
         other
         for other in table.columns

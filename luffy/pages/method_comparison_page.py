@@ -82,7 +82,7 @@ def difference_table(findings: Findings, decoding: str) -> Table | None:
 
 
 def cost_table(findings: Findings) -> Table:
-    """What a seed of each arm has spent, on average; costs that no arm knows have no column."""
+    """Mean costs of a seed of each arm; costs that no arm has get no column."""
     return costs_by_name("arm", {arm.name: arm.costs for arm in findings.arms})
 
 

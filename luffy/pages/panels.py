@@ -38,7 +38,7 @@ class Panel:
 
     title: str
     note: str
-    """What a reader should know to make sense of it."""
+    """Explanation for the reader."""
     curves: tuple[Curve, ...]
     percent: bool = False
     exact: bool = False
@@ -129,7 +129,7 @@ class Figure:
     title: str
     note: str
     legend: tuple[tuple[str, str], ...]
-    """(color, label) of each series; empty where the title says it all."""
+    """(color, label) of each series; empty if the title is enough."""
     svg: str
 
 
@@ -178,7 +178,7 @@ def panel_plots(panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Plot
 
 
 def headline_plots(rows: Sequence[MetricRow]) -> list[Plot]:
-    """The few curves that tell whether a training goes well, validation included."""
+    """The few curves that show whether training works, validation included."""
     loss = Panel("Loss", "", (Curve("actor/loss", "Loss"),))
     known = [panel for panel in (*_REWARD_PANELS, loss, *_POLICY_PANELS) if panel.curves[0].metric in CURVE_METRICS]
     held_out = (Panel(name, "", (Curve(name, name),), percent=True) for name in accuracy_names(rows))

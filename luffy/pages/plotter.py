@@ -24,7 +24,7 @@ _FIXED = {
 """The light style of `templates/report.css`."""
 _MAX_POINTS = 400
 _SMOOTH_FROM = 30
-"""Curves with fewer points are drawn as they are."""
+"""Curves with fewer points are not smoothed."""
 _MARKED_BELOW = 12
 _WIDTH, _HEIGHT = 288.0, 140.0
 _FONT, _TITLE_FONT = 9.0, 10.0
@@ -88,7 +88,7 @@ class Share:
 
 
 def colored(curves: Mapping[str, Points]) -> list[Series]:
-    """Series by label, each in a colour of its own as long as there are some."""
+    """Series by label, each in its own colour until the palette is exhausted."""
     return [
         Series(label, color, [x for x, _ in points], [y for _, y in points])
         for (label, points), color in zip(curves.items(), cycle(_COLORS), strict=False)
@@ -207,7 +207,7 @@ def bar_plot(name: str, rows: Sequence[tuple[str, Sequence[tuple[str, Sequence[S
 
 
 def picture_svg(plots: Sequence[Plot], columns: int = _COLUMNS) -> str:
-    """Plots with titles and legends in a grid, as a file that stands alone; those without a point are left out."""
+    """Plots with titles and legends in a grid, as one self-contained file; those without a point are left out."""
     drawn = [replace(plot, series=[line for line in plot.series if line.points]) for plot in plots]
     drawn = [plot for plot in drawn if plot.series]
     columns = min(columns, max(len(drawn), 1))
@@ -221,7 +221,7 @@ def picture_svg(plots: Sequence[Plot], columns: int = _COLUMNS) -> str:
 
 
 def gallery_svg(panels: Sequence[tuple[str, str]], legend: Sequence[tuple[str, str]], columns: int = _COLUMNS) -> str:
-    """Drawn plots, each with a title, under one legend (colour and label), as a file that stands alone."""
+    """Drawn plots, each with a title, under one legend (colour and label), as one self-contained file."""
     columns = max(1, min(columns, len(panels)))
     width, marks, left, top = columns * (_WIDTH + 12), list[str](), 6.0, 8.0
     for color, label in legend:

@@ -32,13 +32,13 @@ def study_markdown(findings: StudyFindings, results: StudyResults) -> str:
 
 
 def study_figure(findings: StudyFindings) -> str:
-    """Effect against the reference over the levels of every axis, as a picture that stands alone."""
+    """Effect against the reference over the levels of every axis, as a self-contained SVG."""
     legend = [(color, arm) for arm, color in _colors(findings).items()]
     return gallery_svg(_panels(findings), legend)
 
 
 def decision_table(findings: StudyFindings) -> Table:
-    """For each situation, which arms are ahead of the reference, which behind, and which are not distinguishable."""
+    """For each cell, the arms that are better than, worse than, or not distinguishable from the reference."""
     rows = []
     for cell in findings.config.cells:
         known = {arm: effect for arm in findings.others if (effect := findings.effect(cell, arm)) is not None}

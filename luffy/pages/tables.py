@@ -30,7 +30,7 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[TableCell, ...], ...]
     note: str = ""
-    """What a reader must know before."""
+    """A note that is shown with the table."""
 
 
 def text_table(header: tuple[str, ...], rows: Iterable[Sequence[str]], note: str = "") -> Table:

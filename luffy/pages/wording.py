@@ -12,7 +12,7 @@ NBSP = "\u00a0"
 
 
 def percent(share: float) -> str:
-    """`0.125` as `12.5`: the percent sign stands in the heading."""
+    """`0.125` as `12.5`; the percent sign is in the heading."""
     return f"{100 * share:.1f}"
 
 

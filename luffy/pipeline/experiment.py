@@ -188,7 +188,7 @@ class ExperimentRun:
             raise StageFailed(f"{plan.node.name} {failure}", failure.exit_code) from None
 
     def _with_retries(self, plan: StagePlan, observer: StageObserver, environment: Mapping[str, str]) -> None:
-        """Run the stage program; after a temporary failure run it again, and it resumes by itself."""
+        """Run the stage program; after a temporary failure, run it again to resume."""
         execution = self.experiment.config.execution
         limit_s = execution.time_limits_s.get(plan.node.stage)
         began = time.monotonic()
@@ -262,7 +262,7 @@ def start_run(experiment: Experiment, stopped: Callable[[], bool] = lambda: Fals
 
 @contextmanager
 def _reporting_to(observer: StageObserver, plan: StagePlan) -> Iterator[None]:
-    """Report whatever ends the stage to the observer, and raise it again."""
+    """Report any exception that ends the stage to the observer, and raise it again."""
     try:
         with usable(plan.directory):
             yield

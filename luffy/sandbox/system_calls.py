@@ -142,7 +142,7 @@ def filter_program(max_threads: int, machine_name: str | None = None) -> bytes:
     name = machine_name or platform.machine()
     if name not in MACHINES:
         raise UserError(
-            f"sandbox: kind: bubblewrap knows the system calls of {' and '.join(MACHINES)}, and this machine is "
+            f"sandbox: kind: bubblewrap supports {' and '.join(MACHINES)}, and this machine is "
             f"{name}; run it on one of those"
         )
     machine = MACHINES[name]

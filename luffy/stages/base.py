@@ -1,4 +1,4 @@
-"""The base policy: trained from scratch on a corpus, adapted from a model folder, or behind an endpoint.
+"""The base policy: trained from scratch on a corpus, adapted from a model folder, or served by an endpoint.
 
 Run: python -m luffy.stages.base --config DIR/config.yaml --out DIR
 """
@@ -33,7 +33,7 @@ LANGUAGE_MODELLING = TermConfig(
 
 
 def run(settings: BaseSettings, context: StageContext) -> StageResult:
-    """Create `model/` by training or by adapting; for a model behind an endpoint, it holds only a description."""
+    """Create `model/` by training or by adapting; for a model served by an endpoint, it holds only a description."""
     if settings.model.endpoint is not None:
         write_endpoint(context.out / "model", settings.model.endpoint)
         context.events.progress(1, 1)

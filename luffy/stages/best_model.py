@@ -53,7 +53,7 @@ class BestModel:
         return sum(step > self.step for step in self._values) if self._values else 0
 
     def hand_on(self, folder: Path) -> None:
-        """Copy the best weights to `folder`; CheckpointError where somebody deleted them."""
+        """Copy the best weights to `folder`; CheckpointError if they were deleted."""
         source = self._folder(self.step)
         if not source.is_dir():
             raise CheckpointError(f"{source}: the best weights are gone; delete {self._out} to train again")

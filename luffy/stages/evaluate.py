@@ -201,7 +201,7 @@ def _cells_of_endpoint(settings: EvaluateSettings, data: Path) -> list[SuiteDeco
 def _open_endpoint(
     model: EndpointModel, cells: Sequence[SuiteDecoding], settings: EvaluateSettings, context: StageContext
 ) -> Iterator[tuple[Evaluator, TextEndpoint]]:
-    """An evaluator of a model behind an endpoint; saved responses are deleted once all of them are graded."""
+    """An evaluator of a model served by an endpoint; saved responses are deleted once all of them are graded."""
     templates = [settings.evaluation.template_of(suite.name) for suite, _ in cells]
     with closing(TextAnswers(context.out / _ANSWERS)) as answers, closing(Judges(context.out / JUDGE_CACHE)) as judges:
         generator = open_endpoint(model, templates, context.execution, answers)

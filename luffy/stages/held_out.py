@@ -48,7 +48,7 @@ _FULL_BATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class HeldOutProblems:
-    """The problems of a validation, known to fit."""
+    """The problems of a validation, checked to fit the context."""
 
     suites: tuple[Suite, ...]
     longest: int
@@ -208,7 +208,7 @@ def _evaluators(
     seed: int,
     batch_size: int,
 ) -> Callable[[RolloutEngine], Evaluator]:
-    """Makes an evaluator of an engine; responses are asked for and graded as those of an evaluation."""
+    """Makes an evaluator of an engine; responses are sampled and graded as in an evaluation."""
 
     def evaluator(engine: RolloutEngine) -> Evaluator:
         client: ModelClient = TokenModelClient(engine, tokenizer)
@@ -229,7 +229,7 @@ def _batch_size(settings: RLSettings, execution: ExecutionConfig) -> int:
 
 
 def _warn_of_chosen_suites(settings: HeldOutSettings, stage: str, context: StageContext) -> None:
-    """Say so where the weights are chosen by suites that evaluations report as well."""
+    """Log a warning if the weights are chosen by suites that evaluations also report."""
     schedule = settings.schedule
     if schedule.keep_best is not None and schedule.suites:
         context.events.message(

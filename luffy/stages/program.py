@@ -230,7 +230,7 @@ def _end_with(supervisor: int | None) -> None:
 
 
 def _orphaned() -> None:
-    """Called when the supervisor is gone: shut the main thread down in order, and enforce it."""
+    """Called when the supervisor is gone: shut the main thread down in order, then by force."""
     os.kill(os.getpid(), signal.SIGTERM)
     _end_children()
     os._exit(EXIT_INTERRUPTED)
@@ -244,7 +244,7 @@ def _end_children(supervisor: int | None = None) -> None:
 
 
 def _give_up(events: EventWriter, supervisor: int | None) -> None:
-    """Called when the grace after a request to end is over: end everything, from whatever thread."""
+    """Called after the grace period of a request to end, from any thread: end all processes."""
     _record_failure(events, "interrupted")
     mark = os.environ.get(MARK_VARIABLE)
     if mark:

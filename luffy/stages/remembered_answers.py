@@ -31,7 +31,7 @@ class RememberedAnswers:
 
     tokenizer: PreTrainedTokenizerBase
     model: str
-    """Who wrote them, as traces say it."""
+    """Author of the traces."""
     decoding: str
     _completions: dict[int, Completion] = field(default_factory=dict)
     _episodes: dict[int, tuple[EpisodeStart, Episode]] = field(default_factory=dict)
@@ -45,9 +45,9 @@ class RememberedAnswers:
         return RememberingPlayer(player, self._episodes)
 
     def take(self, record: SampleRecord) -> Trace | None:
-        """The response as a trace, and forget it; None where it is wrong or incomplete.
+        """Remove the response and return it as a trace; None if it is wrong or incomplete.
 
-        DataError where the environment speaks before the policy.
+        DataError if the environment has the first turn.
         """
         if record.reply is not None:
             return self._of_episode(record, *self._episodes.pop(record.seed))

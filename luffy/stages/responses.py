@@ -46,7 +46,7 @@ class EndpointGenerator:
 def open_endpoint(
     model: EndpointModel, templates: Sequence[str], execution: ExecutionConfig, answers: TextAnswers
 ) -> EndpointGenerator:
-    """Connect to a model behind an endpoint, for prompts in all of `templates`; the caller closes it.
+    """Connect to a model served by an endpoint, for prompts in all of `templates`; the caller closes it.
 
     Raises ConfigError for an endpoint without the paths that they need.
     """

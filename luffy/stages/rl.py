@@ -90,7 +90,7 @@ _UNWRAPPED = Wrapping()
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The parts of the stage."""
+    """The objects that the RL loop needs."""
 
     steps: StepRunner
     trainer: Trainer
@@ -230,7 +230,7 @@ def _held_out(
     judges: Judges,
     tokenizer: PreTrainedTokenizerBase,
 ) -> HeldOutMeasure:
-    """The validation, by the cluster's engine with the weights of the step at hand."""
+    """The validation, sampled by the cluster's engine with the current weights."""
     if problems is None:
         return Unmeasured(cluster.trainer.export)
     from luffy.stages.held_out import open_for_rl

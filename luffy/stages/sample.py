@@ -1,4 +1,4 @@
-"""Lets the policy answer the training prompts, and keeps what it got right as traces of its own.
+"""The policy answers the training prompts; its correct answers become traces.
 
 Run: python -m luffy.stages.sample --config DIR/config.yaml --out DIR
 
@@ -107,7 +107,7 @@ def _refuse_unsolved(rates: RateSummary, settings: SampleSettings) -> None:
 
 
 def _refuse_incomplete(rates: RateSummary, kept: KeptCounter) -> None:
-    """Correct responses alone are not enough: a trace has to end by itself."""
+    """Raise DataError if no correct response is complete, and so none can become a trace."""
     if not kept.count.traces:
         raise DataError(
             f"sample: none of the {rates.outcomes[Outcome.CORRECT]} correct responses is text that ended by itself "

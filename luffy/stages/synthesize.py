@@ -64,7 +64,7 @@ _FOLDER_ANSWERS = "folder_answers.jsonl"
 
 
 def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
-    """Ask the teachers and write the training data with what is kept; DataError when there is nothing to ask."""
+    """Query the teachers and write the training data with the kept traces; DataError if there is nothing to query."""
     data, out = context.inputs["data"], context.out
     _require_keys(context)
     prompts = list(_prompts(data, settings))
@@ -91,7 +91,7 @@ def run(settings: SynthesizeSettings, context: StageContext) -> StageResult:
 
 
 def _require_keys(context: StageContext) -> None:
-    """Raise ConfigError for the first teacher without its API key, before any is asked."""
+    """Raise ConfigError for the first teacher without its API key, before any request."""
     for name, server in context.execution.teachers.items():
         if complaint := missing_key(server, f"execution.teachers.{name}"):
             raise ConfigError(complaint)
@@ -172,7 +172,7 @@ def _ask_all(prompts: Sequence[Prompt], work: _Work) -> list[TeacherTurn]:
 
 
 def _rewrite_all(prompts: Sequence[Prompt], rewrite: RewriteConfig, work: _Work) -> list[TeacherTurn]:
-    """The policy's turn by itself, and its turn with the expert's traces at what is left."""
+    """The policy's own answers, then its answers with the expert's trace in the prompt for the rest."""
     config, turns = work.settings.synthesize, list[TeacherTurn]()
     ((name, teacher_config),) = config.teachers.items()
     work.total = len(prompts) * (teacher_config.num_samples + rewrite.num_samples)
@@ -228,7 +228,7 @@ def _folder_teacher(desk: Desk, asked: Sequence[Prompt], work: _Work) -> FolderT
 
 @dataclass(frozen=True, slots=True)
 class _KeptTraces:
-    """The new traces of each prompt, read from the logs when they are asked for."""
+    """The new traces of each prompt, read lazily from the logs."""
 
     turns: Sequence[TeacherTurn]
     work: _Work

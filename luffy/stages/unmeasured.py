@@ -1,7 +1,7 @@
-"""What a training stage asks of its validation, the stage that has none, and what ends training early.
+"""The interface of validation to training stages, its null implementation, and early stopping.
 
-`luffy.stages.held_out` is the other one. It is imported where a stage has a validation and counts for its key only
-there, so that a change of how answers are graded does not train a model again that was never measured by it.
+`luffy.stages.held_out` is the real implementation. It is imported, and part of a stage's key, only if the stage has a
+validation: a change of grading must not retrain a model that was trained without one.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from luffy.tracking.token_budget import TokenBudget
 
 
 class HeldOutMeasure(Protocol):
-    """Measures the policy in training on held-out problems, and decides which weights the stage hands on."""
+    """Measures the policy in training on held-out problems, and decides which weights become the stage's result."""
 
     @property
     def is_over(self) -> bool:
@@ -27,12 +27,12 @@ class HeldOutMeasure(Protocol):
         ...
 
     def export(self, folder: Path) -> None:
-        """Write the model folder that the stage hands on."""
+        """Write the model folder that is the stage's result."""
         ...
 
 
 class Unmeasured:
-    """A stage without validation: it trains to the last step and hands on the last weights."""
+    """No validation: the stage trains to the last step, and its result is the last weights."""
 
     is_over = False
 
@@ -49,7 +49,7 @@ class Unmeasured:
 
 
 def end_of_training(held_out: HeldOutMeasure, budget: TokenBudget) -> str | None:
-    """The setting that ends training before its last step; None: it goes on."""
+    """The setting that ends training before its last step; None: training continues."""
     if held_out.is_over:
         return "validation.patience"
     return "max_tokens" if budget.is_over else None

@@ -110,7 +110,7 @@ class AnswerLog:
         """Answers of earlier attempts."""
 
     def find(self, key: str) -> AnswerFacts | None:
-        """What is known of the answer saved under `key`; None without one."""
+        """The answer saved under `key`; None without one."""
         if key not in self._facts and key in self._adoptable:
             teacher, answer = _read(self._adoptable[key])
             self.add(teacher, {key: answer})

@@ -20,11 +20,11 @@ Assess = Callable[[Sequence[Question], Sequence[str]], list[Verdict]]
 
 @dataclass(slots=True)
 class TeacherTurn:
-    """What one teacher was asked, and what became of it."""
+    """The questions to one teacher, and their outcomes."""
 
     name: str
     prompts: int
-    """Prompts that the teacher was to be asked."""
+    """Prompts intended for the teacher."""
     origin: Origin | None = None
     """What its answers are where training data is rewritten."""
     verdicts: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))

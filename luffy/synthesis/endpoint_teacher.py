@@ -1,4 +1,4 @@
-"""A teacher behind an endpoint of OpenAI's protocol: many questions at once, each answer saved as it arrives."""
+"""A teacher on an OpenAI-compatible server: concurrent questions, each answer saved as it arrives."""
 
 import asyncio
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class EndpointTeacher:
         self._fault: LuffyError | None = None
 
     def ask(self, questions: Sequence[Question]) -> list[str]:
-        """Ask as many at once as the server's `concurrency` and the budget allow.
+        """Send questions concurrently, up to the server's `concurrency` and the budget.
 
         Raises ConfigError where the endpoint refuses the key, the model or every request, LostError where it is gone,
         and EnvironmentFault where the environment fails in too many episodes.
@@ -96,7 +96,7 @@ class EndpointTeacher:
         return keys
 
     async def _answer(self, question: Question, request: TextRequest, key: str) -> None:
-        """Ask one question and save its answer; what goes wrong is kept for `ask`."""
+        """Send one question and save its answer; an error is stored for `ask` to raise."""
         desk = self._desk
         chat = PaidChat(PaidTurns(desk.log, desk.name, key), self._turn, desk.config.max_response_tokens)
         try:

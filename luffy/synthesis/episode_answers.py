@@ -65,9 +65,9 @@ class PaidTurns:
 
 
 class PaidChat:
-    """A teacher's side of one episode. `ask` gets a turn that the log does not have.
+    """A teacher's side of one episode. `ask` requests a turn that is not in the log.
 
-    Raises RefusedTurn where the model declines, and whatever `ask` raises.
+    Raises RefusedTurn if the model declines, and the errors of `ask`.
     """
 
     def __init__(

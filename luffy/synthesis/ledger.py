@@ -1,4 +1,4 @@
-"""What teachers have used, and whether the next question may be asked.
+"""Usage of all teachers, and whether the budget allows the next question.
 
 A question is asked exactly when the answers to all questions before it, in order, have used less than the limit. With
 several questions under way, the ledger counts those at the most that they could use: while even that is below the
@@ -60,7 +60,7 @@ class Ledger:
         return self._reaches_limit({name: used + self._reserved[name] for name, used in self._used.items()})
 
     def reserve(self, teacher: str, most: Usage) -> None:
-        """A question is asked, whose answer uses at most `most`."""
+        """Record that a question was sent whose answer uses at most `most`."""
         self._reserved[teacher] += most
 
     def settle(self, teacher: str, used: Usage, reserved: Usage | None = None) -> None:

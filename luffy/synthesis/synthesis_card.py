@@ -1,4 +1,4 @@
-"""The card of a synthesis: what each teacher was asked, what it answered, what that used and what was kept."""
+"""The summary of a synthesis: questions, answers, usage and kept traces of each teacher."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ class TeacherCard:
     decoding: str
     max_response_tokens: int
     prompts: int
-    """Prompts that it was to be asked."""
+    """Prompts intended for it."""
     questions: int
-    """Questions that it was asked."""
+    """Questions sent to it."""
     answers: int
     """Answers with text or without, of any length; not those that failed."""
     correct: int
@@ -56,11 +56,11 @@ class SynthesisCard:
     prompts: int
     """Training prompts, those included that lost all traces that they came with."""
     asked_about: int
-    """Those that teachers were to be asked."""
+    """Prompts intended for teachers."""
     given: int
     """Prompts that got a trace."""
     without: tuple[str, ...]
-    """Uids of prompts that were asked and have no trace: no answer was correct and usable."""
+    """Uids of prompts that were sent and have no trace: no answer was correct and usable."""
     never_asked: tuple[str, ...]
     """Uids of prompts that the budget did not reach."""
     train_rows: int

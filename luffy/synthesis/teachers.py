@@ -26,17 +26,17 @@ from luffy.types import FinishReason, Message, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One answer to ask for."""
+    """One answer to request."""
 
     prompt: Prompt
     sample: int
     seed: int
     asked: tuple[Message, ...] = ()
-    """Messages that are asked in place of the prompt's; empty: the prompt's own."""
+    """Messages to send instead of the prompt's; empty: the prompt's own."""
 
     @property
     def asked_prompt(self) -> Prompt:
-        """The prompt with the messages that are asked."""
+        """The prompt with the messages to send."""
         return replace(self.prompt, messages=self.asked) if self.asked else self.prompt
 
 
@@ -72,7 +72,7 @@ class Desk:
     system message has them."""
 
     def take(self, key: str) -> bool:
-        """Whether the answer is known already; if so, it is entered into the ledger."""
+        """Whether the log has the answer already; if so, it is entered into the ledger."""
         facts = self.log.find(key)
         if facts is None:
             return False
@@ -81,7 +81,7 @@ class Desk:
         return True
 
     def messages(self, prompt: Prompt) -> tuple[Message, ...]:
-        """What the teacher is asked: the prompt's messages, under the teacher's own system prompt if it has one."""
+        """Messages to the teacher: the prompt's, under the teacher's own system prompt if it has one."""
         system = self.config.system_prompt
         if system is None:
             return prompt.messages
@@ -97,7 +97,7 @@ class Desk:
 
 
 class FolderTeacher:
-    """A model folder behind an engine. A batch of answers is saved as a whole.
+    """A model folder, answered by an engine. Answers are saved batch by batch.
 
     `scope` distinguishes this stage's answers from those of other stages, whose folder may have held other weights.
     With a `player` an answer is an episode.

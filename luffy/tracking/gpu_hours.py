@@ -13,7 +13,7 @@ class GpuHours:
     """Counts from its creation, and from where the metrics in `out` end.
 
     Create it before anything else in a stage: loading a model holds the GPUs, too. The steps that a killed attempt lost
-    count as well, since their GPUs were paid for; only what came after its last metrics is not known.
+    count as well, since their GPUs were in use; only the time after an attempt's last metrics is missing.
     """
 
     def __init__(self, out: Path) -> None:

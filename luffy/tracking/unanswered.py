@@ -1,4 +1,4 @@
-"""A line of advice where most responses have no answer that the grader can read: they are wrong for want of a form."""
+"""Advice for the case that most responses have no answer in a form that the grader can read."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -11,7 +11,7 @@ MOST = 0.5
 
 
 def advice_on_responses(what: str, unread: float, truncated: float, limit: str) -> str | None:
-    """What to look at when most responses have no readable answer; None when they have one.
+    """What to check if most responses have no readable answer; None if they have one.
 
     `unread` and `truncated` are shares of the responses, and `limit` is the setting that cut them off.
     """

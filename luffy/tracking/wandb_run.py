@@ -114,7 +114,7 @@ def _mode(tracking: TrackingConfig) -> Literal["offline", "online"]:
 
 
 def _has_key() -> bool:
-    """Whether wandb would find an API key; without one it would ask on the terminal."""
+    """Whether wandb would find an API key; without one it would prompt on the terminal."""
     if any(os.environ.get(name) for name in _KEY_VARIABLES):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""

@@ -28,7 +28,7 @@ def test_a_bench_measures_every_stage_and_plans_show_its_times(tmp_path: Path, c
         "policy: random weights in the shape of model.architecture",
         "base (4 steps)",
         "rl (2 steps)",
-        "20 tokens on average, as --response-tokens says (20 tokens each in the measurement)",
+        "20 tokens on average, as given by --response-tokens (20 tokens each in the measurement)",
         "a product of float32 matrices, measured in the same process",
         "evaluate_rl: as evaluate_base",
         "report: not measured",

@@ -173,7 +173,7 @@ def test_no_key_is_in_a_file_a_database_an_answer_or_a_process_list(served, endp
 def test_a_flow_with_another_password_is_one_line_without_it(served):
     result = served.run("flows/full_pipeline.py", "exp_configs/smoke.yaml", *SMALL, PREFECT_API_AUTH_STRING=WRONG)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
-    assert "127.0.0.1 asks for its name and password; export PREFECT_API_AUTH_STRING" in result.stderr
+    assert "127.0.0.1 requires a name and password; export PREFECT_API_AUTH_STRING" in result.stderr
     assert not found_in(result.stdout + result.stderr) and not found_in_files(served)
 
 

@@ -1,4 +1,4 @@
-"""Imports go downwards, nobody reaches into a neighbour's private names, and every name is given once."""
+"""Packages import only lower layers and no private names of others; names of classes and modules are unique."""
 
 import ast
 from collections import defaultdict
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FLOORS = (
+LAYERS = (
     {
         "config",
         "errors",
@@ -32,7 +32,7 @@ FLOORS = (
     {"__main__", "tasks"},
     {"flows"},
 )
-FLOOR_OF = {package: number for number, packages in enumerate(FLOORS) for package in packages}
+LAYER_OF = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 PREFECT_SIDE = {"tasks", "flows"}
 """Folders of the checkout that the package holds as links."""
 MODULES = sorted(path for path in (ROOT / "luffy").rglob("*.py") if not PREFECT_SIDE & {*path.parts})
@@ -75,7 +75,7 @@ def package_of(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_imports_only_from_floors_below(path):
+def test_a_module_imports_only_from_lower_layers(path):
     own = package_of(path)
     for name in imported(path):
         parts = name.split(".")
@@ -83,9 +83,9 @@ def test_a_module_imports_only_from_floors_below(path):
         if len(parts) > 1 and parts[1] in PREFECT_SIDE and path.relative_to(ROOT).as_posix() in STARTERS:
             continue
         if parts[0] == "luffy" and own != "__init__" and len(parts) > 1 and parts[1] not in (own, "__version__"):
-            below = FLOOR_OF[parts[1]] < FLOOR_OF[own]
-            ground = FLOOR_OF[parts[1]] == FLOOR_OF[own] == 0
-            assert below or ground, f"{path} imports {name}, which is not below it"
+            below = LAYER_OF[parts[1]] < LAYER_OF[own]
+            ground = LAYER_OF[parts[1]] == LAYER_OF[own] == 0
+            assert below or ground, f"{path} imports {name}, which is not in a lower layer"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -96,13 +96,13 @@ def test_nobody_imports_private_names(path):
 
 @pytest.mark.parametrize("path", FLOW_MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_flows_and_tasks_are_imported_as_parts_of_the_package(path):
-    """A wheel has them there alone, and no package of an environment is called `flows` or `tasks`."""
+    """A wheel contains them only there; `flows` and `tasks` would not be importable."""
     assert [name for name in imported(path) if name.split(".")[0] in PREFECT_SIDE] == []
 
 
-def test_every_package_has_a_floor():
+def test_every_package_has_a_layer():
     packages = {package_of(path) for path in MODULES} - {"__init__"}
-    assert packages <= set(FLOOR_OF)
+    assert packages <= set(LAYER_OF)
 
 
 def test_only_the_console_knows_rich():

@@ -1,1 +1,1 @@
-"""What `luffy doctor` looks at; each check returns what it found, with the remedy."""
+"""The checks of `luffy doctor`; each returns what it found, with the remedy."""

@@ -20,7 +20,7 @@ from luffy.pipeline.workspace.disk import free_bytes
 
 _COMFORTABLE_BYTES = 10 << 30
 _MIN_SHARED_BYTES = 1 << 30
-"""Ray keeps objects in /dev/shm, NCCL its buffers; containers have 64 MiB there unless told otherwise."""
+"""Size of /dev/shm, where Ray keeps objects and NCCL buffers; the default of containers is 64 MiB."""
 _MIN_OPEN_FILES = 4096
 _MAX_SKEW_S = 5.0
 _OLDEST_NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
@@ -29,7 +29,7 @@ _GC = "luffy gc lists what can be deleted; or give another --workspace"
 
 
 def check_workspace(workspace: Workspace, free: Callable[[Path], int] = free_bytes) -> Finding:
-    """Whether the workspace can be written and its disk has room."""
+    """Whether the workspace is writable and its disk has free space."""
     left = free(workspace.root)
     if left < MIN_FREE_BYTES:
         return broken("disk", f"{workspace.root}: {size_words(left)} free", _GC)

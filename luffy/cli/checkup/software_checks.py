@@ -32,7 +32,7 @@ print(torch.__version__, torch.cuda.is_available(), torch.cuda.device_count(), v
 Versions = Callable[[str], str | None]
 """The installed version of a distribution; None where it is missing."""
 Probe = Callable[[str], tuple[int, str]]
-"""Runs Python code in a process of its own; returns the exit code and the last line of its output."""
+"""Runs Python code in a separate process; returns the exit code and the last line of its output."""
 
 
 def installed_version(name: str) -> str | None:
@@ -44,7 +44,7 @@ def installed_version(name: str) -> str | None:
 
 
 def run_probe(code: str) -> tuple[int, str]:
-    """Run `code` in a Python process of its own, since a broken library may end it."""
+    """Run `code` in a separate Python process, since a broken library may crash it."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, check=False
@@ -128,7 +128,7 @@ def check_vllm(*, has_gpu: bool, versions: Versions = installed_version, probe: 
 
 
 def check_sandbox(config: SandboxConfig | None = None) -> Finding:
-    """Whether code written by a model can run under bubblewrap, in namespaces of its own."""
+    """Whether model-written code can run under bubblewrap, in separate namespaces."""
     try:
         asyncio.run(open_sandbox(config or SandboxConfig()))
     except UserError as error:

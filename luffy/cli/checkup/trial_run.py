@@ -1,4 +1,4 @@
-"""A run from data to an RL step, in a workspace of its own that is deleted: whether everything works together."""
+"""A tiny run from data to an RL step, in a temporary workspace: whether everything works together."""
 
 import os
 import subprocess

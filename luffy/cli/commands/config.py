@@ -25,7 +25,7 @@ def config(
         ),
     ] = None,
     overrides: Overrides = None,
-    given: Annotated[bool, Option("--given", help="leave out what is at its default")] = False,
+    given: Annotated[bool, Option("--given", help="leave out fields at their defaults")] = False,
     fields: Annotated[
         bool, Option("--fields", help="list the fields of an experiment, or of the section given, with their meaning")
     ] = False,

@@ -52,7 +52,7 @@ def show_runs(first: RunRecord, second: RunRecord, *, everything: bool) -> int:
 
 
 def _find(workspace: Workspace, text: str) -> RunRecord | Path:
-    """A run, else a directory; the reader of evaluations says so where it holds none."""
+    """A run, else a directory; the reader of evaluations reports a directory without one."""
     path = Path(text).expanduser()
     if (path / RESULTS_FILE).is_file():
         return path

@@ -26,16 +26,16 @@ def eval(  # noqa: A001 - the command's name, as `vf-eval`
     num_problems: Annotated[int, Option("--num-problems", "-n", min=1, help="problems of each suite")] = 20,
     num_samples: Annotated[int, Option("--num-samples", "-r", min=1, help="episodes of each problem")] = 1,
     temperature: Annotated[float, Option(min=0.0, help="0 is greedy")] = 1.0,
-    max_tokens: Annotated[int, Option(min=1, help="tokens that all turns of an episode may have")] = 2048,
-    show: Annotated[int, Option(min=0, help="episodes that are printed whole")] = 3,
+    max_tokens: Annotated[int, Option(min=1, help="limit of tokens in all turns of an episode")] = 2048,
+    show: Annotated[int, Option(min=0, help="number of episodes to print in full")] = 3,
     chat_template: Annotated[
-        str | None, Option(metavar="NAME", help="in place of the model's own: a shipped name or a Jinja file")
+        str | None, Option(metavar="NAME", help="chat template: a shipped name or a Jinja file [the model's]")
     ] = None,
     url: Annotated[
         list[str] | None, Option(metavar="URL", help="server of api:NAME with OpenAI's protocol; may be repeated")
     ] = None,
     python: Annotated[
-        str | None, Option(metavar="FILE", help="interpreter that has verifiers and the environment")
+        str | None, Option(metavar="FILE", help="Python interpreter with verifiers and the environment installed")
     ] = None,
     argument: Annotated[
         list[str] | None, Option(metavar="NAME=VALUE", help="argument of its load_environment; may be repeated")

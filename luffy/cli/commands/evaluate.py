@@ -30,7 +30,8 @@ def evaluate(
         str | None, Option(metavar="N,N,...", help="RL steps of the experiment's own run whose checkpoints were kept")
     ] = None,
     chat_template: Annotated[
-        str | None, Option(metavar="NAME", help="for --model, in place of its own: a shipped name or a Jinja file")
+        str | None,
+        Option(metavar="NAME", help="chat template: a shipped name or a Jinja file [the model's]"),
     ] = None,
     url: Annotated[
         list[str] | None,

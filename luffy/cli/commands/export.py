@@ -19,7 +19,7 @@ _MODEL = "model"
 
 def export(
     stage: Annotated[Path, Argument(metavar="STAGE", help="a stage's directory: workspace/runs/RUN/stages/rl")],
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="where to write; a folder that is new or empty")],
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="output folder; has to be new or empty")],
     step: Annotated[
         int | None, Option(metavar="N", help="a checkpoint's step [the final model, else the newest checkpoint]")
     ] = None,

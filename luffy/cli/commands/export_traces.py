@@ -21,7 +21,7 @@ _TRAIN_FILE = "train.parquet"
 
 def export_traces(
     run: Annotated[str, Argument(help="a run's name or directory, or an experiment's name for its newest run")],
-    file: Annotated[Path, Argument(metavar="FILE", help="a .parquet file that is new")],
+    file: Annotated[Path, Argument(metavar="FILE", help="new .parquet file to write")],
     author: Annotated[
         list[str] | None, Option("--author", metavar="NAME", help="only traces of this author; may be repeated [all]")
     ] = None,

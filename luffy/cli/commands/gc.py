@@ -20,14 +20,14 @@ _KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def gc(
-    delete: Annotated[bool, Option("--delete", help="delete it; without this nothing is touched")] = False,
+    delete: Annotated[bool, Option("--delete", help="delete; without this option nothing is deleted")] = False,
     keep_runs: Annotated[
-        int | None, Option(min=0, metavar="N", help="give up all but the newest N runs of each experiment")
+        int | None, Option(min=0, metavar="N", help="keep only the newest N runs of each experiment")
     ] = None,
     older_than: Annotated[
-        float | None, Option(min=0, metavar="DAYS", help="give up runs that began more than DAYS ago")
+        float | None, Option(min=0, metavar="DAYS", help="delete runs that began more than DAYS ago")
     ] = None,
-    runs: Annotated[list[str] | None, Option(metavar="NAME", help="give up this run; may be repeated")] = None,
+    runs: Annotated[list[str] | None, Option(metavar="NAME", help="delete this run; may be repeated")] = None,
     only: Annotated[
         list[str] | None, Option(metavar="KIND", help=f"only {' or '.join(_KINDS)}; may be repeated")
     ] = None,

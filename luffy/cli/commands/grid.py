@@ -29,10 +29,10 @@ def grid(
     overrides: Overrides = None,
     over: Annotated[
         list[str] | None,
-        Option("--over", metavar="KEY.PATH=[VALUES]", help="of an experiment: values to try, again for a second key"),
+        Option("--over", metavar="KEY.PATH=[VALUES]", help="for an experiment: values to try; may be repeated"),
     ] = None,
     seeds: Annotated[
-        list[int] | None, Option("--seed", help="of an experiment: a seed of SFT and RL, again for a second one")
+        list[int] | None, Option("--seed", help="for an experiment: a seed of SFT and RL; may be repeated")
     ] = None,
     dry_run: DryRun = False,
     verify: Verify = False,

@@ -21,7 +21,7 @@ def run(
 ) -> int:
     """Run an experiment from its data to its report.
 
-    Finished stages are reused and an interrupted one resumes: the same command again goes on.
+    Finished stages are reused and an interrupted one resumes: repeat the command to continue.
     """
     if is_comparison(config):
         raise ConfigError(f"{config}: is a comparison of methods; run it by: luffy compare {config}")

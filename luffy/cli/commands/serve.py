@@ -17,7 +17,7 @@ def serve(
     ] = 4200,
     host: Annotated[
         str,
-        Option(help="address to listen at; one that other machines reach needs PREFECT_SERVER_API_AUTH_STRING"),
+        Option(help="address to listen at; one that other machines can reach requires PREFECT_SERVER_API_AUTH_STRING"),
     ] = "127.0.0.1",
     name: Annotated[
         list[str] | None, Option(help="a further name of this machine that browsers use, e.g. of a proxy")

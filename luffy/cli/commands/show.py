@@ -23,7 +23,7 @@ def show(
     everything: Annotated[bool, Option("--all", help="also fields at their defaults, and every metric")] = False,
     plots: Annotated[bool, Option("--plots", help="also the training curves")] = False,
     svg: Annotated[Path | None, Option(metavar="FOLDER", help="write the panels of the report as SVG files")] = None,
-    samples: Annotated[int | None, Option(min=1, metavar="N", help="N samples with their grades, instead")] = None,
+    samples: Annotated[int | None, Option(min=1, metavar="N", help="instead: N samples with their grades")] = None,
     stage: Annotated[
         str | None, Option(metavar="STAGE", help="stage of the samples [rl, else the last evaluation]")
     ] = None,
@@ -33,7 +33,7 @@ def show(
     reward_min: Annotated[float | None, Option(metavar="X", help="samples with at least this reward")] = None,
     reward_max: Annotated[float | None, Option(metavar="X", help="samples with at most this reward")] = None,
     prompt: Annotated[
-        str | None, Option(metavar="UID", help="what RL made of one prompt, step by step, instead")
+        str | None, Option(metavar="UID", help="instead: the rollouts of one prompt, step by step")
     ] = None,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,

@@ -25,10 +25,11 @@ _Design = Annotated[
 
 def study(
     design: _Design,
-    plan: Annotated[bool, Option("--plan", help="print cells, runs, what is left, its time; start nothing")] = False,
+    plan: Annotated[bool, Option("--plan", help="print cells, runs, what is left and its time; start nothing")] = False,
     cells: Annotated[str | None, Option("--cells", metavar="A,B", help="only these cells")] = None,
     budget_hours: Annotated[
-        float | None, Option("--budget-hours", metavar="H", min=0.0, help="start no run later than that")
+        float | None,
+        Option("--budget-hours", metavar="H", min=0.0, help="start no run later than H hours after the first"),
     ] = None,
     collect: Annotated[bool, Option("--collect", help="write finished results as parquet beside the design")] = False,
     page: Annotated[bool, Option("--page", help="write page, figure and tables from the parquet alone")] = False,
@@ -41,7 +42,7 @@ def study(
 ) -> int:
     """Compare methods in many cells around a centre, over days and machines.
 
-    Without an option it makes the runs that are left; the same command goes on where it stopped.
+    Without an option it executes the unfinished runs; repeat the command to continue an interrupted study.
     """
     wanted = {"--plan": plan, "--collect": collect, "--page": page, "--reproduce": reproduce is not None}
     given = [name for name, is_given in wanted.items() if is_given]

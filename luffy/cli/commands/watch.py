@@ -58,7 +58,7 @@ def _watch_several(workspace: Workspace, names: list[str], port: int | None) -> 
         if port is not None:
             from luffy.cli.metrics_page import served_metrics
 
-            # A watch of its own: a scrape reads in another thread.
+            # A separate watch, since scrapes are served in another thread.
             stack.enter_context(served_metrics(WorkspaceWatch(workspace, names), port))
         show = stack.enter_context(_several_display(lambda: statuses))
         while not is_over(statuses):

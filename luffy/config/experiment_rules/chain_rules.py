@@ -1,4 +1,4 @@
-"""Which chains of stages make sense, by what the registry says of each stage."""
+"""Checks of the order of stages in a chain, from the stage registry."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -80,7 +80,7 @@ def rounds_sample_and_train(config: ExperimentConfig) -> None:
         )
 
 
-def base_has_its_text(config: ExperimentConfig) -> None:
+def base_has_a_corpus(config: ExperimentConfig) -> None:
     """A base policy is trained here if and only if `model.architecture` describes it."""
     if config.model.architecture is not None and (config.base is None or config.data.corpus is None):
         raise ValueError("a base policy trained from scratch needs base (its training) and data.corpus (its text)")

@@ -4,7 +4,7 @@ from luffy.config.execution import LOWEST_VLLM_TEMPERATURE
 from luffy.config.experiment import ExperimentConfig
 
 
-def engine_in_the_process_needs_one_process(config: ExperimentConfig) -> None:
+def in_process_engine_needs_one_process(config: ExperimentConfig) -> None:
     """`rl.engine: vllm` is for `cluster: local`."""
     if "rl" in config.stages and config.rl is not None and config.rl.engine == "vllm" and config.cluster == "ray":
         raise ValueError(
@@ -13,7 +13,7 @@ def engine_in_the_process_needs_one_process(config: ExperimentConfig) -> None:
         )
 
 
-def servers_have_their_use(config: ExperimentConfig) -> None:
+def server_settings_have_an_effect(config: ExperimentConfig) -> None:
     """Servers are given if and only if a section uses them."""
     sections = {
         "evaluation": ("evaluate", config.evaluation),
@@ -37,7 +37,7 @@ def servers_have_their_use(config: ExperimentConfig) -> None:
         )
 
 
-def several_engines_have_their_use(config: ExperimentConfig) -> None:
+def several_engines_have_an_effect(config: ExperimentConfig) -> None:
     """Several vLLM engines need a stage that generates by vLLM."""
     number = config.execution.vllm.engines
     # As above, an evaluation outside the chain may use them.
@@ -49,7 +49,7 @@ def several_engines_have_their_use(config: ExperimentConfig) -> None:
         )
 
 
-def temperatures_can_be_drawn_at(config: ExperimentConfig) -> None:
+def engine_supports_temperatures(config: ExperimentConfig) -> None:
     """vLLM does not sample below a lowest temperature."""
     by_vllm: dict[str, float] = {}
     if "rl" in config.stages and config.rl is not None and (config.cluster == "ray" or config.rl.engine != "cluster"):

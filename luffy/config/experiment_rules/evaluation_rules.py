@@ -34,7 +34,7 @@ def validations_can_be_measured(config: ExperimentConfig) -> None:
 
 
 def _check_validation_of_sft(config: ExperimentConfig, validation: ValidationConfig) -> None:
-    """Raise ValueError where SFT, whose ranks generate themselves, does not know how."""
+    """Raise ValueError for options that SFT does not support, because its own ranks generate."""
     if validation.max_response_tokens is None and config.evaluation is None:
         raise ValueError("sft.validation.max_response_tokens: missing; its default is that of evaluation")
     ranks = config.execution.ray.trainer_ranks if config.cluster == "ray" else 1

@@ -4,7 +4,7 @@ from luffy.config.experiment import ExperimentConfig
 
 
 def endpoint_is_only_evaluated(config: ExperimentConfig) -> None:
-    """A model behind an endpoint has no weights here."""
+    """A model served by an endpoint has no local weights and can only be evaluated."""
     endpoint = config.model.endpoint
     if endpoint is None:
         return
@@ -21,7 +21,7 @@ def endpoint_is_only_evaluated(config: ExperimentConfig) -> None:
         )
 
 
-def endpoint_draws_by_the_protocol(config: ExperimentConfig) -> None:
+def endpoint_supports_decodings(config: ExperimentConfig) -> None:
     """A request field left to the endpoint is not set by a decoding."""
     endpoint = config.model.endpoint
     if endpoint is None or config.evaluation is None:

@@ -7,7 +7,7 @@ from luffy.config.objective import DynamicSampling
 from luffy.config.rl_teacher import complaint_about_teacher
 
 
-def critic_has_its_use(config: ExperimentConfig) -> None:
+def critic_has_an_effect(config: ExperimentConfig) -> None:
     """GAE has a critic, and nothing else has one."""
     if "rl" not in config.stages or config.rl is None or config.objective is None:
         return
@@ -24,7 +24,7 @@ def critic_has_its_use(config: ExperimentConfig) -> None:
         )
 
 
-def teacher_has_its_use(config: ExperimentConfig) -> None:
+def teacher_has_an_effect(config: ExperimentConfig) -> None:
     """`rl.teacher` is there if and only if a loss needs it, and can see what it is shown."""
     if "rl" not in config.stages or config.rl is None or config.objective is None:
         return
@@ -49,7 +49,7 @@ def old_policy_differs(config: ExperimentConfig) -> None:
         )
 
 
-def replay_and_interleaving_happen(config: ExperimentConfig) -> None:
+def replay_and_interleaving_have_an_effect(config: ExperimentConfig) -> None:
     """Replay takes at least one prompt a step; interleaved SFT updates a policy that is not frozen."""
     if "rl" not in config.stages or config.rl is None or config.objective is None:
         return
@@ -65,7 +65,7 @@ def replay_and_interleaving_happen(config: ExperimentConfig) -> None:
         )
 
 
-def staleness_needs_engines_of_their_own(config: ExperimentConfig) -> None:
+def staleness_needs_separate_engines(config: ExperimentConfig) -> None:
     """Staleness needs engines that generate during updates."""
     if "rl" not in config.stages or config.rl is None or config.rl.max_staleness == 0:
         return
@@ -83,8 +83,8 @@ def staleness_needs_engines_of_their_own(config: ExperimentConfig) -> None:
         )
 
 
-def steps_know_their_prompts_beforehand(config: ExperimentConfig) -> None:
-    """With staleness, a step's prompts are known before the step before it ends."""
+def staleness_excludes_dynamic_sampling(config: ExperimentConfig) -> None:
+    """With staleness, the prompts of a step are chosen before the previous step ends."""
     if "rl" not in config.stages or config.rl is None or config.objective is None or config.rl.max_staleness == 0:
         return
     if isinstance(config.objective.group.filter, DynamicSampling):
@@ -94,7 +94,7 @@ def steps_know_their_prompts_beforehand(config: ExperimentConfig) -> None:
         )
 
 
-def correction_has_its_term(config: ExperimentConfig) -> None:
+def correction_has_a_term(config: ExperimentConfig) -> None:
     """`rl.correction` needs a term on rollouts that is not corrected already."""
     if "rl" not in config.stages or config.rl is None or config.objective is None or config.rl.correction is None:
         return
@@ -102,7 +102,7 @@ def correction_has_its_term(config: ExperimentConfig) -> None:
         raise ValueError("rl.correction has no effect: no term on rollouts needs it; remove it")
 
 
-def pools_are_of_one_source(config: ExperimentConfig) -> None:
+def pools_need_one_source(config: ExperimentConfig) -> None:
     """Pools by pass rate and a mixture of sources both set quotas."""
     if "rl" not in config.stages or config.rl is None or not isinstance(config.rl.sampling, PoolSampling):
         return
@@ -112,7 +112,7 @@ def pools_are_of_one_source(config: ExperimentConfig) -> None:
         )
 
 
-def curriculum_has_its_measure(config: ExperimentConfig) -> None:
+def curriculum_has_a_measure(config: ExperimentConfig) -> None:
     """A curriculum by difficulty needs its measurement."""
     if "rl" not in config.stages or config.rl is None or not isinstance(config.rl.sampling, CurriculumSampling):
         return

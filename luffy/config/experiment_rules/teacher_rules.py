@@ -4,7 +4,7 @@ from luffy.config.experiment import ExperimentConfig
 
 
 def teachers_are_reached(config: ExperimentConfig) -> None:
-    """Every teacher behind an endpoint has its URLs, and no other name has any."""
+    """`execution.teachers` has URLs for exactly those teachers that are endpoints."""
     served = config.synthesize.served if config.synthesize is not None else ()
     unknown = [name for name in config.execution.teachers if name not in served]
     if unknown:

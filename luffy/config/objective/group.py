@@ -150,8 +150,8 @@ class HintConfig(StrictModel):
     after: _Accuracy = 0.0
     """Share of the stage's steps, at its start, without hints."""
     template: str = "{prompt}\n\nHint: {hint}"
-    """What the last user message of the hinted prompt says; `{prompt}` is its text without the hint. A language model
-    wants to be told to solve the problem from the start, and not to go on from the hint."""
+    """Last user message of the hinted prompt; `{prompt}` is replaced by its text without the hint. A language model
+    has to be told to solve the problem from the start instead of continuing the hint."""
 
     @model_validator(mode="after")
     def _effective(self) -> "HintConfig":

@@ -1,4 +1,4 @@
-"""Several sources as one; each prompt keeps its `data_source` and knows the part that it came from.
+"""Several sources as one; each prompt keeps its `data_source` and records the part that it came from.
 
 What the weights mean for a step is decided where prompts are drawn (`luffy.rl.prompt_sampling`).
 """
@@ -48,7 +48,7 @@ class MixedIn:
 
 
 def mixed_in(extra_info: Mapping[str, object]) -> MixedIn | None:
-    """What a prompt's `extra_info` says; None: its source is no mixture."""
+    """The part recorded in a prompt's `extra_info`; None: its source is no mixture."""
     found = extra_info.get(MIXTURE)
     if not isinstance(found, Mapping):
         return None

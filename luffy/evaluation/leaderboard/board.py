@@ -109,7 +109,7 @@ def _table(entries: Sequence[Entry], published: Sequence[PublishedTable]) -> Boa
 
 
 def _ranked(entries: Sequence[Entry], columns: Sequence[Column]) -> list[Entry]:
-    """By the mean over the columns that all rows have; rows that share none come by the mean of their own."""
+    """Sort rows by the mean over the columns that all rows have; without common columns, by the mean over their own."""
     shared = [column for column in columns if all(column in entry.cells for entry in entries)]
     return sorted(
         entries, key=lambda entry: -fmean(entry.cells[column].row.accuracy for column in shared or entry.cells)

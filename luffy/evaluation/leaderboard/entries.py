@@ -20,7 +20,7 @@ from luffy.pipeline.chain.manifest import MANIFEST_FILE, Manifest, read_manifest
 from luffy.pipeline.workspace import Workspace
 
 _OF_SUITES = ("suites", "graders")
-"""What of `evaluation` holds for single suites; it tells columns apart."""
+"""Fields of `evaluation` that are set by suite; they distinguish columns."""
 _APART = (*_OF_SUITES, "only", "decodings", "confidence", "engine")
 """What of `evaluation` is not shared by all suites and decodings, or does not belong to the protocol."""
 _WORDS = {"top_p": "top-p {}", "template": "{} prompt template"}
@@ -35,7 +35,7 @@ class EvaluationProtocol:
     """How responses were sampled and graded: only rows with equal protocols are compared."""
 
     decoding: str
-    """Its name in the experiment, which does not tell protocols apart."""
+    """Its name in the experiment, which is the same for all protocols."""
     settings: Mapping[str, str]
     """Everything that does."""
     text: str
@@ -94,7 +94,7 @@ class LeftOut:
 
 
 _Model = tuple[str, str, str]
-"""What makes a row of its own: the weights' digest, and the engine and type that computed with them."""
+"""Identity of a row: the digest of the weights, the engine and the dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _doubt(directory: Path, manifest: Manifest | None) -> str:
 
 
 def _read_sweep(workspace: Workspace, directory: Path, manifest: Manifest) -> Iterator[_Found]:
-    """Each of its steps; that of the run's end is the model that `evaluate` knows by its digest."""
+    """Each of its steps; the last one has the digest of the run's final model, so that both share a row."""
     rl = read_manifest(workspace.stage_directory("rl", manifest.upstream["model"]))
     last = _mapping(rl.settings, "rl").get("steps") if rl is not None else None
     settings = _settings(workspace, manifest)
@@ -219,7 +219,7 @@ def _names(
     groups: Mapping[tuple[_Model, str], Sequence[_Found]],
     uses: Mapping[str, Sequence[Use]],
 ) -> list[RowName]:
-    """One name per model, whatever the protocols of its evaluations."""
+    """One name per model, independent of the protocols of its evaluations."""
     items = {
         model: [item for (other, _), group in groups.items() if other == model for item in group] for model in models
     }
@@ -250,7 +250,7 @@ def _protocol(of_stage: Mapping[str, object], results: EvaluationResults, decodi
     shared = {name: value for name, value in evaluation.items() if name not in _APART}
     settings = flatten(sampling) | flatten(shared)
     grading = {f"grading.{name}": value for name, value in flatten(of_stage.get("grading")).items()}
-    if evaluation.get("template", _OWN_TEMPLATE) == _OWN_TEMPLATE:  # the others have a system message of their own
+    if evaluation.get("template", _OWN_TEMPLATE) == _OWN_TEMPLATE:  # the other templates have their own system message
         grading[f"data.{_SYSTEM_PROMPT}"] = json.dumps(of_stage.get(_SYSTEM_PROMPT))
     text = _in_words(settings)
     return EvaluationProtocol(decoding, settings | grading | {"confidence": str(results.confidence)}, text)

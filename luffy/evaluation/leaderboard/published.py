@@ -1,6 +1,6 @@
 """Results that others have published, as reference rows: `data/published/*.yaml`, a file a table.
 
-They stand beside the rows of a workspace and are never compared with them by a test: their responses are not at hand.
+They are shown next to the rows of a workspace, without statistical tests, since their responses are not available.
 """
 
 import json
@@ -46,7 +46,7 @@ class PublishedTable(StrictModel):
 
     title: str
     source: str
-    """Where it stands, for a reader to look it up."""
+    """Its place in the paper, such as a table."""
     model: str
     """What all of its rows start from."""
     protocol: str

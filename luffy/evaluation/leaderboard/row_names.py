@@ -1,4 +1,4 @@
-"""What the rows of the leaderboard are called: by the runs that made them, and by what tells them apart."""
+"""Names of the rows of the leaderboard: the runs that made them, and the settings that distinguish them."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ class RowName:
     """Method of the last stage that trains; empty before that stage."""
     checkpoint: str
     variant: str = ""
-    """The settings that tell it from other rows of that name."""
+    """The settings that distinguish it from other rows of that name."""
 
     @property
     def text(self) -> str:
@@ -79,7 +79,7 @@ def name_row(uses: Sequence[Use], checkpoint: str, step: int | None) -> RowName:
 
 
 def tell_apart(names: Sequence[RowName], uses: Sequence[Sequence[Use]], fallback: Sequence[str]) -> list[RowName]:
-    """`names` with what differs between those that are equal; `fallback` where the runs' records do not say."""
+    """`names`, with the differing settings added to equal ones; `fallback` if the runs' records do not hold them."""
     variants = list(names)
     for name in dict.fromkeys(names):
         alike = [i for i, other in enumerate(names) if other == name]

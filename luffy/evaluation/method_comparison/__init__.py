@@ -1,1 +1,1 @@
-"""What a comparison of methods came to: accuracies over seeds and problems, tests, learning curves, costs, the page."""
+"""Results of a comparison of methods: accuracies over seeds and problems, tests, learning curves, costs."""

@@ -158,7 +158,7 @@ def _costs(metrics: Mapping[str, Sequence[MetricRow]]) -> Costs:
 
 
 def _gpu_hours(*stages: Sequence[MetricRow]) -> float | None:
-    """Each stage counts up; None where one of them does not know."""
+    """Sum over stages; None if one of them has no such metric."""
     ends = [max((row[GPU_HOURS] for row in rows if GPU_HOURS in row), default=None) for rows in stages if rows]
     known = [end for end in ends if end is not None]
     return sum(known) if known and len(known) == len(ends) else None

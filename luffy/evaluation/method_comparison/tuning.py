@@ -1,4 +1,4 @@
-"""What tuning the arms of a comparison came to: what was tried, what was chosen, and what it cost."""
+"""Results of tuning the arms of a comparison: the tried points, the chosen ones, and the costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class ArmTuning:
             return []
         accuracies = [each.score.estimate.value for each in self.tries if each.score is not None]
         if len(accuracies) > 1 and len(set(accuracies)) == 1:
-            return [f"{self.arm}: all tries are equally accurate, so this tells nothing; the first was chosen"]
+            return [f"{self.arm}: all tried points are equally accurate; the first was chosen"]
         return list(self._edges(chosen))
 
     @property

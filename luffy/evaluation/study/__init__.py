@@ -1,1 +1,1 @@
-"""What a study came to: which runs are finished, its results as parquet, planned tests and exploratory differences."""
+"""Results of a study: finished runs, results as parquet, planned tests and exploratory differences."""

@@ -1,4 +1,4 @@
-"""How far a study is: which of its runs are finished in a workspace, and what tuning has chosen so far."""
+"""Progress of a study: the finished runs in a workspace, and the values that tuning has chosen so far."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class FinishedCellRun:
     """Directories of its stages, by name."""
 
     def read(self) -> FinishedSeed:
-        """What it came to; raises LuffyError where a file is missing."""
+        """Its results; raises LuffyError if a file is missing."""
         return read_seed(self.planned.run, self.stages)
 
     @property
@@ -39,7 +39,7 @@ class FinishedCellRun:
 
 
 class StudyProgress:
-    """The finished runs of a study in one workspace; each run is looked up once, and again after `forget`."""
+    """The finished runs of a study in one workspace. Lookups are cached; `forget` drops those of unfinished runs."""
 
     def __init__(self, study: Study, workspace: Workspace, *, verify: bool = False) -> None:
         self.study = study
@@ -48,22 +48,22 @@ class StudyProgress:
         self._finished: dict[str, dict[str, Path] | None] = {}
 
     def forget(self) -> None:
-        """Look up again what was not finished."""
+        """Drop the cached lookups of unfinished runs."""
         self._finished = {key: found for key, found in self._finished.items() if found is not None}
 
     def finished(self, run: CellRun) -> FinishedCellRun | None:
-        """The run, if every stage of it is finished."""
+        """The run if all of its stages are finished, else None."""
         if run.made_as not in self._finished:
             self._finished[run.made_as] = self._look_up(run)
         stages = self._finished[run.made_as]
         return None if stages is None else FinishedCellRun(run, stages)
 
     def left(self, runs: Iterable[CellRun]) -> list[CellRun]:
-        """Those that are not finished, each once."""
+        """The unfinished runs, without duplicates."""
         return [run for run in distinct(runs) if self.finished(run) is None]
 
     def chosen(self, cells: Iterable[str]) -> Chosen:
-        """What tuning has chosen for each arm, as soon as all of its tries are finished."""
+        """The chosen point of each arm whose tuning runs are all finished."""
         runs = self.study.tuning_runs(cells)
         found = {}
         for cell in dict.fromkeys(run.cell for run in runs):
@@ -97,7 +97,7 @@ class StudyProgress:
 
 
 def seconds_of(run: FinishedCellRun) -> float:
-    """How long its own stages took, by their manifests."""
+    """Seconds that the run's own stages took, from their manifests."""
     manifests = [finished_manifest(directory) for directory in run.learning]
     spans = [datetime.fromisoformat(each.ended) - datetime.fromisoformat(each.started) for each in manifests]
     return sum(span.total_seconds() for span in spans)

@@ -1,6 +1,6 @@
 """The report as one HTML file that needs nothing else, and as Markdown.
 
-Whatever comes from a model or a file is escaped; the same inputs give the same bytes (times are those of the stages).
+All text from models and files is escaped. The same inputs give the same bytes; times come from the stages.
 """
 
 from collections.abc import Sequence

@@ -92,7 +92,7 @@ def difficulty_tables(card: DifficultyCard) -> tuple[Table, Table]:
 
 
 def synthesis_table(card: SynthesisCard) -> Table:
-    """What each teacher was asked, how much of it was right, what was kept and what it cost."""
+    """Questions, correct answers, kept traces and costs of each teacher."""
     header = (
         "teacher", "model", "prompts", "answers", "pass rate %", "prompts solved", "traces", "tokens", "cost",
         "not asked",
@@ -230,7 +230,7 @@ def _quantiles(quantiles: Mapping[str, int]) -> str:
 
 
 def _doubts(manifest: Manifest) -> tuple[str, ...]:
-    """What a reader must know before trusting the key."""
+    """Warnings about the validity of the stage's key."""
     changed = ", ".join(manifest.code_changed)
     return (f"not made by the code of this key: {changed} was edited before the start",) if changed else ()
 

@@ -41,7 +41,7 @@ _BY_SECTION = {"validation": "luffy.stages.held_out"}
 
 
 def settings_fingerprint(settings: StageSettings) -> dict[str, str]:
-    """What is reached through the sections of `settings` that bring code of their own; empty without one."""
+    """The modules imported for sections of `settings` that need extra code; empty without such a section."""
     modules = [module for section, module in _BY_SECTION.items() if getattr(settings, section, None) is not None]
     return module_fingerprint(modules) if modules else {}
 

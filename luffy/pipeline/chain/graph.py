@@ -1,7 +1,7 @@
 """An experiment's chain as data: one node for each stage that it makes, with what the stage reads.
 
-This is the one place that knows which stages there are and what follows what. Flows walk these nodes; plans,
-comparisons, the report and garbage collection read them. What only has the record of a run asks by a node's name.
+This module alone defines which stages exist and how they depend on each other. Flows walk these nodes; plans,
+comparisons, the report and garbage collection read them. Code that only has a run's record looks up nodes by name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The identity of a stage: everything its result depends on, and the key over it, known before anything runs.
+"""The identity of a stage: everything that its result depends on, and the key over it, computed before anything runs.
 
 A key covers the stage's name, its settings, the *keys* of its upstream stages, the fingerprint of its code and the
 contents of the files that its settings refer to. The order of a mapping's entries counts: the first decoding, for

@@ -19,7 +19,7 @@ JOB_FILE = "config.yaml"
 
 
 class StageJob(StrictModel):
-    """Everything a stage program needs to know."""
+    """The inputs of a stage program."""
 
     node: str
     """Name in the chain, unique there (`evaluate_sft`)."""

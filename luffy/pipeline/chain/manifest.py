@@ -56,7 +56,7 @@ class Manifest(StrictModel):
     extended: str | None = None
     """Key of the shorter run that was continued."""
     code_changed: tuple[str, ...] = ()
-    """Modules that were edited between the plan and the start of the stage: the key does not stand for this result."""
+    """Modules that were edited between the plan and the start of the stage: the key does not identify this result."""
 
     @property
     def digest(self) -> str:

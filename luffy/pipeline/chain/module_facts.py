@@ -1,6 +1,6 @@
 """Facts about each module that the fingerprint needs, cached beside the byte code: parsing a package takes a second.
 
-An entry stands under the hash of the file's content, so it is never stale. Where nothing can be written there, all is
+An entry is keyed by the hash of the file's content, so it is never stale. Where nothing can be written there, all is
 parsed each time.
 """
 

@@ -16,7 +16,7 @@ _REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter, and the commit of the code where it is known."""
+    """Versions of Python and of the relevant packages, and the commit of the code if there is one."""
     versions = {"python": platform.python_version(), "luffy": __version__}
     for name in _PACKAGES:
         try:

@@ -25,7 +25,7 @@ from luffy.pipeline.workspace.lock import LOCK_FILE
 
 LOG_FILE = "log.txt"
 PAID_ANSWERS = "paid_answers.jsonl"
-"""Answers that were paid for. Each is under a key that says all that was asked, so it stays true whatever changes."""
+"""Paid answers. The key of each covers the whole question, so they stay valid after any change."""
 _EXPORT_FOLDER = "model"
 _KEPT = frozenset({JOB_FILE, EVENTS_FILE, LOG_FILE, LOCK_FILE, PAID_ANSWERS})
 
@@ -79,7 +79,7 @@ def clear(directory: Path, condition: Condition) -> None:
 
 
 def _unknown(directory: Path) -> Condition:
-    """Without a readable record, only files that a stage is known to write may be removed."""
+    """Without a readable record, only files with the names of a stage's outputs may be removed."""
     if (directory / IDENTITY_FILE).exists():
         return Condition(False, f"{IDENTITY_FILE} is not readable", _all_entries(directory))
     return Condition(False)

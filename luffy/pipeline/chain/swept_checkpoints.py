@@ -1,4 +1,4 @@
-"""Whether the checkpoints that an evaluation asks for were kept."""
+"""Checks that the checkpoints to evaluate were kept."""
 
 from luffy.config import ExperimentConfig
 from luffy.errors import DataError
@@ -26,7 +26,7 @@ def check_checkpoints(config: ExperimentConfig, steps: tuple[int, ...], workspac
     if missing:
         raise DataError(
             f"--steps: {rl.directory} has no checkpoint of {_words(missing)}; there are: {_words(sorted(kept))} "
-            "(execution.checkpoint says how many a run keeps)"
+            "(execution.checkpoint sets how many a run keeps)"
         )
 
 

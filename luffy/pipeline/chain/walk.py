@@ -110,7 +110,7 @@ def _side_by_side(
 def _startable(
     waiting: Sequence[StageNode], done: Collection[str], room: Room, running: Sequence[StageNode]
 ) -> list[StageNode]:
-    """The next stages in the order of the chain; none overtakes a stage that only waits for room."""
+    """The next stages in the order of the chain; none overtakes a stage that only waits for resources."""
     found: list[StageNode] = []
     for node in waiting:
         if all(source in done for source in node.inputs.values()):

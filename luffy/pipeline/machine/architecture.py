@@ -96,7 +96,7 @@ def architecture_of(model: ModelConfig) -> ModelArchitecture | None:
 
 
 def from_model_config(config: Mapping[str, object]) -> ModelArchitecture | None:
-    """What a `config.json` says; None for a kind of model whose parameters are not counted here.
+    """The shape in a `config.json`; None for a model type that is not supported here.
 
     Raises KeyError or TypeError where a size is missing or no number.
     """

@@ -51,7 +51,7 @@ class EventWriter:
         self._write("started", {"text": text})
 
     def waiting(self, holder: str) -> None:
-        """Another process has the stage's lock; `holder` says which."""
+        """Another process, `holder`, has the stage's lock."""
         self._write("waiting", {"text": holder})
 
     def progress(self, step: int, total: int, **metrics: float) -> None:
@@ -76,7 +76,7 @@ class EventWriter:
         self._write("failed", {"text": text})
 
     def stopped(self, text: str) -> None:
-        """The stage was asked to end and did so in order; `text` says what is kept."""
+        """The stage ended in order after a request; `text` describes what is kept."""
         self._write("stopped", {"text": text})
 
     def close(self) -> None:

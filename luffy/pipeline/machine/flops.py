@@ -33,7 +33,7 @@ class ModelFlops:
 
     @classmethod
     def of_config(cls, config: Mapping[str, object], adapter_weights: int | None = None) -> "ModelFlops | None":
-        """For a model with this `config.json`; None for a kind of model whose shape is not known here."""
+        """For a model with this `config.json`; None for a model type that is not supported here."""
         shape = from_model_config(config)
         return None if shape is None else cls(shape, adapter_weights)
 

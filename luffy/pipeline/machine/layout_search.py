@@ -56,7 +56,7 @@ class _Choice:
 
 
 _Axis = list[_Choice]
-"""The choices for one setting; the first one leaves it as it is."""
+"""The choices for one setting; the first one is its current value."""
 
 
 def nearest_layout(placement: Placement) -> tuple[str, ...] | None:
@@ -112,7 +112,7 @@ def _axis(name: str, others: Sequence[tuple[object, float]]) -> _Axis:
 
 
 def _more_ranks(placement: Placement) -> list[tuple[int, int]]:
-    """More ranks on GPUs that nobody else uses, with how often their number was doubled."""
+    """Larger numbers of ranks on otherwise unused GPUs, each with the number of doublings."""
     execution, gpus = placement.config.execution, len(placement.training_here_gib or ())
     if placement.num_engines and execution.ray.placement == "disaggregated":
         gpus -= placement.num_engines * execution.vllm.tensor_parallel_size
@@ -134,7 +134,7 @@ def _ways(placement: Placement) -> list[int]:
 def _with_counts(placement: Placement, changes: Changes) -> Changes:
     """`changes` with as many ranks and engines as there are GPUs for, which may be none.
 
-    Without a known number of GPUs, as many as the experiment asks for.
+    If the number of GPUs is unknown, the number that the experiment requires.
     """
     config, found = placement.config, dict(changes)
     ray, vllm = config.execution.ray, config.execution.vllm

@@ -44,7 +44,7 @@ def serve(connection: Connection) -> Order:
         _check_single_thread()
         pid = os.fork()
         if pid == 0:
-            connection.close()  # otherwise nobody would notice that the server has died
+            connection.close()  # otherwise a dead server would go unnoticed
             _detach(order, server)
             return order
         connection.send_bytes(str(pid).encode())

@@ -22,7 +22,7 @@ from luffy.pipeline.workspace.disk import free_bytes
 WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
 RUN_FILE = "run.json"
 MIN_FREE_BYTES = 32 << 20
-"""Room for the records, logs and Prefect's database of a run."""
+"""Bytes for the records, logs and Prefect's database of a run."""
 TRASH_PREFIX = ".trash-"
 """Prefix of names of what is being deleted, and is no longer read."""
 
@@ -66,7 +66,7 @@ class Workspace:
         return (path for path in found if path.is_dir() and not is_discarded(path))
 
     def prepare(self) -> None:
-        """Make the root and see that it can be written, and that there is room; raises WorkspaceError."""
+        """Create the root; raises WorkspaceError if it is not writable or the disk is full."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-") as probe:

@@ -13,7 +13,7 @@ class Extent:
     """The files of a folder, or of several."""
 
     num_bytes: int
-    """As the files say it."""
+    """As given by the files."""
     inodes: Counter[tuple[int, int, int, int]] = field(default_factory=Counter)
     """How many names each file has here: device, inode, bytes, and names in all."""
 

@@ -1,6 +1,6 @@
 """Deleting what can go: looked at again under the workspace's lock, renamed first, deleted then.
 
-A kill at any moment leaves what was not renamed yet as it was, and the rest under a name that nobody reads and that
+A kill at any moment leaves what was not yet renamed unchanged, and the rest under a name that is never read and that
 the next deletion removes. A stage that a process works on is never touched: its lock is taken before.
 """
 
@@ -77,7 +77,7 @@ def _rename(path: Path) -> Path:
 
 
 def _delete(path: Path) -> None:
-    """Never follows a link, and goes on where something cannot be deleted."""
+    """Never follows a link, and continues after a file that cannot be deleted."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -63,7 +63,7 @@ class StageLock:
 
 @contextmanager
 def lock_if_free(directory: Path) -> Iterator[bool]:
-    """Holds the lock of `directory` while inside if nobody else has it, and says whether; makes no file."""
+    """Holds the lock of `directory` inside the block if it is free; yields whether it is held. Creates no file."""
     try:
         descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -77,7 +77,7 @@ def stage_directories(workspace: Workspace) -> Iterator[Path]:
 
 
 def _planned(workspace: Workspace, record: RunRecord) -> set[Path]:
-    """The results that a run will use, as far as its configuration tells today."""
+    """The results that a run will use, as far as its current configuration determines them."""
     if not record.config:
         return set()  # it has not entered anything yet
     config = ExperimentConfig.model_validate_json(json.dumps(record.config))
@@ -118,7 +118,7 @@ def _named_paths(values: Json | Mapping[str, Json], workspace: Workspace) -> Ite
             yield from _named_paths(below, workspace)
     elif isinstance(values, str) and os.sep in values and "\0" not in values:
         path = Path.cwd() / Path(values).expanduser()
-        # Both what is named, perhaps a link in a run's directory, and what it stands for.
+        # Both the given path, perhaps a link in a run's directory, and its target.
         yield from (place for place in {path, path.resolve()} if place.is_relative_to(workspace.root))
 
 

@@ -48,7 +48,7 @@ class RunRecord:
     pid: int | None = None
     host: str = ""
     started: str = ""
-    """ISO 8601, UTC; empty where it is not known."""
+    """ISO 8601, UTC; empty if unknown."""
     updated: str = ""
     stages: Mapping[str, StageEntry] = field(default_factory=dict)
     """By node, in the order in which the run reached them."""
@@ -60,12 +60,12 @@ class RunRecord:
 
     @property
     def started_s(self) -> float:
-        """Seconds since the epoch, to the second below; 0 where it is not known."""
+        """Seconds since the epoch, rounded down; 0 if unknown."""
         return datetime.fromisoformat(self.started).timestamp() if self.started else 0.0
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it was started on another machine, where nobody here can look after its process."""
+        """Whether it was started on another machine, whose processes cannot be checked from here."""
         return bool(self.host) and self.host != socket.gethostname()
 
     @property

@@ -19,7 +19,7 @@ class Retention:
     older_than_s: float | None = None
     """Keep runs that began less than so many seconds ago."""
     names: tuple[str, ...] = ()
-    """Runs to give up whatever the two rules above say."""
+    """Runs to delete, regardless of the two rules above."""
     all_checkpoints: bool = False
     """Finished stages keep only their newest checkpoint, even where `execution.checkpoint.keep` is larger."""
 

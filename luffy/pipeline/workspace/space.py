@@ -20,7 +20,7 @@ from luffy.pipeline.workspace import MIN_FREE_BYTES
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EROFS,)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
-# What those say who lose the number: safetensors, and whoever passes on what another process said.
+# Messages of libraries that drop the error number: safetensors, and errors relayed from another process.
 _FULL_WORDS = ("No space left on device", "os error 28", "Disk quota exceeded", "os error 122")
 _READ_ONLY_WORDS = ("Read-only file system", "os error 30")
 _STATE_BYTES = 12
@@ -106,7 +106,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _parameters(plan: StagePlan) -> int | None:
-    """Parameters of the model that the stage makes; None where it makes none or they are not known."""
+    """Parameters of the model that the stage makes; None if it makes none or their number is unknown."""
     settings = plan.node.settings
     if isinstance(settings, BaseSettings):
         known = architecture_of(settings.model)
@@ -120,7 +120,7 @@ def _parameters_in(folder: Path) -> int | None:
     try:
         known = from_model_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError):
-        return None  # the stage itself will say what is wrong with it
+        return None  # the stage itself reports the error
     if known is not None:
         return known.num_parameters
     return sum(file.stat().st_size for file in folder.glob(_WEIGHTS)) // max(_MODEL_BYTES.values())

@@ -25,7 +25,7 @@ def test_the_summary_counts_and_names_no_row(tmp_path):
         f"Each malformed row: {tmp_path / 'quarantine.jsonl'}",
         "Rejected of train: wrong 2, too_long 1",
         "Reference answers of suites.hard: meets itself 5, fails 1",
-        "Training data was held against: suites.hard; not at hand: aime24",
+        "Training data was checked against: suites.hard; not available: aime24",
         f"The whole card: {tmp_path / 'card.md'}",
     ]
     assert "secret" not in str(summary)

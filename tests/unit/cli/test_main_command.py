@@ -29,7 +29,7 @@ def test_plan_prints_a_line_a_stage(capsys):
 def test_the_plan_of_a_tuned_comparison_has_its_tuning_runs_and_says_how_many_follow(capsys):
     assert command.main(["plan", "compare_tuned", "seeds=[11, 12]"]) == 0
     out = capsys.readouterr().out
-    assert "18 runs to tune, then 12 with the values that they choose" in out
+    assert "18 runs for tuning, then 12 with the chosen values" in out
     stages = re.findall(r"(\w+) +[0-9a-f]{16} +run", out)
     # One SFT for both arms that go on with it and all of their tries.
     assert {name: stages.count(name) for name in ("base", "evaluate_base", "sft", "rl")} == {

@@ -108,7 +108,7 @@ def test_a_random_draw_gives_every_arm_equal_tries_from_grids_of_any_size(load):
         ("rl.optimizer.lr", "rl.optimizer.lrr", "rl.optimizer.lrr: unknown key"),
         ("rl.optimizer.lr", "sft.optimizer.lr", "are the same run: a key of them changes nothing in this arm"),
         ("rl.optimizer.lr: [1e-4, 1e-3]", "rl.optimizer.lr: []", "grid.rl.optimizer.lr"),
-        ("rl.optimizer.lr: [1e-4, 1e-3]", "rl.optimizer.lr: [1e-3, 0.001]", "0.001 stands there twice"),
+        ("rl.optimizer.lr: [1e-4, 1e-3]", "rl.optimizer.lr: [1e-3, 0.001]", "0.001 is listed twice"),
         ("rl.optimizer.lr: [1e-4, 1e-3]", "rl.optimizer.lr: [1e-4, 2e-4, 1e-3]", "every arm gets equal tries"),
         (GRID, "", "arms.luffy: grid: has 1 points, and that of arm sft 2: every arm gets equal tries"),
         (SELECT, "", "select: missing; a grid needs it"),

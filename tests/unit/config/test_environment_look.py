@@ -55,7 +55,7 @@ def test_a_file_gives_environment_suites_and_grading_and_the_rest_is_left_out(tm
         ("guess_number", {"python": "/opt/python"}, "--python has no effect"),
         ("calculator", {"arguments": {"a": 1}}, "--argument has no effect"),
         ("empty.yaml", {}, "has no section environment"),
-        ("tools.yaml", {}, "says nothing of problems; add data.suites"),
+        ("tools.yaml", {}, "names no problems; add data.suites"),
     ],
 )
 def test_what_is_missing_or_idle_is_refused(

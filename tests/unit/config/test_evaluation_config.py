@@ -52,7 +52,7 @@ def test_greedy_decoding_has_one_response_whatever_the_suite_says(tmp_path: Path
         ("{decodings: {hot: {temperature: 1.0, num_samples: 0}}}", r"decodings\.hot\.num_samples: .* greater than 0"),
         ("{suites: {longer: {num_samples: 0}}}", r"suites\.longer\.num_samples: .*greater than 0, found 0"),
         ("{suites: {longr: {num_samples: 2}}}", "no suite is called longr; did you mean 'longer'"),
-        ("{suites: {longer: {}}}", "says nothing"),
+        ("{suites: {longer: {}}}", "is empty"),
         ("{suites: {longer: {stop: ['']}}}", "stop"),
         ("{template: qwen_mth}", "evaluation.template"),
         ("{decodings: {greedy: {temperature: 0.0, top_p: 0.9}}}", "top_p 0.9 has no effect on greedy"),

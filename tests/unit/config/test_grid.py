@@ -33,7 +33,7 @@ def test_a_draw_is_a_function_of_the_seed_and_of_the_values_alone():
 
 
 @pytest.mark.parametrize(
-    ("grid", "says"), [({}, "at least 1"), ({"lr": []}, "at least 1"), ({"lr": [1e-3, 0.001]}, "stands there twice")]
+    ("grid", "says"), [({}, "at least 1"), ({"lr": []}, "at least 1"), ({"lr": [1e-3, 0.001]}, "is listed twice")]
 )
 def test_a_grid_without_values_or_with_one_twice_is_refused(grid, says):
     with pytest.raises(ValidationError, match=says):

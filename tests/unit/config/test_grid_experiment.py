@@ -67,7 +67,7 @@ def test_a_grid_may_change_what_is_evaluated_or_the_method(load):
     [
         ("sft.num_traces: [4, 8]", "sft.num_trace: [4, 8]", "sft.num_trace: unknown key"),
         ("sft.num_traces: [4, 8]", "sft.num_traces: []", "grid.sft.num_traces"),
-        ("sft.num_traces: [4, 8]", "sft.num_traces: [4, 4]", "4 stands there twice"),
+        ("sft.num_traces: [4, 8]", "sft.num_traces: [4, 4]", "4 is listed twice"),
         ("sft.num_traces: [4, 8]", "rl.steps: [4, 8]", "are the same run; a key changes nothing"),
         ("sft.num_traces: [4, 8]", "sft.seed: [4, 8]", "every point runs with all of seeds"),
         ("sft.num_traces: [4, 8]", "name: [a, b]", "name cannot be tried"),

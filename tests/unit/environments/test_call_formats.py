@@ -168,7 +168,11 @@ def test_llama_calls_may_follow_the_python_tag_and_each_other():
         ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>', "NaN is no JSON"),
         ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1e999}}</tool_call>', "too large"),
         ("hermes", f'<tool_call>{{"name": "weather", "arguments": {{"a": {"9" * 5000}}}}}</tool_call>', "digits"),
-        ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1, "a": 2}}</tool_call>', "a key stands twice"),
+        (
+            "hermes",
+            '<tool_call>{"name": "weather", "arguments": {"a": 1, "a": 2}}</tool_call>',
+            "an object has a key twice",
+        ),
         ("hermes", f'<tool_call>{{"name": "weather", "arguments": {"[" * 10**5}', "nested too deep"),
         ("hermes", '<tool_call>{"name": "weather"}</tool_call>', "with these two keys alone"),
         ("hermes", '<tool_call>{"name": "weather", "arguments": "{}"}</tool_call>', "with these two keys alone"),

@@ -73,7 +73,7 @@ def test_a_value_at_the_edge_of_what_was_tried_is_warned_of(solved, says):
 
 def test_tries_that_are_all_equal_choose_nothing_and_say_so():
     (line,) = tuned("luffy", 0, 0, 0).warnings
-    assert "all tries are equally accurate" in line
+    assert "all tried points are equally accurate" in line
     assert tuned("luffy", 20, 20, 20, failed=(20,)).warnings == []
 
 

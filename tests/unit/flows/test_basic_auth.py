@@ -86,8 +86,6 @@ def test_a_server_that_asks_for_a_password_is_one_line():
         request = httpx.Request("POST", "http://gpu1:4200/api/flows/")
         raise httpx.HTTPStatusError("401\nFor more", request=request, response=httpx.Response(401, request=request))
 
-    with pytest.raises(
-        UserError, match="gpu1 asks for its name and password; export PREFECT_API_AUTH_STRING"
-    ) as caught:
+    with pytest.raises(UserError, match="gpu1 requires a name and password; export PREFECT_API_AUTH_STRING") as caught:
         call_flow(flow, {}, None, None)
     assert "\n" not in str(caught.value)

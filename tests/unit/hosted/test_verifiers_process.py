@@ -127,7 +127,7 @@ def test_a_reward_function_that_fails_is_no_silent_zero(opened, which, words):
         ("group", "of_a_group compares the responses of a group"),
         ("judge", "needs `judge`, which verifiers does not give it"),
         ("completion", "completes text"),
-        ("own_model", "asks its model in its own way"),
+        ("own_model", "calls its model itself"),
         ("unknown", "KeyError: 'unknown'"),
     ],
 )

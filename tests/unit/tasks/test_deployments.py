@@ -92,7 +92,7 @@ def test_the_form_shows_every_field_with_its_name_description_and_default(form_s
     assert "luffy" in shown["method"]["anyOf"][0]["enum"]
     rl, vllm = form_schema["definitions"]["RLConfig"]["properties"], form_schema["definitions"]["VLLMConfig"]
     assert set(rl) == set(RLConfig.model_fields)
-    assert rl["temperature"]["description"].endswith("Default: 1.0, where the method says nothing.")
+    assert rl["temperature"]["description"].endswith("Default: 1.0, unless the method sets it.")
     assert shown["seed"]["default"] == 0
     assert vllm["properties"]["max_num_seqs"]["description"] == "Sequences decoded at the same time."
     assert "discriminator" not in json.dumps(form_schema)
