@@ -25,6 +25,7 @@ from luffy.pipeline.experiment import Experiment, Unwatched, open_experiment, st
 from luffy.pipeline.machine.events import EVENTS_FILE, EventReader
 from luffy.pipeline.machine.warm_start import LIBRARIES
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
+from luffy.pipeline.workspace.garbage import partial_files
 from luffy.processes import die_with, exit_without_finalizing
 from luffy.stages.program import run_program
 
@@ -160,9 +161,10 @@ class StageSubject:
     def problems(self) -> list[str]:
         if read_manifest(self.directory) is None:
             return ["no manifest"]
+        collected = {garbage.path for garbage in partial_files(self.directory)}
         left = [path for path in self.directory.rglob(".*") if path.name != ".lock" and path.is_file()]
         found = differences(promised_of(self.directory), self.expected)
-        return found + [f"left: {path.relative_to(self.directory)}" for path in left if not _is_collected(path)]
+        return found + [f"left: {path.relative_to(self.directory)}" for path in left if path not in collected]
 
     def has_repeated(self, found: str) -> bool:
         started = [event.text for event in self.events.read() if event.kind == "started"]
@@ -172,11 +174,6 @@ class StageSubject:
 
     def end_orphans(self) -> int:
         return end_orphans(self.root)
-
-
-def _is_collected(path: Path) -> bool:
-    """Whether `luffy gc` deletes this leftover of a killed write: those right in the stage's folder."""
-    return (path.parent / JOB_FILE).exists()
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Progress of a study: the finished runs in a workspace, and the values that tuning has chosen so far."""
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,6 +10,7 @@ from luffy.config.selection_split import decoding_of
 from luffy.config.study import CellRun, Chosen, Study, distinct
 from luffy.evaluation.method_comparison.arms import FinishedSeed, read_seed
 from luffy.evaluation.method_comparison.tuning import ArmTuning, tried
+from luffy.pipeline.chain.fingerprint import code_fingerprint
 from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.workspace import Workspace
@@ -46,9 +48,11 @@ class StudyProgress:
         self._workspace = workspace
         self._verify = verify
         self._finished: dict[str, dict[str, Path] | None] = {}
+        self._fingerprint = functools.cache(code_fingerprint)  # once, and not for each of hundreds of runs
 
     def forget(self) -> None:
         """Drop the cached lookups of unfinished runs."""
+        self._fingerprint.cache_clear()
         self._finished = {key: found for key, found in self._finished.items() if found is not None}
 
     def finished(self, run: CellRun) -> FinishedCellRun | None:
@@ -89,11 +93,17 @@ class StudyProgress:
         return None if best is None else best.point.number
 
     def _look_up(self, run: CellRun) -> dict[str, Path] | None:
-        experiment = open_experiment(run.run.config, self._workspace, verify=self._verify)
-        plans = {plan.node.name: plan for plan in experiment.plan() if plan.node.name in run.run.nodes}
-        if any(plan.action != "reuse" for plan in plans.values()):
-            return None
-        return {name: plan.directory for name, plan in plans.items()}
+        experiment = open_experiment(
+            run.run.config, self._workspace, verify=self._verify, fingerprint=self._fingerprint
+        )
+        found = {}
+        for node in experiment.nodes:
+            if node.name in run.run.nodes:
+                plan = experiment.plan_node(node.name)
+                if plan.action != "reuse":
+                    return None  # what comes after it cannot be finished either
+                found[node.name] = plan.directory
+        return found
 
 
 def seconds_of(run: FinishedCellRun) -> float:

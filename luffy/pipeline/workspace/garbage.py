@@ -96,7 +96,7 @@ def _of_stage(
         return
     if directory in needs.live:
         return
-    yield from _parts(directory)
+    yield from partial_files(directory)
     if manifest is not None:
         yield from _superseded(directory, manifest, needs, retention)
         yield from _old_log(directory / LOG_FILE, directory)
@@ -121,15 +121,24 @@ def _superseded(directory: Path, manifest: Manifest, needs: Needs, retention: Re
         yield Garbage("checkpoint", folder, reason, _modified(folder), directory)
 
 
-def _parts(directory: Path) -> Iterator[Garbage]:
+def partial_files(directory: Path) -> Iterator[Garbage]:
     """Partial files that a killed process has left in a stage."""
     complete = set(complete_checkpoints(directory).values())
     folder = directory / CHECKPOINTS_FOLDER
     for path in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
         if path not in complete and (path.name.startswith(("step_", _INCOMING)) or is_discarded(path)):
             yield Garbage("part", path, "a checkpoint that is not complete", _modified(path), directory)
-    for path in _temporaries(directory):
-        yield Garbage("part", path, "a file that was being written", _modified(path), directory)
+    for written in (directory, *_subfolders(directory)):
+        for path in _temporaries(written):
+            yield Garbage("part", path, "a file that was being written", _modified(path), directory)
+
+
+def _subfolders(directory: Path) -> Iterator[Path]:
+    """All folders below a stage's but its checkpoints, which are complete or garbage as a whole."""
+    for path in _entries(directory):
+        if path.is_dir() and not path.is_symlink() and path.name != CHECKPOINTS_FOLDER:
+            yield path
+            yield from _subfolders(path)
 
 
 def _leftovers(workspace: Workspace) -> Iterator[Garbage]:

@@ -241,6 +241,17 @@ def test_leftovers_of_a_kill_are_deleted_from_a_stage(workspace, opened, finish,
     assert opened().plan_node("base").step == 20
 
 
+@pytest.mark.parametrize("place", [".", "journal", "shards", "model/parts"])
+def test_what_a_killed_write_left_anywhere_in_a_stage_is_deleted(workspace, two, place):
+    directory = min(directories(two[0], "sft"))
+    left, kept = directory / place / ".step_000003.parquet.vbgbxlwv", directory / place / "step_000003.parquet"
+    for file in (left, kept):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"half")
+    assert found(workspace)[left].kind == "part"
+    assert kept not in found(workspace)
+
+
 def test_a_run_that_was_killed_before_its_record_was_written_is_deleted_once_it_cannot_be_a_new_one(workspace, two):
     begun, fresh = workspace.runs / "smoke-8", workspace.runs / "smoke-9"
     for directory in (begun, fresh):
