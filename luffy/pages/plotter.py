@@ -9,6 +9,7 @@ import base64
 import html
 import math
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -22,6 +23,8 @@ _FIXED = {
     "c8": "#1f9aa8",
 }  # fmt: skip
 """The light style of `templates/report.css`."""
+_PLACE_CHARACTERS = 14
+"""Longer names of places are broken into lines."""
 _MAX_POINTS = 400
 _SMOOTH_FROM = 30
 """Curves with fewer points are not smoothed."""
@@ -318,7 +321,9 @@ def _axes(
         yield f"<line {ends} {_stroke('grid', 0.8)}/>"
         yield _text(_label(value, percent), frame.left - 4, y + 3, anchor="end")
     for index, value in enumerate(x_ticks):
-        yield _text(places[index] if places else _label(value, False), frame.x(value), frame.bottom + 11)
+        lines = textwrap.wrap(places[index], _PLACE_CHARACTERS) if places else [_label(value, False)]
+        for row, line in enumerate(lines):
+            yield _text(line, frame.x(value), frame.bottom + 11 + 10 * row)
     if not places:
         yield _text(over, (frame.left + frame.right) / 2, frame.bottom + 22)
 

@@ -134,13 +134,15 @@ def _content(findings: StudyFindings, results: StudyResults) -> dict[str, object
 
 
 def _panels(findings: StudyFindings) -> list[tuple[str, str]]:
-    """A title and a plot for each axis."""
+    """A title and a plot for each axis that has results away from the centre."""
     config, colors = findings.config, _colors(findings)
     found = []
     for name, axis in config.axes.items():
         cells = [CENTRE if level == axis.centre else f"{name}-{level}" for level in axis.levels]
-        lines = [(color, [_dot(findings.effect(cell, arm), color) for cell in cells]) for arm, color in colors.items()]
-        if any(dot is not None for _, dots in lines for dot in dots):
+        if any(findings.effect(cell, arm) for cell in cells if cell != CENTRE for arm in colors):
+            lines = [
+                (color, [_dot(findings.effect(cell, arm), color) for cell in cells]) for arm, color in colors.items()
+            ]
             found.append((axis.title, place_plot(name, [each.label for each in axis.levels.values()], lines, "")))
     return found
 
