@@ -1,0 +1,49 @@
+"""The study in docs/study: its page is what the committed results say."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from luffy.config.study import load_study
+from luffy.evaluation.study.study_findings import find_effects
+from luffy.evaluation.study.study_results import read_study_results, result_files
+from luffy.pages.study_page import study_figure, study_html, study_markdown
+
+FOLDER = Path(__file__).parents[3] / "docs" / "study"
+ARMS = ("sft", "on_policy", "sft_then_rl", "luffy")
+CELLS = {"1/16": "traced-sixteenth", "1/4": "centre", "all": "traced-all"}
+
+
+@pytest.fixture(scope="module")
+def study():
+    return load_study(str(FOLDER / "design.yaml"))
+
+
+@pytest.fixture(scope="module")
+def results(study):
+    return read_study_results(result_files(study.path, study.config.name))
+
+
+def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results(study, results):
+    findings, name = find_effects(study, results), study.config.name
+    made = {".html": study_html(findings, results), ".results.md": study_markdown(findings, results)}
+    made[".svg"] = study_figure(findings)
+    for suffix, text in made.items():
+        assert (FOLDER / f"{name}{suffix}").read_text(encoding="utf-8") == text, f"luffy study --page: {suffix}"
+
+
+@pytest.mark.parametrize("page", [FOLDER / "findings.md", FOLDER.parents[1] / "README.md"])
+def test_accuracies_in_the_prose_are_the_mean_over_seeds_and_problems(results, page):
+    rows = dict(re.findall(r"^\| (1/16|1/4|all) \| (\d.*)$", page.read_text(encoding="utf-8"), re.MULTILINE))
+    for label, cell in CELLS.items():
+        written = [float(text.split()[0]) for text in rows[label].split(" | ")[: len(ARMS)]]
+        for arm, accuracy in zip(ARMS, written, strict=True):
+            outcomes = [
+                row.correct
+                for row in results.outcomes
+                if (row.cell, row.arm, row.role) == (cell, arm, "reported")
+                and (row.suite, row.decoding) == ("in_distribution", "greedy")
+            ]
+            assert round(100 * float(np.mean(outcomes)), 1) == accuracy
