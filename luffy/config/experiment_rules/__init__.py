@@ -30,6 +30,7 @@ _RULES: tuple[Callable[[ExperimentConfig], None], ...] = (
     evaluation_rules.only_evaluated_suites_exist,
     rl_rules.critic_has_its_use,
     rl_rules.teacher_has_its_use,
+    rl_rules.reference_has_its_use,
     rl_rules.old_policy_differs,
     rl_rules.replay_and_interleaving_happen,
     rl_rules.staleness_needs_engines_of_their_own,
