@@ -24,6 +24,7 @@ from luffy.config.objective import (
     SupervisedObjectiveConfig,
     TermConfig,
 )
+from luffy.config.rl_reference import MovingReferenceConfig
 from luffy.config.rl_teacher import RLTeacher
 from luffy.config.strict import StrictModel, is_none, without_unused
 from luffy.config.validation import ValidationConfig
@@ -186,6 +187,8 @@ class RLConfig(StrictModel):
     optimizer: OptimizerConfig
     critic: CriticConfig | None = None
     """Value function for `objective.advantage.kind: gae` (PPO); None: no critic."""
+    reference: MovingReferenceConfig | None = Field(default=None, exclude_if=is_none)
+    """How the reference of `kl` terms follows the policy; None: it stays the policy that the stage started from."""
     teacher: RLTeacher | None = Field(default=None, exclude_if=is_none)
     """Scores the policy's tokens for terms with `loss.kind: distillation`; None: there are no such terms."""
     validation: ValidationConfig | None = Field(default=None, exclude_if=is_none)

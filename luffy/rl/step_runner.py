@@ -59,6 +59,7 @@ class StepRunner:
         if demonstrations:
             metrics |= self._trainer.sft_step(demonstrations, step)
             metrics["batch/optimizer_steps"] += 1
+        self._trainer.finish_step(step)
         metrics |= learned_metrics(kept, demonstrations, passes)
         speed = _speed(groups, metrics, time.perf_counter() - began, passes)
         return StepOutcome(kept or groups, metrics | speed)

@@ -1,6 +1,7 @@
 """Atomic checkpoints that can be loaded with another number of ranks or ZeRO stage.
 
 `checkpoints/step_000040/` holds a folder for each engine (`policy/`, `critic/`) into which every rank writes its share,
+`reference/` where the reference follows the policy (rank 0 writes it, since every rank holds all of it),
 `state.json` (the state of the stage: replay buffer, controllers), `layout.json` (ranks and ZeRO stage) and, written
 last, `COMPLETE`. An older checkpoint is deleted only after a newer one is complete. A checkpoint with the file `EXTRA`
 was written between two of the schedule, since the stage had to end; it is deleted with the next one.
@@ -15,11 +16,13 @@ from typing import Any, TypeVar
 
 import deepspeed
 import torch.distributed as dist
+from torch import Tensor
 
 from luffy.errors import CheckpointError, ConfigError
 from luffy.files import sync_directory, write_atomic
 from luffy.pipeline.chain.checkpoints import CHECKPOINTS_FOLDER, COMPLETE_FILE, complete_checkpoints
 from luffy.training.engine_state import publish, read_engine, write_engine
+from luffy.training.piece_files import read_whole, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,9 @@ _EXTRA = "EXTRA"
 
 Engines = Mapping[str, deepspeed.DeepSpeedEngine]
 """Engines by the names of their folders in a checkpoint."""
+Frozen = Mapping[str, Mapping[str, Tensor]]
+"""Weights without an optimizer, the same on every rank: by name, under the names of their folders."""
+_NONE: Frozen = {}
 _T = TypeVar("_T")
 
 
@@ -51,27 +57,33 @@ class CheckpointStore:
         return max(complete_checkpoints(self._stage), default=None)
 
     def save(
-        self, engines: Engines, step: int, state: Mapping[str, object] | None = None, *, is_extra: bool = False
+        self,
+        engines: Engines,
+        step: int,
+        state: Mapping[str, object] | None = None,
+        frozen: Frozen = _NONE,
+        *,
+        is_extra: bool = False,
     ) -> None:
-        """Write the states of the engines and of the stage as the checkpoint of `step`, then delete old checkpoints.
+        """Write engines, frozen weights and the state of the stage as the checkpoint of `step`; delete old checkpoints.
 
         `state` is plain JSON, taken from rank 0, and `load` returns it unchanged. `step` has to be later than all
         complete checkpoints: none is ever overwritten, so a killed run keeps at least the previous one. One that
         `is_extra` takes no place among the newest that are kept.
         """
         folder = self._folder(step)
-        _on_first_rank(lambda: self._begin(folder, step, _plain_json(state or {}), _layout(engines), is_extra))
-        _on_all_ranks(lambda: _write(engines, folder))
+        _on_first_rank(lambda: self._begin(folder, step, _plain_json(state or {}), _layout(engines, frozen), is_extra))
+        _on_all_ranks(lambda: _write(engines, frozen, folder))
         _on_first_rank(lambda: self._finish(folder))
 
-    def load(self, engines: Engines, step: int) -> dict[str, Any]:
-        """Load the checkpoint of `step` into the engines; returns the state that `save` got, plain JSON.
+    def load(self, engines: Engines, step: int, frozen: Frozen = _NONE) -> dict[str, Any]:
+        """Load the checkpoint of `step` into the engines and frozen weights; returns the state that `save` got.
 
         Raises ConfigError when it holds other engines, CheckpointError when it is incomplete or broken.
         """
         if len(set(_gather(step))) > 1:
             raise CheckpointError(f"{self._directory}: the ranks see different checkpoints; is it on a shared disk?")
-        state = _on_all_ranks(lambda: self._read(engines, self._folder(step)))
+        state = _on_all_ranks(lambda: self._read(engines, frozen, self._folder(step)))
         for engine in engines.values():
             publish(engine)
         return state
@@ -105,10 +117,10 @@ class CheckpointStore:
         complete = [folder for _, folder in sorted(complete_checkpoints(self._stage).items())]
         return {complete[-1], *[folder for folder in complete if not (folder / _EXTRA).exists()][-self._keep :]}
 
-    def _read(self, engines: Engines, folder: Path) -> dict[str, Any]:
+    def _read(self, engines: Engines, frozen: Frozen, folder: Path) -> dict[str, Any]:
         if not (folder / COMPLETE_FILE).exists():
             raise CheckpointError(f"{folder} is not a complete checkpoint")
-        written, now = json.loads((folder / _LAYOUT).read_text(encoding="utf-8")), _layout(engines)
+        written, now = json.loads((folder / _LAYOUT).read_text(encoding="utf-8")), _layout(engines, frozen)
         if written["engines"] != now["engines"]:
             raise ConfigError(
                 f"{folder} was written with {_words(written)}, this run has {_words(now)}; "
@@ -118,26 +130,33 @@ class CheckpointStore:
             logger.info("%s was written with %s, this run has %s", folder.name, _words(written), _words(now))
         for name, engine in engines.items():
             read_engine(engine, folder / name)
+        for name, weights in frozen.items():
+            read_whole(folder / name, weights)
         return json.loads((folder / _STATE).read_text(encoding="utf-8"))
 
     def _folder(self, step: int) -> Path:
         return self._directory / f"step_{step:06d}"
 
 
-def _write(engines: Engines, folder: Path) -> None:
+def _write(engines: Engines, frozen: Frozen, folder: Path) -> None:
     for name, engine in engines.items():
         # Created by every rank: on a network file system, others may not see rank 0's folder at once.
         (folder / name).mkdir(parents=True, exist_ok=True)
         write_engine(engine, folder / name)
         sync_directory(folder / name)
+    if dist.get_rank() == 0:
+        for name, weights in frozen.items():
+            (folder / name).mkdir()
+            write_whole(folder / name, weights)
+            sync_directory(folder / name)
 
 
-def _layout(engines: Engines) -> dict[str, object]:
+def _layout(engines: Engines, frozen: Frozen) -> dict[str, object]:
     any_engine = next(iter(engines.values()))
     return {
         "zero_stage": int(any_engine.zero_optimization_stage()),
         "ranks": int(any_engine.world_size),
-        "engines": sorted(engines),
+        "engines": sorted([*engines, *frozen]),
     }
 
 

@@ -1,4 +1,4 @@
-"""The initial policy of a stage: the reference of KL terms.
+"""The policy that a stage starts from, frozen: the reference of KL terms.
 
 Shape legend: `B` rows, `T` tokens.
 """
@@ -18,7 +18,7 @@ from luffy.types import TrainBatch
 
 
 class ReferencePolicy(Protocol):
-    """The policy that a stage starts from."""
+    """The policy that KL terms compare with."""
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
@@ -50,6 +50,11 @@ class FrozenPolicy:
         self._model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
         set_attention(causal_lm, execution)
         self._execution = execution
+
+    @property
+    def causal_lm(self) -> PreTrainedModel:
+        """The model with the parameter names of its folder."""
+        return self._model.causal_lm
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
         """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""

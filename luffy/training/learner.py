@@ -81,7 +81,7 @@ class Learner:
         assert (teacher is not None) == objective.needs_teacher
         self.policy = policy
         self.critic = critic
-        self._reference = reference
+        self.reference = reference
         self._teacher = teacher
         self._objective = objective
         self._rl = rl
@@ -102,9 +102,9 @@ class Learner:
             # With several updates the policy moves away from the old one; with a single update they are equal.
             with times.part("logp_old"):
                 batch = replace(batch, logp_old_BT=self.policy.logprobs(batch))
-        if self._reference is not None:
+        if self.reference is not None:
             with times.part("reference"):
-                batch = replace(batch, logp_ref_BT=self._reference.logprobs(batch))
+                batch = replace(batch, logp_ref_BT=self.reference.logprobs(batch))
         if self._teacher is not None:
             with times.part("teacher"):
                 batch = replace(batch, logp_teacher_BT=self._teacher.logprobs(batch, shard.rows))
@@ -150,7 +150,7 @@ class Learner:
         flops, lengths = self.policy.flops, batch.row_lengths
         if flops is None:
             return 0.0
-        scorings, passes = int(num_updates > 1) + int(self._reference is not None), self._rl.passes
+        scorings, passes = int(num_updates > 1) + int(self.reference is not None), self._rl.passes
         total = scorings * flops.forward(lengths, batch.num_scored)
         if not self._critic_warms_up(step):
             total += passes * flops.training(lengths, batch.num_scored)

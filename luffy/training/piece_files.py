@@ -23,6 +23,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 _FILE_BYTES = 2**30
 """Size at which a file is closed, which bounds the data that a rank copies from its GPU at a time."""
 _SHAPES = "shapes"
+_WHOLE = "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,23 @@ def _write(path: Path, shapes: Shapes, pieces: Mapping[PieceKey, Tensor]) -> Non
     save_file(written, path, {_SHAPES: json.dumps(of_these)})
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def write_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write whole tensors by name, synced to disk, into `folder`, which nothing else is written to."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    write_pieces(folder, 0, shapes, ((PieceKey(_WHOLE, 0, name), tensor) for name, tensor in tensors.items()))
+
+
+def read_whole(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Fill the tensors from what `write_whole` wrote; CheckpointError when it wrote others, or a file is broken."""
+    stored = PieceReader(folder)
+    if stored.shapes != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
+        raise CheckpointError(
+            f"{folder} does not hold the parameters of this run's model; delete {folder.parent} to resume earlier"
+        )
+    for name, tensor in tensors.items():
+        stored.read(PieceKey(_WHOLE, 0, name), tensor.view(-1))
 
 
 class PieceReader:

@@ -12,6 +12,7 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from luffy.config.execution import ExecutionConfig
@@ -27,6 +28,7 @@ from luffy.training.distillation_teacher import DistillationTeacher
 from luffy.training.frozen_policy import FrozenPolicy, ReferencePolicy, UnadaptedPolicy
 from luffy.training.group_sharding import shard_groups
 from luffy.training.learner import Learner, Metrics
+from luffy.training.moving_reference import MovingReference
 from luffy.training.policy import Policy, check_fits, load_causal_lm
 from luffy.training.policy_model import refuse_processed_logits
 from luffy.training.rank_calls import Ranks, call_everywhere
@@ -91,6 +93,11 @@ class TrainerRank:
         """One SFT step after RL step `step`."""
         return self._learner.sft_step(shard, step)
 
+    def follow(self, step: int) -> None:
+        """Refresh a reference that follows the policy, if it is due after RL step `step`."""
+        if self._moving is not None:
+            self._moving.follow(step)
+
     def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
         """Mean entropy (nats) of each row's response under the current weights."""
         batch = collate(rows, torch.zeros(len(rows)), self._spec.pad_id)
@@ -101,11 +108,13 @@ class TrainerRank:
     def save(self, step: int, state: Mapping[str, object], is_extra: bool) -> None:
         """Write the checkpoint of `step`; `state` is the stage's own state."""
         own = {"learner": dict(self._learner.state()), "stage": dict(state)}
-        self._checkpoints.save(self._engines, step, own, is_extra=is_extra)
+        self._checkpoints.save(self._engines, step, own, self._frozen, is_extra=is_extra)
 
     def restore(self, step: int) -> dict[str, Any]:
         """Restore the checkpoint of `step`; returns the stage's own state."""
-        state = self._checkpoints.load(self._engines, step)
+        state = self._checkpoints.load(self._engines, step, self._frozen)
+        if self._moving is not None:
+            self._moving.publish()
         self.version = step
         self._learner.restore(state["learner"])
         return state["stage"]
@@ -117,6 +126,15 @@ class TrainerRank:
     def free_cache(self) -> None:
         """Return torch's cached GPU memory to the driver, for an engine that shares the GPU."""
         torch.cuda.empty_cache()
+
+    @property
+    def _moving(self) -> MovingReference | None:
+        reference = self._learner.reference
+        return reference if isinstance(reference, MovingReference) else None
+
+    @property
+    def _frozen(self) -> dict[str, Mapping[str, Tensor]]:
+        return {} if self._moving is None else {"reference": self._moving.state}
 
     @property
     def _engines(self) -> dict[str, deepspeed.DeepSpeedEngine]:
@@ -157,6 +175,11 @@ class Trainer:
         shards = shard_rows(rows, self._ranks.num_ranks)
         return self._ranks.call(TrainerRank.sft_step, [(shard, step) for shard in shards])[0]
 
+    def finish_step(self, step: int) -> None:
+        """After all updates of RL step `step`, even if it made none: a reference that follows the policy does so."""
+        if self._settings.rl.reference is not None:
+            call_everywhere(self._ranks, TrainerRank.follow, step)
+
     def entropies(self, rows: Sequence[Trajectory]) -> list[float]:
         """Mean entropy (nats) of each row's response under the current weights; every rank computes all of them."""
         return call_everywhere(self._ranks, TrainerRank.entropies, rows)
@@ -195,13 +218,18 @@ def _learner(spec: TrainerSpec) -> Learner:
     def initial() -> ReferencePolicy:
         return FrozenPolicy(start(), execution, rl.temperature) if adapter is None else UnadaptedPolicy(policy)
 
+    def reference() -> ReferencePolicy:
+        if rl.reference is None:
+            return initial()
+        return MovingReference(policy, FrozenPolicy(start(), execution, rl.temperature), rl.reference)
+
     return Learner(
         policy=policy,
         objective=objective,
         rl=rl,
         pad_id=spec.pad_id,
         critic=None if rl.critic is None else Critic(start(), rl.critic, execution, settings.dtype),
-        reference=initial() if objective.needs_reference else None,
+        reference=reference() if objective.needs_reference else None,
         teacher=_teacher(spec, policy, initial) if objective.needs_teacher else None,
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from reference.learner_case import METHODS, one_demonstration, two_updates
+from reference.learner_case import METHODS, moving_average, one_demonstration, two_updates
 
 from luffy.processes import exit_without_finalizing
 from luffy.training.distributed import init_process_group
@@ -21,11 +21,12 @@ def main() -> None:
     init_process_group()
     where = {"num_ranks": dist.get_world_size(), "rank": dist.get_rank(), **json.loads(sys.argv[1])}
     found = {preset: two_updates(preset, **where) for preset in METHODS}
-    lone = one_demonstration(**where)
+    lone, average = one_demonstration(**where), moving_average(**where)
     if dist.get_rank() == 0:
         errors = {preset: error for preset, (error, _) in found.items()}
         silent = {preset: metrics["batch/zero_advantage_share"] for preset, (_, metrics) in found.items()}
-        print("RESULT " + json.dumps({"errors": {**errors, "one demonstration": lone}, "silent": silent}))
+        alone = {"one demonstration": lone, "moving average": average}
+        print("RESULT " + json.dumps({"errors": {**errors, **alone}, "silent": silent}))
     dist.destroy_process_group()
     exit_without_finalizing(0)
 

@@ -160,6 +160,26 @@ def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
         assert [row["batch/replayed_share"] for row in read_metrics(out / "metrics.jsonl")] == [0, 0, 0.5, 0.5, 0.5]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mixup", [1.0, 0.5])
+def test_a_reference_that_follows_the_policy_survives_a_kill(
+    mixup: float, upstream: dict[str, Path], tmp_path: Path
+) -> None:
+    """Refreshed after steps 2 and 4, killed within step 4; a reference that stays gives another result."""
+    moving = f"rl.reference={{refresh_every: 2, mixup: {mixup}}}"
+    stays, config = (experiment("uft", *TWO_UPDATES, *more) for more in ((), (moving,)))
+    arguments = ["uft", "8", str(tmp_path / "killed"), str(upstream["data"]), str(upstream["model"]), moving]
+    killed = subprocess.run([sys.executable, Path(__file__).with_name("killed_run.py"), *arguments], timeout=PATIENCE_S)
+    assert killed.returncode == -signal.SIGKILL
+    assert run_rl(config, tmp_path / "killed", upstream).resumed_from == 2
+    run_rl(config, tmp_path / "undisturbed", upstream)
+    _assert_same_result(tmp_path / "undisturbed", tmp_path / "killed")
+    run_rl(stays, tmp_path / "stays", upstream)
+    found, other = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("undisturbed", "stays"))
+    differs = [one["actor/kl_loss"] != two["actor/kl_loss"] for one, two in zip(found, other, strict=True)]
+    assert differs[:3] == [False, False, True]
+
+
 def _undo_checkpoint_and_resume(config: ExperimentConfig, upstream: Mapping[str, Path], out: Path) -> None:
     """Stop after step 2, lose its checkpoint as a kill in the middle of writing would, and go on from step 1."""
     with pytest.raises(Stopped):

@@ -9,12 +9,15 @@ from transformers import PreTrainedModel
 
 from luffy.config import available_presets
 from luffy.config.objective import ObjectiveConfig
+from luffy.config.rl_reference import MovingReferenceConfig
 from luffy.config.training import RLConfig, ScheduleConfig
 from luffy.objectives.schedules import schedule_multiplier
 from luffy.training.distillation_teacher import DistillationTeacher
+from luffy.training.distributed import sum_over_ranks
 from luffy.training.frozen_policy import FrozenPolicy
 from luffy.training.group_sharding import shard_groups
 from luffy.training.learner import Learner, Metrics
+from luffy.training.moving_reference import MovingReference
 from luffy.training.policy import Policy
 from luffy.training.sharding import Shard, shard_rows
 from luffy.types import Trajectory
@@ -116,6 +119,23 @@ def one_demonstration(num_ranks: int = 1, rank: int = 0, **settings: object) -> 
     reference_of("relift_sft")([forward(model64, row) for row in written]).backward()
     adamw_step(model64, reference_optimizer(model64), config.lr_scale * rate(1))
     return _movement_error(learner.policy, model64)
+
+
+def moving_average(num_ranks: int = 1, rank: int = 0, **settings: object) -> float:
+    """Relative L2 between an average of the policy after one RL step and its rule in float64, the worst of any rank."""
+    rows, index = trajectories("uft", num_groups=NUM_GROUPS)
+    policy = Policy(tiny_model(), RL.optimizer, execution(**settings), "float32")
+    config = MovingReferenceConfig(refresh_every=1, mixup=0.25)
+    reference = MovingReference(policy, FrozenPolicy(tiny_model(), execution(**settings), 1.0), config)
+    learner = Learner(policy, objective("uft"), RL, pad_id=0, reference=reference)
+    learner.learn(shard_of(rows, index, "uft", num_ranks, rank), STEP)
+    reference.follow(STEP)
+    start = {name: parameter.detach().double() for name, parameter in tiny_model().named_parameters()}
+    moved = {name: average.double() - start[name] for name, average in reference.state.items()}
+    expected = {name: 0.25 * (weight.double() - start[name]) for name, weight in policy.weights()}
+    error_R = torch.zeros(num_ranks, dtype=torch.float64)
+    error_R[rank] = relative_l2(moved, expected)
+    return float(sum_over_ranks(error_R).max())
 
 
 def _movement_error(policy: Policy, model64: PreTrainedModel) -> float:

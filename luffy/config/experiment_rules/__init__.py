@@ -30,6 +30,7 @@ _RULES: tuple[Callable[[ExperimentConfig], None], ...] = (
     evaluation_rules.only_evaluated_suites_exist,
     rl_rules.critic_has_an_effect,
     rl_rules.teacher_has_an_effect,
+    rl_rules.reference_has_an_effect,
     rl_rules.old_policy_differs,
     rl_rules.replay_and_interleaving_have_an_effect,
     rl_rules.staleness_needs_separate_engines,

@@ -38,6 +38,27 @@ def teacher_has_an_effect(config: ExperimentConfig) -> None:
         raise ValueError(complaint)
 
 
+def reference_has_an_effect(config: ExperimentConfig) -> None:
+    """`rl.reference` needs a KL term against the reference, a refresh before the last step, and no adapter."""
+    if "rl" not in config.stages or config.rl is None or config.objective is None or config.rl.reference is None:
+        return
+    if not config.objective.needs_reference:
+        raise ValueError(
+            "rl.reference has no effect: objective.terms has none with loss.kind: kl and against: reference; add one "
+            "or remove it"
+        )
+    if config.rl.reference.refresh_every >= config.rl.steps:
+        raise ValueError(
+            f"rl.reference.refresh_every {config.rl.reference.refresh_every} has no effect in {config.rl.steps} RL "
+            "steps: the first refresh would come after the last of them; lower it"
+        )
+    if config.model.lora is not None:
+        raise ValueError(
+            "rl.reference: with model.lora the reference is the policy without its adapter, which never moves; remove "
+            "one of them"
+        )
+
+
 def old_policy_differs(config: ExperimentConfig) -> None:
     """A KL term against the old policy needs several optimizer steps an RL step."""
     if "rl" not in config.stages or config.rl is None or config.objective is None:

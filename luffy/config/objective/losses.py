@@ -191,7 +191,7 @@ def _at(temperature: Temperature) -> str:
 
 
 _KL_FORMULAS = {"k1": "log p - log q", "k2": "(log p - log q)^2 / 2", "k3": "q / p - 1 - log(q / p)"}
-_ANCHORS = {"reference": "the frozen starting policy", "old": "pi_old", "behavior": "mu"}
+_ANCHORS = {"reference": "the reference policy", "old": "pi_old", "behavior": "mu"}
 
 
 class KLLoss(StrictModel):
@@ -203,7 +203,8 @@ class KLLoss(StrictModel):
     kind: Literal["kl"]
     estimator: Literal["k1", "k2", "k3"]
     against: Literal["reference", "old", "behavior"] = "reference"
-    """q: the frozen policy this stage started from; the policy before this RL step's updates; the token's sampler."""
+    """q: the policy this stage started from, which `rl.reference` may let follow the policy; the policy before this RL
+    step's updates; the token's sampler."""
 
     def formula(self) -> str:
         return f"{_KL_FORMULAS[self.estimator]}, q = {_ANCHORS[self.against]}"

@@ -80,7 +80,7 @@ class ObjectiveConfig(StrictModel):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a term compares with the policy the stage started from."""
+        """Whether a term compares with the reference policy."""
         return any(isinstance(term.loss, KLLoss) and term.loss.against == "reference" for term in self.terms)
 
     @property

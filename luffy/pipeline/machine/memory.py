@@ -142,7 +142,9 @@ class _Workload:
     """Whether a term differentiates the entropy."""
     untempered: bool = False
     """Whether a term uses the policy at temperature 1 besides the rollouts' temperature."""
-    has_reference: bool = False
+    num_frozen: int = 0
+    """Frozen models of the policy's shape: a reference, and the initial policy where it is the teacher. One that is
+    both counts once."""
     has_critic: bool = False
     teacher: "_Teaching | None" = None
     lora: LoRAConfig | None = None
@@ -185,12 +187,14 @@ def _rl_workload(config: ExperimentConfig) -> _Workload:
     terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
     shown = 0 if objective.learns_without_hints else hint_tokens(config)
     teaches_itself = rl.teacher is not None and not isinstance(rl.teacher, ModelTeacher)
+    # A reference that follows the policy is not the initial policy for long.
+    shared = objective.needs_reference and teaches_itself and rl.reference is None
     return _Workload(
         longest=config.data.max_prompt_tokens + rl.max_response_tokens + shown,
         entropy_gradient=_differentiates_entropy(terms),
         untempered=rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms),
         # With an adapter the initial policy is the policy without it.
-        has_reference=(objective.needs_reference or teaches_itself) and lora is None,
+        num_frozen=0 if lora is not None else objective.needs_reference + teaches_itself - shared,
         has_critic=rl.critic is not None,
         teacher=_teaching(config),
         lora=None if lora is None else lora.without_dropout,
@@ -295,9 +299,9 @@ class _TrainerMemory:
         return 3.0 * FLOAT32 / self.num_ranks, words
 
     def _reference(self) -> list[Component]:
-        if not self._workload.has_reference:
+        if not self._workload.num_frozen:
             return []
-        parameters = self._shape.num_parameters
+        parameters = self._workload.num_frozen * self._shape.num_parameters
         words = f"{parameters:,} parameters x {self._bytes} bytes, whole on each rank"
         return [Component("frozen reference", parameters * self._bytes / GIB, words)]
 
