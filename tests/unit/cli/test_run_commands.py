@@ -31,8 +31,8 @@ from luffy.evaluation.sample_records import SampleRecord
 from luffy.pipeline.chain.job import write_job
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
 from luffy.pipeline.machine.events import EventWriter
-from luffy.pipeline.workspace.process_start import process_start
 from luffy.pipeline.workspace import Workspace
+from luffy.pipeline.workspace.process_start import process_start
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
 from luffy.tracking.journal import RolloutJournal
 from luffy.types import FinishReason, Group, Hint, Message, Outcome, Prompt, Source, Trajectory
