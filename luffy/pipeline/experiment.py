@@ -26,6 +26,7 @@ from luffy.pipeline.machine.gpus import Turn, gpus_of_stage, no_turn, own_gpus, 
 from luffy.pipeline.machine.supervise import stage_command, supervise
 from luffy.pipeline.workspace import Workspace, link, write_run
 from luffy.pipeline.workspace.claims import claiming
+from luffy.pipeline.workspace.process_start import process_start
 from luffy.pipeline.workspace.space import check_space, usable
 
 RunState = Literal["running", "finished", "failed", "interrupted"]
@@ -230,6 +231,7 @@ class ExperimentRun:
             "experiment": self.experiment.config.name,
             "state": state,
             "pid": os.getpid(),
+            "process_start": process_start(os.getpid()),
             "host": socket.gethostname(),
             "started": self._started,
             "updated": _now(),
@@ -245,7 +247,7 @@ def start_run(experiment: Experiment, stopped: Callable[[], bool] = lambda: Fals
     `stopped` ends its stages as Ctrl-C would, for runs outside the main thread.
     """
     experiment.workspace.prepare()
-    with usable(experiment.workspace.root):
+    with usable(experiment.workspace.root), claiming(experiment.workspace):
         directory = experiment.workspace.new_run(experiment.config.name, {"state": "running"})
         run = ExperimentRun(experiment, directory, stopped=stopped)
         run.close("running")

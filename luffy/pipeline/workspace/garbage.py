@@ -27,7 +27,11 @@ Kind = Literal["run", "result", "checkpoint", "part", "log"]
 _KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")
 _TEMPORARY = re.compile(r"\..+\.([a-z0-9_]{8}|\d+-\d+)")
 _BEGINNING_S = 60.0
-"""A run writes its record long before its directory is that old."""
+"""A run writes its record long before its directory is that old.
+
+Where the clock jumped, a listing may be wrong about a new run, but not a deletion: a run begins under the workspace's
+lock, which a deletion holds alone (`luffy.pipeline.workspace.claims`).
+"""
 _PROBE = ".probe-*"
 _INCOMING = "incoming_"
 _OLD_LOG_S = 30 * 86400.0

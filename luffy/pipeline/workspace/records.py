@@ -17,6 +17,7 @@ from luffy.config import ExperimentConfig
 from luffy.errors import DataError
 from luffy.pipeline.chain.identity import Json
 from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
+from luffy.pipeline.workspace.process_start import process_start
 
 RunCondition = Literal["running", "finished", "failed", "interrupted", "killed", "unreadable"]
 ARMS_FOLDER = "arms"
@@ -53,6 +54,8 @@ class RunRecord:
     stages: Mapping[str, StageEntry] = field(default_factory=dict)
     """By node, in the order in which the run reached them."""
     config: Mapping[str, Json] = field(default_factory=dict)
+    process_start: str = ""
+    """`process_start` of its process; empty in records of earlier versions."""
 
     @property
     def name(self) -> str:
@@ -97,16 +100,21 @@ class RunRecord:
     def _may_live(self) -> bool:
         if self.is_elsewhere:
             return True
-        if self.pid is None:  # the process that makes the directory has yet to enter itself
+        # The process that makes the directory has yet to enter itself. It does so under the workspace's lock, so that
+        # a deletion, which holds that lock, never has to rely on the file's age.
+        if self.pid is None:
             return time.time() - _modified(self.directory / RUN_FILE) < _CLOCK_SLACK_S
+        if self.process_start and (found := process_start(self.pid)):
+            return found == self.process_start
         try:
+            # Counted from a boot time that moves with the clock, and so used only where there is nothing better.
             began = psutil.Process(self.pid).create_time()
         except psutil.NoSuchProcess:
             return False
         except psutil.AccessDenied:
             return True
         # A process that is younger than the run has got its number from the dead one.
-        return not self.started or began <= self.started_s + _CLOCK_SLACK_S
+        return bool(self.process_start) or not self.started or began <= self.started_s + _CLOCK_SLACK_S
 
 
 def list_records(workspace: Workspace) -> list[RunRecord]:
@@ -129,6 +137,7 @@ def read_run(directory: Path) -> RunRecord:
             values.get("updated", ""),
             {node: _entry(directory, node, stage) for node, stage in values.get("stages", {}).items()},
             values.get("config", {}),
+            values.get("process_start", ""),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return RunRecord(directory, "unreadable", stages=dict(_linked(directory)))

@@ -32,6 +32,7 @@ from luffy.pipeline.chain.job import write_job
 from luffy.pipeline.experiment import ExperimentRun, open_experiment
 from luffy.pipeline.machine.events import EventWriter
 from luffy.pipeline.workspace import Workspace
+from luffy.pipeline.workspace.process_start import process_start
 from luffy.pipeline.workspace.records import RunRecord, StageEntry
 from luffy.tracking.journal import RolloutJournal
 from luffy.types import FinishReason, Group, Hint, Message, Outcome, Prompt, Source, Trajectory
@@ -346,7 +347,8 @@ def test_watch_says_that_a_run_was_killed(workspace):
     EventWriter(plan.directory / "events.jsonl").started()
     run._enter(plan)
     record = json.loads((directory / "run.json").read_text())
-    (directory / "run.json").write_text(json.dumps({**record, "pid": child.pid}))
+    its = {"pid": child.pid, "process_start": process_start(child.pid)}
+    (directory / "run.json").write_text(json.dumps({**record, **its}))
     follower = Follower(workspace, "smoke-1")
     follower.until("prepare_data: running")
     child.kill()

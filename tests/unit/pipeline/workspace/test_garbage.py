@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
+import psutil
 import pytest
 from patience import PATIENCE_S
 from synthetic.finished_stages import run_of
@@ -16,12 +18,13 @@ from luffy.errors import DataError
 from luffy.pipeline.workspace.claims import disposing
 from luffy.pipeline.workspace.disk import joined, measure
 from luffy.pipeline.workspace.disposal import dispose
-from luffy.pipeline.experiment import ExperimentRun, Unwatched
+from luffy.pipeline.experiment import ExperimentRun, Unwatched, start_run
 from luffy.pipeline.workspace.garbage import survey
 from luffy.pipeline.workspace.lock import StageLock
+from luffy.pipeline.workspace.process_start import process_start
 from luffy.pipeline.workspace.records import find_run, read_run
 from luffy.pipeline.workspace.retention import Retention
-from luffy.pipeline.workspace import write_run
+from luffy.pipeline.workspace import Workspace, write_run
 
 ALL = Retention()
 OTHER_SFT = "sft.optimizer.lr=2e-3"
@@ -177,6 +180,55 @@ def test_a_killed_run_counts_as_killed_even_if_its_pid_is_reused(workspace, open
     child.kill()
     child.wait()
     assert read_run(directory).condition == "killed"
+
+
+def test_a_live_run_stays_live_when_the_clock_jumps(workspace, opened, monkeypatch):
+    """psutil counts the start of a process from a boot time that the kernel moves with the clock."""
+    with start_run(opened()) as run:
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: time.time() + 3600)
+        monkeypatch.setattr("luffy.pipeline.workspace.records.time.time", lambda: 2**33)
+        assert read_run(run.directory).condition == "running"
+        assert found(workspace, Retention(keep_runs=0, older_than_s=0)) == {}
+        record = json.loads((run.directory / "run.json").read_text())
+        assert record["process_start"] == process_start(os.getpid())
+        write_run(run.directory, {**record, "process_start": ""})
+        assert read_run(run.directory).condition == "killed"  # as in a record of an earlier version
+
+
+@pytest.mark.parametrize("other", ["another-boot:{ticks}", "{boot}:1"])
+def test_a_process_of_another_boot_or_start_is_not_the_run_s(workspace, opened, other):
+    boot, ticks = process_start(os.getpid()).split(":")
+    with start_run(opened()) as run:
+        record = json.loads((run.directory / "run.json").read_text())
+        write_run(run.directory, {**record, "process_start": other.format(boot=boot, ticks=ticks)})
+        assert read_run(run.directory).condition == "killed"
+
+
+@pytest.mark.parametrize("moment", ["directory", "record"])
+def test_a_run_that_is_just_beginning_survives_a_deletion_after_a_jump_of_the_clock(
+    workspace, opened, monkeypatch, moment
+):
+    """Whatever its files' age: an empty directory, and a record that does not name a process yet."""
+    deletions = []
+
+    def begin(workspace, experiment, record):
+        directory = workspace.runs / f"{experiment}-1"
+        directory.mkdir(parents=True)
+        if moment == "record":
+            write_run(directory, {**record, "experiment": experiment})
+        for path in (*directory.iterdir(), directory):
+            os.utime(path, (0, 0))
+        rules = Retention(keep_runs=0)
+        deletions.append(threading.Thread(target=lambda: dispose(workspace, rules, found(workspace, rules).values())))
+        deletions[0].start()
+        deletions[0].join(0.5)
+        return directory
+
+    monkeypatch.setattr(Workspace, "new_run", begin)
+    with start_run(opened()) as run:
+        deletions[0].join(PATIENCE_S)
+        assert not deletions[0].is_alive()
+        assert read_run(run.directory).condition == "running"
 
 
 def test_links_are_not_followed(workspace, opened, finish_all, tmp_path):
