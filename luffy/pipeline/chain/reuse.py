@@ -20,6 +20,7 @@ from luffy.pipeline.chain.checkpoints import newest_checkpoint
 from luffy.pipeline.chain.identity import IDENTITY_FILE, read_identity
 from luffy.pipeline.chain.job import JOB_FILE
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
+from luffy.pipeline.chain.partial_writes import partial_writes
 from luffy.pipeline.machine.events import EVENTS_FILE
 from luffy.pipeline.workspace.lock import LOCK_FILE
 
@@ -69,13 +70,18 @@ def examine(directory: Path, key: str, consumed: Mapping[str, str], *, verify: b
 
 
 def clear(directory: Path, condition: Condition) -> None:
-    """Remove the entries that `condition` lists as stale, the manifest first, so that a crash leaves no false claim."""
+    """Remove the entries that `condition` lists as stale, the manifest first, so that a crash leaves no false claim.
+
+    What a killed write has left goes, too: in `model/` it would become part of the result.
+    """
     for name in sorted(condition.stale, key=lambda name: name != MANIFEST_FILE):
         path = directory / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+    for path in partial_writes(directory):
+        path.unlink(missing_ok=True)
 
 
 def _unknown(directory: Path) -> Condition:

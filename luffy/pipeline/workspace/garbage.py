@@ -21,11 +21,11 @@ from luffy.pipeline.workspace.needs import Needs, find_needs, stage_directories
 from luffy.pipeline.workspace.records import RunRecord, list_records
 from luffy.pipeline.workspace.retention import Retention
 from luffy.pipeline.chain.reuse import LOG_FILE
+from luffy.pipeline.chain.partial_writes import is_temporary, partial_writes
 from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
 
 Kind = Literal["run", "result", "checkpoint", "part", "log"]
 _KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")
-_TEMPORARY = re.compile(r"\..+\.([a-z0-9_]{8}|\d+-\d+)")
 _BEGINNING_S = 60.0
 """A run writes its record long before its directory is that old.
 
@@ -132,17 +132,8 @@ def partial_files(directory: Path) -> Iterator[Garbage]:
     for path in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
         if path not in complete and (path.name.startswith(("step_", _INCOMING)) or is_discarded(path)):
             yield Garbage("part", path, "a checkpoint that is not complete", _modified(path), directory)
-    for written in (directory, *_subfolders(directory)):
-        for path in _temporaries(written):
-            yield Garbage("part", path, "a file that was being written", _modified(path), directory)
-
-
-def _subfolders(directory: Path) -> Iterator[Path]:
-    """All folders below a stage's but its checkpoints, which are complete or garbage as a whole."""
-    for path in _entries(directory):
-        if path.is_dir() and not path.is_symlink() and path.name != CHECKPOINTS_FOLDER:
-            yield path
-            yield from _subfolders(path)
+    for path in partial_writes(directory):
+        yield Garbage("part", path, "a file that was being written", _modified(path), directory)
 
 
 def _leftovers(workspace: Workspace) -> Iterator[Garbage]:
@@ -164,7 +155,7 @@ def _begun_runs(workspace: Workspace, records: Mapping[Path, RunRecord]) -> Iter
         record = records.get(directory)
         if record is None:
             is_old = time.time() - _modified(directory) > _BEGINNING_S
-            if is_old and all(_TEMPORARY.fullmatch(path.name) for path in directory.iterdir()):
+            if is_old and all(map(is_temporary, directory.iterdir())):
                 yield Garbage("run", directory, "killed before it began", _modified(directory))
         elif not record.is_live:
             for folder in (directory, directory / "stages"):
@@ -179,7 +170,7 @@ def _old_log(path: Path, stage: Path | None) -> Iterator[Garbage]:
 
 def _temporaries(folder: Path) -> Iterable[Path]:
     """Temporary files of `luffy.files.replacing`, and temporary links of runs."""
-    found = (path for path in _entries(folder) if _TEMPORARY.fullmatch(path.name))
+    found = filter(is_temporary, _entries(folder))
     return (path for path in found if path.is_symlink() or path.is_file())
 
 

@@ -1,5 +1,5 @@
 from luffy.pipeline.chain.manifest import consumed_digests, read_manifest, write_manifest
-from luffy.pipeline.chain.reuse import clear, examine
+from luffy.pipeline.chain.reuse import Condition, clear, examine
 
 
 def look(plan):
@@ -58,3 +58,13 @@ def test_a_result_from_code_edited_meanwhile_is_not_reused(opened, finish):
     write_manifest(plan.directory, read_manifest(plan.directory).model_copy(update={"code_changed": ("luffy.types",)}))
     assert not look(plan).reusable
     assert look(plan).reason.startswith("luffy.types was edited")
+
+
+def test_what_a_killed_write_left_does_not_become_part_of_the_result(tmp_path):
+    left = ["model/.tmp9a70bR", "journal/.step_000003.parquet.vbgbxlwv", ".metrics.json.a96_o87r"]
+    kept = ["model/model.safetensors", "model/.gitattributes", "checkpoints/step_000002/.tmp9a70bR", "journal/a.bin"]
+    for name in (*left, *kept):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    clear(tmp_path, Condition(False))
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()} == set(kept)

@@ -401,6 +401,17 @@ def test_a_teacher_adds_its_weights_and_a_policy_that_teaches_itself_a_copy() ->
     assert adapted.gib("frozen reference") == adapted.gib("frozen teacher") == 0
 
 
+def test_a_reference_that_follows_the_policy_is_not_also_the_teacher() -> None:
+    terms = "{{name: {0}, select: on_policy, loss: {1}, normaliser: {{mode: token, population: own}}}}"
+    distilled = terms.format("distillation", "{kind: distillation}")
+    kl = f"objective.terms=[{distilled}, {terms.format('kl', '{kind: kl, estimator: k3}')}]"
+    stays, follows = (
+        estimate_memory(seven_b(), experiment("method=opsd", kl, *more), 79.0)[0].gib("frozen reference")
+        for more in ((), ("rl.reference={refresh_every: 10}",))
+    )
+    assert follows == pytest.approx(2 * stays) and stays > 0
+
+
 def experiment(*overrides: str) -> ExperimentConfig:
     return load_experiment(SEVEN_B, ["execution.ray.placement=disaggregated", *overrides])
 
