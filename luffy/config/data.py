@@ -104,8 +104,8 @@ class FiveLettersSource(StrictModel):
 
     kind: Literal["five_letters"]
     num_prompts: PositiveInt
-    num_words: Annotated[int, Field(ge=2)] | None = None
-    """Only the first words of the list are found and guessed; None: all."""
+    num_words: Annotated[int, Field(ge=2, le=484)] | None = None
+    """Only the first words of the list (`luffy.data.five_letter_words`) are found and guessed; None: all."""
     player: Literal["consistent", "random"] = "consistent"
     """Who plays the traces: one whose guess agrees with all earlier answers, or one that ignores them (text for a base
     policy)."""

@@ -195,7 +195,8 @@ class VerifiersEnvironment(VerifiersPackage):
 
 
 SingleEnvironment = Annotated[
-    ToolsEnvironment | GuessNumberEnvironment | FiveLettersEnvironment | CustomEnvironment | VerifiersEnvironment, Field(discriminator="kind")
+    ToolsEnvironment | GuessNumberEnvironment | FiveLettersEnvironment | CustomEnvironment | VerifiersEnvironment,
+    Field(discriminator="kind"),
 ]
 
 
@@ -241,7 +242,12 @@ class MixtureEnvironment(StrictModel):
 
 _DEFAULTS: dict[str, StrictModel] = {"limits": EpisodeLimits(), "scoring": EpisodeScoring()}
 EnvironmentConfig = Annotated[
-    ToolsEnvironment | GuessNumberEnvironment | FiveLettersEnvironment | CustomEnvironment | VerifiersEnvironment | MixtureEnvironment,
+    ToolsEnvironment
+    | GuessNumberEnvironment
+    | FiveLettersEnvironment
+    | CustomEnvironment
+    | VerifiersEnvironment
+    | MixtureEnvironment,
     Field(discriminator="kind"),
 ]
 

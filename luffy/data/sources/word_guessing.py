@@ -14,23 +14,18 @@ from luffy.config.data import FiveLettersSource
 from luffy.data.five_letter_words import FIVE_LETTER_WORDS, feedback
 from luffy.data.prompt_identity import prompt_uid
 from luffy.data.schema import joined_text
-from luffy.errors import ConfigError
 from luffy.seeds import derive_seed
 from luffy.types import Message, Prompt, Trace
 
 
 class WordGames:
-    """`source.num_prompts` games, each with one trace; ConfigError if the list has fewer than `source.num_words`."""
+    """`source.num_prompts` games, each with one trace."""
 
     kind = "five_letters"
     is_light = True
 
     def __init__(self, source: FiveLettersSource, purpose: str, seed: int) -> None:
         self._source, self._purpose, self._seed = source, purpose, seed
-        if source.num_words is not None and source.num_words > len(FIVE_LETTER_WORDS):
-            raise ConfigError(
-                f"data.{purpose}.num_words: {source.num_words} is above the {len(FIVE_LETTER_WORDS)} words of the list"
-            )
         self._words = FIVE_LETTER_WORDS[: source.num_words]
 
     def inputs(self) -> dict[str, str]:
