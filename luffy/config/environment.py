@@ -155,6 +155,14 @@ class GuessNumberEnvironment(StrictModel):
     scoring: EpisodeScoring = EpisodeScoring()
 
 
+class FiveLettersEnvironment(StrictModel):
+    """A game of several turns: find a five-letter word by guessing, with a mark for each letter as the answer."""
+
+    kind: Literal["five_letters"]
+    limits: EpisodeLimits = EpisodeLimits()
+    scoring: EpisodeScoring = EpisodeScoring()
+
+
 class CustomEnvironment(StrictModel):
     """A class of your own with the methods of `luffy.environments.Environment`."""
 
@@ -187,7 +195,8 @@ class VerifiersEnvironment(VerifiersPackage):
 
 
 SingleEnvironment = Annotated[
-    ToolsEnvironment | GuessNumberEnvironment | CustomEnvironment | VerifiersEnvironment, Field(discriminator="kind")
+    ToolsEnvironment | GuessNumberEnvironment | FiveLettersEnvironment | CustomEnvironment | VerifiersEnvironment,
+    Field(discriminator="kind"),
 ]
 
 
@@ -233,7 +242,12 @@ class MixtureEnvironment(StrictModel):
 
 _DEFAULTS: dict[str, StrictModel] = {"limits": EpisodeLimits(), "scoring": EpisodeScoring()}
 EnvironmentConfig = Annotated[
-    ToolsEnvironment | GuessNumberEnvironment | CustomEnvironment | VerifiersEnvironment | MixtureEnvironment,
+    ToolsEnvironment
+    | GuessNumberEnvironment
+    | FiveLettersEnvironment
+    | CustomEnvironment
+    | VerifiersEnvironment
+    | MixtureEnvironment,
     Field(discriminator="kind"),
 ]
 

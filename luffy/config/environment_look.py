@@ -20,6 +20,7 @@ _CHAINS: dict[str, Value] = {
 }
 _BUILT_IN: dict[str, tuple[dict[str, Value], dict[str, Value]]] = {
     "guess_number": ({"kind": "guess_number"}, {"kind": "guess_number"}),
+    "five_letters": ({"kind": "five_letters"}, {"kind": "five_letters"}),
     "calculator": ({"kind": "tools", "tools": ["calculator"]}, _CHAINS),
     "python": ({"kind": "tools", "tools": ["python"]}, _CHAINS),
 }
@@ -128,6 +129,6 @@ def _source(look: EnvironmentLook, environment: Value) -> dict[str, Value]:
             **named,
             "num_prompts": look.num_problems,
         }
-    if fields.get("kind") == "guess_number":
-        return {"kind": "guess_number", "num_prompts": look.num_problems}
+    if (kind := fields.get("kind")) in ("guess_number", "five_letters"):
+        return {"kind": kind, "num_prompts": look.num_problems}
     raise ConfigError(f"{look.target}: names no problems; add data.suites, e.g. {{mine: {{kind: file, path: F}}}}")

@@ -12,6 +12,7 @@ from typing import cast
 from luffy.config.environment import (
     CustomEnvironment,
     EnvironmentConfig,
+    FiveLettersEnvironment,
     GuessNumberEnvironment,
     MixtureEnvironment,
     ToolsEnvironment,
@@ -19,6 +20,7 @@ from luffy.config.environment import (
 )
 from luffy.environments.call_formats import CALL_FORMATS
 from luffy.environments.environment import Environment, EnvironmentFactory
+from luffy.environments.five_letters import FiveLettersGame
 from luffy.environments.guess_number import GuessingGame
 from luffy.environments.mixed_episode import MixedEpisode
 from luffy.environments.python_tool import SandboxOfLoop, python_tool
@@ -80,6 +82,11 @@ def _guess_number(config: GuessNumberEnvironment) -> EnvironmentFactory:
 
 
 @_factory.register
+def _five_letters(config: FiveLettersEnvironment) -> EnvironmentFactory:
+    return FiveLettersGame
+
+
+@_factory.register
 def _custom(config: CustomEnvironment) -> EnvironmentFactory:
     made = imported_setting(config.factory, _FACTORY)
     if not isinstance(made, type):
@@ -133,7 +140,7 @@ def _instructions_of_tools(config: ToolsEnvironment) -> str:
 
 
 @_instructions.register
-def _instructions_of_game(config: GuessNumberEnvironment) -> str:
+def _instructions_of_game(config: GuessNumberEnvironment | FiveLettersEnvironment) -> str:
     return ""  # the prompt has the rules
 
 

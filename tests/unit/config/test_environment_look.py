@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from luffy.config.environment import GuessNumberEnvironment, ToolsEnvironment, VerifiersEnvironment
+from luffy.config.environment import (
+    FiveLettersEnvironment,
+    GuessNumberEnvironment,
+    ToolsEnvironment,
+    VerifiersEnvironment,
+)
 from luffy.config.environment_look import EnvironmentLook, look_config
 from luffy.errors import ConfigError
 
@@ -17,7 +22,12 @@ def looked(target: str, **settings: object) -> EnvironmentLook:
 
 @pytest.mark.parametrize(
     ("target", "kind"),
-    [("guess_number", GuessNumberEnvironment), ("calculator", ToolsEnvironment), ("python", ToolsEnvironment)],
+    [
+        ("guess_number", GuessNumberEnvironment),
+        ("five_letters", FiveLettersEnvironment),
+        ("calculator", ToolsEnvironment),
+        ("python", ToolsEnvironment),
+    ],
 )
 def test_built_in_environments_bring_their_problems(target: str, kind: type) -> None:
     config = look_config(looked(target))
@@ -51,7 +61,11 @@ def test_a_file_gives_environment_suites_and_grading_and_the_rest_is_left_out(tm
 @pytest.mark.parametrize(
     ("target", "settings", "message"),
     [
-        ("wordle", {}, "neither a YAML file nor one of guess_number, calculator, python; .* --python has to name"),
+        (
+            "wordle",
+            {},
+            "neither a YAML file nor one of guess_number, five_letters, calculator, python; .* --python has to name",
+        ),
         ("guess_number", {"python": "/opt/python"}, "--python has no effect"),
         ("calculator", {"arguments": {"a": 1}}, "--argument has no effect"),
         ("empty.yaml", {}, "has no section environment"),
