@@ -17,8 +17,8 @@ def eval(  # noqa: A001 - the command's name, as `vf-eval`
         str,
         Argument(
             metavar="ENVIRONMENT",
-            help="guess_number, five_letters, calculator or python; a YAML file with a section `environment` (and perhaps "
-            "`data.suites`, `grading`); or the id of an environment of the package verifiers",
+            help="guess_number, five_letters, calculator or python; a YAML file with a section `environment` (and "
+            "perhaps `data.suites`, `grading`); or the id of an environment of the package verifiers",
             show_default=False,
         ),
     ],

@@ -65,7 +65,7 @@ def test_marks_of_repeated_letters_agree_with_the_reference(guess, word):
 @pytest.mark.parametrize(
     ("guess", "word", "marks"),
     [
-        ("geese", "level", "-G-Y-"),
+        ("geese", "level", "-GY--"),
         ("llama", "level", "GY---"),
         ("eerie", "level", "YG---"),
         ("level", "level", "GGGGG"),
@@ -80,7 +80,7 @@ def test_a_game_ends_with_the_right_word():
     answers, counts = play(
         "crane", ["<think>crane?</think> I guess CRASH!", "\\boxed{dance}", "<answer>crane</answer>"]
     )
-    assert answers == ["GGG--", "-YGYG", None]
+    assert answers == ["GGG--", "-YYYG", None]
     assert counts == {"guesses": 3.0, "turns_without_guess": 0.0, "unknown_words": 0.0, "found": 1.0}
 
 
