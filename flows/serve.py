@@ -33,7 +33,8 @@ from luffy.cli.workspace_watch import WorkspaceWatch
 from luffy.config.shipped import SHIPPED
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
 from luffy.files import write_atomic
-from luffy.flows.basic_auth import ServerAddress, authorization, guard
+from luffy.flows.api_client import ApiClient
+from luffy.flows.basic_auth import ServerAddress, guard
 from luffy.flows.gpu_limit import limit_gpus
 from luffy.flows.own_pages import ServerNames
 from luffy.flows.pages import served_pages
@@ -56,7 +57,7 @@ _ENVIRONMENT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
     "PREFECT_WORKER_QUERY_SECONDS": "2",
 }
-# Runs of the pool whose server was ended are closed by `close_dead_runs`; this one finds the others, by their silence:
+# Runs of the pool whose server was ended are closed by `_close_dead_runs`; this one finds the others, by their silence:
 # a flow started by hand and killed, say. Three times the interval of heartbeats, so that no live run is hit.
 _CRASH_SILENT_RUNS = {
     "name": "luffy: a run without a sign of life has crashed",
@@ -79,9 +80,7 @@ _CRASH_SILENT_RUNS = {
     "actions": [{"type": "change-flow-run-state", "state": "CRASHED", "message": "no sign of life for ten minutes"}],
 }
 _ENDED = "the server that ran it was ended; start the run again, and its stages resume"
-_POOL_TIMEOUT_S = 60.0
-_REQUEST_TIMEOUT_S = 60.0
-"""Long, since a machine that trains leaves the server little time."""
+_POOL_TIMEOUT_S = 300.0
 _GRACE_S = 35.0
 """For runs under way when the server ends: the default of `execution.grace_s`, and for their own clean-up."""
 _POLL_S = 0.5
@@ -124,15 +123,16 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
         server = ApiServer(home, address.port, address.host)
         stack.callback(server.stop)
         server.wait()
-        close_dead_runs(url)
-        _watch_for_silent_runs(url)
-        num_gpus = limit_gpus(url)
+        api = ApiClient(url)
+        _close_dead_runs(api)
+        _watch_for_silent_runs(api)
+        num_gpus = limit_gpus(api)
         stack.enter_context(served_pages(workspace, address.port + 1, ServerNames.of(address.own_names)))
         stack.enter_context(_pointer(url))
-        worker = stack.enter_context(_worker(url, limit, home / "worker.log"))
-        _wait_for_pool(url, worker, home / "worker.log")
+        worker = stack.enter_context(_worker(api, limit, home / "worker.log"))
+        _wait_for_pool(api, worker, home / "worker.log")
         _deploy()
-        _say(address, workspace, num_gpus)
+        _say(api, address, workspace, num_gpus)
         while worker.poll() is None and not server.has_ended():
             time.sleep(_POLL_S)
         raise _ended("server", server.log_path) if server.has_ended() else _ended("worker", home / "worker.log")
@@ -190,7 +190,7 @@ def _pointed_at() -> str | None:
 
 
 @contextmanager
-def _worker(url: str, limit: int, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _worker(api: ApiClient, limit: int, log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The worker, whose start makes the work pool; at its end no run of it is left."""
     parent, mark = os.getpid(), f"serve-{os.getpid()}"
     command = [*_prefect(), "worker", "start", "--pool", POOL, "--type", "process", "--limit", str(limit)]
@@ -211,24 +211,17 @@ def _worker(url: str, limit: int, log_path: Path) -> Iterator[subprocess.Popen[b
         process.terminate()
         end_processes(mark, _GRACE_S)
         process.wait()
-        close_dead_runs(url)
+        _close_dead_runs(api)
 
 
-def _wait_for_pool(url: str, worker: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_for_pool(api: ApiClient, worker: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _POOL_TIMEOUT_S
-    while not _has_pool(url):
+    while api.ask("GET", f"work_pools/{POOL}").status_code != httpx.codes.OK:
         if worker.poll() is not None:
             raise _ended("worker", log)
         if time.monotonic() > deadline:
             raise LuffyError(f"the worker has not made its work pool {POOL} in {_POOL_TIMEOUT_S:.0f} s; see {log}")
         time.sleep(_POLL_S)
-
-
-def _has_pool(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/work_pools/{POOL}", headers=authorization(), timeout=5.0).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False  # a slow server is asked again
 
 
 def _deploy() -> None:
@@ -238,58 +231,32 @@ def _deploy() -> None:
         raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def close_dead_runs(url: str) -> None:
+def _close_dead_runs(api: ApiClient) -> None:
     """Runs of the pool that no process works on any more end as crashed (or cancelled), and free their slots.
 
     To be called while no worker serves the pool.
     """
-    known = {"work_pools": {"name": {"any_": [POOL]}}}
     open_states = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
     try:
-        found = httpx.post(
-            f"{url}/flow_runs/filter",
-            json={**known, "flow_runs": open_states},
-            headers=authorization(),
-            timeout=_REQUEST_TIMEOUT_S,
-        )
-        for run in found.raise_for_status().json():
+        for run in api.rows("flow_runs", {"work_pools": {"name": {"any_": [POOL]}}, "flow_runs": open_states}):
             ended = "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED"
-            state = {"state": {"type": ended, "name": ended.capitalize(), "message": _ENDED}, "force": True}
-            httpx.post(
-                f"{url}/flow_runs/{run['id']}/set_state",
-                json=state,
-                headers=authorization(),
-                timeout=_REQUEST_TIMEOUT_S,
-            )
+            state = {"type": ended, "name": ended.capitalize(), "message": _ENDED}
+            api.ask("POST", f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
     except httpx.HTTPError:
         return  # the server is gone; the next one does this when it starts
 
 
-def _watch_for_silent_runs(url: str) -> None:
+def _watch_for_silent_runs(api: ApiClient) -> None:
     """Make the automation, unless an earlier server over this database has."""
-    known = (
-        httpx.post(f"{url}/automations/filter", json={}, headers=authorization(), timeout=_REQUEST_TIMEOUT_S)
-        .raise_for_status()
-        .json()
-    )
-    if all(automation["name"] != _CRASH_SILENT_RUNS["name"] for automation in known):
-        httpx.post(
-            f"{url}/automations/", json=_CRASH_SILENT_RUNS, headers=authorization(), timeout=_REQUEST_TIMEOUT_S
-        ).raise_for_status()
+    if all(automation["name"] != _CRASH_SILENT_RUNS["name"] for automation in api.rows("automations")):
+        api.ask("POST", "automations/", _CRASH_SILENT_RUNS).raise_for_status()
 
 
-def _say(address: ServerAddress, workspace: Workspace, num_gpus: int) -> None:
-    url = address.url
-    found, known = (
-        httpx.post(f"{url}/{what}/filter", json={}, headers=authorization(), timeout=_REQUEST_TIMEOUT_S)
-        .raise_for_status()
-        .json()
-        for what in ("deployments", "flows")
-    )
-    flows = {flow["id"]: flow["name"] for flow in known}
-    names = sorted(f"{flows[deployment['flow_id']]}/{deployment['name']}" for deployment in found)
+def _say(api: ApiClient, address: ServerAddress, workspace: Workspace, num_gpus: int) -> None:
+    flows = {flow["id"]: flow["name"] for flow in api.rows("flows")}
+    names = sorted(f"{flows[deployment['flow_id']]}/{deployment['name']}" for deployment in api.rows("deployments"))
     out = terminal()
-    out.print(f"Prefect UI:  {url.removesuffix('/api')}")
+    out.print(f"Prefect UI:  {address.url.removesuffix('/api')}")
     if not address.is_loopback:
         out.print(f"listens at:  {address.host}, with a password; other terminals need PREFECT_API_AUTH_STRING")
     out.print(f"workspace:   {workspace.root}")

@@ -1,4 +1,7 @@
-"""What all tests share: the lines at the end of a run that say what was skipped, and hypothesis without a deadline."""
+"""What all tests share: skipped tests are named at the end of a run, hypothesis has no deadline, and Ray's workers have
+the priority of everything else."""
+
+import os
 
 from hypothesis import settings
 from skipped_tests import pytest_terminal_summary
@@ -7,3 +10,5 @@ __all__ = ["pytest_terminal_summary"]
 
 settings.register_profile("patient", deadline=None)  # a loaded machine is no failure
 settings.load_profile("patient")
+# Ray's own default is 15: next to other work on the same cores its workers would hardly run.
+os.environ.setdefault("RAY_worker_niceness", "0")

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 from patience import PATIENCE_S
-from synthetic.endpoint import CHAT, Endpoint, by_seed, completion, refusal
+from synthetic.endpoint import CHAT, Endpoint, by_seed, completion, mortal, refusal
 from test_serve import Checkout
 
 pytestmark = pytest.mark.slow
@@ -116,22 +116,13 @@ def answers_of(checkout):
     return "\n".join(answer.text for answer in (*lists, settings))
 
 
-def refusing(left):
-    """A model that answers `left` requests and then refuses the key, which it repeats."""
-
-    def answer(path, body):
-        left.append(left.pop() - 1)
-        return by_seed(path, body) if left[0] >= 0 else refusal(401, f"Incorrect API key: {KEYS['SERVED_KEY']}")
-
-    return answer
-
-
 @pytest.fixture
 def endpoints():
-    """A teacher, a judge, and a model that stops answering; each asks for its own key."""
+    """A teacher, a judge, and a model that refuses its key after some answers; each asks for its own key."""
     teacher = Endpoint(lambda path, body: completion("3 \\boxed{3}", prompt_tokens=5), (CHAT,), KEYS["TEACHER_KEY"])
     judge = Endpoint(lambda path, body: completion("VERDICT: CORRECT"), (CHAT,), KEYS["JUDGE_KEY"])
-    model = Endpoint(refusing([BEFORE_IT_REFUSES]), (CHAT,), KEYS["SERVED_KEY"])
+    repeating = refusal(401, f"Incorrect API key: {KEYS['SERVED_KEY']}")
+    model = Endpoint(mortal(BEFORE_IT_REFUSES, by_seed, repeating), (CHAT,), KEYS["SERVED_KEY"])
     yield teacher, judge, model
     for endpoint in (teacher, judge, model):
         endpoint.close()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from synthetic.endpoint import CHAT, Endpoint, Reply, by_seed, refusal
+from synthetic.endpoint import CHAT, Endpoint, by_seed, mortal, refusal
 from toy_run import Recorder
 
 from luffy.cli.main import main
@@ -40,13 +40,8 @@ def test_an_endpoint_that_dies_costs_nothing_and_its_model_is_on_the_leaderboard
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SERVED_KEY", KEY)
-    left = [BEFORE_IT_DIES]
-
-    def mortal(path: str, body: dict) -> Reply:
-        left[0] -= 1
-        return by_seed(path, body) if left[0] >= 0 else refusal(503, f"out of memory for {KEY}")
-
-    dying, healthy = Endpoint(mortal, (CHAT,), KEY), Endpoint(by_seed, (CHAT,), KEY)
+    dies = mortal(BEFORE_IT_DIES, by_seed, refusal(503, f"out of memory for {KEY}"))
+    dying, healthy = Endpoint(dies, (CHAT,), KEY), Endpoint(by_seed, (CHAT,), KEY)
     with pytest.raises(
         StageFailed, match=r"status 503: out of memory for \*\*\*; finished responses are saved"
     ) as failed:

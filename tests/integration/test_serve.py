@@ -20,6 +20,7 @@ import pytest
 from patience import PATIENCE_S, wait_until
 
 from luffy.config.form import form_of_file
+from luffy.flows.api_client import ApiClient
 from luffy.flows.gpu_limit import limit_gpus
 from luffy.flows.prefect_session import free_port
 
@@ -281,12 +282,12 @@ def one_gpu(served, tmp_path, monkeypatch):
         started.append(subprocess.Popen(command, cwd=served.root, env=env, **streams, **as_in_a_terminal))
         return started[-1]
 
-    assert limit_gpus(served.api) == 1
+    assert limit_gpus(ApiClient(served.api)) == 1
     yield start
     for process in started:
         process.kill()
     monkeypatch.setenv("PATH", "/nowhere")
-    assert limit_gpus(served.api) == 0
+    assert limit_gpus(ApiClient(served.api)) == 0
     assert served.ask("v2/concurrency_limits/gpu")["limit"] == 1
     httpx.delete(f"{served.api}/v2/concurrency_limits/gpu", timeout=PATIENCE_S).raise_for_status()
 

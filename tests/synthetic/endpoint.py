@@ -1,6 +1,7 @@
 """A real HTTP server in a thread that speaks OpenAI's protocol, well or badly, for what asks models elsewhere."""
 
 import hashlib
+import itertools
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -52,12 +53,21 @@ def by_seed(path: str, body: dict) -> Reply:
     return completion(text) if path == CHAT else text_completion(text)
 
 
+Answer = Callable[[str, dict], Reply | None]
+
+
+def mortal(answers: int, answer: Answer, last_words: Reply) -> Answer:
+    """A model that answers so many requests, however many come at once, and every later one with `last_words`."""
+    asked = itertools.count()  # its steps are atomic
+    return lambda path, body: answer(path, body) if next(asked) < answers else last_words
+
+
 class Endpoint:
     """`answer` says what a request gets; `paths` are those that there are, asked with `key` where there is one."""
 
     def __init__(
         self,
-        answer: Callable[[str, dict], Reply | None] = by_seed,
+        answer: Answer = by_seed,
         paths: tuple[str, ...] = (CHAT, TEXT),
         key: str | None = None,
     ) -> None:

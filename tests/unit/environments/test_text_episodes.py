@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from synthetic.endpoint import CHAT, Endpoint, Reply, completion, refusal
+from synthetic.endpoint import CHAT, Endpoint, Reply, completion, mortal, refusal
 
 from luffy import http_client
 from luffy.config.environment import EnvironmentConfig, EpisodeLimits, GuessNumberEnvironment, ToolsEnvironment
@@ -120,14 +120,8 @@ def test_a_long_observation_is_cut_by_characters(play: Play) -> None:
 
 
 def test_a_lost_endpoint_ends_the_play_and_paid_turns_are_not_asked_again(play: Play) -> None:
-    left = [3]
-
-    def mortal(path: str, body: dict) -> Reply:
-        left[0] -= 1
-        return halving(path, body) if left[0] >= 0 else refusal(503, "gone")
-
     with pytest.raises(ClusterError, match="gone"):
-        play(mortal, [game(7, seed) for seed in (1, 2)])
+        play(mortal(3, halving, refusal(503, "gone")), [game(7, seed) for seed in (1, 2)])
     episodes, asked = play(halving, [game(7, seed) for seed in (1, 2)])
     assert [episode.measures["found"] for episode in episodes] == [1.0, 1.0]
     assert len(asked) == 6 - 3

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
-from synthetic.endpoint import CHAT, Endpoint, Reply, completion, refusal
+from synthetic.endpoint import CHAT, Endpoint, Reply, completion, mortal, refusal
 
 from luffy.config import load_experiment
 from luffy.config.data import DataConfig
@@ -217,15 +217,9 @@ def test_an_endpoint_that_dies_is_resumed_where_it_was_and_one_that_is_dead_neve
     tmp_path: Path, inputs: dict[str, Path]
 ) -> None:
     config, out = settings({"r1": teacher()}), tmp_path / "out"
-    left = [4]
-
-    def mortal(path: str, body: dict) -> Reply:
-        left[0] -= 1
-        return right(path, body) if left[0] >= 0 else refusal(503, "gone")
-
     with served(lambda path, body: refusal(503, "gone")) as dead, pytest.raises(LostError, match="status 503: gone"):
         run(config, context_in(out, inputs, {"r1": dead.url}, max_retries=0))
-    with served(mortal) as endpoint:
+    with served(mortal(4, right, refusal(503, "gone"))) as endpoint:
         run(config, context_in(out, inputs, {"r1": endpoint.url}, max_retries=0, concurrency=1))
     assert card_in(out).teachers["r1"].outcomes["failed"] > 0  # fewer than make an endpoint dead
     with served(right) as endpoint:
@@ -371,13 +365,8 @@ def test_a_rewriting_that_ends_early_asks_for_the_rest_alone(
 ) -> None:
     """It ends among the policy's own answers, early or late, or while it rewrites."""
     traced_by_experts(inputs)
-    out, left = tmp_path / "out" / "o", [answers]
-
-    def mortal(path: str, body: dict) -> Reply:
-        left[0] -= 1
-        return pupil(path, body) if left[0] >= 0 else refusal(402, "no credit")
-
-    with served(mortal) as first, pytest.raises(ConfigError, match="no credit"):
+    out, dying = tmp_path / "out" / "o", mortal(answers, pupil, refusal(402, "no credit"))
+    with served(dying) as first, pytest.raises(ConfigError, match="no credit"):
         run(rewriting(), context_in(out, inputs, {"policy": first.url}, concurrency=1))
     with served(pupil) as second:
         run(rewriting(), context_in(out, inputs, {"policy": second.url}))

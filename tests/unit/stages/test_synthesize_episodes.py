@@ -168,11 +168,10 @@ def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(
     tmp_path: Path, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even where the environment answers otherwise today: the conversation stays as the teacher saw it."""
-    left, is_well = [5], threading.Event()
+    asked, is_well = itertools.count(), threading.Event()
 
     def mortal(path: str, body: dict) -> Reply:
-        left[0] -= 1
-        return halving(path, body) if is_well.is_set() or left[0] >= 0 else refusal(503, "gone")
+        return halving(path, body) if is_well.is_set() or next(asked) < 5 else refusal(503, "gone")
 
     moody = CustomEnvironment.model_validate(
         {"kind": "custom", "factory": f"{__name__}:Moody", "limits": GAME.limits.model_dump()}

@@ -1,0 +1,26 @@
+"""Requests to the REST interface of the Prefect server that `luffy serve` starts."""
+
+from typing import Any
+
+import httpx
+
+from luffy.flows.basic_auth import authorization
+
+_TIMEOUT_S = 300.0
+"""Long, since the server is on this machine: it does not get lost, but where the machine trains it may have to wait for
+minutes until it gets a core."""
+
+
+class ApiClient:
+    """Asks the API at `url` as this process; every method raises httpx.HTTPError."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def rows(self, table: str, filters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """The rows of `table` (such as "flow_runs") that pass `filters`; the server gives at most 200."""
+        return self.ask("POST", f"{table}/filter", filters or {}).raise_for_status().json()
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """Send one request; the response may be an error of the server."""
+        return httpx.request(method, f"{self._url}/{path}", json=body, headers=authorization(), timeout=_TIMEOUT_S)
