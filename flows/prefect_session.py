@@ -35,7 +35,7 @@ _DEFAULTS = {
 }
 _LOCAL_NAMES = (LOOPBACK, "localhost", "::1")
 _MAX_HEALTH_BYTES = 64
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 3.0
 
 
@@ -110,7 +110,7 @@ class ApiServer:
             )
 
     def wait(self) -> None:
-        """Return once the server answers; raises LuffyError if it does not within two minutes."""
+        """Return once the server answers; raises LuffyError if it does not within five minutes."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         with self._starting:
             while not answers(self.url, timeout_s=1.0):
