@@ -6,12 +6,13 @@ from statistics import fmean
 
 from luffy.cli.console import duration, say, show_report_path, text_table, wide_terminal
 from luffy.config.study import CellRun, Study, distinct
-from luffy.errors import UserError
+from luffy.errors import DataError, UserError
 from luffy.evaluation.study.study_findings import find_effects
 from luffy.evaluation.study.study_progress import StudyProgress, seconds_of
 from luffy.evaluation.study.study_results import (
     BASE,
     collect_results,
+    joined_results,
     read_study_results,
     result_files,
     write_results,
@@ -61,11 +62,22 @@ def reported_of(runs: Sequence[CellRun], cell: str) -> list[CellRun]:
 
 
 def collect(study: Study, workspace: Workspace, *, verify: bool) -> None:
-    """Write the finished results of all cells beside the design; UserError where no run is finished."""
+    """Add the finished results of all cells to those beside the design.
+
+    Raises UserError where no run is finished, or where the files hold another result of one of them.
+    """
     results = collect_results(study, StudyProgress(study, workspace, verify=verify), study.cells)
     if not results.outcomes:
         raise UserError(f"workspace {workspace.root}: no run of {study.config.name} is finished; nothing is written")
     files = result_files(study.path, study.config.name)
+    if any(path.exists() for path in files):
+        try:
+            results = joined_results(read_study_results(files).in_design(study), results)
+        except DataError as error:
+            raise UserError(
+                f"{files[0]}: does not go with workspace {workspace.root} ({error}); delete "
+                f"{files[0].name} and {files[1].name} to write the results of this workspace alone"
+            ) from None
     write_results(results, files)
     num_runs = len({row.place[:5] for row in results.outcomes if row.role != BASE})
     for path in files:

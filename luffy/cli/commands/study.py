@@ -31,7 +31,9 @@ def study(
         float | None,
         Option("--budget-hours", metavar="H", min=0.0, help="start no run later than H hours after the first"),
     ] = None,
-    collect: Annotated[bool, Option("--collect", help="write finished results as parquet beside the design")] = False,
+    collect: Annotated[
+        bool, Option("--collect", help="add finished results to the parquet files beside the design")
+    ] = False,
     page: Annotated[bool, Option("--page", help="write page, figure and tables from the parquet alone")] = False,
     reproduce: Annotated[
         str | None, Option("--reproduce", metavar="A,B", help="run cells again in a fresh workspace, and compare")

@@ -6,7 +6,7 @@ Page, figures and tables come out of these two files and the design alone.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -87,6 +87,27 @@ class StudyResults:
                 row for row in self.measures if row.cell in wanted and row.role != TRIED and row.measure not in TIMED
             ),
             tuple(row for row in self.outcomes if row.cell in wanted and row.role != TRIED),
+        )
+
+    @property
+    def places(self) -> frozenset[tuple[str, ...]]:
+        """The places of all rows, without what differs from machine to machine."""
+        measured = (row.place for row in self.measures if row.measure not in TIMED)
+        return frozenset((*measured, *(row.place for row in self.outcomes)))
+
+    def at(self, places: Collection[tuple[str, ...]]) -> "StudyResults":
+        """The rows at some places."""
+        return StudyResults(
+            tuple(row for row in self.measures if row.place in places),
+            tuple(row for row in self.outcomes if row.place in places),
+        )
+
+    def in_design(self, study: Study) -> "StudyResults":
+        """The rows of cells and arms that the study has."""
+        cells, arms = study.cells, ("", *study.config.arms)
+        return StudyResults(
+            tuple(row for row in self.measures if row.cell in cells and row.arm in arms),
+            tuple(row for row in self.outcomes if row.cell in cells and row.arm in arms),
         )
 
     @property
@@ -176,6 +197,23 @@ def read_study_results(files: tuple[Path, Path]) -> StudyResults:
     except (TypeError, KeyError) as error:
         raise DataError(f"{files[0]}: holds no results of a study ({error})") from None
     return StudyResults(measures, outcomes)
+
+
+def joined_results(before: StudyResults, found: StudyResults) -> StudyResults:
+    """The runs of both, those of `before` where both have one: machines that share the work of a study each add theirs.
+
+    Raises DataError where a run of both has different results, or an arm of a cell different tuned values.
+    """
+    for cell, arms in found.chosen.items():
+        for arm, point in arms.items():
+            if (known := before.chosen.get(cell, {}).get(arm, point)) != point:
+                raise DataError(f"{cell}, {arm}: point {known} of its grid was reported, here it is point {point}")
+    common = before.places & found.places
+    if (difference := first_difference(before.at(common), found.at(common))) is not None:
+        raise DataError(difference)
+    measures = {row.place: row for row in (*found.measures, *before.measures)}
+    outcomes = {row.place: row for row in (*found.outcomes, *before.outcomes)}
+    return StudyResults(tuple(sorted(measures.values())), tuple(sorted(outcomes.values())))
 
 
 def first_difference(committed: StudyResults, again: StudyResults) -> str | None:

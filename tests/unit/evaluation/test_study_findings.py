@@ -16,6 +16,7 @@ from luffy.evaluation.study.study_results import (
     OutcomeRow,
     StudyResults,
     first_difference,
+    joined_results,
     read_study_results,
     result_files,
     write_results,
@@ -108,6 +109,37 @@ def test_results_that_differ_in_one_answer_are_found(results):
     found = first_difference(replace(results, outcomes=(wrong, *rest)), results)
     assert found.startswith(f"{first.cell}, ") and "committed" in found and "\n" not in found
     assert "now nothing" in first_difference(results, replace(results, outcomes=tuple(rest)))
+
+
+def of_seeds(results, *seeds):
+    return StudyResults(
+        *(tuple(row for row in rows if row.seed in seeds) for rows in (results.measures, results.outcomes))
+    )
+
+
+def test_machines_add_their_runs_to_the_same_files(results):
+    one, other = of_seeds(results, 0, 1), of_seeds(results, 0, 2)
+    assert joined_results(one, other) == joined_results(other, one) == results
+    assert joined_results(results, one) == results  # fewer runs replace nothing
+    slower = tuple(replace(row, measure="seconds", value=row.value + 1) for row in one.measures)
+    timed = tuple(replace(row, measure="seconds") for row in one.measures)
+    joined = joined_results(replace(one, measures=timed), replace(one, measures=slower))
+    assert joined.measures == timed  # a time is no difference
+
+
+def test_runs_that_differ_are_not_joined(results):
+    first, *rest = results.outcomes
+    other = replace(results, outcomes=(replace(first, correct=(1 - first.correct[0], *first.correct[1:])), *rest))
+    with pytest.raises(DataError, match=f"{first.cell}, .* committed .*, now "):
+        joined_results(results, other)
+    again = tuple(replace(row, point=2) if row.arm == "luffy" else row for row in results.outcomes)
+    with pytest.raises(DataError, match=r"centre, luffy: point 1 of its grid was reported, here it is point 2"):
+        joined_results(of_seeds(results, 0, 1), of_seeds(replace(results, outcomes=again), 0, 2))
+
+
+def test_rows_that_the_design_no_longer_has_are_left_out(study, results):
+    gone = tuple(replace(row, cell="old") for row in results.outcomes)
+    assert StudyResults((), (*results.outcomes, *gone)).in_design(study).outcomes == results.outcomes
 
 
 def test_a_file_that_is_not_parquet_is_one_line(tmp_path):
