@@ -168,6 +168,9 @@ class Trajectory:
     """Shown in the prompt that the row was sampled under; None: the bare prompt."""
     teacher_prompt_ids: tuple[int, ...] = ()
     """The prompt that the teacher of `rl.teacher` sees in place of the policy's; empty: the same."""
+    teacher_logprobs: tuple[float, ...] = ()
+    """Per learnable response token: its log-probability under the teacher of `rl.teacher`, where that is served
+    elsewhere; empty: the trainer's ranks hold the teacher, or there is none."""
 
     @property
     def num_tokens(self) -> int:

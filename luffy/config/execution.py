@@ -156,6 +156,8 @@ class ExecutionConfig(StrictModel):
     teachers: dict[str, ServerConfig] = Field(default_factory=dict)
     """Where the teachers of `synthesize` that have an endpoint are served, by the teacher's name. A variable given as
     `api_key_variable` must be set."""
+    rl_teacher: ServerConfig = ServerConfig()
+    """vLLM servers of the teacher `rl.teacher: {kind: served}`."""
     gpus: NonNegativeInt | None = None
     """GPUs of this machine that a training or generating stage takes exclusively, after waiting for busy ones; None: as
     many as it can use. 0: it uses all visible GPUs and may share them."""

@@ -40,21 +40,36 @@ class SelfTeacher(StrictModel):
         return self
 
 
-RLTeacher = Annotated[ModelTeacher | SelfTeacher, Field(discriminator="kind")]
+class ServedTeacher(StrictModel):
+    """A model on vLLM servers, which scores the policy's tokens in the policy's own context.
+
+    Where it is served is `execution.rl_teacher.urls`, which is no part of a result's identity: models that differ must
+    be called differently. Its tokenizer has to be the policy's.
+    """
+
+    kind: Literal["served"]
+    name: str = Field(min_length=1)
+    """Its name in requests to the servers."""
+
+
+RLTeacher = Annotated[ModelTeacher | SelfTeacher | ServedTeacher, Field(discriminator="kind")]
 
 
 def complaint_about_teacher(
-    teacher: ModelTeacher | SelfTeacher | None, *, is_needed: bool, has_environment: bool, without_traces: bool
+    teacher: RLTeacher | None, *, is_needed: bool, has_environment: bool, without_traces: bool, temperature: float
 ) -> str | None:
     """What is wrong with `rl.teacher` in an experiment with RL; None: nothing.
 
     `is_needed`: the objective has a term with `kind: distillation`. `without_traces`: RL's prompts have none.
+    `temperature`: that of the rollouts.
     """
     if teacher is None:
-        wanted = "rl.teacher={kind: model, path: FOLDER}, or {kind: self}"
+        wanted = "rl.teacher={kind: model, path: FOLDER}, {kind: served, name: MODEL}, or {kind: self}"
         return f"rl.teacher: missing; a distillation term needs it: {wanted}" if is_needed else None
     if not is_needed:
         return "rl.teacher has no effect: objective.terms has none with loss.kind: distillation; add one or remove it"
+    if isinstance(teacher, ServedTeacher) and temperature != 1.0:
+        return f"rl.teacher.kind: served scores at temperature 1, not at rl.temperature {temperature:g}; set that to 1"
     if isinstance(teacher, SelfTeacher) and has_environment:
         return "rl.teacher.kind: self shows a trace of a single turn; remove environment, or use kind: model"
     if isinstance(teacher, SelfTeacher) and without_traces:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 from luffy.cluster.protocol import Cluster
 from luffy.config.settings import RLSettings
@@ -11,7 +12,6 @@ from luffy.rl.collector import GroupCollector
 from luffy.rl.experience import Experience, Sources
 from luffy.rl.generation import Generation
 from luffy.rl.tasks import RolloutTask
-from luffy.rl.teacher_prompts import TeacherPrompts
 from luffy.tracking.journal import RolloutJournal
 from luffy.tracking.rollout_metrics import hint_metrics, learned_metrics, rollout_metrics, staleness_metrics
 from luffy.types import Group
@@ -24,6 +24,14 @@ class StepOutcome:
     groups: Sequence[Group]
     """The groups it trained on, or all groups if every one was filtered out."""
     metrics: dict[str, float]
+
+
+class RowTeacher(Protocol):
+    """Gives the rows of a step what learning from `rl.teacher` needs, where the ranks cannot know it."""
+
+    def taught(self, groups: Sequence[Group]) -> Sequence[Group]:
+        """The same groups; nothing but the rows' teacher fields differs."""
+        ...
 
 
 class StepRunner:
@@ -39,11 +47,11 @@ class StepRunner:
         tasks: Sequence[RolloutTask],
         collector: GroupCollector,
         journal: RolloutJournal,
-        teacher_prompts: TeacherPrompts | None = None,
+        teaching: RowTeacher | None = None,
     ) -> None:
         self._settings = settings
         self._trainer = cluster.trainer
-        self._teacher_prompts = teacher_prompts
+        self._teaching = teaching
         self._experience = Experience(settings, Sources(tasks, collector, journal, cluster.trainer))
         self._generation = Generation(self._experience, cluster, settings.rl.max_staleness, settings.rl.steps)
 
@@ -53,7 +61,10 @@ class StepRunner:
         groups, metrics = self._generation.take(step)
         kept = self._experience.kept(step, groups)
         metrics |= self._group_metrics(step, groups, kept) | self._experience.metrics(step, groups)
-        metrics |= self._trainer.learn(self._as_taught(kept), step)
+        taught, teacher_s = self._as_taught(kept)
+        metrics |= self._trainer.learn(taught, step)
+        if "perf/teacher_s" in metrics:
+            metrics["perf/teacher_s"] += teacher_s
         self._experience.observe(step, groups)
         demonstrations = self._experience.hard_demonstrations(step) or ()
         if demonstrations:
@@ -81,9 +92,12 @@ class StepRunner:
     ) -> None:
         self._generation.__exit__(kind, error, trace)
 
-    def _as_taught(self, groups: Sequence[Group]) -> Sequence[Group]:
-        """The groups with what the teacher is shown, where that is not the policy's own prompt."""
-        return groups if self._teacher_prompts is None else self._teacher_prompts.shown_in(groups)
+    def _as_taught(self, groups: Sequence[Group]) -> tuple[Sequence[Group], float]:
+        """The groups with what learning from the teacher needs, and the seconds that it took."""
+        if self._teaching is None:
+            return groups, 0.0
+        began = time.perf_counter()
+        return self._teaching.taught(groups), time.perf_counter() - began
 
     def _group_metrics(self, step: int, groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, float]:
         objective, rl = self._settings.objective, self._settings.rl

@@ -37,7 +37,7 @@ class TeacherPrompts:
         """Tokens of the longest prompt."""
         return max(map(len, self._ids.values()))
 
-    def shown_in(self, groups: Sequence[Group]) -> list[Group]:
+    def taught(self, groups: Sequence[Group]) -> list[Group]:
         """The groups, each row with the prompt that its teacher sees."""
         return [
             replace(

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.cluster.protocol import Cluster
 from luffy.cluster.rl_cluster import open_cluster
 from luffy.config.environment import keeps_history
-from luffy.config.rl_teacher import ModelTeacher, SelfTeacher
+from luffy.config.rl_teacher import SelfTeacher, ServedTeacher
 from luffy.config.settings import RLSettings
 from luffy.config.training import RLConfig
 from luffy.data.confidential_prompts import confidential_uids
@@ -34,7 +34,8 @@ from luffy.rl.collector import GroupCollector
 from luffy.rl.hints import HintedPrompts
 from luffy.rl.logp_gap import check_logp_gap
 from luffy.rl.rollout_samples import sample_rollouts
-from luffy.rl.step_runner import StepRunner
+from luffy.rl.served_teacher import ServedTeaching
+from luffy.rl.step_runner import RowTeacher, StepRunner
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rl.teacher_prompts import TeacherPrompts
 from luffy.rollout.engine import RolloutEngine, SamplingParams
@@ -164,6 +165,11 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     longest = max(_longest(tasks, settings.rl, hints), 0 if problems is None else problems.longest)
     shown = _teacher_prompts(settings, context, tokenizer)
     longest_shown = longest if shown is None else shown.longest + settings.rl.max_response_tokens
+    teaching: RowTeacher | None = shown
+    if isinstance(settings.rl.teacher, ServedTeacher):  # before the models are loaded: it may not be there
+        where = context.execution.rl_teacher
+        served = ServedTeaching.connect(settings.rl.teacher, where, tasks, tokenizer, longest)
+        teaching = stack.enter_context(closing(served))
     teacher = _teacher(settings, model, tokenizer, longest_shown)
     spec = TrainerSpec(settings, context.execution, model, context.out, longest, tokenizer.pad_token_id, teacher)
     cluster = stack.enter_context(wrapping.cluster(open_cluster(spec)))
@@ -203,7 +209,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
 
     journal = RolloutJournal(context.out / "journal")
     return Components(
-        steps=stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal, shown)),
+        steps=stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal, teaching)),
         trainer=cluster.trainer,
         held_out=_held_out(settings, context, problems, cluster, graders, judges, tokenizer),
         read=read,
@@ -299,10 +305,12 @@ def _teacher_prompts(
 
 
 def _teacher(settings: RLSettings, model: Path, tokenizer: PreTrainedTokenizerBase, longest: int) -> TeacherSpec | None:
-    """Where the teacher is; DataError where its tokens are not the policy's."""
+    """Where the teacher is, None where it is served; DataError where its tokens are not the policy's."""
     config = settings.rl.teacher
-    if not isinstance(config, ModelTeacher):
-        return None if config is None else TeacherSpec(model, longest)
+    if config is None or isinstance(config, ServedTeacher):
+        return None
+    if isinstance(config, SelfTeacher):
+        return TeacherSpec(model, longest)
     folder = model_folder(config.path)
     if not is_same_tokenizer(load_tokenizer(folder), tokenizer):
         raise DataError(

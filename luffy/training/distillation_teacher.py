@@ -1,10 +1,14 @@
 """The teacher of on-policy distillation on a rank: its log-probabilities of the policy's own tokens.
 
+`DistillationTeacher` holds a model; `ServedScores` reads what a model on servers has said
+(`luffy/rl/served_teacher.py`).
+
 Shape legend: `B` rows, `T` tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +17,33 @@ from luffy.pipeline.machine.flops import ModelFlops
 from luffy.training.batching import collate
 from luffy.training.frozen_policy import ReferencePolicy
 from luffy.types import TrainBatch, Trajectory
+
+
+class TokenScorer(Protocol):
+    """What terms with `kind: distillation` learn from."""
+
+    def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:
+        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere; `rows` are those of the batch, in order."""
+        ...
+
+    def forward_flops(self, rows: Sequence[Trajectory]) -> float:
+        """Operations of scoring the rows; 0 where they are not counted."""
+        ...
+
+
+class ServedScores:
+    """The scores that the rows carry, of a model whose operations are not this machine's."""
+
+    def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:
+        """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
+        logp_BT = torch.zeros(batch.input_ids_BT.shape)
+        # The mask selects the learnable tokens row by row, as the scores are.
+        logp_BT[batch.response_mask_BT] = torch.tensor([logp for row in rows for logp in row.teacher_logprobs])
+        return logp_BT
+
+    def forward_flops(self, rows: Sequence[Trajectory]) -> float:
+        """None here."""
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from luffy.objectives.schedules import AdaptiveCoefficients, schedule_multiplier
 from luffy.objectives.step import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
 from luffy.training.critic import Critic
-from luffy.training.distillation_teacher import DistillationTeacher
+from luffy.training.distillation_teacher import TokenScorer
 from luffy.training.distributed import sum_over_ranks
 from luffy.training.frozen_policy import ReferencePolicy
 from luffy.training.memory_use import peak_memory
@@ -74,7 +74,7 @@ class Learner:
         pad_id: int,
         critic: Critic | None = None,
         reference: ReferencePolicy | None = None,
-        teacher: DistillationTeacher | None = None,
+        teacher: TokenScorer | None = None,
     ) -> None:
         assert (critic is not None) == objective.needs_critic
         assert (reference is not None) == objective.needs_reference

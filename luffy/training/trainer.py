@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from luffy.config.execution import ExecutionConfig
-from luffy.config.rl_teacher import ModelTeacher
+from luffy.config.rl_teacher import ModelTeacher, ServedTeacher
 from luffy.config.settings import RLSettings
 from luffy.pipeline.machine.flops import ModelFlops
 from luffy.seeds import derive_seed
@@ -24,7 +24,7 @@ from luffy.training.adapter import Adapter
 from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic
-from luffy.training.distillation_teacher import DistillationTeacher
+from luffy.training.distillation_teacher import DistillationTeacher, ServedScores, TokenScorer
 from luffy.training.frozen_policy import FrozenPolicy, ReferencePolicy, UnadaptedPolicy
 from luffy.training.group_sharding import shard_groups
 from luffy.training.learner import Learner, Metrics
@@ -60,7 +60,7 @@ class TrainerSpec:
     """Largest number of tokens of a prompt with its response."""
     pad_id: int
     teacher: TeacherSpec | None = None
-    """None: the objective needs none."""
+    """None: the objective needs none, or it is served elsewhere."""
 
     def open_rank(self) -> "TrainerRank":
         """Load the models and prepare them for training; a collective call."""
@@ -234,9 +234,11 @@ def _learner(spec: TrainerSpec) -> Learner:
     )
 
 
-def _teacher(spec: TrainerSpec, policy: Policy, initial: Callable[[], ReferencePolicy]) -> DistillationTeacher:
-    """The model that `rl.teacher` names, or the initial policy."""
+def _teacher(spec: TrainerSpec, policy: Policy, initial: Callable[[], ReferencePolicy]) -> TokenScorer:
+    """The model that `rl.teacher` names, the initial policy, or what servers have said."""
     settings, teacher = spec.settings, spec.settings.rl.teacher
+    if isinstance(teacher, ServedTeacher):
+        return ServedScores()
     assert teacher is not None and spec.teacher is not None
     if not isinstance(teacher, ModelTeacher):
         check_fits(

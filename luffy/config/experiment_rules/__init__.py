@@ -17,6 +17,7 @@ _RULES: tuple[Callable[[ExperimentConfig], None], ...] = (
     chain_rules.check_chain,
     chain_rules.difficulty_has_its_policy_and_its_reader,
     teacher_rules.teachers_are_reached,
+    teacher_rules.rl_teacher_is_reached,
     teacher_rules.synthesis_has_its_prompts,
     chain_rules.complement_suits_rl,
     chain_rules.rounds_sample_and_train,

@@ -33,6 +33,7 @@ def teacher_has_an_effect(config: ExperimentConfig) -> None:
         is_needed=config.objective.needs_teacher,
         has_environment=config.environment is not None,
         without_traces=config.data.rl == "complement",
+        temperature=config.rl.temperature,
     )
     if complaint is not None:
         raise ValueError(complaint)

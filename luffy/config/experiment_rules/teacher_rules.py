@@ -1,6 +1,7 @@
-"""Rules of `synthesize` and its teachers."""
+"""Rules of teachers: those of `synthesize`, and one of RL that is served."""
 
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.rl_teacher import ServedTeacher
 
 
 def teachers_are_reached(config: ExperimentConfig) -> None:
@@ -16,6 +17,16 @@ def teachers_are_reached(config: ExperimentConfig) -> None:
     for name in served:
         if name not in config.execution.teachers or not config.execution.teachers[name].urls:
             raise ValueError(f"execution.teachers.{name}.urls: missing; say where the teacher {name} is served")
+
+
+def rl_teacher_is_reached(config: ExperimentConfig) -> None:
+    """`execution.rl_teacher` has URLs if and only if RL's teacher is served."""
+    teacher = config.rl.teacher if "rl" in config.stages and config.rl is not None else None
+    urls = config.execution.rl_teacher.urls
+    if isinstance(teacher, ServedTeacher) and not urls:
+        raise ValueError(f"execution.rl_teacher.urls: missing; say where {teacher.name} is served (rl.teacher)")
+    if urls and not isinstance(teacher, ServedTeacher):
+        raise ValueError("execution.rl_teacher.urls has no effect without rl.teacher.kind: served; remove it")
 
 
 def synthesis_has_its_prompts(config: ExperimentConfig) -> None:

@@ -17,7 +17,7 @@ from luffy.config import ExperimentConfig
 from luffy.config.model import LoRAConfig, ModelConfig
 from luffy.config.objective import TermConfig
 from luffy.config.objective.losses import EntropyLoss, is_untempered
-from luffy.config.rl_teacher import ModelTeacher
+from luffy.config.rl_teacher import ModelTeacher, SelfTeacher, ServedTeacher
 from luffy.pipeline.machine.adapter_shape import adapter_activation_bytes, adapter_parameters
 from luffy.pipeline.machine.architecture import ModelArchitecture, architecture_of
 from luffy.pipeline.machine.engine_memory import hint_tokens, rl_engine_memory
@@ -164,7 +164,7 @@ class _Teaching:
 def _teaching(config: ExperimentConfig) -> _Teaching | None:
     rl = config.rl
     assert rl is not None
-    if rl.teacher is None:
+    if rl.teacher is None or isinstance(rl.teacher, ServedTeacher):
         return None
     longest = config.data.max_prompt_tokens + rl.max_response_tokens
     if isinstance(rl.teacher, ModelTeacher):
@@ -186,7 +186,7 @@ def _rl_workload(config: ExperimentConfig) -> _Workload:
     assert rl is not None and objective is not None
     terms = (*objective.terms, *(objective.interleaved_sft.terms if objective.interleaved_sft else ()))
     shown = 0 if objective.learns_without_hints else hint_tokens(config)
-    teaches_itself = rl.teacher is not None and not isinstance(rl.teacher, ModelTeacher)
+    teaches_itself = isinstance(rl.teacher, SelfTeacher)
     # A reference that follows the policy is not the initial policy for long.
     shared = objective.needs_reference and teaches_itself and rl.reference is None
     return _Workload(

@@ -52,7 +52,7 @@ def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None
     wanted = config.stages if stages is None else stages
     placement = Placement(config, wanted, detected_gpus_gib(), architecture=None)
     notes = _advice_on_engine(config) if config.cluster == "local" and "rl" in wanted else []
-    notes += _unset_keys(config) if "synthesize" in wanted else []
+    notes += _unset_keys(config, wanted)
     complaints = [*_unusable_adapter(placement), *_attention_without_gpu(placement)]
     if not placement.trains_on_ray and not placement.checks_generation:
         return Resources((), tuple(notes), tuple(complaints))
@@ -61,12 +61,18 @@ def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None
     return Resources(memory_of(placement), tuple(notes), (*complaints, *_complaints(placement)))
 
 
-def _unset_keys(config: ExperimentConfig) -> list[str]:
+def _unset_keys(config: ExperimentConfig, wanted: Sequence[str]) -> list[str]:
     """No complaints: answers that are there already need no key."""
+    execution = config.execution
+    servers = {f"execution.teachers.{name}": server for name, server in execution.teachers.items()}
+    used = servers if "synthesize" in wanted else {}
+    if "rl" in wanted and execution.rl_teacher.urls:
+        used = used | {"execution.rl_teacher": execution.rl_teacher}
+    if not used:
+        return []
     from luffy.http_client import missing_key  # loads httpx, which other plans can do without
 
-    servers = config.execution.teachers.items()
-    found = [missing_key(server, f"execution.teachers.{name}") for name, server in servers]
+    found = [missing_key(server, setting) for setting, server in used.items()]
     return [line for line in found if line is not None]
 
 

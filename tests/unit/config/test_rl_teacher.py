@@ -8,7 +8,12 @@ from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
 
 MODEL = "rl.teacher={kind: model, path: some/model}"
+SERVED = "rl.teacher={kind: served, name: org/big}"
+URL = "execution.rl_teacher.urls=[http://127.0.0.1:9]"
 REFUSED = {
+    "served nowhere": (["method=opd", SERVED], "execution.rl_teacher.urls: missing; say where org/big is served"),
+    "served for nobody": (["method=opd", MODEL, URL], "execution.rl_teacher.urls has no effect without"),
+    "served at a temperature": (["method=opd", SERVED, URL, "rl.temperature=0.7"], "scores at temperature 1, not at"),
     "missing": (["method=opd"], "rl.teacher: missing; a distillation term needs it"),
     "without a use": (["method=on_policy", MODEL], "rl.teacher has no effect"),
     "blind": (["method=opsd", 'rl.teacher.prompt="{problem}"'], "{trace} is missing"),

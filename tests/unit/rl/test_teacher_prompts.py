@@ -27,7 +27,7 @@ def _group(uid: str) -> Group:
 def test_the_teacher_sees_the_first_trace_in_the_last_message_and_the_policy_keeps_its_prompt() -> None:
     tokenizer = build_tokenizer(["Add. 2+2 first second"])
     prompts = TeacherPrompts(tokenizer, [_prompt("2+2", "first", "second")], CONFIG)
-    shown = prompts.shown_in([_group("2+2")])[0].trajectories
+    shown = prompts.taught([_group("2+2")])[0].trajectories
     (expected,) = render_prompts(tokenizer, [(Message("system", "Add."), Message("user", "2+2 {trace} first"))])
     assert [row.teacher_prompt_ids for row in shown] == [tuple(expected)] * 2
     assert [row.prompt_ids for row in shown] == [(1,)] * 2

@@ -8,8 +8,15 @@ from reference.gradient_case import execution, tiny_model, trajectories
 from reference.rows import evaluate
 
 from luffy.training.batching import collate
-from luffy.training.distillation_teacher import DistillationTeacher
+from luffy.training.distillation_teacher import DistillationTeacher, ServedScores
+from luffy.training.distributed import init_process_group
 from luffy.training.frozen_policy import FrozenPolicy
+from luffy.types import Source
+
+
+@pytest.fixture(autouse=True)
+def ranks() -> None:
+    init_process_group()  # ranks agree on the number of micro-batches
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
@@ -26,3 +33,16 @@ def test_rows_are_scored_in_the_prompts_that_the_teacher_is_shown(micro_batch_to
     expected_N = torch.cat([evaluate(tiny_model().double(), row)[0] for row in shown])
     torch.testing.assert_close(found_BT[batch.response_mask_BT].double(), expected_N, rtol=0, atol=1e-5)
     assert not found_BT[~batch.response_mask_BT].any()
+
+
+def test_scores_from_servers_lie_where_those_of_a_model_on_the_rank_do() -> None:
+    rows, _ = trajectories("opd", num_groups=2)
+    assert any(Source.ENVIRONMENT in row.source for row in rows)
+    teacher = DistillationTeacher(FrozenPolicy(tiny_model(), execution(), 1.0), flops=None, pad_id=0)
+    batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
+    expected_BT = teacher.logprobs(batch, rows)
+    carried = [
+        replace(row, teacher_logprobs=tuple(logp_T[mask_T].tolist()))
+        for row, logp_T, mask_T in zip(rows, expected_BT, batch.response_mask_BT, strict=True)
+    ]
+    assert torch.equal(ServedScores().logprobs(batch, carried), expected_BT)

@@ -1,0 +1,162 @@
+"""Log-probabilities of given tokens by a model on vLLM servers, which nothing is sampled from.
+
+    scorer = ServedScorer.connect(config, "org/teacher", longest=8192)
+    (logprobs,) = scorer.score([ScoreRequest(ids, first=len(prompt_ids))])    # of ids[first:]
+
+Any `vllm serve` will do. It is asked for the log-probabilities of the prompt (`prompt_logprobs`), which vLLM computes
+from the logits as they are, at temperature 1.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from luffy.config.execution import ServerConfig
+from luffy.errors import ClusterError, ConfigError
+from luffy.http_client import HTTPClient, LoopThread, NoAnswer
+
+_MODELS, _COMPLETIONS, _TOKENIZE = "/v1/models", "/v1/completions", "/tokenize"
+_UNAUTHORISED = (401, 403)
+_MIN_SAMPLED = 1
+"""vLLM samples at least one token after the prompt that it scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """A sequence whose end is to be scored."""
+
+    token_ids: tuple[int, ...]
+    first: int
+    """Number of tokens at the start that are not scored, at least one."""
+
+
+@dataclass(slots=True)
+class _ScoringServer:
+    client: HTTPClient
+    places: asyncio.Semaphore
+    """Limits the concurrent requests."""
+
+
+class ServedScorer:
+    """Scores sequences on all servers of `config`, which serve the same model; `setting` is what errors call them."""
+
+    def __init__(self, config: ServerConfig, model: str, setting: str) -> None:
+        self._loop = LoopThread()
+        self._servers = [
+            _ScoringServer(HTTPClient.to_server(url, config, setting), asyncio.Semaphore(config.concurrency))
+            for url in config.roots
+        ]
+        self._model = model
+        self._setting = setting
+        self._key_variable = config.api_key_variable
+
+    @classmethod
+    def connect(
+        cls, config: ServerConfig, model: str, *, longest: int, known: Mapping[str, Sequence[int]], setting: str
+    ) -> "ServedScorer":
+        """A scorer of sequences up to `longest` tokens; `known` are texts with their token ids.
+
+        Raises ConfigError for a server that cannot be reached, refuses the API key, does not serve `model`, has too
+        short a context, or tokenizes one of the texts otherwise.
+        """
+        scorer = cls(config, model, setting)
+        try:
+            for server in scorer._servers:
+                scorer._loop.run(scorer._check(server, longest, known))
+        except BaseException:
+            scorer.close()
+            raise
+        return scorer
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
+        """For each request the log-probabilities of its tokens from `first` on, in nats, in order.
+
+        Raises LostError where a server is gone after all retries, and ClusterError for an answer without them.
+        """
+        return self._loop.run(self._score_all(requests))
+
+    def close(self) -> None:
+        """Close the connections; may be called twice."""
+        if not self._loop.is_closed:
+            for server in self._servers:
+                self._loop.run(server.client.close())
+            self._loop.close()
+
+    async def _score_all(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
+        load, tasks = [0] * len(self._servers), dict[int, asyncio.Task[tuple[float, ...]]]()
+        # Longest first, each to the server with the fewest tokens so far.
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].token_ids))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for i in order:
+                    place = min(range(len(load)), key=load.__getitem__)
+                    load[place] += len(requests[i].token_ids)
+                    tasks[i] = group.create_task(self._score(self._servers[place], requests[i]))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [tasks[i].result() for i in range(len(requests))]
+
+    async def _score(self, server: _ScoringServer, request: ScoreRequest) -> tuple[float, ...]:
+        body = {
+            "model": self._model,
+            "prompt": list(request.token_ids),
+            "max_tokens": _MIN_SAMPLED,
+            # The token itself alone, without the most probable ones.
+            "prompt_logprobs": 0,
+        }
+        async with server.places:
+            # Scoring changes nothing, so that a request may be repeated.
+            answer = await server.client.post_with_retries(_COMPLETIONS, body, retry_timeouts=True)
+        try:
+            given = answer["choices"][0]["prompt_logprobs"]
+            pairs = zip(request.token_ids[request.first :], given[request.first :], strict=True)
+            found = tuple(float(entry[str(token)]["logprob"]) for token, entry in pairs)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ClusterError(
+                f"{server.client.url}{_COMPLETIONS}: the answer has no log-probability for every token of the prompt "
+                f"({type(error).__name__}); {self._setting} needs vLLM servers"
+            ) from None
+        if any(math.isnan(value) for value in found):
+            raise ClusterError(f"{server.client.url}: the log-probability of a token is NaN; the model is broken there")
+        return found
+
+    async def _check(self, server: _ScoringServer, longest: int, known: Mapping[str, Sequence[int]]) -> None:
+        url = server.client.url
+        try:
+            models = await server.client.ask(_MODELS)
+        except NoAnswer as error:
+            raise ConfigError(f"{self._setting}.urls: {error}; start the server or correct the URL") from error
+        if models.status in _UNAUTHORISED:
+            raise ConfigError(
+                f"{url}: the server refuses the API key; it is read from the environment variable "
+                f"{self._key_variable} ({self._setting}.api_key_variable), which "
+                f"{'holds a wrong one' if server.client.has_key else 'is not set'}"
+            )
+        context = self._context(url, models.body.get("data"))
+        if context < longest + _MIN_SAMPLED:
+            raise ConfigError(
+                f"{url}: the longest prompt with its response has {longest} tokens, so this server needs "
+                f"--max-model-len {longest + _MIN_SAMPLED} (it has {context})"
+            )
+        for text, ids in known.items():
+            body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+            if (await server.client.post(_TOKENIZE, body)).get("tokens") != list(ids):
+                raise ConfigError(
+                    f"{url}: the tokenizer of {self._model} is not the policy's, so it cannot score the policy's "
+                    "tokens; take a teacher of the same family, or let it write traces instead (section synthesize)"
+                )
+
+    def _context(self, url: str, served: object) -> int:
+        models = [each for each in served if isinstance(each, dict)] if isinstance(served, list) else []
+        names = [str(each.get("id")) for each in models]
+        if self._model not in names:
+            raise ConfigError(f"{url}: serves {', '.join(names) or 'no model'}, and not {self._model}")
+        found: dict[str, Any] = models[names.index(self._model)]
+        context = found.get("max_model_len")
+        if not isinstance(context, int):
+            raise ConfigError(
+                f"{url}: is not a vLLM server ({_MODELS} names no max_model_len); others score no prompts"
+            )
+        return context

