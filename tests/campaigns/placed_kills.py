@@ -2,6 +2,8 @@
 
 Run: python tests/campaigns/placed_kills.py --workspace workspace/placed [--per-stage 24] [--csv placed_kills.csv]
 Tiny: the same with --only sft --per-stage 4
+More of some subjects: --per-stage 6 --faults sft=40 --faults report=30
+One fault again: --fault "rl before rename 3"
 In a fixed selection that a seed draws: --only sft --only evaluate --sample 6 --seed 1
 
 A library that is loaded before all others (`fault_shim.c`, built with gcc at the start) counts the calls of a process
@@ -25,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from fault_points import CALLS, Fault, Shim, load_shim, place_faults
+from fault_points import CALLS, MOMENTS, Fault, Shim, load_shim, place_faults
 from fault_subjects import Subject, prepare_subjects
 
 CSV = "placed_kills.csv"
@@ -98,6 +100,29 @@ def count_calls(subject: Subject, shim: Shim) -> dict[str, int]:
     return {call: counts[call] for call in CALLS}
 
 
+def shares(options: argparse.Namespace) -> dict[str, int]:
+    """The number of faults of each kind of subject."""
+    chosen = options.only or [kind for kind in KINDS if not options.fault or kind in dict(options.fault)]
+    given = dict(options.faults)
+    return {kind: given.get(kind, options.per_stage) for kind in KINDS if kind in chosen}
+
+
+def read_share(text: str) -> tuple[str, int]:
+    """`sft=40`."""
+    kind, _, number = text.partition("=")
+    if kind not in KINDS:
+        raise argparse.ArgumentTypeError(f"{kind!r} is none of {', '.join(KINDS)}")
+    return kind, int(number)
+
+
+def read_fault(text: str) -> tuple[str, Fault]:
+    """`rl before rename 3`: the words of a row of the CSV and of a line of the log."""
+    match text.split():
+        case [kind, moment, call, number] if kind in KINDS and moment in MOMENTS and call in CALLS:
+            return kind, Fault(call, int(number), moment)
+    raise argparse.ArgumentTypeError(f"{text!r} is not KIND MOMENT CALL NUMBER, as in 'rl before rename 3'")
+
+
 def show(trial: Trial) -> None:
     where = f"{trial.moment} {trial.call} {trial.number} of {trial.of}"
     verdict = "good" if trial.is_good else f"BAD {trial.problems} exit {trial.exit_code} repeated {trial.repeated}"
@@ -158,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workspace", type=Path, required=True, help="for the workspaces and the built library")
     parser.add_argument("--only", action="append", choices=KINDS, help="may be repeated")
     parser.add_argument("--per-stage", type=int, default=24, metavar="N", help="faults of each subject")
+    parser.add_argument("--faults", action="append", default=[], type=read_share, metavar="KIND=N", help="of this one")
+    parser.add_argument("--fault", action="append", default=[], type=read_fault, metavar="F", help="only this one")
     parser.add_argument("--sample", type=int, metavar="N", help="only so many of the faults, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -165,28 +192,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--minutes", type=float, default=600.0, help="begin no trial after so many")
     options = parser.parse_args(arguments)
-    began, kinds = time.monotonic(), options.only or KINDS
+    began, numbers = time.monotonic(), shares(options)
     folder = options.workspace.resolve()
     os.environ["OMP_NUM_THREADS"] = "1"
     shim = load_shim(folder / "shim", folder / "roots")
     trials = read_trials(options.csv)
     done = {(trial.kind, trial.call, trial.number, trial.moment) for trial in trials}
     waiting = []
-    for subject in prepare_subjects(folder / "roots", folder / "kept", kinds, shim):
+    for subject in prepare_subjects(folder / "roots", folder / "kept", list(numbers), shim):
         counts = count_calls(subject, shim)
         say(f"{subject.kind}: {', '.join(f'{number} {call}' for call, number in counts.items() if number)}")
-        faults = place_faults(counts, options.per_stage)
+        own = [fault for kind, fault in options.fault if kind == subject.kind]
+        faults = own if options.fault else place_faults(counts, numbers[subject.kind])
         waiting += [(subject, fault, counts[fault.call]) for fault in faults]
-    # In no order, so that a campaign that is cut short has covered all of them; gc last, since it deletes.
+    # In no order, so that a campaign that is cut short has covered all of them.
     random.Random(options.seed).shuffle(waiting)
-    waiting = sorted(waiting[: options.sample], key=lambda planned: planned[0].kind == "gc")
-    for subject, fault, of in waiting:
-        if (
-            subject.kind,
-            fault.call,
-            fault.number,
-            fault.moment,
-        ) in done or time.monotonic() - began > options.minutes * 60:
+    for subject, fault, of in waiting[: options.sample]:
+        is_done = (subject.kind, fault.call, fault.number, fault.moment) in done
+        if is_done or time.monotonic() - began > options.minutes * 60:
             continue
         trial = try_fault(subject, shim, fault, of)
         if trial is not None:
