@@ -18,6 +18,7 @@ from fault_points import Fault, Shim
 from killing import differences, processes_of, promised, promised_of
 
 from luffy.config import STAGE_KINDS, load_experiment
+from luffy.errors import LuffyError
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
 from luffy.pipeline.chain.job import JOB_FILE, write_job
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
@@ -70,6 +71,8 @@ class Subject(Protocol):
     """Something that can be killed and started again."""
 
     kind: str
+    log: Path
+    """What its runs have printed."""
 
     def reset(self) -> None:
         """Undo what it has made."""
@@ -143,8 +146,8 @@ class StageSubject:
         self.job = (self.directory / JOB_FILE).read_bytes()
 
     def reset(self) -> None:
-        shutil.rmtree(self.directory)
-        self.directory.mkdir()
+        shutil.rmtree(self.directory, ignore_errors=True)  # another subject may have deleted it
+        self.directory.mkdir(parents=True)
         (self.directory / JOB_FILE).write_bytes(self.job)
 
     def run(self, shim: Shim, fault: Fault | None) -> int:
@@ -159,11 +162,13 @@ class StageSubject:
         return f"step {newest[0]}" if newest else _NOTHING
 
     def problems(self) -> list[str]:
-        if read_manifest(self.directory) is None:
+        manifest = read_manifest(self.directory)
+        if manifest is None:
             return ["no manifest"]
         collected = {garbage.path for garbage in partial_files(self.directory)}
         left = [path for path in self.directory.rglob(".*") if path.name != ".lock" and path.is_file()]
         found = differences(promised_of(self.directory), self.expected)
+        found += [f"left: {name}/" for name in manifest.scratch if (self.directory / name).exists()]
         return found + [f"left: {path.relative_to(self.directory)}" for path in left if path not in collected]
 
     def has_repeated(self, found: str) -> bool:
@@ -382,10 +387,14 @@ def run_stage(stage: str, directory: Path) -> int:
 
 
 def run_chain(experiment: Experiment) -> int:
-    """The run that `luffy run` makes, without Prefect."""
-    with start_run(experiment) as run:
-        for node in experiment.nodes:
-            run.execute(node.name, Unwatched())
+    """The run that `luffy run` makes, without Prefect; its errors are reported as the command line does."""
+    try:
+        with start_run(experiment) as run:
+            for node in experiment.nodes:
+                run.execute(node.name, Unwatched())
+    except LuffyError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
     return 0
 
 

@@ -4,6 +4,7 @@ Run: python tests/campaigns/placed_kills.py --workspace workspace/placed [--per-
 Tiny: the same with --only sft --per-stage 4
 More of some subjects: --per-stage 6 --faults sft=40 --faults report=30
 One fault again: --fault "rl before rename 3"
+A disk that is full from a call on, instead of kills: --full
 In a fixed selection that a seed draws: --only sft --only evaluate --sample 6 --seed 1
 
 A library that is loaded before all others (`fault_shim.c`, built with gcc at the start) counts the calls of a process
@@ -20,6 +21,7 @@ import argparse
 import csv
 import os
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -29,6 +31,8 @@ from pathlib import Path
 
 from fault_points import CALLS, MOMENTS, Fault, Shim, load_shim, place_faults
 from fault_subjects import Subject, prepare_subjects
+
+from luffy.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_USER_ERROR
 
 CSV = "placed_kills.csv"
 KINDS = (
@@ -67,13 +71,15 @@ def try_fault(subject: Subject, shim: Shim, fault: Fault, of: int) -> Trial | No
     """One trial; None where the run came to its end before the call."""
     began = time.monotonic()
     subject.reset()
-    subject.run(shim, fault)
+    said = subject.log.stat().st_size
+    code = subject.run(shim, fault)
     if not shim.has_fired:
         return None
+    unclear = full_disk_problems(code, subject.log.read_bytes()[said:].decode()) if fault.moment == "full" else []
     orphans = subject.end_orphans()
     found = subject.state()
     code = subject.run(shim, None)
-    problems = subject.problems()
+    problems = unclear + subject.problems()
     return Trial(
         kind=subject.kind,
         call=fault.call,
@@ -82,12 +88,23 @@ def try_fault(subject: Subject, shim: Shim, fault: Fault, of: int) -> Trial | No
         moment=fault.moment,
         found=found,
         exit_code=code,
-        equal=not problems,
+        equal=problems == unclear,
         repeated=subject.has_repeated(found),
         orphans=orphans + subject.end_orphans(),
         problems="; ".join(problems)[:500],
         seconds=round(time.monotonic() - began, 1),
     )
+
+
+def full_disk_problems(code: int, said: str) -> list[str]:
+    """What is wrong with how a program ended on a full disk: in one line and as a mistake of the user's is promised."""
+    if code == EXIT_OK:
+        return []  # what could not be written was not needed
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    found = [] if code in (EXIT_USER_ERROR, EXIT_NO_SPACE) else [f"exit code {code} on a full disk"]
+    if len(lines) != 1 or not re.search("no space left", lines[0], re.I):
+        found.append(f"said of the full disk: {lines or said.splitlines()[-1:]}")
+    return found + (["a traceback"] if "Traceback" in said else [])
 
 
 def count_calls(subject: Subject, shim: Shim) -> dict[str, int]:
@@ -98,6 +115,14 @@ def count_calls(subject: Subject, shim: Shim) -> dict[str, int]:
     if code or subject.problems():
         sys.exit(f"{subject.kind}: the undisturbed run failed: exit code {code}, {subject.problems()}")
     return {call: counts[call] for call in CALLS}
+
+
+def restore(subject: Subject, shim: Shim) -> None:
+    """After a bad trial: what the other subjects need of this one is made again."""
+    subject.reset()
+    code = subject.run(shim, None)
+    if code or subject.problems():
+        sys.exit(f"{subject.kind}: not to be restored: exit code {code}, {subject.problems()}; see {subject.log}")
 
 
 def shares(options: argparse.Namespace) -> dict[str, int]:
@@ -185,6 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--per-stage", type=int, default=24, metavar="N", help="faults of each subject")
     parser.add_argument("--faults", action="append", default=[], type=read_share, metavar="KIND=N", help="of this one")
     parser.add_argument("--fault", action="append", default=[], type=read_fault, metavar="F", help="only this one")
+    parser.add_argument("--full", action="store_true", help="the disk fills up, instead of kills")
     parser.add_argument("--sample", type=int, metavar="N", help="only so many of the faults, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -203,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         counts = count_calls(subject, shim)
         say(f"{subject.kind}: {', '.join(f'{number} {call}' for call, number in counts.items() if number)}")
         own = [fault for kind, fault in options.fault if kind == subject.kind]
-        faults = own if options.fault else place_faults(counts, numbers[subject.kind])
+        faults = own if options.fault else place_faults(counts, numbers[subject.kind], full=options.full)
         waiting += [(subject, fault, counts[fault.call]) for fault in faults]
     # In no order, so that a campaign that is cut short has covered all of them.
     random.Random(options.seed).shuffle(waiting)
@@ -216,6 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             trials.append(trial)
             show(trial)
             write_csv(options.csv, trials)
+            if not trial.is_good:
+                restore(subject, shim)
     say(f"\n{table(trials)}")
     return 1 if not all(trial.is_good for trial in trials) else 0
 
