@@ -5,6 +5,7 @@ Tiny: the same with --only sft --per-stage 4
 More of some subjects: --per-stage 6 --faults sft=40 --faults report=30
 One fault again: --fault "rl before rename 3"
 A disk that is full from a call on, instead of kills: --full
+The table of a CSV: --table --csv tests/campaigns/placed_kills.csv
 In a fixed selection that a seed draws: --only sft --only evaluate --sample 6 --seed 1
 
 A library that is loaded before all others (`fault_shim.c`, built with gcc at the start) counts the calls of a process
@@ -29,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from fault_points import CALLS, MOMENTS, Fault, Shim, load_shim, place_faults
+from fault_points import CALLS, MOMENTS, Fault, Moment, Shim, load_shim, place_faults
 from fault_subjects import Subject, prepare_subjects
 
 from luffy.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_USER_ERROR
@@ -189,23 +190,27 @@ def write_csv(path: Path, trials: Iterable[Trial]) -> None:
 
 
 def table(trials: Sequence[Trial]) -> str:
-    """Markdown: kills by kind of stage and of call."""
-    lines = ["| killed in | " + " | ".join(CALLS) + " | kills | bad |", "|---|" + "---|" * (len(CALLS) + 2)]
+    """Markdown: trials by kind of stage, by call, and by moment."""
+    moments = [moment for moment in MOMENTS if any(trial.moment == moment for trial in trials)]
+    lines = ["| kind | " + " | ".join((*CALLS, *moments)) + " | all | bad |"]
+    lines.append("|---|" + "---|" * (len(CALLS) + len(moments) + 2))
     for kind in [kind for kind in KINDS if any(trial.kind == kind for trial in trials)]:
-        own = [trial for trial in trials if trial.kind == kind]
-        calls = Counter(trial.call for trial in own)
-        cells = [str(calls[call] or "") for call in CALLS]
-        lines.append(f"| {kind} | {' | '.join(cells)} | {len(own)} | {sum(not t.is_good for t in own)} |")
-    moments = Counter(trial.moment for trial in trials)
-    parts = ", ".join(f"{number} {moment}" for moment, number in sorted(moments.items()))
-    bad = sum(not trial.is_good for trial in trials)
-    return "\n".join([*lines, f"\n{len(trials)} kills ({parts} the call), {bad} with a problem."])
+        lines.append(_row(f"`{kind}`", [trial for trial in trials if trial.kind == kind], moments))
+    return "\n".join([*lines, _row("all", trials, moments)])
+
+
+def _row(title: str, trials: Sequence[Trial], moments: Sequence[Moment]) -> str:
+    calls, times = Counter(trial.call for trial in trials), Counter(trial.moment for trial in trials)
+    cells = [*(calls[call] for call in CALLS), *(times[moment] for moment in moments)]
+    shown = " | ".join(str(cell or "") for cell in cells)
+    return f"| {title} | {shown} | {len(trials)} | {sum(not trial.is_good for trial in trials)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the campaign, or what is left of it."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workspace", type=Path, required=True, help="for the workspaces and the built library")
+    parser.add_argument("--workspace", type=Path, help="for the workspaces and the built library")
+    parser.add_argument("--table", action="store_true", help="only print the table of the CSV")
     parser.add_argument("--only", action="append", choices=KINDS, help="may be repeated")
     parser.add_argument("--per-stage", type=int, default=24, metavar="N", help="faults of each subject")
     parser.add_argument("--faults", action="append", default=[], type=read_share, metavar="KIND=N", help="of this one")
@@ -218,6 +223,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--minutes", type=float, default=600.0, help="begin no trial after so many")
     options = parser.parse_args(arguments)
+    if options.table:
+        say(table(read_trials(options.csv)))
+        return 0
+    if options.workspace is None:
+        parser.error("--workspace is missing")
+    return run(options)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the campaign, or what is left of it."""
     began, numbers = time.monotonic(), shares(options)
     folder = options.workspace.resolve()
     os.environ["OMP_NUM_THREADS"] = "1"
