@@ -20,6 +20,7 @@ from killing import differences, processes_of, promised, promised_of
 from luffy.config import STAGE_KINDS, load_experiment
 from luffy.errors import LuffyError
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
+from luffy.pipeline.chain.identity import read_identity
 from luffy.pipeline.chain.job import JOB_FILE, write_job
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.experiment import Experiment, Unwatched, open_experiment, start_run
@@ -29,13 +30,14 @@ from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 from luffy.pipeline.workspace.garbage import partial_files
 from luffy.processes import die_with, exit_without_finalizing
 from luffy.stages.program import run_program
+from luffy.tracking.metrics import METRICS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = str(ROOT / "exp_configs" / "smoke.yaml")
 _DEFERRING = ("base", "sft", "rl", "evaluate", "sweep", "difficulty", "sample", "synthesize")
 _SWEPT = (2, 4)
 _REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
-_SAMPLED = (
+SAMPLED = (
     f"data.train={{{_REVERSING}, num_prompts: 24}}",
     f"data.corpus={{{_REVERSING}, num_prompts: 512, unique: false, stepwise_share: 0.0}}",
     "base.steps=150",  # reverses two digits now and then
@@ -182,6 +184,43 @@ class StageSubject:
 
 
 @dataclass
+class DamagedSubject:
+    """A finished stage of which an output is missing: it is cleared and made again from scratch."""
+
+    kind: str
+    stage: StageSubject
+
+    def __post_init__(self) -> None:
+        self.log, directory = self.stage.log, self.stage.directory
+        self.finished = self.log.parent / f"finished_{self.kind}"
+        shutil.rmtree(self.finished, ignore_errors=True)
+        shutil.copytree(directory, self.finished, symlinks=True)
+
+    def reset(self) -> None:
+        shutil.rmtree(self.stage.directory, ignore_errors=True)
+        shutil.copytree(self.finished, self.stage.directory, symlinks=True)
+        (self.stage.directory / METRICS_FILE).unlink()
+
+    def run(self, shim: Shim, fault: Fault | None) -> int:
+        return self.stage.run(shim, fault)
+
+    def state(self) -> str:
+        manifest = read_manifest(self.stage.directory)
+        is_damaged = manifest is not None and not manifest.is_intact(self.stage.directory)
+        is_cleared = manifest is None and read_identity(self.stage.directory) is None
+        return "damaged" if is_damaged else "half cleared" if is_cleared else self.stage.state()
+
+    def problems(self) -> list[str]:
+        return self.stage.problems()
+
+    def has_repeated(self, found: str) -> bool:
+        return found not in ("damaged", "half cleared") and self.stage.has_repeated(found)
+
+    def end_orphans(self) -> int:
+        return self.stage.end_orphans()
+
+
+@dataclass
 class RunSubject:
     """The pipeline without Prefect: a run whose report is missing, made by a process of its own."""
 
@@ -307,13 +346,15 @@ def prepare_subjects(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim) 
     log = kept / "log.txt"
     plain = _plain(roots / "plain", shim, log)
     for kind in [kind for kind in kinds if kind in _PLAIN]:
-        yield _stage(kind, plain, log)
+        yield subject_of(kind, plain, log)
+    if "damaged" in kinds:
+        yield DamagedSubject("damaged", subject_of("sft", plain, log))
     sampled = [kind for kind in kinds if kind in ("difficulty", "sample", "synthesize")]
     for kind in sampled:
         experiment = _sampled(kind, roots / "sampled", shim, log)
         os.environ[WORKSPACE_VARIABLE] = str(roots / "sampled")
         make_chain(experiment, shim, log, last=kind)
-        yield _stage(kind, experiment, log)
+        yield subject_of(kind, experiment, log)
     yield from _commands(roots, kept, kinds, shim, plain)
 
 
@@ -348,9 +389,12 @@ def _plain(root: Path, shim: Shim, log: Path) -> Experiment:
     return experiment
 
 
-def _stage(kind: str, experiment: Experiment, log: Path) -> StageSubject:
+def subject_of(kind: str, experiment: Experiment, log: Path) -> StageSubject:
+    """The stage of this kind in a finished chain."""
     node = next(node for node in experiment.nodes if node.stage == kind)
-    directory = experiment.plan_node(node.name).directory
+    plan = experiment.plan_node(node.name)
+    directory = plan.directory
+    write_job(directory / JOB_FILE, experiment.job(plan))  # where servers listen may be new
     return StageSubject(kind, directory, experiment.workspace.root, promised_of(directory), log)
 
 
@@ -360,12 +404,12 @@ def _sampled(kind: str, root: Path, shim: Shim, log: Path) -> Experiment:
         "sample": ("chain=expert_iteration", "stages=[prepare_data, base, sample, sft]", _SAMPLE),
     }
     if kind in stages:
-        return open_experiment(load_experiment(SMOKE, [*_SAMPLED, *stages[kind]]), Workspace(root))
+        return open_experiment(load_experiment(SMOKE, [*SAMPLED, *stages[kind]]), Workspace(root))
     base = _sampled("difficulty", root, shim, log)
     make_chain(base, shim, log, last="base")
     teacher = f"path: {base.plan_node('base').directory / 'model'}, max_response_tokens: 16, num_samples: 8"
     taught = f"synthesize={{prompts: all, teachers: {{base: {{{teacher}}}}}, stop_when_kept: false}}"
-    changes = [*_SAMPLED, "chain=sft", "stages=[prepare_data, base, synthesize, sft]", taught]
+    changes = [*SAMPLED, "chain=sft", "stages=[prepare_data, base, synthesize, sft]", taught]
     return open_experiment(load_experiment(SMOKE, changes), Workspace(root))
 
 

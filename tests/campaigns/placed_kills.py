@@ -11,15 +11,20 @@ In a fixed selection that a seed draws: --only sft --only evaluate --sample 6 --
 A library that is loaded before all others (`fault_shim.c`, built with gcc at the start) counts the calls of a process
 group that change files of the workspace, and kills the group at a chosen one: before it, after it, or when half of a
 write is out. A dry pass counts the calls of a subject. Then faults are spread over them, and each is one trial: the
-subject is killed there, started again, and compared with the undisturbed run. Stages are forked from this process,
-which has loaded their libraries, so that a trial takes seconds; `run`, `gc`, `grid` and `compare` are the pipeline and
-the commands, and are killed at writes of their own processes. Exit code 1 when anything differed from what is promised.
+subject is killed there, started again, and compared with the undisturbed run. Exit code 1 when anything differed from
+what is promised.
 
-Not covered: the processes of a Ray cluster, a judge, `luffy serve`, and writes that the C library makes by itself.
+Stages are forked from this process, which has loaded their libraries, so that a trial takes seconds. `damaged` is a
+finished stage that is made again from scratch; `evaluate_paid` and `synthesize_paid` ask an endpoint, which counts its
+answers. `run`, `luffy_run`, `gc`, `grid` and `compare` are the pipeline and the commands, and are killed at writes of
+their own processes.
+
+Not covered: the processes of a Ray cluster, `luffy serve`, and writes that the C library makes by itself.
 """
 
 import argparse
 import csv
+import itertools
 import os
 import random
 import re
@@ -32,13 +37,14 @@ from pathlib import Path
 
 from fault_points import CALLS, MOMENTS, Fault, Moment, Shim, load_shim, place_faults
 from fault_subjects import Subject, prepare_subjects
+from paying_subjects import PAYING_KINDS, paying_subjects
 
 from luffy.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_USER_ERROR
 
 CSV = "placed_kills.csv"
 KINDS = (
     *("prepare_data", "base", "synthesize", "difficulty", "sample", "sft", "rl", "evaluate", "sweep", "report"),
-    *("run", "gc", "luffy_run", "grid", "compare"),
+    *("damaged", *PAYING_KINDS, "run", "gc", "luffy_run", "grid", "compare"),
 )
 
 
@@ -240,7 +246,9 @@ def run(options: argparse.Namespace) -> int:
     trials = read_trials(options.csv)
     done = {(trial.kind, trial.call, trial.number, trial.moment) for trial in trials}
     waiting = []
-    for subject in prepare_subjects(folder / "roots", folder / "kept", list(numbers), shim):
+    places = folder / "roots", folder / "kept"
+    paying = paying_subjects(places[0] / "paying", places[1], list(numbers), shim)
+    for subject in itertools.chain(prepare_subjects(*places, list(numbers), shim), paying):
         counts = count_calls(subject, shim)
         say(f"{subject.kind}: {', '.join(f'{number} {call}' for call, number in counts.items() if number)}")
         own = [fault for kind, fault in options.fault if kind == subject.kind]
