@@ -235,7 +235,9 @@ class RunSubject:
     def __post_init__(self) -> None:
         self.root = self.experiment.workspace.root
         # Of the stages that are there now: later subjects make others, some with the names of these.
-        self.expected = {directory: promised_of(directory) for directory in _finished(self.root)}
+        made = [self.experiment.plan_node(node.name).directory for node in self.experiment.nodes]
+        kept = [path for path in _finished(self.root) if path in made or path.parent.name not in self.missing]
+        self.expected = {directory: promised_of(directory) for directory in kept}
         self.traces: dict[Path, int] = {}
 
     def reset(self) -> None:
