@@ -346,7 +346,7 @@ def prepare_subjects(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim) 
     for name in (*LIBRARIES, *(f"luffy.stages.{stage}" for stage in STAGE_KINDS)):
         importlib.import_module(name)  # once, and not in every fork
     log = kept / "log.txt"
-    plain = _plain(roots / "plain", shim, log)
+    plain = _plain(roots / "plain", shim, log, kinds)
     for kind in [kind for kind in kinds if kind in _PLAIN]:
         yield subject_of(kind, plain, log)
     if "damaged" in kinds:
@@ -382,12 +382,15 @@ def _commands(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim, plain: 
         yield GcSubject("gc", lone, log)
 
 
-def _plain(root: Path, shim: Shim, log: Path) -> Experiment:
-    """The smoke experiment, finished in a workspace of its own."""
+def _plain(root: Path, shim: Shim, log: Path, kinds: Sequence[str] = ()) -> Experiment:
+    """The smoke experiment, finished in a workspace of its own, or up to the last of `kinds`."""
     config = load_experiment(SMOKE, ["execution.checkpoint.keep=9"])
     experiment = open_experiment(config, Workspace(root), sweep_steps=_SWEPT)
     os.environ[WORKSPACE_VARIABLE] = str(root)
-    make_chain(experiment, shim, log)
+    order = [node.stage for node in experiment.nodes]
+    needed = ["sft" if kind == "damaged" else kind for kind in kinds]
+    last = max(needed, key=order.index, default=None) if set(needed) <= set(order) else None
+    make_chain(experiment, shim, log, last=last)
     return experiment
 
 

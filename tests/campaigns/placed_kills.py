@@ -39,13 +39,11 @@ from fault_points import CALLS, MOMENTS, Fault, Moment, Shim, load_shim, place_f
 from fault_subjects import Subject, prepare_subjects
 from paying_subjects import PAYING_KINDS, paying_subjects
 
+from luffy.config import STAGE_KINDS
 from luffy.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_USER_ERROR
 
 CSV = "placed_kills.csv"
-KINDS = (
-    *("prepare_data", "base", "synthesize", "difficulty", "sample", "sft", "rl", "evaluate", "sweep", "report"),
-    *("damaged", *PAYING_KINDS, "run", "gc", "luffy_run", "grid", "compare"),
-)
+KINDS = (*STAGE_KINDS, "damaged", *PAYING_KINDS, "run", "gc", "luffy_run", "grid", "compare")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +252,8 @@ def run(options: argparse.Namespace) -> int:
         own = [fault for kind, fault in options.fault if kind == subject.kind]
         faults = own if options.fault else place_faults(counts, numbers[subject.kind], full=options.full)
         waiting += [(subject, fault, counts[fault.call]) for fault in faults]
+    if missing := set(numbers) - {subject.kind for subject, _, _ in waiting}:
+        sys.exit(f"no subject for {', '.join(sorted(missing))}; add one to fault_subjects.py")
     # In no order, so that a campaign that is cut short has covered all of them.
     random.Random(options.seed).shuffle(waiting)
     for subject, fault, of in waiting[: options.sample]:
