@@ -108,6 +108,7 @@ def place_faults(counts: Mapping[Call, int], number: int, *, full: bool = False)
         # A stride that is no multiple of the number of moments would favour one; the turn decides instead.
         for turn in range(chosen):
             place = 1 + (turn * count + count // 2) // chosen if count > 1 else 1
-            found.append(Fault(call, min(place, count), moments[turn % len(moments)]))
+            # Each kind begins with another moment: else few faults would all be before their calls.
+            found.append(Fault(call, min(place, count), moments[(turn + index) % len(moments)]))
         left -= chosen
     return list(dict.fromkeys(found))
