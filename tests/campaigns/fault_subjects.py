@@ -461,9 +461,11 @@ def luffy(arguments: Sequence[str]) -> int:
 def run_command(arguments: Sequence[str], root: Path, shim: Shim, fault: Fault | None, log: Path) -> int:
     """A command as a process of its own that leads a group."""
     shim.arm(fault)
+    parent = os.getpid()
 
     def begin() -> None:
         os.setsid()
+        die_with(parent, signal.SIGKILL)
         shim.watch()
 
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}

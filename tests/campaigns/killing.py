@@ -131,7 +131,8 @@ def draws(generator: Random, mean_s: float, victims: Sequence[Victim] = VICTIMS)
 def disturb(pipeline: Pipeline, planned: Iterator[Draw], patience_s: float = 3600.0) -> Attempt:
     """Run the command once, kill as `planned` while it runs, and see what it leaves behind.
 
-    A kill falls at its moment, or as soon as its victim is there; one that the run does not live to see does not count.
+    A kill falls at its moment, or as soon as its victim is there, and for a process of Ray so long after its start;
+    one that the run does not live to see does not count.
     A run without a kill has `patience_s` to end, and so has one that goes on without its server, or resumes its stage.
     """
     workspace, finished = pipeline.workspace, _finished_stages(pipeline.workspace)
@@ -214,6 +215,12 @@ def processes_of(workspace: Path) -> list[psutil.Process]:
 
 def _kill(flow: subprocess.Popen[bytes], draw: Draw, workspace: Path, began: float, *, is_served: bool) -> Kill | None:
     """None when the flow has ended before."""
+    if draw.victim in _RAY_NAMES:  # its start takes longer than most waits: they would all fall there
+        while flow.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                if _find(draw.victim, psutil.Process(flow.pid)) is not None:
+                    break
+            time.sleep(_POLL_S)
     with suppress(subprocess.TimeoutExpired):
         flow.wait(draw.wait_s)
     name: Victim = draw.victim if is_served or draw.victim != "server" else "flow"
