@@ -7,6 +7,8 @@ message that says what was found, where, what is allowed and what to do.
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
+EXIT_NO_SPACE = 73
+"""`EX_CANTCREAT` of sysexits: a stage program met a full disk, on which it may not have been able to say so."""
 EXIT_TEMPORARY = 75
 """`EX_TEMPFAIL` of sysexits: a stage program failed for a reason that may have passed, or a scheduler's SIGTERM ended
 it, or the run, in order. The same command goes on."""
@@ -35,6 +37,12 @@ class DataError(UserError, ValueError):
 
 class WorkspaceError(UserError):
     """The workspace cannot be used: read-only, full, or written by an incompatible version."""
+
+
+class NoSpaceError(WorkspaceError):
+    """The disk filled up while a stage program ran; its supervisor reports it with the exit code 2."""
+
+    exit_code = EXIT_NO_SPACE
 
 
 class StageFailed(LuffyError):

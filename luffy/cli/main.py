@@ -71,6 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         show_error(str(error))
         return error.exit_code
+    except OSError as error:
+        if "--debug" in arguments or (lack := _lack_of_space(error)) is None:
+            raise
+        show_error(lack)
+        return EXIT_USER_ERROR
     except TyperException as error:
         show_error(" ".join(f"{error.format_message()} (luffy --help)".split()))
         return EXIT_USER_ERROR
@@ -78,6 +83,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except Abort:
         return EXIT_FAILURE
+
+
+def _lack_of_space(error: OSError) -> str | None:
+    from luffy.pipeline.workspace.space import lack_of_space  # late, to start fast
+
+    lack = lack_of_space(error)
+    if lack is None:
+        return None
+    where = error.filename or "workspace"
+    return f"{where}: {lack}; free space (luffy gc lists what to delete), or give another folder with --workspace"
 
 
 def script(command: str | None = None) -> NoReturn:

@@ -33,7 +33,7 @@ _UNREACHED = "judge: "
 """Beginning of the reason of a grade for which the judge gave no verdict."""
 _SAYS = "the judge says "
 # A combined grade puts its parts' kinds in front of their reasons, so that the prefix can occur twice.
-_FAILURE = re.compile(rf"^{_UNREACHED}(?!(?:remembered; )?{_SAYS})|(?:^|[ ;]){_UNREACHED}{_UNREACHED}")
+_FAILURE = re.compile(rf"^{_UNREACHED}(?!{_SAYS})|(?:^|[ ;]){_UNREACHED}{_UNREACHED}")
 _FIELD = re.compile(r"\{(question|reference|answer)\}")
 _REFUSED_FOR_GOOD = (400, 401, 403, 404, 405, 422)
 
@@ -109,7 +109,7 @@ class _Judge:
         file = None if self._cache is None else self._cache / f"{_key(self._kind, json.dumps(body))}.json"
         known = _remembered(file)
         if known is not None:
-            return _grade(self._kind, known, request, "remembered")
+            return _grade(self._kind, known, request)
         async with self._slots:
             started = time.monotonic()
             try:
@@ -118,7 +118,7 @@ class _Judge:
                 reason = f"{_UNREACHED}{error}"
                 return Grade(error.outcome, request.answer, reason, time.monotonic() - started)
             _remember(file, word)
-            return _grade(self._kind, word, request, "", time.monotonic() - started)
+            return _grade(self._kind, word, request, time.monotonic() - started)
 
     async def close(self) -> None:
         await self._client.close()
@@ -180,9 +180,10 @@ def _key(kind: JudgeGrader, body: str) -> str:
     return hashlib.sha256(f"{kind.url}\n{body}".encode()).hexdigest()
 
 
-def _grade(kind: JudgeGrader, word: str, request: JudgeRequest, note: str, seconds: float = 0.0) -> Grade:
+def _grade(kind: JudgeGrader, word: str, request: JudgeRequest, seconds: float = 0.0) -> Grade:
+    # Without a word on the cache: after a kill, samples have to be the same bytes as those of an undisturbed stage.
     outcome = Outcome.CORRECT if word == kind.correct.upper() else Outcome.WRONG
-    return Grade(outcome, request.answer, f"{_SAYS}{word}", seconds).saying(note)
+    return Grade(outcome, request.answer, f"{_SAYS}{word}", seconds)
 
 
 def _verdict(reply: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ import itertools
 import json
 import logging
 import os
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -115,8 +114,8 @@ def _run(settings: PrepareDataSettings, context: StageContext) -> StageResult:
     card = _card(prepared, checked, len(tokenizer), out, files)
     write_atomic(out / "card.json", card_json(card))
     write_atomic(out / "card.md", card_markdown(card))
-    shutil.rmtree(out / _SHARDS)
-    return StageResult((*files, "quarantine.jsonl", "tokenizer", "card.json", "card.md"), _metrics(card))
+    outputs = (*files, "quarantine.jsonl", "tokenizer", "card.json", "card.md")
+    return StageResult(outputs, _metrics(card), scratch=(_SHARDS,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,16 +26,32 @@ from typing import TypeVar, cast
 from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
 from luffy.config.settings import StageSettings
-from luffy.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK, ConfigError, LuffyError, UserError, WorkspaceError
+from luffy.errors import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    ConfigError,
+    LuffyError,
+    NoSpaceError,
+    UserError,
+    WorkspaceError,
+)
 from luffy.pipeline.chain.fingerprint import code_fingerprint, settings_fingerprint
 from luffy.pipeline.chain.identity import IdentityRecord, write_identity
 from luffy.pipeline.chain.job import StageJob, read_job
-from luffy.pipeline.chain.manifest import Manifest, collect_outputs, consumed_digests, finished_manifest, write_manifest
+from luffy.pipeline.chain.manifest import (
+    Manifest,
+    collect_outputs,
+    consumed_digests,
+    delete_scratch,
+    finished_manifest,
+    write_manifest,
+)
 from luffy.pipeline.chain.provenance import hardware, package_versions
 from luffy.pipeline.chain.reuse import clear, examine
 from luffy.pipeline.machine.events import EVENTS_FILE, EventWriter
 from luffy.pipeline.workspace.lock import StageLock
-from luffy.pipeline.workspace.space import lack_of_space
+from luffy.pipeline.workspace.space import READ_ONLY, lack_of_space
 from luffy.processes import (
     MARK_VARIABLE,
     die_with,
@@ -78,6 +94,8 @@ class StageResult:
     """Headline numbers."""
     resumed_from: int = 0
     """Step of the checkpoint that the stage resumed from."""
+    scratch: tuple[str, ...] = ()
+    """Folders to delete once the manifest is written: until then, a killed stage resumes from them."""
 
 
 def main(
@@ -157,6 +175,7 @@ def _run_locked(
     consumed = consumed_digests(inputs)
     condition = examine(out, job.key, consumed, verify=job.verify)
     if condition.reusable:
+        delete_scratch(out, finished_manifest(out))
         events.finished("reused")
         return
     clear(out, condition)
@@ -169,7 +188,9 @@ def _run_locked(
     context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, extends)
     # The job validated its settings with this stage's class, the one that `run` expects.
     result = run(cast(Settings, job.settings), context)
-    write_manifest(out, _manifest(job, context, consumed, result, started, edited))
+    manifest = _manifest(job, context, consumed, result, started, edited)
+    write_manifest(out, manifest)
+    delete_scratch(out, manifest)
     events.finished()
 
 
@@ -199,6 +220,7 @@ def _manifest(
         resumed_from=result.resumed_from,
         extended=finished_manifest(context.extends).key if context.extends else None,
         code_changed=edited,
+        scratch=result.scratch,
     )
 
 
@@ -267,9 +289,8 @@ def _as_user_error(error: Exception) -> UserError | None:
     lack = lack_of_space(error)
     if lack is not None:
         where = (error.filename if isinstance(error, OSError) else None) or "workspace"
-        return WorkspaceError(
-            f"{where}: {lack}; fix that (luffy gc lists what to delete); the same command resumes the stage"
-        )
+        kind = WorkspaceError if lack == READ_ONLY else NoSpaceError
+        return kind(f"{where}: {lack}; fix that (luffy gc lists what to delete); the same command resumes the stage")
     return None
 
 

@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Literal, get_args
 
 Call = Literal["open", "write", "fsync", "rename", "unlink", "mkdir", "link", "truncate"]
-Moment = Literal["before", "after", "half"]
+Moment = Literal["before", "after", "half", "full"]
 CALLS: tuple[Call, ...] = get_args(Call)
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
+_KILLS: tuple[Moment, ...] = ("before", "after")
+_TAKES_SPACE: tuple[Call, ...] = ("open", "write", "mkdir", "link")
 _CONTROL, _ROOT = "PLACED_KILLS_CONTROL", "PLACED_KILLS_ROOT"
 _SOURCE = Path(__file__).with_name("fault_shim.c")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """SIGKILL to the process group before or after a call, or in the middle of a write."""
+    """SIGKILL to the process group before or after a call, or within a write; or a disk that is full from there on."""
 
     call: Call
     number: int
@@ -89,20 +91,24 @@ def load_shim(folder: Path, root: Path) -> Shim:
     return Shim(control)
 
 
-def place_faults(counts: Mapping[Call, int], number: int) -> list[Fault]:
-    """About `number` faults: as many of each kind of call, evenly over a run; before, after and within in turn."""
-    waiting = {call: count for call, count in counts.items() if count}
+def place_faults(counts: Mapping[Call, int], number: int, *, full: bool = False) -> list[Fault]:
+    """About `number` faults: as many of each kind of call, evenly over a run; before, after and within in turn.
+
+    `full`: the disk fills up at calls that take space, instead of kills.
+    """
+    waiting = {call: count for call, count in counts.items() if count and (call in _TAKES_SPACE or not full)}
     found: list[Fault] = []
     left = number
     # Kinds with few calls first: what they cannot take goes to the others.
     for index, (call, count) in enumerate(sorted(waiting.items(), key=lambda item: item[1])):
         share = max(1, left // (len(waiting) - index))
-        moments: tuple[Moment, ...] = MOMENTS if call == "write" else ("before", "after")
+        moments: tuple[Moment, ...] = ("full",) if full else (*_KILLS, "half") if call == "write" else _KILLS
         spots = [(place, moment) for place in range(1, count + 1) for moment in moments]
         chosen = min(share, len(spots))
         # A stride that is no multiple of the number of moments would favour one; the turn decides instead.
         for turn in range(chosen):
             place = 1 + (turn * count + count // 2) // chosen if count > 1 else 1
-            found.append(Fault(call, min(place, count), moments[turn % len(moments)]))
+            # Each kind begins with another moment: else few faults would all be before their calls.
+            found.append(Fault(call, min(place, count), moments[(turn + index) % len(moments)]))
         left -= chosen
     return list(dict.fromkeys(found))

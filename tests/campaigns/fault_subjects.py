@@ -18,7 +18,9 @@ from fault_points import Fault, Shim
 from killing import differences, processes_of, promised, promised_of
 
 from luffy.config import STAGE_KINDS, load_experiment
+from luffy.errors import LuffyError
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
+from luffy.pipeline.chain.identity import read_identity
 from luffy.pipeline.chain.job import JOB_FILE, write_job
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.experiment import Experiment, Unwatched, open_experiment, start_run
@@ -28,13 +30,14 @@ from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 from luffy.pipeline.workspace.garbage import partial_files
 from luffy.processes import die_with, exit_without_finalizing
 from luffy.stages.program import run_program
+from luffy.tracking.metrics import METRICS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = str(ROOT / "exp_configs" / "smoke.yaml")
 _DEFERRING = ("base", "sft", "rl", "evaluate", "sweep", "difficulty", "sample", "synthesize")
 _SWEPT = (2, 4)
 _REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
-_SAMPLED = (
+SAMPLED = (
     f"data.train={{{_REVERSING}, num_prompts: 24}}",
     f"data.corpus={{{_REVERSING}, num_prompts: 512, unique: false, stepwise_share: 0.0}}",
     "base.steps=150",  # reverses two digits now and then
@@ -70,6 +73,8 @@ class Subject(Protocol):
     """Something that can be killed and started again."""
 
     kind: str
+    log: Path
+    """What its runs have printed."""
 
     def reset(self) -> None:
         """Undo what it has made."""
@@ -143,8 +148,8 @@ class StageSubject:
         self.job = (self.directory / JOB_FILE).read_bytes()
 
     def reset(self) -> None:
-        shutil.rmtree(self.directory)
-        self.directory.mkdir()
+        shutil.rmtree(self.directory, ignore_errors=True)  # another subject may have deleted it
+        self.directory.mkdir(parents=True)
         (self.directory / JOB_FILE).write_bytes(self.job)
 
     def run(self, shim: Shim, fault: Fault | None) -> int:
@@ -159,11 +164,13 @@ class StageSubject:
         return f"step {newest[0]}" if newest else _NOTHING
 
     def problems(self) -> list[str]:
-        if read_manifest(self.directory) is None:
+        manifest = read_manifest(self.directory)
+        if manifest is None:
             return ["no manifest"]
         collected = {garbage.path for garbage in partial_files(self.directory)}
         left = [path for path in self.directory.rglob(".*") if path.name != ".lock" and path.is_file()]
         found = differences(promised_of(self.directory), self.expected)
+        found += [f"left: {name}/" for name in manifest.scratch if (self.directory / name).exists()]
         return found + [f"left: {path.relative_to(self.directory)}" for path in left if path not in collected]
 
     def has_repeated(self, found: str) -> bool:
@@ -174,6 +181,43 @@ class StageSubject:
 
     def end_orphans(self) -> int:
         return end_orphans(self.root)
+
+
+@dataclass
+class DamagedSubject:
+    """A finished stage of which an output is missing: it is cleared and made again from scratch."""
+
+    kind: str
+    stage: StageSubject
+
+    def __post_init__(self) -> None:
+        self.log, directory = self.stage.log, self.stage.directory
+        self.finished = self.log.parent / f"finished_{self.kind}"
+        shutil.rmtree(self.finished, ignore_errors=True)
+        shutil.copytree(directory, self.finished, symlinks=True)
+
+    def reset(self) -> None:
+        shutil.rmtree(self.stage.directory, ignore_errors=True)
+        shutil.copytree(self.finished, self.stage.directory, symlinks=True)
+        (self.stage.directory / METRICS_FILE).unlink()
+
+    def run(self, shim: Shim, fault: Fault | None) -> int:
+        return self.stage.run(shim, fault)
+
+    def state(self) -> str:
+        manifest = read_manifest(self.stage.directory)
+        is_damaged = manifest is not None and not manifest.is_intact(self.stage.directory)
+        is_cleared = manifest is None and read_identity(self.stage.directory) is None
+        return "damaged" if is_damaged else "half cleared" if is_cleared else self.stage.state()
+
+    def problems(self) -> list[str]:
+        return self.stage.problems()
+
+    def has_repeated(self, found: str) -> bool:
+        return found not in ("damaged", "half cleared") and self.stage.has_repeated(found)
+
+    def end_orphans(self) -> int:
+        return self.stage.end_orphans()
 
 
 @dataclass
@@ -190,7 +234,10 @@ class RunSubject:
 
     def __post_init__(self) -> None:
         self.root = self.experiment.workspace.root
-        self.expected = promised(self.root)
+        # Of the stages that are there now: later subjects make others, some with the names of these.
+        made = [self.experiment.plan_node(node.name).directory for node in self.experiment.nodes]
+        kept = [path for path in _finished(self.root) if path in made or path.parent.name not in self.missing]
+        self.expected = {directory: promised_of(directory) for directory in kept}
         self.traces: dict[Path, int] = {}
 
     def reset(self) -> None:
@@ -208,7 +255,10 @@ class RunSubject:
         return f"{len(_manifests(self.root))} stages"
 
     def problems(self) -> list[str]:
-        found = differences(promised(self.root), self.expected)
+        finished = _finished(self.root)
+        found = [f"{directory} is not finished" for directory in self.expected if directory not in finished]
+        for directory, expected in self.expected.items():
+            found += differences(promised_of(directory), expected) if directory in finished else []
         gc = [
             sys.executable,
             "-m",
@@ -296,15 +346,17 @@ def prepare_subjects(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim) 
     for name in (*LIBRARIES, *(f"luffy.stages.{stage}" for stage in STAGE_KINDS)):
         importlib.import_module(name)  # once, and not in every fork
     log = kept / "log.txt"
-    plain = _plain(roots / "plain", shim, log)
+    plain = _plain(roots / "plain", shim, log, kinds)
     for kind in [kind for kind in kinds if kind in _PLAIN]:
-        yield _stage(kind, plain, log)
+        yield subject_of(kind, plain, log)
+    if "damaged" in kinds:
+        yield DamagedSubject("damaged", subject_of("sft", plain, log))
     sampled = [kind for kind in kinds if kind in ("difficulty", "sample", "synthesize")]
     for kind in sampled:
         experiment = _sampled(kind, roots / "sampled", shim, log)
         os.environ[WORKSPACE_VARIABLE] = str(roots / "sampled")
         make_chain(experiment, shim, log, last=kind)
-        yield _stage(kind, experiment, log)
+        yield subject_of(kind, experiment, log)
     yield from _commands(roots, kept, kinds, shim, plain)
 
 
@@ -330,18 +382,24 @@ def _commands(roots: Path, kept: Path, kinds: Sequence[str], shim: Shim, plain: 
         yield GcSubject("gc", lone, log)
 
 
-def _plain(root: Path, shim: Shim, log: Path) -> Experiment:
-    """The smoke experiment, finished in a workspace of its own."""
+def _plain(root: Path, shim: Shim, log: Path, kinds: Sequence[str] = ()) -> Experiment:
+    """The smoke experiment, finished in a workspace of its own, or up to the last of `kinds`."""
     config = load_experiment(SMOKE, ["execution.checkpoint.keep=9"])
     experiment = open_experiment(config, Workspace(root), sweep_steps=_SWEPT)
     os.environ[WORKSPACE_VARIABLE] = str(root)
-    make_chain(experiment, shim, log)
+    order = [node.stage for node in experiment.nodes]
+    needed = ["sft" if kind == "damaged" else kind for kind in kinds]
+    last = max(needed, key=order.index, default=None) if set(needed) <= set(order) else None
+    make_chain(experiment, shim, log, last=last)
     return experiment
 
 
-def _stage(kind: str, experiment: Experiment, log: Path) -> StageSubject:
+def subject_of(kind: str, experiment: Experiment, log: Path) -> StageSubject:
+    """The stage of this kind in a finished chain."""
     node = next(node for node in experiment.nodes if node.stage == kind)
-    directory = experiment.plan_node(node.name).directory
+    plan = experiment.plan_node(node.name)
+    directory = plan.directory
+    write_job(directory / JOB_FILE, experiment.job(plan))  # where servers listen may be new
     return StageSubject(kind, directory, experiment.workspace.root, promised_of(directory), log)
 
 
@@ -351,12 +409,12 @@ def _sampled(kind: str, root: Path, shim: Shim, log: Path) -> Experiment:
         "sample": ("chain=expert_iteration", "stages=[prepare_data, base, sample, sft]", _SAMPLE),
     }
     if kind in stages:
-        return open_experiment(load_experiment(SMOKE, [*_SAMPLED, *stages[kind]]), Workspace(root))
+        return open_experiment(load_experiment(SMOKE, [*SAMPLED, *stages[kind]]), Workspace(root))
     base = _sampled("difficulty", root, shim, log)
     make_chain(base, shim, log, last="base")
     teacher = f"path: {base.plan_node('base').directory / 'model'}, max_response_tokens: 16, num_samples: 8"
     taught = f"synthesize={{prompts: all, teachers: {{base: {{{teacher}}}}}, stop_when_kept: false}}"
-    changes = [*_SAMPLED, "chain=sft", "stages=[prepare_data, base, synthesize, sft]", taught]
+    changes = [*SAMPLED, "chain=sft", "stages=[prepare_data, base, synthesize, sft]", taught]
     return open_experiment(load_experiment(SMOKE, changes), Workspace(root))
 
 
@@ -382,10 +440,14 @@ def run_stage(stage: str, directory: Path) -> int:
 
 
 def run_chain(experiment: Experiment) -> int:
-    """The run that `luffy run` makes, without Prefect."""
-    with start_run(experiment) as run:
-        for node in experiment.nodes:
-            run.execute(node.name, Unwatched())
+    """The run that `luffy run` makes, without Prefect; its errors are reported as the command line does."""
+    try:
+        with start_run(experiment) as run:
+            for node in experiment.nodes:
+                run.execute(node.name, Unwatched())
+    except LuffyError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
     return 0
 
 
@@ -399,9 +461,11 @@ def luffy(arguments: Sequence[str]) -> int:
 def run_command(arguments: Sequence[str], root: Path, shim: Shim, fault: Fault | None, log: Path) -> int:
     """A command as a process of its own that leads a group."""
     shim.arm(fault)
+    parent = os.getpid()
 
     def begin() -> None:
         os.setsid()
+        die_with(parent, signal.SIGKILL)
         shim.watch()
 
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
@@ -422,6 +486,10 @@ def run_command(arguments: Sequence[str], root: Path, shim: Shim, fault: Fault |
 
 def _manifests(root: Path) -> dict[Path, int]:
     return {path: path.stat().st_ino for path in root.glob(f"stages/*/*/{MANIFEST_FILE}")}
+
+
+def _finished(root: Path) -> list[Path]:
+    return [path.parent for path in sorted(_manifests(root))]
 
 
 def _age(folder: Path) -> None:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,8 +30,16 @@ from luffy.processes import die_with
 from luffy.tracking.metrics import METRICS_FILE, without_times
 
 ROOT = Path(__file__).resolve().parents[2]
-Victim = Literal["flow", "stage", "server"]
+Victim = Literal["flow", "stage", "server", "rank", "engine", "gcs", "raylet"]
 VICTIMS: tuple[Victim, ...] = ("flow", "stage", "server")
+RAY_VICTIMS: tuple[Victim, ...] = ("rank", "engine", "gcs", "raylet", "stage")
+"""Under `cluster: ray`; the stage is the driver."""
+_RAY_NAMES: Mapping[str, str] = {
+    "rank": "ray::RankActor",
+    "engine": "ray::EngineActor",
+    "gcs": "gcs_server",
+    "raylet": "raylet",
+}
 _WARM_SERVER = "luffy.pipeline.machine.warm_server"
 _API_SERVER = "luffy.flows.prefect_server:create_app"
 _POLL_S = 0.02
@@ -114,16 +122,17 @@ class Attempt:
     """What ought not to be: orphans, finished stages that ran again, a flow that hangs or fails undisturbed."""
 
 
-def draws(generator: Random, mean_s: float) -> Iterator[Draw]:
+def draws(generator: Random, mean_s: float, victims: Sequence[Victim] = VICTIMS) -> Iterator[Draw]:
     """Kills as rare events that do not know of one another: exponential waiting times, victims in equal shares."""
     while True:
-        yield Draw(generator.expovariate(1.0 / mean_s), generator.choice(VICTIMS))
+        yield Draw(generator.expovariate(1.0 / mean_s), generator.choice(victims))
 
 
 def disturb(pipeline: Pipeline, planned: Iterator[Draw], patience_s: float = 3600.0) -> Attempt:
     """Run the command once, kill as `planned` while it runs, and see what it leaves behind.
 
-    A kill falls at its moment, or as soon as its victim is there; one that the run does not live to see does not count.
+    A kill falls at its moment, or as soon as its victim is there, and for a process of Ray so long after its start;
+    one that the run does not live to see does not count.
     A run without a kill has `patience_s` to end, and so has one that goes on without its server, or resumes its stage.
     """
     workspace, finished = pipeline.workspace, _finished_stages(pipeline.workspace)
@@ -156,6 +165,19 @@ def promised(workspace: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for path in sorted(workspace.glob(f"stages/*/*/{MANIFEST_FILE}")):
         found |= promised_of(path.parent)
+    return found
+
+
+def promised_steps(workspace: Path) -> dict[str, object]:
+    """What also holds where engines batch as they like, and sample other tokens after a kill: keys and steps."""
+    found: dict[str, object] = {}
+    for path in sorted(workspace.glob(f"stages/*/*/{MANIFEST_FILE}")):
+        manifest = finished_manifest(path.parent)
+        metrics = path.parent / METRICS_FILE
+        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+        found[f"{manifest.node}: key"] = manifest.key
+        found[f"{manifest.node}: steps"] = [json.loads(line)["step"] for line in lines]
+        found[f"{manifest.node}: damaged"] = manifest.damaged(path.parent, verify=True)
     return found
 
 
@@ -193,6 +215,12 @@ def processes_of(workspace: Path) -> list[psutil.Process]:
 
 def _kill(flow: subprocess.Popen[bytes], draw: Draw, workspace: Path, began: float, *, is_served: bool) -> Kill | None:
     """None when the flow has ended before."""
+    if draw.victim in _RAY_NAMES:  # its start takes longer than most waits: they would all fall there
+        while flow.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                if _find(draw.victim, psutil.Process(flow.pid)) is not None:
+                    break
+            time.sleep(_POLL_S)
     with suppress(subprocess.TimeoutExpired):
         flow.wait(draw.wait_s)
     name: Victim = draw.victim if is_served or draw.victim != "server" else "flow"
@@ -210,6 +238,8 @@ def _kill(flow: subprocess.Popen[bytes], draw: Draw, workspace: Path, began: flo
 def _find(victim: Victim, flow: psutil.Process) -> psutil.Process | None:
     if victim == "flow":
         return flow
+    if victim in _RAY_NAMES:
+        return _of_ray(_RAY_NAMES[victim], flow)
     children = [child for child in flow.children() if child.status() != psutil.STATUS_ZOMBIE]
     if victim == "server":
         return next((child for child in children if _API_SERVER in child.cmdline()), None)
@@ -221,6 +251,14 @@ def _find(victim: Victim, flow: psutil.Process) -> psutil.Process | None:
             forked = [stage for stage in child.children() if stage.status() != psutil.STATUS_ZOMBIE]
             if forked:
                 return forked[0]
+    return None
+
+
+def _of_ray(name: str, flow: psutil.Process) -> psutil.Process | None:
+    for process in flow.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.name().startswith(name) and process.status() != psutil.STATUS_ZOMBIE:
+                return process
     return None
 
 

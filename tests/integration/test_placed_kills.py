@@ -1,4 +1,4 @@
-"""`kill -9` at chosen writes of an SFT stage: a small, seeded selection of `tests/campaigns/placed_kills.py`."""
+"""`kill -9` at chosen writes of stages, and a disk that is full there: a seeded selection of the placed kills."""
 
 import csv
 import shutil
@@ -16,11 +16,11 @@ pytestmark = [
 CAMPAIGN = Path(__file__).parents[1] / "campaigns" / "placed_kills.py"
 
 
-def test_kills_at_the_writes_of_sft_lose_nothing_and_repeat_no_finished_step(tmp_path):
-    table = tmp_path / "kills.csv"
-    chosen = ["--only", "sft", "--per-stage", "30", "--sample", "4", "--seed", "3", "--csv", str(table)]
+def trials_of(workspace, *chosen):
+    """What the campaign finds at a few faults, which a seed draws; their preparation is kept in `workspace`."""
+    table = workspace / f"{len(list(workspace.glob('*.csv')))}.csv"
     result = subprocess.run(
-        [sys.executable, str(CAMPAIGN), "--workspace", str(tmp_path / "workspace"), *chosen],
+        [sys.executable, str(CAMPAIGN), "--workspace", str(workspace), "--csv", str(table), "--seed", "3", *chosen],
         cwd=CAMPAIGN.parents[2],
         capture_output=True,
         text=True,
@@ -28,4 +28,19 @@ def test_kills_at_the_writes_of_sft_lose_nothing_and_repeat_no_finished_step(tmp
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert len(list(csv.DictReader(table.open()))) == 4
+    return list(csv.DictReader(table.open()))
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    return tmp_path_factory.mktemp("placed")
+
+
+def test_kills_at_the_writes_of_stages_lose_nothing_and_repeat_no_finished_step(workspace):
+    stages = ["--only", "prepare_data", "--only", "sft", "--only", "damaged"]
+    assert len(trials_of(workspace, *stages, "--per-stage", "30", "--sample", "6")) == 6
+
+
+def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_stage_resumes(workspace):
+    trials = trials_of(workspace, "--only", "sft", "--full", "--per-stage", "30", "--sample", "3")
+    assert [trial["moment"] for trial in trials] == ["full"] * 3

@@ -61,6 +61,7 @@ def test_progress_arrives_from_first_to_last(tmp_path):
     assert recorder.texts("progress")[-1] == "3/3"
     assert [kind for kind, _ in recorder.told][-1] == "done"
     assert manifest.metrics == {"loss": 0.5}
+    assert not list(tmp_path.glob("stages/*/*/shards"))
 
 
 def test_the_users_mistake_keeps_its_line_and_exit_code(tmp_path, monkeypatch):
@@ -68,6 +69,15 @@ def test_the_users_mistake_keeps_its_line_and_exit_code(tmp_path, monkeypatch):
     with pytest.raises(StageFailed, match=r"^train\.jsonl:3: prompt: missing; add it$") as caught:
         toy_run(tmp_path).execute("prepare_data", Recorder())
     assert caught.value.exit_code == 2
+
+
+def test_a_stage_that_cannot_write_its_error_ends_in_one_line_and_resumes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOY_MODE", "quota")
+    with pytest.raises(StageFailed, match=r"^[^\n]*: no space left; [^\n]* the stage resumes$") as caught:
+        toy_run(tmp_path).execute("prepare_data", Recorder())
+    assert caught.value.exit_code == 2
+    monkeypatch.delenv("TOY_MODE")
+    assert toy_run(tmp_path).execute("prepare_data", Recorder()).resumed_from == 2
 
 
 def test_a_crash_carries_the_end_of_the_log(tmp_path, monkeypatch):

@@ -32,10 +32,13 @@ def run(settings: object, context: StageContext) -> StageResult:
             strike(fault)
         if os.environ.get("TOY_MODE") == "fill" and step == 2:
             fill(context.out / "rollouts")
+        if os.environ.get("TOY_MODE") == "quota" and step == 2:
+            use_up_quota()
     (context.out / "model").mkdir(exist_ok=True)
     (context.out / "model" / "weights").write_text(os.environ.get("TOY_WEIGHTS", "same"))
     (context.out / "metrics.jsonl").write_text(f'{{"pid": {os.getpid()}}}\n')
-    return StageResult(("model", "metrics.jsonl"), {"loss": 0.5}, resumed_from=first)
+    (context.out / "shards").mkdir(exist_ok=True)
+    return StageResult(("model", "metrics.jsonl"), {"loss": 0.5}, resumed_from=first, scratch=("shards",))
 
 
 def fill(path: Path) -> None:
@@ -43,6 +46,15 @@ def fill(path: Path) -> None:
     with path.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(1 << 20))
+
+
+def use_up_quota() -> None:
+    """Neither the log nor the events can be written any more, although the disk has room."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    for link in Path("/proc/self/fd").iterdir():
+        if link.exists() and link.readlink().name in ("log.txt", "events.jsonl"):
+            os.dup2(full, int(link.name))
+    os.write(full, b"a checkpoint")
 
 
 def behave(mode: str) -> None:

@@ -139,3 +139,6 @@ class Endpoint:
 
 class _Server(ThreadingHTTPServer):
     request_queue_size = 128
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that was killed is nothing to report."""

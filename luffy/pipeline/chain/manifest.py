@@ -5,6 +5,7 @@ so that a copied workspace stays valid. `verify` hashes every file.
 """
 
 import hashlib
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -57,6 +58,8 @@ class Manifest(StrictModel):
     """Key of the shorter run that was continued."""
     code_changed: tuple[str, ...] = ()
     """Modules that were edited between the plan and the start of the stage: the key does not identify this result."""
+    scratch: tuple[str, ...] = ()
+    """Folders that the stage needed until it was finished; still there only after a kill."""
 
     @property
     def digest(self) -> str:
@@ -91,6 +94,12 @@ def read_manifest(directory: Path) -> Manifest | None:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Mark the stage as finished."""
     write_atomic(directory / MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")
+
+
+def delete_scratch(directory: Path, manifest: Manifest) -> None:
+    """Delete the folders that a finished stage no longer needs."""
+    for name in manifest.scratch:
+        shutil.rmtree(directory / name, ignore_errors=True)
 
 
 def collect_outputs(directory: Path, names: Iterable[str]) -> tuple[OutputFile, ...]:

@@ -11,6 +11,7 @@ The rules, in the order in which they apply:
 5. No manifest: the stage was interrupted and resumes from its newest checkpoint.
 """
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,9 +73,15 @@ def examine(directory: Path, key: str, consumed: Mapping[str, str], *, verify: b
 def clear(directory: Path, condition: Condition) -> None:
     """Remove the entries that `condition` lists as stale, the manifest first, so that a crash leaves no false claim.
 
+    A stage that starts from scratch has an empty identity until nothing else is left: after a kill halfway, the rest is
+    not taken for what an interrupted stage has made, and the next start goes on clearing.
+
     What a killed write has left goes, too: in `model/` it would become part of the result.
     """
-    for name in sorted(condition.stale, key=lambda name: name != MANIFEST_FILE):
+    if IDENTITY_FILE in condition.stale:
+        with (directory / IDENTITY_FILE).open("wb") as file:
+            os.fsync(file.fileno())
+    for name in sorted(condition.stale, key=lambda name: (name == IDENTITY_FILE, name != MANIFEST_FILE)):
         path = directory / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

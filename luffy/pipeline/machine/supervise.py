@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from luffy.config import STAGE_KINDS
-from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, EXIT_USER_ERROR, StageFailed
+from luffy.errors import EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_TEMPORARY, EXIT_USER_ERROR, StageFailed
 from luffy.pipeline.chain.reuse import LOG_FILE
 from luffy.pipeline.machine.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.machine.warm_start import WarmServer, current_warm_server
@@ -163,8 +163,11 @@ def _ask_to_end(process: StageProcess, grace_s: float) -> None:
 
 
 def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> StageFailed:
-    if code > 0 and not failure and free_bytes(log_path) < _NO_ROOM_BYTES:
-        # Without disk space, the stage cannot write its own error.
+    # Without disk space, the stage may be unable to write its own error, or a helper of it was the one to fail. A quota
+    # that is used up does not show in the number of free bytes.
+    if code == EXIT_NO_SPACE and failure:
+        return StageFailed(failure, exit_code=EXIT_USER_ERROR)
+    if code == EXIT_NO_SPACE or (code > 0 and not failure and free_bytes(log_path) < _NO_ROOM_BYTES):
         text = f"{log_path.parent}: no space left; free some (luffy gc lists what to delete), the stage resumes"
         return StageFailed(text, exit_code=EXIT_USER_ERROR)
     if code == EXIT_USER_ERROR:

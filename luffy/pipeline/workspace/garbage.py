@@ -102,6 +102,9 @@ def _of_stage(
         return
     yield from partial_files(directory)
     if manifest is not None:
+        for folder in (directory / name for name in manifest.scratch):
+            if folder.is_dir():
+                yield Garbage("part", folder, "needed only until the stage was finished", _modified(folder), directory)
         yield from _superseded(directory, manifest, needs, retention)
         yield from _old_log(directory / LOG_FILE, directory)
 

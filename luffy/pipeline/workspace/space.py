@@ -17,6 +17,7 @@ from luffy.pipeline.workspace.disk import free_bytes, measure
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.workspace import MIN_FREE_BYTES
 
+READ_ONLY = "is read-only"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EROFS,)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
@@ -78,7 +79,7 @@ def lack_of_space(error: BaseException) -> str | None:
         if number in _FULL or any(part in words for part in _FULL_WORDS):
             return "no space left"
         if number in _READ_ONLY or any(part in words for part in _READ_ONLY_WORDS):
-            return "is read-only"
+            return READ_ONLY
     return None
 
 

@@ -1,3 +1,4 @@
+import errno
 import re
 import subprocess
 import sys
@@ -67,6 +68,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, message):
     assert message in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_a_full_disk_is_one_line_and_exit_code_2(capsys, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/smoke-1/run.json")
+
+    monkeypatch.setattr(planning, "open_experiment", full)
+    assert command.main(["plan", "exp_configs/smoke.yaml"]) == 2
+    assert capsys.readouterr().err.startswith("error: runs/smoke-1/run.json: no space left; free space (luffy gc lists")
 
 
 def test_runs_lists_runs_and_results(capsys, tmp_path):

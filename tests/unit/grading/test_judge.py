@@ -145,7 +145,7 @@ def test_verdicts_are_kept_on_disk_and_failures_are_not(endpoint: Endpoint, tmp_
     assert judge(endpoint, "4", tmp_path).outcome is Outcome.CORRECT
     endpoint.answer = says("VERDICT: INCORRECT")
     again = judge(endpoint, "4", tmp_path)
-    assert (again.outcome, again.reason) == (Outcome.CORRECT, "remembered; the judge says CORRECT")
+    assert (again.outcome, again.reason) == (Outcome.CORRECT, "the judge says CORRECT")
     assert judge(endpoint, "4", tmp_path, model="another").outcome is Outcome.WRONG
     assert len(endpoint.prompts) == 3
 
@@ -186,10 +186,9 @@ def test_a_verdict_and_another_graders_crash_are_not_unjudged(endpoint: Endpoint
     found = [judged(reply) for reply in ("VERDICT: CORRECT", "VERDICT: INCORRECT", "hm")]
     raises = CustomGrader(function="json:loads_of_this", version=1)
     kind = BothGrader(of=(JudgeGrader(url=endpoint.url, model="m"), raises))
-    for note in ("", "remembered"):
-        parts = (found[0].saying(note), Grade(Outcome.CRASHED, None, "json:loads_of_this raised ValueError: judge: x"))
-        found.append(conclude(kind, iter(parts)))
-    assert [grade.outcome for grade in found[3:]] == [Outcome.CRASHED, Outcome.CRASHED]
+    parts = (found[0], Grade(Outcome.CRASHED, None, "json:loads_of_this raised ValueError: judge: x"))
+    found.append(conclude(kind, iter(parts)))
+    assert found[3].outcome is Outcome.CRASHED
     assert not any(map(is_unjudged, found))
 
 

@@ -106,7 +106,7 @@ def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path: Path, mo
     result = prepare(tmp_path / "b", asked)
     assert begun == [("train", n) for n in (0, 1, 2, 3, 3, 4)] + [("suites.small", 0)]
     assert contents(tmp_path / "b", result) == undisturbed
-    assert not (tmp_path / "b" / "shards").exists()
+    assert result.scratch == ("shards",)
 
 
 @pytest.mark.slow

@@ -1,3 +1,6 @@
+import pytest
+
+from luffy.pipeline.chain import reuse
 from luffy.pipeline.chain.manifest import consumed_digests, read_manifest, write_manifest
 from luffy.pipeline.chain.reuse import Condition, clear, examine
 
@@ -13,6 +16,27 @@ def test_clearing_leaves_the_log_the_events_and_the_job(opened, finish):
     (plan.directory / "metrics.jsonl").unlink()
     clear(plan.directory, look(plan))
     assert {path.name for path in plan.directory.iterdir()} == {"log.txt", "events.jsonl", "config.yaml", ".lock"}
+
+
+def test_a_kill_while_a_stage_is_cleared_leaves_nothing_to_resume_from(opened, finish, begin, monkeypatch):
+    experiment = opened()
+    finish(experiment, "prepare_data", content="one")
+    plan = experiment.plan_node("base")
+    begin(plan)
+    (plan.directory / "journal").mkdir()
+    (plan.directory / "journal" / "step_000001").write_text("of the first inputs")
+    finish(experiment, "prepare_data", content="two")
+    with monkeypatch.context() as killed:
+        killed.setattr(reuse.shutil, "rmtree", kill)
+        with pytest.raises(KeyboardInterrupt):
+            clear(plan.directory, look(plan))
+    assert look(plan).stale == ("identity.json", "journal")
+    clear(plan.directory, look(plan))
+    assert list(plan.directory.iterdir()) == []
+
+
+def kill(path):
+    raise KeyboardInterrupt
 
 
 def test_a_damaged_export_leaves_what_training_wrote(opened, finish):

@@ -15,6 +15,7 @@ from synthetic.finished_stages import run_of
 
 from luffy.cli.main import main
 from luffy.errors import DataError
+from luffy.pipeline.chain.manifest import read_manifest, write_manifest
 from luffy.pipeline.workspace.claims import disposing
 from luffy.pipeline.workspace.disk import joined, measure
 from luffy.pipeline.workspace.disposal import dispose
@@ -302,6 +303,16 @@ def test_what_a_killed_write_left_anywhere_in_a_stage_is_deleted(workspace, two,
         file.write_bytes(b"half")
     assert found(workspace)[left].kind == "part"
     assert kept not in found(workspace)
+
+
+def test_working_folders_of_a_finished_stage_that_a_kill_left_are_deleted(workspace, two):
+    (directory,) = directories(two[0], "prepare_data")
+    for name in ("shards", "kept"):
+        (directory / name).mkdir()
+    manifest = read_manifest(directory)
+    assert found(workspace) == {}
+    write_manifest(directory, manifest.model_copy(update={"scratch": ("shards", "tables")}))
+    assert [(item.kind, path.name) for path, item in found(workspace).items()] == [("part", "shards")]
 
 
 def test_a_run_that_was_killed_before_its_record_was_written_is_deleted_once_it_cannot_be_a_new_one(workspace, two):
