@@ -48,10 +48,10 @@ class Checkout:
         self.environment = {**inherited, "HOME": str(root / "home"), "PYTHONPATH": str(self.root), "COLUMNS": "250"}
         self.api = f"http://127.0.0.1:{self.port}/api"
 
-    def start(self):
+    def start(self, *options):
         command = [sys.executable, "flows/serve.py", "--port", str(self.port), "--workspace", str(self.workspace)]
         process = subprocess.Popen(
-            command,
+            [*command, *options],
             cwd=self.root,
             env={**self.environment, "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,

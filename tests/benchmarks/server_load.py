@@ -1,0 +1,174 @@
+"""Prefect's server under the load of a shared machine: many runs submitted at once, over SQLite and over PostgreSQL.
+
+Run: python tests/benchmarks/server_load.py [--runs 40] [--limit 4] [--databases sqlite postgresql]
+
+Each database has a `luffy serve` of its own in a new workspace. All runs are submitted at once; each needs the data and
+the base policy of `smoke`, which the first one makes and the others reuse. While they wait and run, what the UI's pages
+ask of the server is asked again and again, and timed. Printed for each database: how long the runs took, how they
+ended, the most runs at one time, and the times of the requests. Exit code 1 if a run did not complete, or if there were
+more at one time than the limit allows. PostgreSQL (its programs `initdb` and `pg_ctl`) is started for the purpose and
+deleted afterwards; as root, under the user `postgres`.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from postgres import PROGRAMS, postgresql  # noqa: E402
+
+PAGES = {
+    "runs": ("flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 20}),
+    "count by state": ("flow_runs/count", {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}}}),
+    "tasks": ("task_runs/filter", {"limit": 50}),
+    "logs": ("logs/filter", {"sort": "TIMESTAMP_DESC", "limit": 200}),
+    "artifacts": ("artifacts/latest/filter", {"limit": 20}),
+    "events": ("events/filter", {"limit": 50}),
+}
+"""What pages of the UI ask."""
+UNFINISHED = {"state": {"type": {"any_": ["SCHEDULED", "PENDING", "RUNNING", "CANCELLING"]}}}
+RUNNING = {"state": {"type": {"any_": ["RUNNING"]}}}
+TIMEOUT_S = 600.0
+
+
+@dataclass
+class Load:
+    """What one database was seen to do."""
+
+    seconds: float = 0.0
+    most_running: int = 0
+    states: dict[str, int] = field(default_factory=dict)
+    requests_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+def free_port() -> int:
+    """A free loopback port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def served(workspace: Path, limit: int, url: str | None) -> Iterator[str]:
+    """The address of the API of a `luffy serve`, from a folder of its own."""
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    if url is not None:
+        environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url
+    folder = workspace.parent / "checkout"
+    folder.mkdir()
+    for name in ("data", "exp_configs", "flows", "luffy", "tasks", "prefect.yaml", "pyproject.toml"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+        copy(ROOT / name, folder / name)
+    command = [sys.executable, "flows/serve.py", "--port", str(port), "--limit", str(limit), "--workspace", workspace]
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    said = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        said += line
+        if line.startswith("Ctrl-C ends"):
+            break
+    assert said.count("Ctrl-C ends"), said
+    try:
+        yield f"http://127.0.0.1:{port}/api"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT_S)
+
+
+def measure(api: str, runs: int) -> Load:
+    """Submit the runs, and watch until all have ended."""
+    load = Load()
+    with httpx.Client(base_url=api, timeout=TIMEOUT_S) as client:
+        (deployment,) = (
+            each for each in client.post("/deployments/filter", json={}).json() if each["name"] == "smoke"
+            and each["entrypoint"].endswith("full_pipeline")
+        )  # fmt: skip
+        began = time.monotonic()
+        for _ in range(runs):
+            parameters = {"overrides": ["stages=[prepare_data, base]", "base.steps=5"]}
+            path = f"/deployments/{deployment['id']}/create_flow_run"
+            client.post(path, json={"parameters": parameters}).raise_for_status()
+        while client.post("/flow_runs/count", json={"flow_runs": UNFINISHED}).json():
+            for page, (path, body) in PAGES.items():
+                asked = time.monotonic()
+                client.post(f"/{path}", json=body).raise_for_status()
+                load.requests_s[page].append(time.monotonic() - asked)
+            running = client.post("/flow_runs/count", json={"flow_runs": RUNNING}).json()
+            load.most_running = max(load.most_running, running)
+            time.sleep(0.5)
+        load.seconds = time.monotonic() - began
+        for run in client.post("/flow_runs/filter", json={"limit": 200}).json():
+            load.states[run["state_name"]] = load.states.get(run["state_name"], 0) + 1
+    return load
+
+
+def main() -> None:
+    """Print the runs of each database, and the times of its requests."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--limit", type=int, default=4)
+    parser.add_argument("--databases", nargs="+", choices=("sqlite", "postgresql"), default=("sqlite", "postgresql"))
+    arguments = parser.parse_args()
+    if "postgresql" in arguments.databases and PROGRAMS is None:
+        sys.exit("error: PostgreSQL's programs are not in /usr/lib/postgresql; install it, or give --databases sqlite")
+    loads = {}
+    for database in arguments.databases:
+        with tempfile.TemporaryDirectory() as name:
+            workspace = Path(name) / "workspace"
+            if database == "postgresql":
+                with postgresql() as url, served(workspace, arguments.limit, url) as api:
+                    loads[database] = measure(api, arguments.runs)
+            else:
+                with served(workspace, arguments.limit, None) as api:
+                    loads[database] = measure(api, arguments.runs)
+    show(loads)
+    good = all([*load.states] == ["Completed"] and load.most_running <= arguments.limit for load in loads.values())
+    sys.exit(0 if good else 1)
+
+
+def show(loads: dict[str, Load]) -> None:
+    """Print both tables."""
+    runs = Table("database", "s for all runs", "ended as", "most at one time")
+    for database, load in loads.items():
+        ended = ", ".join(f"{count} {state}" for state, count in sorted(load.states.items()))
+        runs.add_row(database, f"{load.seconds:.0f}", ended, str(load.most_running))
+    times = Table("the UI asks for", *(f"{database}: median, 95 %, longest (s)" for database in loads))
+    for page in PAGES:
+        cells = []
+        for load in loads.values():
+            found = load.requests_s[page]
+            late = statistics.quantiles(found, n=20)[-1] if len(found) > 1 else found[0]
+            cells.append(f"{statistics.median(found):.2f}, {late:.2f}, {max(found):.2f}")
+        times.add_row(page, *cells)
+    Console(width=120).print(runs)
+    Console(width=120).print(times)
+
+
+if __name__ == "__main__":
+    main()
