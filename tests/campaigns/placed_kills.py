@@ -19,7 +19,8 @@ finished stage that is made again from scratch; `evaluate_paid` and `synthesize_
 answers. `run`, `luffy_run`, `gc`, `grid` and `compare` are the pipeline and the commands, and are killed at writes of
 their own processes.
 
-Not covered: the processes of a Ray cluster, `luffy serve`, and writes that the C library makes by itself.
+Not covered: the processes of a Ray cluster (`random_kills.py --ray`), `luffy serve`, and writes that the C library
+makes by itself.
 """
 
 import argparse
