@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PROGRAMS = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
+PROGRAMS = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: float(folder.parent.name), default=None)
 """The folder of `initdb` and `pg_ctl`; None: not installed."""
 
 
@@ -30,11 +30,13 @@ def postgresql(password: str = "") -> Iterator[str]:
         command = [*owner, PROGRAMS / program, "-D", folder / "data", *arguments]
         subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
 
-    call("initdb", "-U", "prefect", "--auth=trust")
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}"
-    call("pg_ctl", "-w", "-l", folder / "log", "-o", options, "start")
     try:
-        yield f"postgresql+asyncpg://prefect:{password}@127.0.0.1:{port}/postgres"
+        call("initdb", "-U", "prefect", "--auth=trust")
+        options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}"
+        call("pg_ctl", "-w", "-l", folder / "log", "-o", options, "start")
+        try:
+            yield f"postgresql+asyncpg://prefect:{password}@127.0.0.1:{port}/postgres"
+        finally:
+            call("pg_ctl", "-w", "-m", "fast", "stop")
     finally:
-        call("pg_ctl", "-w", "-m", "fast", "stop")
         shutil.rmtree(folder)
