@@ -35,7 +35,13 @@ def _run_name() -> str:
 
 @flow(name="compare-methods", flow_run_name=_run_name, retries=0, persist_result=False)
 def compare_methods(config_file: str, overrides: list[str] | None = None, verify: bool = False) -> None:
-    """Run the comparison in `config_file` with `overrides` (`key.path=value`), in the workspace of LUFFY_WORKSPACE."""
+    """Compare methods under one budget with several seeds, in the workspace of LUFFY_WORKSPACE.
+
+    Args:
+        config_file: YAML file of a comparison, or the name of a shipped one.
+        overrides: Values that differ from the file, each as `key.path=value`, such as `rl.steps=200`.
+        verify: Compare full hashes of earlier results before they are reused.
+    """
     comparison = load_comparison(config_file, overrides or [])
     for name in comparison.config.arms:
         check_resources(comparison.runs_of(name)[0].config)

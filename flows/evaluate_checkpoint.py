@@ -45,9 +45,17 @@ def evaluate_checkpoint(
     urls: list[str] | None = None,
     request: dict[str, JsonValue] | None = None,
 ) -> None:
-    """Evaluate `model`, or the RL run's checkpoints of `steps`, by the protocol of the experiment in `config_file`.
+    """Evaluate a model, or checkpoints of an experiment's RL run, by the experiment's protocol.
 
-    `urls` and `request` belong to a model `api:NAME`: its servers, and further fields of each request.
+    Args:
+        config_file: YAML file of an experiment, or the name of a shipped one.
+        overrides: Values that differ from the file, each as `key.path=value`, such as `rl.steps=200`.
+        verify: Compare full hashes of earlier results before they are reused.
+        model: Model folder, hub id, or `api:NAME` for one on a server; empty for checkpoints of the RL run.
+        steps: RL steps whose checkpoints are evaluated, where no model is given.
+        chat_template: Template file to use instead of the model's own.
+        urls: Servers of a model `api:NAME`.
+        request: Further fields of each request to a model `api:NAME`.
     """
     wanted = EvaluatedModel(model, tuple(steps or ()), chat_template, tuple(urls or ()), request or {})
     config = evaluated(load_experiment(config_file, overrides or []), wanted)

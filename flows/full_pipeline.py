@@ -40,7 +40,13 @@ def _run_name() -> str:
 
 @flow(name="full-pipeline", flow_run_name=_run_name, retries=0, persist_result=False)
 def full_pipeline(config_file: str, overrides: list[str] | None = None, verify: bool = False) -> None:
-    """Run the experiment in `config_file` with `overrides` (`key.path=value`), in the workspace of LUFFY_WORKSPACE."""
+    """Run an experiment from its data to its report, in the workspace of LUFFY_WORKSPACE.
+
+    Args:
+        config_file: YAML file of an experiment, or the name of a shipped one.
+        overrides: Values that differ from the file, each as `key.path=value`, such as `rl.steps=200`.
+        verify: Compare full hashes of earlier results before they are reused.
+    """
     run_chain(load_experiment(config_file, overrides or []), verify=verify)
 
 

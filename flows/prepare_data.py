@@ -30,7 +30,13 @@ def _run_name() -> str:
 # Named differently from the task that it calls.
 @flow(name="prepare-data", flow_run_name=_run_name, retries=0, persist_result=False)
 def prepare_data_alone(config_file: str, overrides: list[str] | None = None, verify: bool = False) -> None:
-    """Prepare the data of the experiment in `config_file` with `overrides`, in the workspace of LUFFY_WORKSPACE."""
+    """Prepare the data of an experiment, in the workspace of LUFFY_WORKSPACE.
+
+    Args:
+        config_file: YAML file of an experiment, or the name of a shipped one.
+        overrides: Values that differ from the file, each as `key.path=value`, such as `rl.steps=200`.
+        verify: Compare full hashes of earlier results before they are reused.
+    """
     config = data_alone(load_experiment(config_file, overrides or []))
     with open_session(config, find_workspace(), verify=verify) as session:
         data = make_chain(session)["prepare_data"]

@@ -40,7 +40,15 @@ def run_grid(
     seeds: list[int] | None = None,
     verify: bool = False,
 ) -> None:
-    """Run the grid in `config_file`, or the experiment in it `over` values, in the workspace of LUFFY_WORKSPACE."""
+    """Run an experiment over a grid of values with several seeds, in the workspace of LUFFY_WORKSPACE.
+
+    Args:
+        config_file: YAML file of a grid or of an experiment, or the name of a shipped one.
+        overrides: Values that differ from the file, each as `key.path=value`, such as `rl.steps=200`.
+        over: For an experiment, the values of the grid, each as `key.path=[VALUE, ...]`.
+        seeds: For an experiment, the seeds of every point.
+        verify: Compare full hashes of earlier results before they are reused.
+    """
     grid = load_grid(config_file, overrides or [], over or [], seeds or [])
     for experiment in grid.experiments:
         check_resources(experiment)

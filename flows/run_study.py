@@ -37,10 +37,14 @@ def run_study(
     verify: bool = False,
     as_committed: bool = False,
 ) -> None:
-    """Execute the runs of `cells` (None: all) of the design, in the workspace of LUFFY_WORKSPACE.
+    """Execute the unfinished runs of a study, in the workspace of LUFFY_WORKSPACE.
 
-    No run starts more than `budget_hours` after the first. `as_committed` takes the tuned values from the committed
-    results instead of tuning again.
+    Args:
+        design_file: YAML file of a study, or the name of a shipped one.
+        cells: Cells to run; empty for all of them.
+        budget_hours: No run starts later than this after the first.
+        verify: Compare full hashes of earlier results before they are reused.
+        as_committed: Take the tuned values from the committed results instead of tuning again.
     """
     study = load_study(design_file)
     selected = study.selected(cells or [])

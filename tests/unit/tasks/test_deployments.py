@@ -33,6 +33,12 @@ def flow_of(deployment):
     return import_object(deployment["entrypoint"])
 
 
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda one: one["entrypoint"].rsplit(".")[-1])
+def test_every_field_of_a_run_is_described_in_the_ui(deployment):
+    fields = parameter_schema(flow_of(deployment)).model_dump_for_openapi()["properties"]
+    assert [name for name, field in fields.items() if not field.get("description")] == []
+
+
 @pytest.fixture(scope="module")
 def form_schema():
     return parameter_schema(flow_of(FORM)).model_dump_for_openapi()
