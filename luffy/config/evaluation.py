@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from luffy.config.grading import GraderKind
 from luffy.config.strict import StrictModel, is_none
 
-TemplateName = Literal["own", "qwen_math", "r1_zero", "luffy_think", "prime", "none"]
+TemplateName = Literal["own", "qwen_math", "qwen_boxed", "r1_zero", "luffy_think", "prime", "none"]
 VALIDATION = "validation"
 """What `evaluation.only` calls the prompts that `data.validation_prompts` holds out."""
 StopText = Annotated[str, Field(min_length=1)]

@@ -48,6 +48,12 @@ PROMPT_TEMPLATES = {
         "<|im_start|>user\n",
         "<|im_end|>\n<|im_start|>assistant\n",
     ),
+    # SimpleRL-Zoo's "qwen-boxed" (arXiv 2503.18892), with which ExGRPO evaluates (`simplerl`). LUFFY's own copy lacks the
+    # space before \boxed and has doubled braces after it, which is not kept.
+    "qwen_boxed": PromptTemplate(
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n",
+        "\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n<|im_start|>assistant\n",
+    ),
     # DeepSeek-R1-Zero (arXiv 2501.12948, table 1) as Dr.GRPO evaluates with it (arXiv 2503.20783).
     "r1_zero": PromptTemplate(
         "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The "

@@ -20,6 +20,9 @@ ZERO = (
 TEXTS = {
     "qwen_math": "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}."
     f"<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n",
+    "qwen_boxed": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+    f"{QUESTION}\nPlease reason step by step, and put your final answer within \\boxed{{}}.<|im_end|>\n"
+    "<|im_start|>assistant\n",
     "r1_zero": ZERO.format(u="U", a="A")
     + "The reasoning process is enclosed within <think> </think> and answer is enclosed within <answer> </answer> "
     "tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.\n"
