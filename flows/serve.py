@@ -216,12 +216,19 @@ def _worker(api: ApiClient, limit: int, log_path: Path) -> Iterator[subprocess.P
 
 def _wait_for_pool(api: ApiClient, worker: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _POOL_TIMEOUT_S
-    while api.ask("GET", f"work_pools/{POOL}").status_code != httpx.codes.OK:
+    while not _has_pool(api):
         if worker.poll() is not None:
             raise _ended("worker", log)
         if time.monotonic() > deadline:
             raise LuffyError(f"the worker has not made its work pool {POOL} in {_POOL_TIMEOUT_S:.0f} s; see {log}")
         time.sleep(_POLL_S)
+
+
+def _has_pool(api: ApiClient) -> bool:
+    try:
+        return api.ask("GET", f"work_pools/{POOL}").status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False  # a slow server is asked again
 
 
 def _deploy() -> None:

@@ -12,6 +12,7 @@ import pytest
 from luffy.cli.main import main
 from luffy.errors import EXIT_FAILURE, LuffyError, UserError
 from luffy.flows import serve
+from luffy.flows.api_client import ApiClient
 from luffy.flows.basic_auth import ServerAddress
 from luffy.flows.prefect_session import free_port
 from luffy.pipeline.workspace import Workspace
@@ -83,7 +84,7 @@ def test_the_pool_is_requested_again_from_a_slow_server(tmp_path, monkeypatch, i
     monkeypatch.setattr(SlowApi, "requests", 0)
     with ThreadingHTTPServer(("127.0.0.1", 0), SlowApi) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        serve._wait_for_pool(f"http://127.0.0.1:{server.server_port}/api", idle, tmp_path / "worker.log")
+        serve._wait_for_pool(ApiClient(f"http://127.0.0.1:{server.server_port}/api"), idle, tmp_path / "worker.log")
         server.shutdown()
     assert SlowApi.requests == 3
 
@@ -92,7 +93,7 @@ def test_a_worker_that_has_ended_is_not_waited_for(tmp_path, idle):
     idle.kill()
     idle.wait()
     with pytest.raises(LuffyError, match=r"the Prefect worker has ended by itself; see .*worker\.log"):
-        serve._wait_for_pool(f"http://127.0.0.1:{free_port()}/api", idle, tmp_path / "worker.log")
+        serve._wait_for_pool(ApiClient(f"http://127.0.0.1:{free_port()}/api"), idle, tmp_path / "worker.log")
 
 
 @pytest.mark.parametrize(
