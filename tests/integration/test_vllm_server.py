@@ -21,6 +21,7 @@ from patience import PATIENCE_S, wait_until
 from reference.gradient_case import ROOT, as_groups, trajectories
 from synthetic.arithmetic import problems, tiny_tokenizer
 from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from vllm_serving import GRACE_S
 
 from luffy.cluster.local import LocalCluster
 from luffy.config import load_experiment
@@ -119,7 +120,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(config, engine, folder, process)
         engine.close()
     finally:
-        end_group(process, grace_s=PATIENCE_S)
+        end_group(process, grace_s=GRACE_S)
         os.environ.pop("OPENAI_API_KEY") if previous is None else os.environ.update(OPENAI_API_KEY=previous)
 
 

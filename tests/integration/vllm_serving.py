@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from patience import PATIENCE_S, wait_until
+from patience import wait_until
 
 from luffy.processes import end_group
 
 NAME = "base"
 """What the server calls the model."""
+GRACE_S = 60.0
+"""A server that is asked to end sometimes waits for ever; nothing it could still write is needed."""
+_ANSWER_S = 10.0
+"""For one question whether it is up; it is asked again."""
 
 
 @contextmanager
@@ -41,7 +45,7 @@ def served_by_vllm(folder: Path, log: Path, key: str) -> Iterator[str]:
     def answers() -> bool:
         assert process.poll() is None, log.read_text()[-3000:]
         with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S).close()
+            urllib.request.urlopen(f"{url}/health", timeout=_ANSWER_S).close()
             return True
         return False
 
@@ -49,4 +53,4 @@ def served_by_vllm(folder: Path, log: Path, key: str) -> Iterator[str]:
         wait_until(answers, "the server")
         yield url
     finally:
-        end_group(process, grace_s=PATIENCE_S)
+        end_group(process, grace_s=GRACE_S)

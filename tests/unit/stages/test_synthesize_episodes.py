@@ -169,9 +169,14 @@ def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(
 ) -> None:
     """Even where the environment answers otherwise today: the conversation stays as the teacher saw it."""
     asked, is_well = itertools.count(), threading.Event()
+    log = tmp_path / "out" / "paid_answers.jsonl"
 
     def mortal(path: str, body: dict) -> Reply:
-        return halving(path, body) if is_well.is_set() or next(asked) < 5 else refusal(503, "gone")
+        if is_well.is_set() or next(asked) < 5:
+            return halving(path, body)
+        # A refusal that overtakes an answer would be its question's outcome: the endpoint answers others.
+        wait_until(lambda: log.read_bytes().count(b"\n") >= 5, "five saved turns")
+        return refusal(503, "gone")
 
     moody = CustomEnvironment.model_validate(
         {"kind": "custom", "factory": f"{__name__}:Moody", "limits": GAME.limits.model_dump()}
@@ -181,7 +186,7 @@ def test_a_game_that_an_outage_cut_goes_on_after_its_last_turn(
     with served(mortal) as endpoint:
         with pytest.raises(LostError):
             run(played, context_in(tmp_path / "out", inputs, endpoint.url))
-        paid = list((tmp_path / "out" / "paid_answers.jsonl").read_text().splitlines())
+        paid = log.read_text().splitlines()
         before = len(endpoint.asked)
         is_well.set()
         monkeypatch.setenv("TEST_MOOD", "!")
