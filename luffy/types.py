@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
@@ -171,11 +171,37 @@ class Trajectory:
     teacher_logprobs: tuple[float, ...] = ()
     """Per learnable response token: its log-probability under the teacher of `rl.teacher`, where that is served
     elsewhere; empty: the trainer's ranks hold the teacher, or there is none."""
+    context_starts: tuple[int, ...] = ()
+    """Places in the response where the chat template wrote the whole conversation anew (`history: branching`). The
+    tokens from there to the policy's next turn are the environment's, and what follows sees none before them."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of prompt and response."""
+        """Tokens of prompt and response; those of every context where there are several."""
         return len(self.prompt_ids) + len(self.response_ids)
+
+    def branches(self) -> tuple[Trajectory, ...]:
+        """The episode as sequences for the model: one for each context, whose prompt is that context."""
+        if not self.context_starts:
+            return (self,)
+        starts, ends = (0, *self.context_starts), (*self.context_starts, len(self.response_ids))
+        return tuple(self._branch(start, end) for start, end in zip(starts, ends, strict=True))
+
+    def _branch(self, start: int, end: int) -> Trajectory:
+        assert not self.teacher_prompt_ids
+        assert not self.teacher_logprobs
+        place = start
+        while start and self.source[place] is Source.ENVIRONMENT:
+            place += 1
+        return replace(
+            self,
+            prompt_ids=self.response_ids[start:place] if start else self.prompt_ids,
+            response_ids=self.response_ids[place:end],
+            source=self.source[place:end],
+            logp_behavior=self.logp_behavior[place:end],
+            weight_version=self.weight_version[place:end],
+            context_starts=(),
+        )
 
     @property
     def is_off_policy(self) -> bool:
@@ -276,6 +302,9 @@ class TrainBatch:
     """The critic's targets; 0 without a critic."""
     sequence_BT: Tensor
     """Which sequence the token belongs to (int64, unique within the step's batch): rows may be packed."""
+    episode_BT: Tensor
+    """Which response the token belongs to (int64): a sequence, or all sequences of an episode with several contexts.
+    Denominators count responses."""
     is_correct_BT: Tensor
     """True on rows that earned the reward."""
     group_accuracy_BT: Tensor

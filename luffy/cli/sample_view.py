@@ -16,7 +16,7 @@ SAMPLES_FILE = "samples.jsonl"
 JOURNAL = "journal"
 HINT_COLUMNS = ("hint_level", "hint")
 """Columns that journals of older runs lack."""
-_COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome", *HINT_COLUMNS]
+_COLUMNS = ["uid", "prompt_ids", "response_ids", "source", "reward", "outcome", "context_starts", *HINT_COLUMNS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,9 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
             yield ShownSample(
                 f"step {step}, {origin}, reward {row['reward']:g} ({row['outcome']}), {row['uid']}",
                 tokenizer.decode(row["prompt_ids"], skip_special_tokens=False) + _shown_hint(row.get("hint")),
-                transcript(row["response_ids"], row["source"], decode),
+                transcript(
+                    row["response_ids"], row["source"], decode, row["prompt_ids"], row.get("context_starts") or ()
+                ),
                 row["reward"],
             )
 

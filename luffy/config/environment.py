@@ -23,6 +23,9 @@ CallFormat = Literal["hermes", "llama3", "xml"]
 """How a model family writes a tool call: Hermes and Qwen, Llama 3.1, or plain XML elements."""
 
 
+History = Literal["exact", "as_sampled", "branching"]
+
+
 class EpisodeLimits(StrictModel):
     """Bounds of an episode, in turns of the policy and in tokens; the finish reason names the one that was reached."""
 
@@ -32,9 +35,11 @@ class EpisodeLimits(StrictModel):
     """Limit of one turn of the policy; None: only the limit of the whole response holds."""
     max_observation_tokens: PositiveInt = 1024
     """A longer message of the environment is truncated in the middle and marked as truncated."""
-    history: Literal["exact", "as_sampled"] = "exact"
-    """`exact` refuses a chat template that rewrites earlier turns (Qwen3's drops their reasoning). `as_sampled` accepts
-    it and keeps the turns as they were sampled, which is not how such a model was trained."""
+    history: History = "exact"
+    """What becomes of earlier turns under a chat template that rewrites them (Qwen3's drops their reasoning). `exact`
+    refuses such a template. `as_sampled` keeps the turns as they were sampled, which is not how such a model was
+    trained. `branching` has the template write the conversation anew before each turn, as a chat server does; RL then
+    learns a sequence for every context, and an episode still counts as one response."""
     max_failed_share: float = Field(default=0.1, ge=0.0, le=1.0)
     """The stage ends when more than this share of a step's episodes failed by a fault of the environment."""
 
@@ -259,9 +264,9 @@ def single_environments(environment: EnvironmentConfig | None) -> list[SingleEnv
     return [] if environment is None else [environment]
 
 
-def keeps_history(environment: EnvironmentConfig | None) -> bool:
-    """Whether traces and episodes of many turns are accepted under a chat template that rewrites earlier turns."""
-    return environment is not None and environment.limits.history == "as_sampled"
+def history_of(environment: EnvironmentConfig | None) -> History:
+    """`EpisodeLimits.history` of the experiment's episodes and of its traces of many turns."""
+    return "exact" if environment is None else environment.limits.history
 
 
 def without_groups(environment: EnvironmentConfig | None) -> EnvironmentConfig | None:

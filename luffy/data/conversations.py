@@ -5,12 +5,13 @@
     turns = encoder.trace(trace.turns)                 # ids with the source of each
 
 A conversation is append-only: the ids of a turn are those that were sampled, and nothing is tokenised twice. Chat
-templates that rewrite earlier turns (Qwen3's drops their reasoning) are refused.
+templates that rewrite earlier turns (Qwen3's drops their reasoning) are refused, unless they may write the whole
+conversation anew before each turn (`rewritten`).
 """
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import cast
@@ -18,15 +19,19 @@ from typing import cast
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from luffy.config.environment import History
 from luffy.data.templates import decode, encode_traces, prompt_opener, prompt_texts, render_prompts, stop_token_ids
 from luffy.errors import DataError
-from luffy.types import Message, Source, Trace
+from luffy.types import Message, Prompt, Source, Trace
 
 _REPLY = Message("assistant", "LUFFYREPLY")
 _ASKED = Message("user", "LUFFYASKED")
 _THOUGHT = "<think>\nLUFFYTHOUGHT\n</think>\n\nLUFFYANSWER"
 _AWKWARD = 'a "quoted"\n<word>'
 """A content that shows how a template changes what it is given."""
+_MASK = "\ue000"
+"""Takes the place of special tokens in contents while the chat template is rendered."""
+_MASKED = re.compile(f"{_MASK}(\\d+){_MASK}")
 _HELD_OUT = " ... [{count} tokens left out] ... "
 
 
@@ -37,26 +42,31 @@ class EncodedTurns:
     token_ids: tuple[int, ...]
     source: tuple[Source, ...]
     """`OFF_POLICY` for the author's tokens, `ENVIRONMENT` for those between the turns."""
+    length: int
+    """Tokens that it takes after the prompt, in the longest of its contexts."""
+    context_starts: tuple[int, ...] = ()
+    """`Trajectory.context_starts`."""
 
 
 def encode_demonstrations(
-    tokenizer: PreTrainedTokenizerBase, traces: Sequence[Trace], *, keeps_history: bool = False
-) -> list[EncodedTurns]:
-    """Return the ids of each trace, the stop token at the end of every turn included.
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], history: History = "exact"
+) -> list[list[EncodedTurns]]:
+    """Return the ids of each prompt's traces, the stop token at the end of every turn included.
 
-    Raises DataError for traces of many turns under a chat template that rewrites earlier turns, unless `keeps_history`.
+    Raises DataError for traces of many turns under a chat template that rewrites earlier turns, with `history: exact`.
     """
-    written = iter(encode_traces(tokenizer, [trace.text for trace in traces if not trace.turns]))
-    encoder = None
-    encoded = []
-    for trace in traces:
-        if trace.turns:
-            encoder = encoder or ConversationEncoder(tokenizer, keeps_history=keeps_history)
-            encoded.append(encoder.trace(trace.turns))
-        else:
-            ids = tuple(next(written))
-            encoded.append(EncodedTurns(ids, (Source.OFF_POLICY,) * len(ids)))
-    return encoded
+    singles = [trace.text for prompt in prompts for trace in prompt.traces if not trace.turns]
+    written = iter(encode_traces(tokenizer, singles))
+    has_turns = any(trace.turns for prompt in prompts for trace in prompt.traces)
+    encoder = ConversationEncoder(tokenizer, history) if has_turns else None
+
+    def encoded(prompt: Prompt, trace: Trace) -> EncodedTurns:
+        if encoder is not None and trace.turns:
+            return encoder.trace(trace.turns, prompt.messages)
+        ids = tuple(next(written))
+        return EncodedTurns(ids, (Source.OFF_POLICY,) * len(ids), len(ids))
+
+    return [[encoded(prompt, trace) for trace in prompt.traces] for prompt in prompts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +84,11 @@ class ConversationEncoder:
     """Encodes conversations under a tokenizer's chat template.
 
     Contents are tokenised as plain text, so that a tool's output cannot forge the marks of a role. Raises DataError for
-    a template that rewrites earlier turns, unless `keeps_history` says to keep them as they were sampled.
+    a template that rewrites earlier turns, with `history: exact`.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, keeps_history: bool = False) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, history: History = "exact") -> None:
+        self.history = history
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.items()
         self._special = {token.content: token_id for token_id, token in added if token.special and token.content}
@@ -88,7 +99,7 @@ class ConversationEncoder:
         self._plain.no_truncation()
         self._pieces = cache(self._pieces_of)
         self.opener = prompt_opener(tokenizer)
-        if not keeps_history:
+        if history == "exact":
             self._check_append_only()
 
     def is_stopped(self, token_ids: Sequence[int]) -> bool:
@@ -98,6 +109,31 @@ class ConversationEncoder:
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Ids of a prompt, up to where the policy begins to write."""
         return tuple(render_prompts(self._tokenizer, [messages])[0])
+
+    def rewritten(
+        self, prompt: Sequence[Message], turns: Sequence[Message], max_content_tokens: int | None = None
+    ) -> tuple[int, ...]:
+        """Ids of a whole conversation as the chat template writes it now, up to where the policy begins to write.
+
+        What the template makes of earlier turns is its own matter. Special tokens in the contents of `turns` become
+        plain text; `prompt` is the data's. A content that is not the policy's is cut at `max_content_tokens`.
+        """
+        if max_content_tokens is not None:
+            turns = [turn if turn.role == _REPLY.role else self._within(turn, max_content_tokens) for turn in turns]
+        hidden = [*self._special, _MASK]
+
+        def masked(content: str) -> str:
+            return _one_of(hidden).sub(lambda found: f"{_MASK}{hidden.index(found.group())}{_MASK}", content)
+
+        shown = [*prompt, *(Message(turn.role, masked(turn.content)) for turn in turns)]
+        (text,) = prompt_texts(self._tokenizer, [shown])
+        ids: list[int] = []
+        for part in _one_of(self._special).split(text) if self._special else [text]:
+            if part in self._special:
+                ids.append(self._special[part])
+            else:
+                ids += self._encode(_MASKED.sub(lambda found: hidden[int(found.group(1))], part))
+        return tuple(ids)
 
     def reply(self, token_ids: Sequence[int]) -> Message:
         """A turn of the policy as a message, with the `<think>` that the template opened for it."""
@@ -122,21 +158,50 @@ class ConversationEncoder:
                 text += written[piece.message](messages[piece.message].content) if isinstance(piece, _Slot) else piece
         return (*ids, *self._encode(text))
 
-    def trace(self, turns: Sequence[Message]) -> EncodedTurns:
-        """Ids of a trace: `turns` begins and ends with an assistant's; the others are the environment's."""
+    def trace(self, turns: Sequence[Message], prompt: Sequence[Message] = ()) -> EncodedTurns:
+        """Ids of a trace: `turns` begins and ends with an assistant's; the others are the environment's.
+
+        `prompt` is what contexts that are written anew begin with.
+        """
         ids: list[int] = []
         source: list[Source] = []
+        starts: list[int] = []
+        prompt_ids = self.prompt(prompt) if self.history == "branching" else ()
+        seen, longest = [*prompt_ids], 0
         waiting: list[Message] = []
-        for turn in turns:
+        for place, turn in enumerate(turns):
             if turn.role != _REPLY.role:
                 waiting.append(turn)
                 continue
-            between = self.between(waiting) if waiting else ()
+            between = self.between(waiting) if waiting and self.history != "branching" else ()
+            if waiting and self.history == "branching":
+                between, is_new = self.continued(seen, prompt, turns[:place])
+                if is_new:
+                    starts.append(len(ids))
+                    seen = []
             written = encode_traces(self._tokenizer, [turn.content])[0]
             ids += [*between, *written]
+            seen += [*between, *written]
+            longest = max(longest, len(seen) - len(prompt_ids))
             source += [Source.ENVIRONMENT] * len(between) + [Source.OFF_POLICY] * len(written)
             waiting = []
-        return EncodedTurns(tuple(ids), tuple(source))
+        return EncodedTurns(tuple(ids), tuple(source), longest, tuple(starts))
+
+    def continued(
+        self,
+        seen: Sequence[int],
+        prompt: Sequence[Message],
+        turns: Sequence[Message],
+        max_content_tokens: int | None = None,
+    ) -> tuple[tuple[int, ...], bool]:
+        """What comes before the next turn with `history: branching`, and whether it is a new context.
+
+        Where the template only extends the ids that were `seen`, it is the ids after them; else it is the whole
+        conversation (`rewritten`).
+        """
+        ids = self.rewritten(prompt, turns, max_content_tokens)
+        extends = ids[: len(seen)] == tuple(seen)
+        return (ids[len(seen) :], False) if extends else (ids, True)
 
     def _encode(self, text: str) -> list[int]:
         return list(self._plain.encode(text, add_special_tokens=False).ids) if text else []
@@ -155,9 +220,8 @@ class ConversationEncoder:
         text = self._after_reply(roles, slots)
         text = text.removeprefix(str(self._tokenizer.eos_token))  # the policy has sampled it
         written = [self._writes(roles, slots, index) for index in range(len(roles))]
-        marks = [re.escape(token) for token in sorted(self._special, key=len, reverse=True)] + slots
         pieces: list[_Piece] = []
-        for part in re.split(f"({'|'.join(marks)})", text):
+        for part in _one_of([*self._special, *slots]).split(text):
             if part in slots:
                 pieces.append(_Slot(slots.index(part)))
             elif part:
@@ -199,8 +263,14 @@ class ConversationEncoder:
                 raise DataError(
                     f"{self._tokenizer.name_or_path}: the chat template rewrites earlier turns (it drops their "
                     "reasoning), so a conversation cannot be extended token by token; choose another "
-                    "model.chat_template, or set environment.limits.history: as_sampled to keep the turns as they were"
+                    "model.chat_template, or set environment.limits.history: branching to learn each turn under the "
+                    "context that the template writes for it, or as_sampled to keep the turns as they were"
                 )
+
+
+def _one_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches the longest of the texts, as a group: `split` returns them, too."""
+    return re.compile("(" + "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) + ")")
 
 
 def _as_it_is(content: str) -> str:

@@ -48,8 +48,8 @@ PROMPT_TEMPLATES = {
         "<|im_start|>user\n",
         "<|im_end|>\n<|im_start|>assistant\n",
     ),
-    # SimpleRL-Zoo's "qwen-boxed" (arXiv 2503.18892), with which ExGRPO evaluates (`simplerl`). LUFFY's own copy lacks the
-    # space before \boxed and has doubled braces after it, which is not kept.
+    # SimpleRL-Zoo's "qwen-boxed" (arXiv 2503.18892), with which ExGRPO evaluates (`simplerl`). LUFFY's own copy lacks
+    # the space before \boxed and has doubled braces after it, which is not kept.
     "qwen_boxed": PromptTemplate(
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n",
         "\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n<|im_start|>assistant\n",

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from luffy.config.environment import History
 from luffy.data.contamination import BenchmarkIndex, Hit
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.language import is_foreign
@@ -77,8 +78,8 @@ class Rules:
     near_duplicates: float | None = None
     keeps_traces: bool = True
     """False: an evaluation suite, whose demonstrations are dropped and which is not compared with the benchmarks."""
-    keeps_history: bool = False
-    """Whether traces of many turns are accepted under a chat template that rewrites earlier turns."""
+    history: History = "exact"
+    """What becomes of the earlier turns of a trace of many, under a chat template that rewrites them."""
     requires_replay: bool = False
     """Whether traces are rejected that an environment does not answer as recorded."""
 
@@ -145,7 +146,7 @@ class RowFilter:
         traces_of_all = [trace for prompt in prompts for trace in prompt.traces]
         texts = [trace.text for trace in traces_of_all]
         in_prompts = self._in_prompts(prompts)
-        of_traces = zip(self._lengths(traces_of_all), self.benchmarks.find(texts), strict=True)
+        of_traces = zip(self._lengths(prompts), self.benchmarks.find(texts), strict=True)
         opener = prompt_opener(self.tokenizer)
         judged = []
         for prompt, found, replayed, length, held in zip(prompts, outcomes, replays, lengths, in_prompts, strict=True):
@@ -159,12 +160,13 @@ class RowFilter:
             return [[None] * len(prompt.traces) for prompt in prompts]
         return self.replayer.replay(prompts)
 
-    def _lengths(self, traces: Sequence[Trace]) -> list[int]:
+    def _lengths(self, prompts: Sequence[Prompt]) -> list[int]:
         """Tokens of each trace, with those of the environment in a trace of many turns."""
+        traces = [trace for prompt in prompts for trace in prompt.traces]
         if not any(trace.turns for trace in traces):
             return trace_lengths(self.tokenizer, [trace.text for trace in traces])
-        encoded = encode_demonstrations(self.tokenizer, traces, keeps_history=self.rules.keeps_history)
-        return [len(found.token_ids) for found in encoded]
+        encoded = encode_demonstrations(self.tokenizer, prompts, self.rules.history)
+        return [found.length for of_prompt in encoded for found in of_prompt]
 
     def _in_prompts(self, prompts: Sequence[Prompt]) -> Sequence[Hit | None]:
         if not self._checks:

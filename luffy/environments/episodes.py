@@ -4,7 +4,8 @@
     episodes = player.play(starts, engine, params)
 
 Episodes run concurrently: while one waits for its tool, the engine generates for the others. A response is
-append-only: each turn continues the ids of everything before it, which the engine gets as the request's prefix.
+append-only: each turn continues the ids of everything before it, which the engine gets as the request's prefix. Only
+with `history: branching` may a turn have a context of its own, where the chat template has rewritten what came before.
 """
 
 import asyncio
@@ -29,7 +30,17 @@ class Observation:
     token_ids: tuple[int, ...]
 
 
-Segment = Completion | Observation
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The whole conversation before a turn as the chat template writes it by then: all that the turn sees.
+
+    It holds the environment's newest messages, and does not begin with the tokens before it.
+    """
+
+    token_ids: tuple[int, ...]
+
+
+Segment = Completion | Observation | Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,8 @@ class Episode:
     prompt_ids: tuple[int, ...]
     """With what `Environment.reset` added."""
     segments: tuple[Segment, ...]
-    """After the given tokens; the last one is a completion. Empty where the policy had no turn."""
+    """After the given tokens; the last one is a completion. Empty where the policy had no turn. A context is among
+    them only with `history: branching`."""
     finish_reason: FinishReason
     measures: Mapping[str, float]
     """`EpisodeEnd.measures`."""
@@ -49,6 +61,12 @@ class Episode:
     """Why the environment failed, if it did."""
 
 
+def context_starts(segments: Sequence[Segment], start: int = 0) -> tuple[int, ...]:
+    """Places of the contexts in a response whose segments come after `start` tokens."""
+    places = itertools.accumulate((len(segment.token_ids) for segment in segments), initial=start)
+    return tuple(place for place, segment in zip(places, segments, strict=False) if isinstance(segment, Context))
+
+
 @dataclass(slots=True)
 class _Play:
     """An episode in progress."""
@@ -56,8 +74,22 @@ class _Play:
     live: LiveEpisode
     prompt_ids: tuple[int, ...]
     ids: list[int]
-    """The response so far."""
+    """The response so far, in the present context."""
     segments: list[Segment] = field(default_factory=list)
+    context_ids: tuple[int, ...] | None = None
+    """What takes the place of the prompt in the present context; None: the prompt itself."""
+    num_opening: int = 0
+    """Messages of the conversation that the prompt consists of."""
+
+    @property
+    def begins_with(self) -> tuple[int, ...]:
+        """What the present context begins with."""
+        return self.prompt_ids if self.context_ids is None else self.context_ids
+
+    @property
+    def length(self) -> int:
+        """Tokens of the present context after as many as the prompt has: what the limit of the response is about."""
+        return len(self.begins_with) - len(self.prompt_ids) + len(self.ids)
 
 
 class EpisodePlayer:
@@ -123,6 +155,7 @@ class EpisodePlayer:
         live = play.live
         if await live.reset():
             play.prompt_ids = self._encoder.prompt(live.conversation)
+        play.num_opening = len(live.conversation)
         for turn, is_followed in _complete_turns(live.start, self._encoder):
             messages = await live.respond(self._encoder.reply(turn))
             if is_followed:  # what was recorded stands; the environment only had to get into this state
@@ -135,14 +168,14 @@ class EpisodePlayer:
 
     async def _take_turns(self, play: _Play, index: int, sampler: TurnSampler) -> FinishReason:
         for turn in itertools.count():
-            completion = await sampler.sample(index, self._request(play, turn))
+            completion = await sampler.sample(index, self._request(play, turn, sampler.params.max_response_tokens))
             opened = _open_turn(play)
             play.segments.append(completion)
             play.ids += completion.token_ids
             written = self._encoder.reply((*opened, *completion.token_ids))
             if completion.finish_reason is not FinishReason.STOP:
                 play.live.take(written)
-                is_full = len(play.ids) >= sampler.params.max_response_tokens
+                is_full = play.length >= sampler.params.max_response_tokens
                 return FinishReason.LENGTH if is_full else FinishReason.TURN_LENGTH
             messages = await play.live.respond(written)
             if messages is None:
@@ -153,18 +186,42 @@ class EpisodePlayer:
                 return FinishReason.LENGTH
         raise AssertionError("unreachable")
 
-    def _request(self, play: _Play, turn: int) -> RolloutRequest:
-        seed = play.live.start.turn_seed(turn)
-        return RolloutRequest(play.prompt_ids, seed, tuple(play.ids), self.limits.max_turn_tokens)
+    def _request(self, play: _Play, turn: int, limit: int) -> RolloutRequest:
+        seed, most = play.live.start.turn_seed(turn), self.limits.max_turn_tokens
+        if play.context_ids is not None:  # the engine takes its tokens for a prompt, which its limit does not count
+            most = min(limit - play.length, limit if most is None else most)
+        return RolloutRequest(play.begins_with, seed, tuple(play.ids), most)
 
     def _observe(self, play: _Play, messages: Sequence[Message], limit: int) -> bool:
         """Append the environment's messages; False, and nothing appended, where they leave no room for a turn."""
+        if self._encoder.history == "branching":
+            return self._branch(play, messages, limit)
         ids = self._encoder.between(messages, self.limits.max_observation_tokens)
         if len(play.ids) + len(ids) >= limit:
             return False
         play.live.observe(messages)
         play.segments.append(Observation(ids))
         play.ids += ids
+        return True
+
+    def _branch(self, play: _Play, messages: Sequence[Message], limit: int) -> bool:
+        """As `_observe`, with the conversation as the template writes it now.
+
+        Where that only extends what the policy has seen and written, the turn continues the present context.
+        """
+        turns = [*play.live.conversation[play.num_opening :], *messages]
+        opening = play.live.conversation[: play.num_opening]
+        seen = (*play.begins_with, *play.ids)
+        ids, is_new = self._encoder.continued(seen, opening, turns, self.limits.max_observation_tokens)
+        if len(ids) + (0 if is_new else len(seen)) - len(play.prompt_ids) >= limit:
+            return False
+        play.live.observe(messages)
+        if is_new:
+            play.segments.append(Context(ids))
+            play.context_ids, play.ids = ids, []
+        else:
+            play.segments.append(Observation(ids))
+            play.ids += ids
         return True
 
 

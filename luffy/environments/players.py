@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from luffy.config.environment import EnvironmentConfig, keeps_history
+from luffy.config.environment import EnvironmentConfig
 from luffy.data.conversations import ConversationEncoder
 from luffy.environments.environment import EnvironmentFactory, ScoringEnvironment
 from luffy.environments.episodes import EpisodePlayer
@@ -21,7 +21,7 @@ def open_player(
     Raises ConfigError for an environment that cannot be loaded, and DataError for a chat template that rewrites earlier
     turns.
     """
-    encoder = ConversationEncoder(tokenizer, keeps_history=keeps_history(config))
+    encoder = ConversationEncoder(tokenizer, config.limits.history)
     make, scorer = open_scored(config, judges)
     return EpisodePlayer(make, encoder, config.limits, scorer, lanes)
 

@@ -10,10 +10,36 @@ _HEADING = re.compile(r"^--- (policy|environment|demonstration) ---\n", re.MULTI
 _HEADINGS = {Source.ENVIRONMENT: "environment", Source.OFF_POLICY: "demonstration"}
 
 
-def transcript(token_ids: Sequence[int], source: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
-    """The response, each turn under a heading that says who wrote it; a single turn has none."""
-    runs = itertools.groupby(zip(token_ids, source, strict=True), key=lambda token: token[1])
+def transcript(
+    token_ids: Sequence[int],
+    source: Sequence[int],
+    decode: Callable[[Sequence[int]], str],
+    prompt_ids: Sequence[int] = (),
+    context_starts: Sequence[int] = (),
+) -> str:
+    """The response, each turn under a heading that says who wrote it; a single turn has none.
+
+    A context that the chat template wrote anew (`Trajectory.context_starts`) is shown from where it differs from the
+    one before it.
+    """
+    tokens = list(zip(token_ids, source, strict=True))
+    shown = _without_repetition(tokens, prompt_ids, context_starts) if context_starts else tokens
+    runs = itertools.groupby(shown, key=lambda token: token[1])
     return headed([(Source(who), decode([token_id for token_id, _ in run])) for who, run in runs])
+
+
+def _without_repetition(
+    tokens: Sequence[tuple[int, int]], prompt_ids: Sequence[int], context_starts: Sequence[int]
+) -> list[tuple[int, int]]:
+    shown = list(tokens[: context_starts[0]])
+    seen = [*prompt_ids, *(token_id for token_id, _ in shown)]
+    for start, end in itertools.pairwise((*context_starts, len(tokens))):
+        part = tokens[start:end]
+        pairs = zip(seen, part, strict=False)
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1][0] and pair[1][1] == Source.ENVIRONMENT, pairs)
+        shown += part[len(list(same)) :]
+        seen = [token_id for token_id, _ in part]
+    return shown
 
 
 def headed(turns: Sequence[tuple[Source, str]]) -> str:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from luffy.config.environment import EnvironmentConfig
 from luffy.config.evaluation import SuiteProtocol
 from luffy.data.templates import decode, prompt_opener, stop_token_ids
-from luffy.environments.episodes import Episode
+from luffy.environments.episodes import Episode, context_starts
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.players import open_player, open_text_player
 from luffy.environments.text_episodes import TextEpisode, TextEpisodePlayer
@@ -86,7 +86,8 @@ class EpisodeClient:
         ids = list(itertools.chain.from_iterable(segment.token_ids for segment in episode.segments))
         last = episode.segments[-1].token_ids if episode.segments else ()
         return Response(
-            text=self._opener + transcript(ids, source, self._text),
+            text=self._opener
+            + transcript(ids, source, self._text, episode.prompt_ids, context_starts(episode.segments)),
             num_tokens=source.count(Source.ON_POLICY),
             finish_reason=episode.finish_reason,
             reply=self._opener + self._text(last),

@@ -13,8 +13,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from luffy.config.objective import GateConfig, NormaliserMode, Selector, TermConfig
+from luffy.config.objective import GateConfig, Selector, TermConfig
 from luffy.objectives.ranks import SumOverRanks
+from luffy.objectives.ratios import sequence_sum
 from luffy.objectives.step import StepObjective
 from luffy.types import TrainBatch
 
@@ -54,10 +55,10 @@ def token_weights(objective: StepObjective, batch: TrainBatch, sum_over_ranks: S
     denominator_K = torch.zeros(len(terms), dtype=torch.float64)
     for k, term in enumerate(terms):
         counted_BT = _counted(term, terms, batch)
-        denominator_K[k] = _denominator(counted_BT, term.normaliser.mode, objective.max_response_tokens)
+        denominator_K[k] = _denominator(counted_BT, batch.episode_BT, term, objective.max_response_tokens)
         share_KBT[k] = (select(batch, term.select) & passes(batch, term.gate)).double()
         if term.normaliser.mode == "sequence":
-            share_KBT[k] /= counted_BT.sum(dim=-1, keepdim=True).clamp(min=1)
+            share_KBT[k] /= sequence_sum(counted_BT.double(), batch.episode_BT).clamp(min=1)
     denominator_K = sum_over_ranks(denominator_K)
     coefficient_K = torch.tensor(objective.coefficients, dtype=torch.float64)
     scale_K = torch.where(denominator_K > 0, coefficient_K / denominator_K.clamp(min=1), 0.0)
@@ -78,8 +79,10 @@ def _counted(term: TermConfig, terms: Sequence[TermConfig], batch: TrainBatch) -
     return reduce(torch.logical_or, masks)
 
 
-def _denominator(counted_BT: Tensor, mode: NormaliserMode, max_response_tokens: int) -> Tensor:
-    if mode == "token":
+def _denominator(counted_BT: Tensor, episode_BT: Tensor, term: TermConfig, max_response_tokens: int) -> Tensor:
+    if term.normaliser.mode == "token":
         return counted_BT.sum().double()
-    num_sequences = counted_BT.any(dim=-1).sum().double()
-    return num_sequences * max_response_tokens if mode == "constant" else num_sequences
+    # An episode with several contexts is several rows, and one response.
+    num_responses = episode_BT[counted_BT].unique().numel()
+    per_response = max_response_tokens if term.normaliser.mode == "constant" else 1
+    return torch.tensor(num_responses * per_response, dtype=torch.float64)

@@ -192,4 +192,5 @@ class Experience:
 
     def _one_trace(self, task: RolloutTask, step: int) -> Trajectory:
         index = derive_seed(self._settings.seed, "interleaved", step, task.uid) % len(task.demonstrations)
-        return demonstration(task.prompt_ids, task.demonstrations[index].token_ids)
+        chosen = task.demonstrations[index]
+        return demonstration(task.prompt_ids, chosen.token_ids, chosen.source, chosen.context_starts)

@@ -46,7 +46,7 @@ def _sample(
     return SampleRollout(
         uid=uid,
         prompt=decode_prompt(row.prompt_ids),
-        response=transcript(row.response_ids, row.source, decode_response),
+        response=transcript(row.response_ids, row.source, decode_response, row.prompt_ids, row.context_starts),
         source="off_policy" if row.is_off_policy else "on_policy",
         reward=row.reward,
         outcome=row.outcome.value,

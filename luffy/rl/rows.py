@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from luffy.environments.episodes import Episode, Segment
+from luffy.environments.episodes import Episode, Segment, context_starts
 from luffy.grading import Grade
 from luffy.rl.hints import HintedPrompt
 from luffy.rl.tasks import Demonstration
@@ -66,6 +66,10 @@ class Row:
         known = self.trace.logprobs if self.trace else None
         return known[: self.num_given] if known else (float("nan"),) * self.num_given
 
+    @property
+    def _given_starts(self) -> tuple[int, ...]:
+        return self.trace.context_starts if self.trace is not None and self.num_given else ()
+
     def request(self) -> RolloutRequest:
         """The engine's request for the continuation."""
         prompt_ids = self.prompt_ids if self.hinted is None else self.hinted.prompt_ids
@@ -114,6 +118,7 @@ class Row:
             finish_reason=self.finish_reason,
             measures=self.measures,
             hint=None if self.hinted is None else self.hinted.hint,
+            context_starts=self._given_starts + context_starts(self.segments, self.num_given),
         )
 
     @property

@@ -17,6 +17,8 @@ class Demonstration:
     """Log-probabilities under the model that wrote it, if known."""
     source: tuple[Source, ...] = ()
     """Per token of a trace of many turns: its author or the environment. Empty where the author wrote all of it."""
+    context_starts: tuple[int, ...] = ()
+    """`Trajectory.context_starts`; no row takes a part of such a trace."""
 
 
 @dataclass(frozen=True, slots=True)

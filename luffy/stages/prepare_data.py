@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.data import DataConfig, MixtureSource, SourceConfig, VerifiersSource
-from luffy.config.environment import keeps_history
+from luffy.config.environment import history_of
 from luffy.config.grading import GradingConfig
 from luffy.config.settings import PrepareDataSettings
 from luffy.config.shipped import benchmark_names
@@ -202,7 +202,7 @@ def _checked_environment(settings: PrepareDataSettings, tokenizer: PreTrainedTok
     if settings.environment is None:
         return {}
     open_scored(settings.environment)
-    ConversationEncoder(tokenizer, keeps_history=keeps_history(settings.environment))
+    ConversationEncoder(tokenizer, history_of(settings.environment))
     return instructions_by_source(settings.environment)
 
 
@@ -247,7 +247,7 @@ def _rules(name: str, settings: PrepareDataSettings) -> Rules:
         languages=data.filters.languages if is_train else None,
         near_duplicates=data.filters.near_duplicates if is_train else None,
         keeps_traces=not _is_suite(name),
-        keeps_history=keeps_history(settings.environment),
+        history=history_of(settings.environment),
         requires_replay=is_train and data.replay_traces == "reject",
     )
 

@@ -3,7 +3,6 @@
 Run: python -m luffy.stages.rl --config DIR/config.yaml --out DIR
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.cluster.protocol import Cluster
 from luffy.cluster.rl_cluster import open_cluster
-from luffy.config.environment import keeps_history
+from luffy.config.environment import History, history_of
 from luffy.config.rl_teacher import SelfTeacher, ServedTeacher
 from luffy.config.settings import RLSettings
 from luffy.config.training import RLConfig
@@ -258,7 +257,7 @@ def _player(settings: RLSettings, tokenizer: PreTrainedTokenizerBase, judges: Ju
 
 def _tasks(settings: RLSettings, context: StageContext, tokenizer: PreTrainedTokenizerBase) -> Sequence[RolloutTask]:
     prompts = read_prompts(context.inputs["data"] / _PROMPTS[settings.prompts])
-    tasks = tokenize_tasks(tokenizer, prompts, as_sampled=keeps_history(settings.environment))
+    tasks = tokenize_tasks(tokenizer, prompts, history_of(settings.environment))
     rates = read_pass_rates(context.inputs["data"] / RATES_FILE)
     tasks = [replace(task, pass_rate=rates.get(task.uid)) for task in tasks]
     if not tasks:
@@ -326,25 +325,24 @@ def _longest(tasks: Sequence[RolloutTask], rl: RLConfig, hints: HintedPrompts | 
 
 
 def tokenize_tasks(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, as_sampled: bool = False
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], history: History = "exact"
 ) -> list[RolloutTask]:
     """Tokenized prompts and traces."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
-    traces = [trace for prompt in prompts for trace in prompt.traces]
-    encoded = iter(encode_demonstrations(tokenizer, traces, keeps_history=as_sampled))
+    encoded = encode_demonstrations(tokenizer, prompts, history)
     return [
         RolloutTask(
             uid=prompt.uid,
             prompt_ids=tuple(ids),
             ground_truth=prompt.ground_truth,
             demonstrations=tuple(
-                Demonstration(trace.reply, turns.token_ids, trace.logprobs, turns.source)
-                for trace, turns in zip(prompt.traces, itertools.islice(encoded, len(prompt.traces)), strict=True)
+                Demonstration(trace.reply, turns.token_ids, trace.logprobs, turns.source, turns.context_starts)
+                for trace, turns in zip(prompt.traces, of_prompt, strict=True)
             ),
             problem=problem_of(prompt),
             messages=prompt.messages,
         )
-        for prompt, ids in zip(prompts, prompt_ids, strict=True)
+        for prompt, ids, of_prompt in zip(prompts, prompt_ids, encoded, strict=True)
     ]
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from luffy.cluster.sft_ranks import open_ranks
-from luffy.config.environment import keeps_history
+from luffy.config.environment import history_of
 from luffy.config.settings import SFTSettings
 from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
@@ -44,7 +44,7 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     sft, hours = settings.sft, GpuHours(context.out)
     tokenizer = load_tokenizer(context.inputs["model"] / "model")
     prompts = choose_prompts(read_prompts(_traces_file(context.inputs["data"])), sft.num_traces, settings.seed)
-    examples = trace_examples(tokenizer, prompts, as_sampled=keeps_history(settings.environment))
+    examples = trace_examples(tokenizer, prompts, history_of(settings.environment))
     if not examples:
         raise DataError("data.train: no row has a trace; SFT needs demonstrations")
     plan = SupervisedPlan(

@@ -1,10 +1,10 @@
 """The supervised training run of `base` and `sft`: resume, train, export."""
 
-import itertools
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from luffy.config.environment import History
 from luffy.config.settings import BaseSettings, SFTSettings
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.templates import render_prompts
@@ -22,17 +22,16 @@ from luffy.types import Prompt, Trajectory
 
 
 def trace_examples(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, as_sampled: bool = False
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], history: History = "exact"
 ) -> list[Trajectory]:
     """One training example per trace; tokens of an environment are context alone."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
-    traces = [trace for prompt in prompts for trace in prompt.traces]
-    encoded = iter(encode_demonstrations(tokenizer, traces, keeps_history=as_sampled))
-    examples = []
-    for prompt, ids in zip(prompts, prompt_ids, strict=True):
-        for turns in itertools.islice(encoded, len(prompt.traces)):
-            examples.append(demonstration(ids, turns.token_ids, turns.source))
-    return examples
+    encoded = encode_demonstrations(tokenizer, prompts, history)
+    return [
+        demonstration(ids, turns.token_ids, turns.source, turns.context_starts)
+        for ids, of_prompt in zip(prompt_ids, encoded, strict=True)
+        for turns in of_prompt
+    ]
 
 
 def run_supervised(

@@ -27,7 +27,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.data import DataConfig, VerifiersSource
-from luffy.config.environment import keeps_history
+from luffy.config.environment import history_of
 from luffy.config.settings import SynthesizeSettings
 from luffy.config.synthesis import RewriteConfig
 from luffy.data.added_traces import TRAIN, WrittenData, add_traces, prompts_without_their_traces
@@ -134,7 +134,7 @@ def _opened_work(settings: SynthesizeSettings, context: StageContext) -> Iterato
         None,
         settings.data.max_trace_tokens,
         languages=settings.data.filters.languages,
-        keeps_history=keeps_history(environment),
+        history=history_of(environment),
         requires_replay=replays == "reject",
     )
     replayer = EnvironmentReplayer(environment) if environment is not None and replays == "reject" else None

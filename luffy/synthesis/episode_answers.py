@@ -19,7 +19,7 @@ from luffy.config.strict import FOR_IDENTITY
 from luffy.data.schema import joined_text
 from luffy.environments.environment import Environment, ScoringEnvironment
 from luffy.environments.episode_traces import trace_turns
-from luffy.environments.episodes import Episode
+from luffy.environments.episodes import Context, Episode
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.text_episodes import TextEpisode
 from luffy.grading import Problem
@@ -157,7 +157,9 @@ def token_episode_answer(start: EpisodeStart, episode: Episode) -> TeacherAnswer
     """An episode in tokens. Each turn reads the whole conversation before it, which counts as its prompt."""
     used, place = Usage(), len(episode.prompt_ids)
     for segment in episode.segments:
-        if isinstance(segment, Completion):
+        if isinstance(segment, Context):
+            place = 0  # it begins with the prompt
+        elif isinstance(segment, Completion):
             used += Usage(place, len(segment.token_ids))
         place += len(segment.token_ids)
     return _answer(start, episode, used)

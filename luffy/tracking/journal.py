@@ -32,6 +32,7 @@ _SCHEMA = pa.schema(
         pa.field("displaced", pa.bool_(), nullable=False),
         pa.field("hint_level", pa.int32()),
         pa.field("hint", pa.string()),
+        pa.field("context_starts", pa.list_(pa.int32())),
     ]
 )
 
@@ -101,6 +102,7 @@ def _row(group: int, uid: str, trajectory: Trajectory, displaced: int) -> dict[s
         "displaced": bool(displaced),
         "hint_level": trajectory.hint.level if trajectory.hint else None,
         "hint": trajectory.hint.text if trajectory.hint else None,
+        "context_starts": trajectory.context_starts or None,
     }
 
 
@@ -116,4 +118,5 @@ def _trajectory(row: dict) -> Trajectory:
         finish_reason=FinishReason(row["finish_reason"]),
         measures=dict(row.get("measures") or ()),
         hint=None if row.get("hint_level") is None else Hint(row["hint_level"], row["hint"]),
+        context_starts=tuple(row.get("context_starts") or ()),
     )

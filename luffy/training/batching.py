@@ -13,15 +13,22 @@ from luffy.types import Source, TrainBatch, Trajectory
 
 
 def collate(
-    trajectories: Sequence[Trajectory], advantage_B: Tensor, pad_id: int, group_accuracy_B: Tensor | None = None
+    trajectories: Sequence[Trajectory],
+    advantage_B: Tensor,
+    pad_id: int,
+    group_accuracy_B: Tensor | None = None,
+    episodes: Sequence[int] | None = None,
 ) -> TrainBatch:
     """Right-padded batch of prompts and responses; every response token gets its row's advantage.
 
     Tokens of an environment lie between response tokens, as context that the response mask leaves out.
 
     What the models add is empty: `logp_old_BT` is NaN; `logp_ref_BT`, `logp_teacher_BT`, `value_old_BT` and
-    `return_BT` are 0. Without `group_accuracy_B` (SFT has no rollouts) the group accuracy is 0.
+    `return_BT` are 0. Without `group_accuracy_B` (SFT has no rollouts) the group accuracy is 0. `episodes` has the
+    number of each row's episode (`Shard.episodes`); None: each row is a response by itself.
     """
+    row_B = torch.arange(len(trajectories))
+    episode_B = row_B if episodes is None else torch.tensor(episodes, dtype=torch.long)
     width = max((row.num_tokens for row in trajectories), default=0)
     shape = (len(trajectories), width)
     batch = TrainBatch(
@@ -37,7 +44,8 @@ def collate(
         logp_teacher_BT=torch.zeros(shape, dtype=torch.float32),
         value_old_BT=torch.zeros(shape, dtype=torch.float32),
         return_BT=torch.zeros(shape, dtype=torch.float32),
-        sequence_BT=torch.arange(len(trajectories)).unsqueeze(-1).repeat(1, width),
+        sequence_BT=row_B.unsqueeze(-1).repeat(1, width),
+        episode_BT=episode_B.unsqueeze(-1).repeat(1, width),
         is_correct_BT=torch.zeros(shape, dtype=torch.bool),
         group_accuracy_BT=torch.zeros(shape, dtype=torch.float64),
     )
@@ -48,6 +56,7 @@ def collate(
         source_T = torch.tensor(row.source, dtype=torch.long)
         batch.response_mask_BT[b, start:end] = source_T != Source.ENVIRONMENT
         batch.is_off_policy_BT[b, start:end] = (source_T != Source.ON_POLICY) & (source_T != Source.ENVIRONMENT)
+        assert not row.context_starts, "an episode with several contexts is trained on as its branches"
         assert len(row.logp_behavior) == len(row.source) == len(row.response_ids)
         batch.logp_behavior_BT[b, start:end] = torch.tensor(row.logp_behavior)
         batch.advantage_BT[b, start:end] = advantage_B[b].float()

@@ -1,6 +1,7 @@
 """Shards the groups of an RL step over its optimizer steps and over the ranks of the trainer.
 
-Advantages depend on whole groups, so they are computed here, before groups are split.
+Advantages depend on whole groups, so they are computed here, before groups are split, and before an episode with
+several contexts becomes several rows, which all have its advantage.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from torch import Tensor
 from luffy.config.objective import AdvantageConfig, GroupAdvantage
 from luffy.objectives.advantages import RowRewards, group_advantages
 from luffy.training.dealing import deal_groups, order_of_passes
-from luffy.training.sharding import Shard, over_ranks
+from luffy.training.sharding import Shard, branches_of, over_ranks
 from luffy.types import Group
 
 
@@ -37,19 +38,23 @@ def shard_groups(
 
 def one_shard(groups: Sequence[Group], config: AdvantageConfig) -> Shard:
     """All rows, group after group, in one optimizer step."""
-    rows = [row for group in groups for row in group.trajectories]
+    responses = [row for group in groups for row in group.trajectories]
+    group_of = [index for index, group in enumerate(groups) for _ in group.trajectories]
     by_group = isinstance(config, GroupAdvantage)
+    advantages = row_advantages(groups, config).tolist() if by_group else [0.0] * len(responses)
+    rows, episodes = branches_of(responses)
     return Shard(
-        rows=tuple(rows),
-        groups=tuple(index for index, group in enumerate(groups) for _ in group.trajectories),
-        advantages=tuple(row_advantages(groups, config).tolist() if by_group else [0.0] * len(rows)),
+        rows=rows,
+        groups=tuple(group_of[episode] for episode in episodes),
+        episodes=episodes,
+        advantages=tuple(advantages[episode] for episode in episodes),
         updates=(range(len(rows)),),
         accuracies=tuple(group.accuracy for group in groups),
     )
 
 
 def row_advantages(groups: Sequence[Group], config: AdvantageConfig) -> Tensor:
-    """`(B,)` float64 advantages of all rows, group after group, before scaling."""
+    """`(B,)` float64 advantages of all responses, group after group, before scaling."""
     rows = [row for group in groups for row in group.trajectories]
     return group_advantages(
         RowRewards(

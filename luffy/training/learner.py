@@ -37,7 +37,7 @@ Metrics = dict[str, float]
 def batch_of(shard: Shard, config: AdvantageConfig, pad_id: int, critic: Critic | None = None) -> TrainBatch:
     """This rank's rows as one batch with advantages per token; with a critic, also its values and targets."""
     accuracy_B = torch.tensor([shard.accuracies[group] for group in shard.groups], dtype=torch.float64)
-    batch = collate(shard.rows, torch.tensor(shard.advantages), pad_id, accuracy_B)
+    batch = collate(shard.rows, torch.tensor(shard.advantages), pad_id, accuracy_B, shard.episodes)
     if isinstance(config, GeneralizedAdvantage):
         assert critic is not None, "GAE needs a critic"
         batch = _with_gae(batch, shard.rows, config, critic)
@@ -119,7 +119,7 @@ class Learner:
         """One SFT step on demonstrations between the RL steps (`objective.interleaved_sft`)."""
         config = self._objective.interleaved_sft
         assert config is not None
-        batch = collate(shard.rows, torch.zeros(len(shard.rows)), self._pad_id)
+        batch = collate(shard.rows, torch.zeros(len(shard.rows)), self._pad_id, episodes=shard.episodes)
         lr = config.lr_scale * self._lr(self._rl.optimizer, step, update=self._rl.updates_per_step - 1)
         metrics = self.policy.update(batch, self._objective_at(config.terms, step), lr)
         kept = [name for name in ("loss", "grad_norm", "lr", "skipped_update") if f"actor/{name}" in metrics]

@@ -1,6 +1,7 @@
 """Shards rows over the ranks of the trainer.
 
-A row can go to any rank: whatever depends on several rows (denominators, whitening, metrics) is summed over ranks.
+A response can go to any rank: whatever depends on several (denominators, whitening, metrics) is summed over ranks.
+A response is one row, or a row for each context of its episode (`Trajectory.branches`).
 """
 
 import itertools
@@ -17,6 +18,8 @@ class Shard:
     rows: tuple[Trajectory, ...]
     groups: tuple[int, ...]
     """For each row, the index of its group in the step."""
+    episodes: tuple[int, ...]
+    """For each row, the index of its response in the step: the rows of an episode with several contexts share it."""
     advantages: tuple[float, ...]
     """For each row, its advantage before scaling; 0 where a critic gives one to each token."""
     updates: tuple[range, ...]
@@ -32,6 +35,7 @@ class Shard:
         return Shard(
             rows=tuple(self.rows[row] for row in order),
             groups=tuple(self.groups[row] for row in order),
+            episodes=tuple(self.episodes[row] for row in order),
             advantages=tuple(self.advantages[row] for row in order),
             updates=tuple(range(end - len(update), end) for update, end in zip(updates, ends, strict=True)),
             accuracies=self.accuracies,
@@ -40,26 +44,38 @@ class Shard:
 
 def shard_rows(rows: Sequence[Trajectory], num_ranks: int) -> list[Shard]:
     """Rows without groups (demonstrations), in one optimizer step."""
-    count = len(rows)
-    whole = Shard(tuple(rows), (0,) * count, (0.0,) * count, (range(count),), accuracies=(0.0,))
+    sequences, episodes = branches_of(rows)
+    count = len(sequences)
+    whole = Shard(sequences, (0,) * count, episodes, (0.0,) * count, (range(count),), accuracies=(0.0,))
     return over_ranks(whole, whole.updates, num_ranks)
+
+
+def branches_of(responses: Sequence[Trajectory]) -> tuple[tuple[Trajectory, ...], tuple[int, ...]]:
+    """The sequences of all responses, in order, and for each the index of its response."""
+    numbered = [(row, index) for index, response in enumerate(responses) for row in response.branches()]
+    return tuple(row for row, _ in numbered), tuple(index for _, index in numbered)
 
 
 def over_ranks(whole: Shard, updates: Sequence[Sequence[int]], num_ranks: int) -> list[Shard]:
     """A shard for each rank, with its part of the rows of every optimizer step, balanced by number of tokens."""
-    balanced = [_balanced(whole.rows, update, num_ranks) for update in updates]
+    balanced = [_balanced(whole, update, num_ranks) for update in updates]
     return [whole.part([of_rank[rank] for of_rank in balanced]) for rank in range(num_ranks)]
 
 
-def _balanced(rows: Sequence[Trajectory], update: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """The rows of an optimizer step for each rank: longest first to the rank with the fewest tokens.
+def _balanced(whole: Shard, update: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """The rows of an optimizer step for each rank: the longest response first, to the rank with the fewest tokens.
 
-    The fullest rank has at most 4/3 of the tokens of the best split (Graham 1969). Rows keep their order within a rank.
+    The fullest rank has at most 4/3 of the tokens of the best split (Graham 1969). The rows of a response stay
+    together, since its rank counts its tokens. Rows keep their order within a rank.
     """
+    responses: dict[int, list[int]] = {}
+    for row in update:
+        responses.setdefault(whole.episodes[row], []).append(row)
+    length = {index: sum(whole.rows[row].num_tokens for row in rows) for index, rows in responses.items()}
     placed: list[list[int]] = [[] for _ in range(num_ranks)]
     load = [0] * num_ranks
-    for row in sorted(update, key=lambda row: (-rows[row].num_tokens, row)):
+    for index in sorted(responses, key=lambda index: (-length[index], index)):
         rank = min(range(num_ranks), key=lambda rank: (load[rank], rank))
-        placed[rank].append(row)
-        load[rank] += rows[row].num_tokens
+        placed[rank] += responses[index]
+        load[rank] += length[index]
     return [sorted(of_rank) for of_rank in placed]

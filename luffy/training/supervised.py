@@ -28,7 +28,7 @@ from luffy.training.part_times import PartTimes
 from luffy.training.policy import Policy, check_fits, load_causal_lm
 from luffy.training.rank_calls import Ranks, call_everywhere
 from luffy.training.sampler import batch_indices
-from luffy.training.sharding import Shard, shard_rows
+from luffy.training.sharding import Shard, branches_of, shard_rows
 from luffy.types import FinishReason, Outcome, Source, Trajectory
 
 OnStep = Callable[[int, dict[str, float]], bool]
@@ -94,7 +94,7 @@ class SupervisedRank:
         torch.manual_seed(derive_seed(plan.seed, "train", step, dist.get_rank()))
         lr = plan.optimizer.lr * schedule_multiplier(plan.optimizer.schedule, step - 1, plan.steps)
         objective = objective_at(plan.terms, step, plan.steps, width)
-        batch = collate(shard.rows, torch.zeros(len(shard.rows)), self._pad_id)
+        batch = collate(shard.rows, torch.zeros(len(shard.rows)), self._pad_id, episodes=shard.episodes)
         times = PartTimes()
         with times.part("update"):
             metrics = self._policy.update(batch, objective, lr)
@@ -115,7 +115,12 @@ class SupervisedRank:
         self._policy.export(folder)
 
 
-def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int], source: Sequence[Source] = ()) -> Trajectory:
+def demonstration(
+    prompt_ids: Sequence[int],
+    response_ids: Sequence[int],
+    source: Sequence[Source] = (),
+    context_starts: Sequence[int] = (),
+) -> Trajectory:
     """A (prompt, response) pair as a trajectory of off-policy tokens, or of those in `source`."""
     length = len(response_ids)
     return Trajectory(
@@ -127,6 +132,7 @@ def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int], source
         reward=0.0,
         outcome=Outcome.CORRECT,
         finish_reason=FinishReason.STOP,
+        context_starts=tuple(context_starts),
     )
 
 
@@ -148,7 +154,8 @@ class SupervisedTrainer:
         Raises DataError when an example is longer than the model's context, StoppedOnRequest after a checkpoint where
         the process was asked to end.
         """
-        call_everywhere(self._ranks, SupervisedRank.check_fits, max(row.num_tokens for row in examples))
+        longest = max(row.num_tokens for row in branches_of(examples)[0])
+        call_everywhere(self._ranks, SupervisedRank.check_fits, longest)
         if start:
             call_everywhere(self._ranks, SupervisedRank.restore, start)
         for step in range(start + 1, self._plan.steps + 1):

@@ -131,8 +131,8 @@ def test_a_method_runs_three_steps_and_resumes_after_a_stop_to_the_same_bits(
 ) -> None:
     config = experiment(method, *taught(method, upstream))
     run_rl(config, tmp_path / "undisturbed", upstream)
-    _undo_checkpoint_and_resume(config, upstream, tmp_path / "resumed")
-    _assert_same_result(tmp_path / "undisturbed", tmp_path / "resumed")
+    undo_checkpoint_and_resume(config, upstream, tmp_path / "resumed")
+    assert_same_result(tmp_path / "undisturbed", tmp_path / "resumed")
     rows = read_metrics(tmp_path / "undisturbed" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     _assert_reports_what_it_does(config, rows)
@@ -153,7 +153,7 @@ def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
     assert [row["step"] for row in read_metrics(out / "metrics.jsonl")] == [1, 2, 3]
     assert run_rl(config, out, upstream).resumed_from == 2
     run_rl(config, tmp_path / "undisturbed", upstream)
-    _assert_same_result(tmp_path / "undisturbed", out)
+    assert_same_result(tmp_path / "undisturbed", out)
     if method == "guide":
         assert any(row["batch/hint_solved_share"] > 0 for row in read_metrics(out / "metrics.jsonl"))
     if method == "exgrpo":
@@ -170,14 +170,14 @@ def test_a_reference_that_follows_the_policy_survives_a_kill(upstream: dict[str,
     assert killed.returncode == -signal.SIGKILL
     assert run_rl(config, tmp_path / "killed", upstream).resumed_from == 2
     run_rl(config, tmp_path / "undisturbed", upstream)
-    _assert_same_result(tmp_path / "undisturbed", tmp_path / "killed")
+    assert_same_result(tmp_path / "undisturbed", tmp_path / "killed")
     run_rl(stays, tmp_path / "stays", upstream)
     found, other = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("undisturbed", "stays"))
     differs = [one["actor/kl_loss"] != two["actor/kl_loss"] for one, two in zip(found, other, strict=True)]
     assert differs[:3] == [False, False, True]
 
 
-def _undo_checkpoint_and_resume(config: ExperimentConfig, upstream: Mapping[str, Path], out: Path) -> None:
+def undo_checkpoint_and_resume(config: ExperimentConfig, upstream: Mapping[str, Path], out: Path) -> None:
     """Stop after step 2, lose its checkpoint as a kill in the middle of writing would, and go on from step 1."""
     with pytest.raises(Stopped):
         run_rl(config, out, upstream, stop_at=2)
@@ -185,7 +185,7 @@ def _undo_checkpoint_and_resume(config: ExperimentConfig, upstream: Mapping[str,
     assert run_rl(config, out, upstream).resumed_from == 1
 
 
-def _assert_same_result(one: Path, other: Path) -> None:
+def assert_same_result(one: Path, other: Path) -> None:
     expected, found = (load_file(folder / "model/model.safetensors") for folder in (one, other))
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)

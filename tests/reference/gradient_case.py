@@ -21,6 +21,7 @@ from luffy.training.batching import collate, take_rows
 from luffy.training.distributed import init_process_group
 from luffy.training.group_sharding import one_shard
 from luffy.training.learner import batch_of
+from luffy.training.sharding import branches_of
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
 from reference.rows import LENGTH_LIMIT, Evaluated, Reference, ReferenceRow, evaluate, forward, learned_places
@@ -31,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PRESETS = tuple(REFERENCES)
 """The methods of `exp_configs/methods/`, and `relift_sft`, the supervised half of `relift`."""
 CASES = (*PRESETS, *VARIANTS)
+CONTEXTS = ", contexts"
+"""Ends the name of a case in which some rows are episodes with several contexts."""
 MAX_RESPONSE_TOKENS = LENGTH_LIMIT
 # Adam at eps = 1 is nearly linear in the gradient, so that an error of scale shows in the parameters.
 OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1.0, weight_decay=0.01, max_grad_norm=0.05)
@@ -56,12 +59,14 @@ def tiny_model(seed: int = 0, tie: bool = False) -> PreTrainedModel:
 
 
 def reference_of(case: str) -> Reference:
+    case = case.removesuffix(CONTEXTS)
     return VARIANTS[case][1] if case in VARIANTS else REFERENCES[case]
 
 
 @functools.cache
 def objective_of(case: str) -> ObjectiveConfig | None:
     """What RL minimises; None for presets of the SFT stage."""
+    case = case.removesuffix(CONTEXTS)
     if case in VARIANTS:
         return ObjectiveConfig.model_validate_json(json.dumps(yaml.safe_load(VARIANTS[case][0])))
     preset = case.removesuffix("_sft")
@@ -74,6 +79,7 @@ def chain_of(preset: str) -> str:
 
 
 def terms_of(case: str) -> tuple[TermConfig, ...]:
+    case = case.removesuffix(CONTEXTS)
     if case == "relift_sft":
         objective = objective_of("relift")
         assert objective is not None and objective.interleaved_sft is not None
@@ -129,7 +135,14 @@ def trajectories(case: str, num_groups: int = 5, seed: int = 1) -> tuple[list[Tr
             rows.append(_row(kind, writer, prompt, trace, group, sample))
             groups.append(group)
     between = RowWriter(seed + 100)
-    return [with_environment(row, between) if i % 3 == 0 else row for i, row in enumerate(rows)], groups
+    rows = [with_environment(row, between) if i % 3 == 0 else row for i, row in enumerate(rows)]
+    return [with_contexts(row) for row in rows] if case.endswith(CONTEXTS) else rows, groups
+
+
+def with_contexts(row: Trajectory) -> Trajectory:
+    """The row, where it has tokens of an environment: those are then the context of what follows, all of it."""
+    starts = (row.source.index(Source.ENVIRONMENT),) if Source.ENVIRONMENT in row.source else ()
+    return dataclasses.replace(row, context_starts=starts)
 
 
 def with_environment(row: Trajectory, writer: RowWriter) -> Trajectory:
@@ -257,13 +270,15 @@ def make_batch(case: str, model: PreTrainedModel, group_numbers: Sequence[int] |
 
     objective = objective_of(case)
     if reference_of(case).rows == "demonstrations_only":
-        batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
+        sequences, episodes = branches_of(rows)
+        batch = collate(sequences, torch.zeros(len(sequences)), pad_id=0, episodes=episodes)
     else:
         assert objective is not None
         init_process_group()  # whitening asks the other ranks
         critic = _GivenCritic(of_kept(critic_values(all_rows)))
-        shard = one_shard(as_groups(all_rows, all_groups), objective.advantage).part([kept])
-        batch = batch_of(shard, objective.advantage, 0, critic)  # type: ignore[arg-type]
+        shard = one_shard(as_groups(all_rows, all_groups), objective.advantage)
+        of_rank = [i for i, episode in enumerate(shard.episodes) if episode in kept]
+        batch = batch_of(shard.part([of_rank]), objective.advantage, 0, critic)  # type: ignore[arg-type]
     return dataclasses.replace(
         batch,
         logp_old_BT=_placed(batch, of_kept(noisy_logp(model, all_rows))),
@@ -311,6 +326,7 @@ def reference_rows(
             group=groups[i],
             reward=row.reward,
             is_truncated=row.is_truncated,
+            context_starts=row.context_starts,
         )
         for i, row in enumerate(rows)
     ]

@@ -52,6 +52,7 @@ def row_batch(rows: Sequence[Row], advantage: float = 1.0) -> TrainBatch:
         value_old_BT=zeros,
         return_BT=zeros,
         sequence_BT=torch.arange(len(rows)).unsqueeze(-1).repeat(1, width),
+        episode_BT=torch.arange(len(rows)).unsqueeze(-1).repeat(1, width),
         is_correct_BT=column("correct").bool().repeat(1, width),
         group_accuracy_BT=zeros + column("accuracy").float(),
     )

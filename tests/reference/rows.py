@@ -26,6 +26,8 @@ class Text(Protocol):
     def response_ids(self) -> Sequence[int]: ...
     @property
     def source(self) -> Sequence[Source]: ...
+    @property
+    def context_starts(self) -> Sequence[int]: ...
 
 
 def learned_places(text: Text) -> list[int]:
@@ -55,6 +57,8 @@ class ReferenceRow:
     group: int = 0
     reward: float = 0.0
     is_truncated: bool = False
+    context_starts: Sequence[int] = ()
+    """Places from which the model sees nothing of what was before: neither the prompt nor earlier turns."""
 
     @property
     def is_rollout(self) -> bool:
@@ -109,8 +113,15 @@ def forward(model: nn.Module, row: ReferenceRow, temperature: float = 1.0) -> Ev
 
 
 def _logits(model: nn.Module, text: Text) -> Tensor:
-    ids = torch.tensor([[*text.prompt_ids, *text.response_ids]])
-    return model(input_ids=ids, use_cache=False).logits[0].double()[len(text.prompt_ids) - 1 : -1]
+    """Those that predict each token of the response; of the first token of a new context, which nothing predicts, 0."""
+    starts, ends = (0, *text.context_starts), (*text.context_starts, len(text.response_ids))
+    parts = []
+    for start, end in zip(starts, ends, strict=True):
+        before = () if start else text.prompt_ids
+        ids = torch.tensor([[*before, *text.response_ids[start:end]]])
+        logits = model(input_ids=ids, use_cache=False).logits[0].double()[:-1]
+        parts.append(torch.cat([torch.zeros_like(logits[:1]), logits]) if start else logits[len(before) - 1 :])
+    return torch.cat(parts)
 
 
 def _scores(logits: Tensor, text: Text, temperature: float) -> tuple[Tensor, Tensor]:

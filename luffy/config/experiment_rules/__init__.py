@@ -23,6 +23,7 @@ _RULES: tuple[Callable[[ExperimentConfig], None], ...] = (
     chain_rules.rounds_sample_and_train,
     environment_rules.environment_has_its_template,
     environment_rules.hints_are_for_single_turns,
+    environment_rules.branches_can_be_learned,
     environment_rules.group_measures_have_their_groups,
     environment_rules.replays_have_their_environment,
     environment_rules.tasks_have_their_environment,

@@ -1,9 +1,10 @@
 """Rules of `environment`: templates, measures of groups, replayed traces and tasks."""
 
 from luffy.config.data import VerifiersSource
-from luffy.config.environment import VerifiersEnvironment, single_environments
+from luffy.config.environment import VerifiersEnvironment, history_of, single_environments
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.grading import MeasureGrader
+from luffy.config.rl_teacher import ServedTeacher
 
 
 def environment_has_its_template(config: ExperimentConfig) -> None:
@@ -36,6 +37,30 @@ def hints_are_for_single_turns(config: ExperimentConfig) -> None:
         raise ValueError(
             "objective.group.hint: hints are for responses of a single turn; remove it or the section environment"
         )
+
+
+def branches_can_be_learned(config: ExperimentConfig) -> None:
+    """What RL cannot learn from an episode of several sequences (`history: branching`)."""
+    if history_of(config.environment) != "branching" or "rl" not in config.stages or config.objective is None:
+        return
+    objective, rl = config.objective, config.rl
+    whole = [(term.name, term.needs_whole_sequences) for term in objective.terms if term.needs_whole_sequences]
+    refused = {
+        "objective.advantage.kind: gae": objective.needs_critic,
+        "objective.replay": objective.replay is not None,
+        "objective.group.prefix": objective.group.prefix is not None,
+        "rl.teacher.kind: served": rl is not None and isinstance(rl.teacher, ServedTeacher),
+        "rl.correction.level: sequence": (
+            rl is not None and rl.correction is not None and rl.correction.level == "sequence"
+        ),
+        **{f"objective.terms, {name}: {setting}": True for name, setting in whole},
+    }
+    for setting, is_there in refused.items():
+        if is_there:
+            raise ValueError(
+                f"{setting}: needs an episode as one sequence, and environment.limits.history: branching makes several "
+                "of it; choose another, or history: as_sampled"
+            )
 
 
 def group_measures_have_their_groups(config: ExperimentConfig) -> None:

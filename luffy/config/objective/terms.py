@@ -10,8 +10,10 @@ from luffy.config.objective.losses import (
     EntropyLoss,
     KLLoss,
     LossConfig,
+    NegativeLogLikelihoodLoss,
     OffPolicySurrogate,
     PolicyGradientLoss,
+    SequenceSurrogateLoss,
 )
 from luffy.config.objective.schedule import AdaptiveValue, Coefficient, ConstantValue, constant
 from luffy.config.strict import StrictModel
@@ -123,6 +125,17 @@ class TermConfig(StrictModel):
     def lacks_correction(self) -> bool:
         """Whether it supports a correction and has none."""
         return self.takes_sampler_for_trainer and self.select == "on_policy"
+
+    @property
+    def needs_whole_sequences(self) -> str | None:
+        """The setting by which the tokens of a response depend on one another, beyond its length; None: they do not."""
+        if isinstance(self.loss, SequenceSurrogateLoss):
+            return "loss.kind: sequence_surrogate"
+        if isinstance(self.loss, NegativeLogLikelihoodLoss) and self.loss.token_weight.startswith("exp_"):
+            return f"loss.token_weight: {self.loss.token_weight}"
+        if self.correction is not None and self.correction.level == "sequence":
+            return "correction.level: sequence"
+        return "top_entropy_share" if self.top_entropy_share is not None else None
 
     @property
     def may_select_off_policy(self) -> bool:

@@ -58,3 +58,25 @@ def test_the_policy_and_teachers_play_the_episodes_of_the_environment() -> None:
         settings = configure(config)
         assert isinstance(settings, SampleSettings | SynthesizeSettings)
         assert settings.environment == config.environment is not None
+
+
+BRANCHING = "environment.limits.history=branching"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["method=ppo"], "objective.advantage.kind: gae: needs an episode as one sequence"),
+        (["method=exgrpo"], "objective.replay: needs an episode as one sequence"),
+        (["method=uft"], "objective.group.prefix: needs an episode as one sequence"),
+        (["method=gspo"], "loss.kind: sequence_surrogate: needs an episode as one sequence"),
+        (["method=srft"], "loss.token_weight: exp_.*: needs an episode as one sequence"),
+        (["rl.correction={kind: mask, level: sequence}"], "rl.correction.level: sequence: needs an episode as one"),
+    ],
+)
+def test_what_looks_at_a_whole_episode_is_refused_where_it_may_be_several_sequences(
+    changes: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_experiment(GAME, [BRANCHING, *changes])
+    load_experiment(GAME, [BRANCHING.replace("branching", "as_sampled"), *changes])

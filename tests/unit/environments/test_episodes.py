@@ -1,6 +1,7 @@
 """Episodes: turns of a scripted policy and of environments, token by token."""
 
 import asyncio
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,9 +20,10 @@ from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.rubric import EpisodeScorer
 from luffy.environments.transcript import transcript, turns_of
 from luffy.errors import DataError, EnvironmentFault, LuffyError
-from luffy.grading import Problem
+from luffy.grading import Grade, Problem
+from luffy.rl.rows import Row
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit
-from luffy.types import FinishReason, Message, Source
+from luffy.types import FinishReason, Message, Outcome, Source
 
 SCORER = EpisodeScorer(EpisodeScoring(), ())
 PROMPT = (Message("user", "Begin."),)
@@ -112,6 +114,79 @@ def test_each_turn_extends_the_ids_of_all_before_it(tokenizer: PreTrainedTokeniz
     assert [message.content for message in environment.seen[-1]] == [
         "Begin.", "turn 0", "said turn 0", "turn 1", "said turn 1", "turn 2",
     ]  # fmt: skip
+
+
+class Thinking(Scripted):
+    """Says its n-th turn in the n-th call."""
+
+    def _completion(self, request: RolloutRequest, limit: int) -> Completion:
+        ids = self._written[len(self.calls) - 1][:limit]
+        reason = FinishReason.STOP if ids[-1] == self._stop else FinishReason.LENGTH
+        return Completion(ids, (-0.5,) * len(ids), reason, (2,) * len(ids))
+
+
+FORGETFUL = (
+    "{% for m in messages %}{{ m.role }}\n{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}"
+    "<|eos|>{% endfor %}{% if add_generation_prompt %}assistant\n{% endif %}"
+)
+"""Drops the reasoning of earlier turns."""
+
+
+def _branching(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[str], max_tokens: int = 400, **limits: int
+) -> tuple[Episode, Thinking]:
+    forgetful = copy.deepcopy(tokenizer)
+    forgetful.chat_template = FORGETFUL
+    encoder, engine = ConversationEncoder(forgetful, "branching"), Thinking(forgetful, turns)
+    player = EpisodePlayer(lambda: Echo(2), encoder, EpisodeLimits(**limits), SCORER)
+    start = EpisodeStart(Problem(), "7", PROMPT, encoder.prompt(PROMPT), seed=3)
+    return player.play([start], engine, SamplingParams(1.0, max_tokens, stop_token_ids(forgetful)))[0], engine
+
+
+THOUGHTS = ["<think>higher</think>turn 0", "<think>lower</think>turn 1", "<think>go</think>turn 2"]
+
+
+def test_turns_are_sampled_and_learned_under_what_the_template_makes_of_earlier_ones(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    episode, engine = _branching(tokenizer, THOUGHTS)
+    row = Row(episode.prompt_ids).played(episode).trajectory(Grade(1.0, Outcome.CORRECT))
+    branches = row.branches()
+    seen = [request.prompt_ids + request.prefix_ids for call in engine.calls for request in call]
+    assert [branch.prompt_ids for branch in branches] == seen
+    assert decode(tokenizer, branches[2].prompt_ids) == (
+        "user\nBegin.<|eos|>assistant\nturn 0<|eos|>user\nsaid <think>higher</think>turn 0<|eos|>"
+        "assistant\nturn 1<|eos|>user\nsaid <think>lower</think>turn 1<|eos|>assistant\n"
+    )
+    assert [decode(tokenizer, branch.response_ids) for branch in branches] == THOUGHTS
+    sampled = [segment for segment in episode.segments if isinstance(segment, Completion)]
+    assert sum(len(turn.token_ids) for turn in sampled) == row.num_learnable
+    assert all({*branch.source} == {Source.ON_POLICY} for branch in branches)
+    assert sum(branch.num_tokens for branch in branches) == row.num_tokens
+
+
+def test_the_limit_of_a_response_holds_for_each_context(tokenizer: PreTrainedTokenizerBase) -> None:
+    whole, _ = _branching(tokenizer, THOUGHTS)
+    branches = Row(whole.prompt_ids).played(whole).trajectory(Grade(1.0, Outcome.CORRECT)).branches()
+    longest = max(branch.num_tokens for branch in branches) - len(whole.prompt_ids)
+    same, _ = _branching(tokenizer, THOUGHTS, max_tokens=longest)
+    assert same.finish_reason is FinishReason.STOP
+    cut, _ = _branching(tokenizer, THOUGHTS, max_tokens=longest - 1)
+    assert cut.finish_reason is FinishReason.LENGTH
+    assert cut.segments[-1].token_ids == whole.segments[-1].token_ids[:-1]
+    early, _ = _branching(tokenizer, THOUGHTS, max_tokens=len(branches[0].response_ids) + 1)
+    assert (early.finish_reason, len(early.segments)) == (FinishReason.LENGTH, 1)
+
+
+def test_a_transcript_shows_a_context_from_where_it_differs(tokenizer: PreTrainedTokenizerBase) -> None:
+    episode, _ = _branching(tokenizer, THOUGHTS)
+    row = Row(episode.prompt_ids).played(episode).trajectory(Grade(1.0, Outcome.CORRECT))
+    shown = transcript(
+        row.response_ids, row.source, lambda ids: decode(tokenizer, ids), row.prompt_ids, row.context_starts
+    )
+    assert [who for who, _ in turns_of(shown)] == ["policy", "environment"] * 2 + ["policy"]
+    assert shown.count("Begin.") == 0  # the prompt, which every context repeats
+    assert shown.count("<think>higher") == 2  # as it was sampled, and in the environment's answer
 
 
 def test_turns_have_random_numbers_of_their_own(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits, EpisodeScoring
 from luffy.config.objective import GroupConfig
-from luffy.data.conversations import ConversationEncoder, encode_demonstrations
+from luffy.data.conversations import ConversationEncoder
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.episodes import EpisodePlayer
@@ -24,7 +24,7 @@ from luffy.rl.rows import Row
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
 from luffy.rollout.stop_texts import StopTexts
-from luffy.types import FinishReason, Group, Message, Outcome, Source, Trace, Trajectory
+from luffy.types import FinishReason, Group, Message, Outcome, Source, Trajectory
 
 SCORER = EpisodeScorer(EpisodeScoring(), ("calls",))
 RIGHT, WRONG = 1, 2
@@ -262,7 +262,7 @@ class SayingInFull(Parrot):
 
 def _conversation_task(tokenizer: PreTrainedTokenizerBase) -> tuple[RolloutTask, Demonstration]:
     turns = (Message("assistant", r"\boxed{8}"), Message("user", "7"), Message("assistant", r"\boxed{7}"))
-    (encoded,) = encode_demonstrations(tokenizer, [Trace("", "me", turns=turns)])
+    encoded = ConversationEncoder(tokenizer).trace(turns)
     trace = Demonstration(r"\boxed{7}", encoded.token_ids, None, encoded.source)
     return RolloutTask("a", (5, 6), "7", (trace,), messages=(Message("user", "3 + 4"),)), trace
 

@@ -144,7 +144,7 @@ def test_right_games_become_traces_that_the_environment_answers_again_as_recorde
     found = EnvironmentReplayer(GAME).replay(prompts)
     assert {each for of_prompt in found for each in of_prompt} == {Replayed.SAME}  # no number is the first guess
     tokenizer = load_tokenizer(inputs["data"] / "tokenizer")
-    encoded = encode_demonstrations(tokenizer, [trace for prompt in prompts for trace in prompt.traces])
+    encoded = itertools.chain(*encode_demonstrations(tokenizer, prompts))
     assert any(len(set(each.source)) == 2 for each in encoded)  # the author's tokens and the environment's
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from reference.gradient_case import trajectories
+from reference.gradient_case import CONTEXTS, trajectories
 
 from luffy.tracking.journal import RolloutJournal
 from luffy.types import FinishReason, Group, Hint, Outcome, Source, Trajectory
@@ -49,6 +49,19 @@ def test_hints_come_back_with_their_rows_and_a_journal_without_hints_is_read(tmp
     pq.write_table(pq.read_table(path).drop_columns(["hint", "hint_level"]), path)
     (older,) = journal.read(1) or []
     assert not older.hinted
+
+
+def test_the_contexts_of_an_episode_come_back_and_a_journal_without_them_is_read(tmp_path: Path) -> None:
+    rows, _ = trajectories(f"luffy{CONTEXTS}", num_groups=1)
+    assert any(row.context_starts for row in rows)
+    journal = RolloutJournal(tmp_path)
+    journal.commit(1, [Group("a", tuple(rows))])
+    (group,) = journal.read(1) or []
+    assert all(map(_same, group.trajectories, rows))
+    (path,) = tmp_path.glob("*.parquet")
+    pq.write_table(pq.read_table(path).drop_columns(["context_starts"]), path)
+    (older,) = journal.read(1) or []
+    assert not any(row.context_starts for row in older.trajectories)
 
 
 def test_a_step_that_was_not_committed_is_absent(tmp_path: Path) -> None:

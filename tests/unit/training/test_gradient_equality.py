@@ -9,15 +9,18 @@ import torch
 from deepspeed.utils import safe_get_full_grad
 from reference.gradient_case import (
     CASES,
+    CONTEXTS,
     OPTIMIZER,
     PRESETS,
     execution,
     make_batch,
+    objective_of,
     reference_gradients,
     reference_loss,
     reference_step,
     relative_l2,
     step_of,
+    terms_of,
     tiny_model,
 )
 from reference.losses import reinforce_pp
@@ -57,6 +60,17 @@ def _names(policy: Policy) -> dict[str, torch.nn.Parameter]:
     return dict(policy.causal_lm.named_parameters())
 
 
+def _can_branch(case: str) -> bool:
+    objective = objective_of(case)
+    return not (
+        any(term.needs_whole_sequences for term in terms_of(case))
+        or (objective is not None and (objective.needs_critic or objective.replay or objective.group.prefix))
+    )
+
+
+BRANCHED = [case + CONTEXTS for case in CASES if _can_branch(case)]
+
+
 def _gradients(policy: Policy) -> dict[str, Tensor]:
     return {name: safe_get_full_grad(parameter) for name, parameter in _names(policy).items()}
 
@@ -87,6 +101,19 @@ def test_gradient_and_parameters_equal_the_float64_reference_for_any_split(
     expected_moved = {name: expected_parameters[name] - start[name] for name in start}
     assert relative_l2(parameters, expected_parameters) < TOLERANCE
     assert relative_l2(moved, expected_moved) < 1e-3
+
+
+@pytest.mark.parametrize("split", ["one_row_each", "packed_some_rows"])
+@pytest.mark.parametrize("case", BRANCHED)
+def test_episodes_with_several_contexts_weigh_as_one_response_each(case: str, split: str) -> None:
+    """Their turns are forwarded one by one in the reference, which knows nothing of rows."""
+    expected_gradients, _ = reference_step(case, _model())
+    policy = _policy(**SPLITS[split])
+    metrics = policy.accumulate(make_batch(case, _model()), step_of(case))
+    assert metrics["actor/loss"] == pytest.approx(reference_loss(case, _model()), rel=1e-5, abs=1e-6)
+    assert relative_l2(_gradients(policy), expected_gradients) < TOLERANCE
+    unbranched, _ = reference_step(case.removesuffix(CONTEXTS), _model())
+    assert relative_l2(expected_gradients, unbranched) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -60,7 +60,7 @@ def test_what_a_step_computes_is_counted_pass_by_pass(preset: str, passes: int, 
 def test_no_group_is_no_update() -> None:
     learner = make_learner("dapo")
     before = copy.deepcopy(learner.policy.causal_lm.state_dict())
-    assert learner.learn(Shard((), (), (), (), ()), STEP) == {}
+    assert learner.learn(Shard((), (), (), (), (), ()), STEP) == {}
     assert all(torch.equal(before[name], tensor) for name, tensor in learner.policy.causal_lm.state_dict().items())
 
 

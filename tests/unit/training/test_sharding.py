@@ -1,13 +1,14 @@
 """Rows over optimizer steps and ranks: each once, whole groups an update, tokens balanced."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from luffy.config.objective import GeneralizedAdvantage, GroupMeanAdvantage
-from luffy.training.group_sharding import shard_groups
+from luffy.training.group_sharding import row_advantages, shard_groups
 from luffy.training.sharding import Shard, shard_rows
 from luffy.types import FinishReason, Group, Outcome, Source, Trajectory
 
@@ -91,3 +92,41 @@ def test_ranks_without_a_row_take_part_in_every_update(num_ranks: int) -> None:
     assert sum(len(shard.rows) for shard in shards) == 2
     assert max(len(shard.rows) for shard in shards) == (2 if num_ranks == 1 else 1)
     assert all(shard.updates == (range(len(shard.rows)),) for shard in shards)
+
+
+@given(lengths=LENGTHS, num_updates=st.integers(1, 3), num_ranks=st.integers(1, 3))
+def test_the_contexts_of_an_episode_share_update_rank_and_advantage(
+    lengths: list[list[int]], num_updates: int, num_ranks: int
+) -> None:
+    """Every second episode has a context of one token before each of its tokens but the first."""
+    whole = _groups(lengths)
+    groups = [
+        Group(group.uid, tuple(_cut(row) if i % 2 else row for i, row in enumerate(group.trajectories)))
+        for group in whole
+    ]
+    shards = shard_groups(groups, MEAN, num_updates, num_ranks, seed=3)
+    expected = row_advantages(whole, MEAN).tolist()
+    places: dict[int, set[tuple[int, int]]] = {}
+    learned: Counter[int] = Counter()
+    for rank, shard in enumerate(shards):
+        for update, rows in enumerate(shard.updates):
+            for row in rows:
+                places.setdefault(shard.episodes[row], set()).add((rank, update))
+                learned[shard.episodes[row]] += shard.rows[row].num_learnable
+                assert shard.advantages[row] == pytest.approx(expected[shard.episodes[row]])
+                assert Source.ENVIRONMENT not in shard.rows[row].source
+    assert all(len(found) == 1 for found in places.values())
+    assert [learned[i] for i in range(len(expected))] == [length for of_group in lengths for length in of_group]
+
+
+def _cut(row: Trajectory) -> Trajectory:
+    """The row with a context of its own for each token but the first."""
+    length = len(row.response_ids)
+    return replace(
+        row,
+        response_ids=(3, *(9, 3) * (length - 1)),
+        source=(Source.ON_POLICY, *(Source.ENVIRONMENT, Source.ON_POLICY) * (length - 1)),
+        logp_behavior=(-1.0,) * (2 * length - 1),
+        weight_version=(0,) * (2 * length - 1),
+        context_starts=tuple(range(1, 2 * length - 1, 2)),
+    )
