@@ -1,14 +1,35 @@
 """How checkpoints are evaluated."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt, model_validator
 
 from luffy.config.grading import GraderKind
 from luffy.config.strict import StrictModel, is_none
 
-TemplateName = Literal["own", "qwen_math", "qwen_boxed", "r1_zero", "luffy_think", "prime", "none"]
+TEMPLATES = ("own", "qwen_math", "qwen_boxed", "r1_zero", "luffy_think", "prime", "none")
+QUESTION_SLOT = "{question}"
+
+
+def _checked_template(template: str) -> str:
+    if template not in TEMPLATES and template.count(QUESTION_SLOT) != 1:
+        raise ValueError(
+            f"must be one of {', '.join(TEMPLATES)}, a text with {QUESTION_SLOT} once, or the path of a file with such "
+            f"a text; found {template!r}"
+        )
+    return template
+
+
+def template_label(template: str) -> str:
+    """The name of a template; for a user's own text, the first eight hexadecimal digits of its SHA-256."""
+    return template if template in TEMPLATES else f"own {hashlib.sha256(template.encode()).hexdigest()[:8]}"
+
+
+Template = Annotated[str, AfterValidator(_checked_template)]
+"""A name, or the text itself, with `{question}` where the question goes. In a file of an experiment also the path of a
+file with the text (`luffy.config.template_files`)."""
 VALIDATION = "validation"
 """What `evaluation.only` calls the prompts that `data.validation_prompts` holds out."""
 StopText = Annotated[str, Field(min_length=1)]
@@ -41,7 +62,7 @@ class SuiteConfig(StrictModel):
 
     num_samples: PositiveInt | None = None
     """Responses a problem under every decoding that is not greedy."""
-    template: TemplateName | None = None
+    template: Template | None = None
     stop: tuple[StopText, ...] | None = None
     grader: GraderKind | None = None
     """Its grader; overrides `grading` and the grader named in rows."""
@@ -60,7 +81,7 @@ class SuiteProtocol:
     temperature: float
     top_p: float
     num_samples: int
-    template: TemplateName
+    template: Template
     stop: tuple[str, ...]
     """Besides what the template stops at."""
     grader: GraderKind | None
@@ -76,9 +97,10 @@ class EvaluationConfig(StrictModel):
     )
     """Decodings by name; the first one makes the headline table."""
     max_response_tokens: PositiveInt
-    template: TemplateName = "own"
+    template: Template = "own"
     """How a problem becomes a prompt: `own` is the model's chat template over the data's messages, any other a fixed
-    text around the question alone (`luffy.data.prompt_templates`)."""
+    text around the question alone: one of `luffy.data.prompt_templates` by name, or your own with `{question}` in it,
+    written here or in a file whose path is given."""
     stop: tuple[StopText, ...] = ()
     """Texts that end a response (they stay in it), besides those of the template."""
     suites: dict[str, SuiteConfig] = Field(default_factory=dict)
@@ -116,7 +138,7 @@ class EvaluationConfig(StrictModel):
             own.grader,
         )
 
-    def template_of(self, suite: str) -> TemplateName:
+    def template_of(self, suite: str) -> Template:
         """Prompt template of the suite, under every decoding."""
         return self.protocol(suite, next(iter(self.decodings))).template
 

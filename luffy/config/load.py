@@ -19,6 +19,7 @@ from luffy.config.key_paths import child, key_paths
 from luffy.config.layers import Layer, Override, parse_overrides, split_overrides
 from luffy.config.recipes import resolve_recipes
 from luffy.config.shipped import PresetKind, available_presets, experiment_file, named_file, nearest, preset_file
+from luffy.config.template_files import resolve_template_files
 from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import KeyPath, Value, read_yaml
 from luffy.errors import ConfigError
@@ -85,6 +86,7 @@ def _resolve(own: Layer, overrides: Sequence[Override], path: Path) -> ResolvedE
     for override in of_elements:
         merged = override.applied_to(merged)
     resolve_recipes(merged.values, merged.origins, default_where=str(path))
+    resolve_template_files(merged.values, merged.origins, default_where=str(path))
     try:
         config = ExperimentConfig.model_validate_json(json.dumps(merged.values))
     except ValidationError as error:

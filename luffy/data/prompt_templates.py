@@ -1,11 +1,12 @@
-r"""Prompt templates by name: how a benchmark's question becomes the text that a model continues.
+r"""Prompt templates: how a benchmark's question becomes the text that a model continues.
 
-    asked = ask(tokenizer, prompts, "qwen_math")      # token ids, a prompt each
-    template = PROMPT_TEMPLATES["r1_zero"]            # its texts, and what it stops at
+    asked = ask(tokenizer, prompts, "qwen_math")               # token ids, a prompt each
+    asked = ask(tokenizer, prompts, "Q: {question}\nA:")       # a template of the user's own
+    template = named_or_own("r1_zero")                         # its texts, and what it stops at
 
 `own` is the model's chat template over all messages of the data. Every other template is a fixed text around the
 question, the one user message of the prompt; the data's system message is left out, since the template has its own or
-wants none. The texts are the authors', byte for byte: scores move by many points with a space.
+wants none. The texts of `PROMPT_TEMPLATES` are the authors', byte for byte: scores move by many points with a space.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from luffy.config.evaluation import QUESTION_SLOT, template_label
 from luffy.data.templates import encode_prompts, opener_of, prompt_opener, render_prompts
 from luffy.errors import DataError
 from luffy.types import Prompt
@@ -81,7 +83,7 @@ PROMPT_TEMPLATES = {
 
 
 def ask(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template: str) -> list[list[int]]:
-    """Return the ids of each prompt under the template of that name.
+    """Return the ids of each prompt under a template, given by name or as a text with `{question}`.
 
     DataError where the template is `own` and the tokenizer has none, or is another one and a prompt has not exactly
     one user message and nothing of an assistant.
@@ -93,7 +95,7 @@ def ask(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template:
 
 def prompt_text(prompt: Prompt, template: str) -> str:
     """Return the text of a prompt under a template other than `own`; DataError as `ask`."""
-    around = PROMPT_TEMPLATES[template]
+    around = named_or_own(template)
     return around.before + _question(prompt, template) + around.after
 
 
@@ -103,13 +105,21 @@ def template_opener(tokenizer: PreTrainedTokenizerBase | None, template: str) ->
     Without a tokenizer, `own` stands for the chat template of a remote server, which returns whole replies.
     """
     if template != OWN:
-        return opener_of(PROMPT_TEMPLATES[template].after)
+        return opener_of(named_or_own(template).after)
     return "" if tokenizer is None else prompt_opener(tokenizer)
 
 
 def stops_of(template: str) -> tuple[str, ...]:
-    """Return the stop strings of the named template."""
-    return () if template == OWN else PROMPT_TEMPLATES[template].stop
+    """Return the stop strings of a template; a user's own has none."""
+    return () if template == OWN else named_or_own(template).stop
+
+
+def named_or_own(template: str) -> PromptTemplate:
+    """Return the template of that name, or that of a text with `{question}`."""
+    if template in PROMPT_TEMPLATES:
+        return PROMPT_TEMPLATES[template]
+    before, _, after = template.partition(QUESTION_SLOT)
+    return PromptTemplate(before, after)
 
 
 def _question(prompt: Prompt, template: str) -> str:
@@ -117,7 +127,7 @@ def _question(prompt: Prompt, template: str) -> str:
     if len(turns) != 1 or turns[0].role != "user":
         roles = ", ".join(message.role for message in turns) or "none"
         raise DataError(
-            f"problem {prompt.uid}: the template {template} takes one question, and the turns are {roles}; "
-            "use the template own"
+            f"problem {prompt.uid}: the template {template_label(template)} takes one question, and the turns are "
+            f"{roles}; use the template own"
         )
     return turns[0].content

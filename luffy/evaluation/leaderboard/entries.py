@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.config import STAGE_KINDS
+from luffy.config.evaluation import template_label
 from luffy.errors import LuffyError
 from luffy.evaluation.leaderboard.row_names import RowName, Use, flatten, name_row, read_uses, tell_apart
 from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, ResultRow, read_results
@@ -265,6 +266,8 @@ def _in_words(settings: Mapping[str, str]) -> str:
     words = ["greedy decoding" if temperature == 0 else f"temperature {temperature:g}"]
     if "max_response_tokens" in left:
         words.append(f"up to {int(left.pop('max_response_tokens')):,} tokens a response")
+    if "template" in left:
+        left["template"] = template_label(left["template"])
     words += [form.format(left.pop(name)) for name, form in _WORDS.items() if name in left]
     return ", ".join([*words, *(f"{name} {value}" for name, value in left.items())])
 

@@ -1,12 +1,14 @@
 """What `evaluation` may say, what it comes to for a suite, and how a mistake is named."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from luffy.config import load_experiment
-from luffy.config.evaluation import EvaluationConfig
+from luffy.config.evaluation import TEMPLATES, EvaluationConfig
 from luffy.config.grading import ChoiceGrader
+from luffy.data.prompt_templates import PROMPT_TEMPLATES
 from luffy.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -71,3 +73,38 @@ def test_a_number_of_samples_that_nothing_draws_is_refused() -> None:
     settings = {"decodings": {"greedy": {"temperature": 0.0}}, "suites": {"aime24": {"num_samples": 32}}}
     with pytest.raises(ValueError, match=r"suites\.aime24\.num_samples has no effect: every decoding is greedy"):
         EvaluationConfig.model_validate(settings | {"max_response_tokens": 8})
+
+
+QUESTION = "Question: {question}\nLet us think.\nAnswer:"
+
+
+def test_a_template_of_the_users_own_is_its_text_wherever_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text(f"{QUESTION}\n")
+    in_file = evaluation(f"{{template: {tmp_path}/mine.txt}}", tmp_path)
+    written = evaluation(f"{{template: {json.dumps(QUESTION)}}}", tmp_path)
+    by_suite = evaluation(f"{{suites: {{longer: {{template: {tmp_path}/mine.txt}}}}}}", tmp_path)
+    assert in_file == written
+    assert in_file.template == by_suite.template_of("longer") == QUESTION
+    assert by_suite.template_of("retention") == "own"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("missing.txt", r"it\.yaml:2: evaluation\.template: .*missing\.txt: no such file; relative paths start at"),
+        ("none.txt", r"none\.txt: must have \{question\} once, where the question goes; it has it 0 times"),
+        ("bytes.txt", r"bytes\.txt: cannot be read \(it is not UTF-8 text\)"),
+        ("qwen_maths", r"evaluation\.template: must be one of own, qwen_math, .*found 'qwen_maths'"),
+        ("'{question} {question}'", r"a text with \{question\} once"),
+    ],
+)
+def test_an_unusable_template_is_one_line(tmp_path: Path, template: str, message: str) -> None:
+    (tmp_path / "none.txt").write_text("Answer: {problem}")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff{question}")
+    with pytest.raises(ConfigError, match=message) as raised:
+        evaluation(f"{{template: {tmp_path / template if template.endswith('.txt') else template}}}", tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_shipped_templates_are_those_with_a_text() -> None:
+    assert set(TEMPLATES) == {"own", *PROMPT_TEMPLATES}

@@ -44,6 +44,14 @@ def test_the_text_is_that_of_the_authors(name: str) -> None:
     assert decode(tokenizer, ids) == TEXTS[name]
 
 
+def test_a_text_of_the_users_own_surrounds_the_question() -> None:
+    tokenizer = tiny_tokenizer()
+    (ids,) = ask(tokenizer, [PROMPT], "Solve {question}\n<think>\n")
+    assert decode(tokenizer, ids) == f"Solve {QUESTION}\n<think>\n"
+    assert template_opener(tokenizer, "Solve {question}\n<think>\n") == "<think>\n"
+    assert stops_of("{question}") == ()
+
+
 def test_luffy_thinks_with_the_system_message_of_its_configuration() -> None:
     config = load_experiment(Path(__file__).parents[3] / "exp_configs/luffy_qwen2.5_math_7b.yaml", [])
     assert config.data.system_prompt == LUFFY_SYSTEM
