@@ -55,11 +55,14 @@ class ExactGrader(StrictModel):
     ignore_case: bool = True
 
 
+ResponseForm = Literal["r1_zero", "luffy"]
+
+
 class FormatGrader(StrictModel):
     """Whether the response follows a template; the reference does not matter."""
 
     kind: Literal["format"] = "format"
-    template: Literal["r1_zero", "luffy"] = "luffy"
+    template: ResponseForm = "luffy"
     """`r1_zero`: `<think>...</think> <answer>...</answer>` and nothing else. `luffy`: `<think>...</think>` and a
     solution after it. Each tag exactly once, nothing empty."""
 

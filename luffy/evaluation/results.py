@@ -11,10 +11,12 @@ from statistics import fmean
 
 from pydantic import Field, ValidationError
 
+from luffy.config.grading import ResponseForm
 from luffy.config.strict import StrictModel
 from luffy.errors import LuffyError
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.files import write_atomic
+from luffy.grading.response_format import fault_of_form
 from luffy.statistics.accuracy import accuracy, by_label, guess_adjusted, majority_at_k, pass_at_k
 from luffy.tracking.unanswered import MOST, UNREAD, advice_on_responses
 from luffy.types import TOKEN_LIMITS, Outcome
@@ -25,6 +27,9 @@ Cell = tuple[str, str]
 _CHECKPOINT_NAMES = {"base": "base", "sft": "SFT", "rl": "RL"}
 
 _UNPARSED = (Outcome.NO_ANSWER, Outcome.UNPARSABLE)
+_FORMS: tuple[ResponseForm, ...] = ("r1_zero", "luffy")
+"""The strictest first."""
+_FORM_OF_TEMPLATE: dict[str, ResponseForm] = {"r1_zero": "r1_zero", "luffy_think": "luffy"}
 _CHOICE = "choice"
 """Kind of the grader of multiple choice."""
 
@@ -59,6 +64,17 @@ class Choices(StrictModel):
     """The score if each of those had been a guess; not the accuracy. None if the number of options is unknown."""
     chance: float | None
     """What guessing alone would give."""
+
+
+class FormCounts(StrictModel):
+    """Responses by whether they have the form that a template asks for, and whether the answer is right."""
+
+    form: ResponseForm
+    """As the format grader names it."""
+    right_in_form: int
+    wrong_in_form: int
+    right_otherwise: int
+    wrong_otherwise: int
 
 
 class SamplingProtocol(StrictModel):
@@ -105,6 +121,9 @@ class ResultRow(StrictModel):
     """With the other grader, on a suite of mathematics."""
     choices: Choices | None = None
     """On a multiple-choice suite."""
+    form: FormCounts | None = None
+    """For the form that the prompt template asks for; with another template, the strictest one that any response has.
+    None where no response has any."""
     by_subject: dict[str, Breakdown] = Field(default_factory=dict)
     """Empty where not every problem names one."""
     by_level: dict[str, Breakdown] = Field(default_factory=dict)
@@ -154,6 +173,7 @@ class Tally:
         self._outcomes: Counter[str] = Counter()
         self._graders: Counter[str] = Counter()
         self._verdicts: Counter[_Verdicts] = Counter()
+        self._forms: Counter[tuple[ResponseForm, bool, bool]] = Counter()
         self._num_tokens = 0
         self._num_truncated = 0
 
@@ -168,6 +188,8 @@ class Tally:
         self._graders[record.grader] += 1
         second_is_correct = record.second_outcome == Outcome.CORRECT
         self._verdicts[record.grader, record.second_grader, record.correct, second_is_correct] += 1
+        for form in _FORMS:
+            self._forms[form, fault_of_form(record.graded_text, form) is None, record.correct] += 1
         self._num_tokens += record.num_tokens
         self._num_truncated += record.finish_reason in TOKEN_LIMITS
 
@@ -194,6 +216,7 @@ class Tally:
             graders=tuple(grader for grader, _ in self._graders.most_common() if grader),
             agreement=_agreement(self._verdicts),
             choices=_choices(problems, num_samples) if set(self._graders) == {_CHOICE} else None,
+            form=_form_counts(self._forms, None if protocol is None else protocol.template),
             by_subject=_breakdown([problem.subject for problem in problems], correct, num_samples, confidence),
             by_level=_breakdown([problem.level for problem in problems], correct, num_samples, confidence),
             protocol=protocol,
@@ -259,6 +282,21 @@ def read_results(path: Path) -> EvaluationResults:
         return EvaluationResults.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError) as error:
         raise LuffyError(f"{path}: not the results of an evaluation ({error})") from None
+
+
+def _form_counts(forms: Counter[tuple[ResponseForm, bool, bool]], template: str | None) -> FormCounts | None:
+    asked = _FORM_OF_TEMPLATE.get(template or "")
+    found = [form for form in _FORMS if forms[form, True, True] + forms[form, True, False]]
+    form = asked or next(iter(found), None)
+    if form is None:
+        return None
+    return FormCounts(
+        form=form,
+        right_in_form=forms[form, True, True],
+        wrong_in_form=forms[form, True, False],
+        right_otherwise=forms[form, False, True],
+        wrong_otherwise=forms[form, False, False],
+    )
 
 
 def _agreement(verdicts: Counter[_Verdicts]) -> Agreement | None:

@@ -2,21 +2,26 @@
 
 import re
 
-from luffy.config.grading import FormatGrader
+from luffy.config.grading import FormatGrader, ResponseForm
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.grading.request import Grade, GradeRequest
 from luffy.types import Outcome
 
-_TAGS = {"r1_zero": (THINK_OPEN, THINK_CLOSE, "<answer>", "</answer>"), "luffy": (THINK_OPEN, THINK_CLOSE)}
+_TAGS: dict[ResponseForm, tuple[str, ...]] = {
+    "r1_zero": (THINK_OPEN, THINK_CLOSE, "<answer>", "</answer>"),
+    "luffy": (THINK_OPEN, THINK_CLOSE),
+}
 
 
 def grade_format(kind: FormatGrader, request: GradeRequest) -> Grade:
     """Return `CORRECT` for a response that follows the template, else `WRONG` with the reason; linear in its length."""
-    fault = _fault(request.response, _TAGS[kind.template])
+    fault = fault_of_form(request.response, kind.template)
     return Grade(Outcome.WRONG if fault else Outcome.CORRECT, None, fault or f"the form of {kind.template}")
 
 
-def _fault(response: str, tags: tuple[str, ...]) -> str | None:
+def fault_of_form(response: str, form: ResponseForm) -> str | None:
+    """Return what keeps a response from having the form; None: it has it. Linear in its length."""
+    tags = _TAGS[form]
     for tag in tags:
         if response.count(tag) != 1:
             return f"{response.count(tag)} times {tag}"

@@ -12,6 +12,7 @@ from luffy.pages.evaluation_tables import (
     agreements,
     by_decoding,
     choices,
+    forms,
     health,
     mean_accuracy,
     protocols,
@@ -59,7 +60,7 @@ def render_page(results: EvaluationResults) -> str:
 
 
 def _section(name: str, rows: Sequence[ResultRow]) -> DecodingSection:
-    others = (health(rows), agreements(rows), choices(rows), protocols(rows))
+    others = (health(rows), forms(rows), agreements(rows), choices(rows), protocols(rows))
     return DecodingSection(
         title=name,
         dots=dot_plot(f"accuracy-{name}", [(row.suite, [Dot(_COLOR, row.accuracy, *row.interval)]) for row in rows]),

@@ -84,6 +84,24 @@ def choices(rows: Sequence[ResultRow]) -> Table:
     return text_table(header, found, text)
 
 
+def forms(rows: Sequence[ResultRow]) -> Table:
+    """How many responses have the form that was asked for, and how many answers are right with and without it."""
+    found = tuple(
+        (
+            row.suite,
+            str(row.form.right_in_form),
+            str(row.form.wrong_in_form),
+            str(row.form.right_otherwise),
+            str(row.form.wrong_otherwise),
+            row.form.form,
+        )
+        for row in rows
+        if row.form is not None
+    )
+    header = ("suite", "in form, right", "in form, wrong", "otherwise, right", "otherwise, wrong", "form")
+    return text_table(header, found, "Responses by form and answer:")
+
+
 def protocols(rows: Sequence[ResultRow]) -> Table:
     """How the responses were sampled, where the results record it."""
     found = tuple((row.suite, *_protocol(row.protocol)) for row in rows if row.protocol is not None)
@@ -113,7 +131,7 @@ def by_decoding(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
 
 
 def _of_decoding(name: str, rows: Sequence[ResultRow]) -> str:
-    others = (health(rows), agreements(rows), choices(rows), protocols(rows))
+    others = (health(rows), forms(rows), agreements(rows), choices(rows), protocols(rows))
     sections = [f"## {_escaped(name)}", *_section(scores(rows)), mean_accuracy(rows), _escaped(advice_on(rows) or "")]
     sections += [text for table in others for text in _section(table)]
     return "\n\n".join(filter(None, sections))

@@ -13,7 +13,7 @@ from luffy.evaluation.results import advice_on, checkpoint_name
 from luffy.grading.extract import THINK_CLOSE, THINK_OPEN
 from luffy.pages import wording
 from luffy.pages.breakdown import BreakdownSection, Scored, breakdown_sections
-from luffy.pages.evaluation_tables import agreements, choices, health, votes
+from luffy.pages.evaluation_tables import agreements, choices, forms, health, votes
 from luffy.pages.held_out_figures import held_out_figures
 from luffy.pages.panels import (
     OUTCOME_COLORS,
@@ -50,6 +50,7 @@ _OTHER_COLORS = ("c3", "c4", "c5", "c7")
 _MEASURES = (
     ("Several responses to a problem: at least one of k correct (pass@k), the most frequent answer (maj@k)", votes),
     ("Responses: shares in percent, and how long they are", health),
+    ("Responses by form and answer", forms),
     ("Agreement of two graders on the same responses", agreements),
     ("Multiple choice: a response that names no option counts as a guess in the adjusted score", choices),
 )

@@ -8,7 +8,7 @@ import pytest
 from synthetic.result_rows import result_row
 
 from luffy.errors import LuffyError
-from luffy.evaluation.results import EvaluationResults, read_results, write_results
+from luffy.evaluation.results import EvaluationResults, FormCounts, SamplingProtocol, read_results, write_results
 from luffy.evaluation.sample_records import SampleRecord, parse_record, record_line
 from luffy.statistics.accuracy import accuracy
 
@@ -110,3 +110,31 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(LuffyError, match=r"results\.json: not the results"):
         read_results(tmp_path / "results.json")
+
+
+IN_FORM = {"r1_zero": "<think>2</think> <answer>1</answer>", "luffy": "<think>2</think> It is \\boxed{1}."}
+
+
+def forms_of(texts: list[tuple[str, bool]], template: str = "own") -> FormCounts | None:
+    records = [replace(RECORD, uid=str(i), response=text, correct=right) for i, (text, right) in enumerate(texts)]
+    protocol = SamplingProtocol(
+        template=template, temperature=0.0, top_p=1.0, max_response_tokens=9, stop=(), engine="vllm"
+    )
+    return result_row(records, 0.95, protocol).form
+
+
+def test_responses_are_counted_by_form_and_answer() -> None:
+    """For the form that the template asks for; under another template, for the strictest form that occurs."""
+    r1_zero, luffy = IN_FORM["r1_zero"], IN_FORM["luffy"]
+    texts = [(r1_zero, True), (r1_zero, False), (r1_zero, False), (luffy, True), ("1", True), ("1", False)]
+    strict = FormCounts(form="r1_zero", right_in_form=1, wrong_in_form=2, right_otherwise=2, wrong_otherwise=1)
+    loose = FormCounts(form="luffy", right_in_form=2, wrong_in_form=2, right_otherwise=1, wrong_otherwise=1)
+    assert forms_of(texts) == forms_of(texts, "r1_zero") == strict
+    assert forms_of(texts, "luffy_think") == loose
+    assert forms_of([(luffy, True)]) == FormCounts(
+        form="luffy", right_in_form=1, wrong_in_form=0, right_otherwise=0, wrong_otherwise=0
+    )
+    assert forms_of([("1", True)]) is None
+    asked = forms_of([("1", True)], "r1_zero")
+    assert asked is not None
+    assert (asked.right_otherwise, asked.right_in_form) == (1, 0)

@@ -42,6 +42,7 @@ def test_every_number_of_a_row_is_in_a_table() -> None:
     assert line(page, "math", "math, math\\_strict")[2:] == ["50.0", "2", "0", "0.0"]
     assert line(page, "arc", "100.0", "0.0")[1:] == ["100.0", "0.0", "100.0", "25.0"]
     assert line(page, "math", "r1\\_zero")[2:] == ["0.6", "1", "64", "'\\</answer\\>'", "vllm"]
+    assert line(page, "math", "0", "0")[3:] == ["2", "2", "r1\\_zero"]
     assert line(page, "3", "2", "50.0")
 
 
