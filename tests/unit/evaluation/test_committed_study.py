@@ -17,8 +17,12 @@ CELLS = {
     "1/16": "traced-sixteenth",
     "1/4": "centre",
     "all": "traced-all",
+    "1/4, 20 % of them wrong": "wrong-fifth",
     "1/4, 40 % of them wrong": "wrong-two_fifths",
+    "1/4, 40 % of them wrong, 96 steps": "wrong_long",
     "1/4, the base never reasons": "base-never",
+    "1/16, the base never reasons": "few_traces_never",
+    "1/4, the base often reasons": "base-often",
 }
 
 
@@ -40,10 +44,14 @@ def test_the_committed_page_figure_and_tables_come_out_of_the_committed_results(
         assert (FOLDER / f"{name}{suffix}").read_text(encoding="utf-8") == text, f"luffy study --page: {suffix}"
 
 
-@pytest.mark.parametrize("page", [FOLDER / "findings.md", FOLDER.parents[1] / "README.md"])
-def test_accuracies_in_the_prose_are_the_mean_over_seeds_and_problems(results, page):
+@pytest.mark.parametrize(
+    ("page", "num_rows"), [(FOLDER / "findings.md", len(CELLS)), (FOLDER.parents[1] / "README.md", 6)]
+)
+def test_accuracies_in_the_prose_are_the_mean_over_seeds_and_problems(results, page, num_rows):
     rows = dict(re.findall(r"^\| (.*?) \| (\d+\.\d \[.*)$", page.read_text(encoding="utf-8"), re.MULTILINE))
-    for label, cell in CELLS.items():
+    shown = {label: cell for label, cell in CELLS.items() if label in rows}
+    assert len(shown) == num_rows
+    for label, cell in shown.items():
         written = [float(text.split()[0]) for text in rows[label].split(" | ")[: len(ARMS)]]
         for arm, accuracy in zip(ARMS, written, strict=True):
             outcomes = [
