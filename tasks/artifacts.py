@@ -137,7 +137,7 @@ def accuracy_curves(plan: StagePlan) -> Artifact | None:
 
 def data_card(plan: StagePlan) -> Artifact | None:
     """The sources of the data, and what was removed."""
-    return _file(plan.directory / "card.md", "", "Data card")
+    return _file(plan.directory / "card.md", "", "The sources of the data, and what was removed")
 
 
 def difficulty_card(plan: StagePlan) -> Artifact | None:

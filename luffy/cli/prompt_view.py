@@ -10,7 +10,7 @@ from luffy.errors import ConfigError, DataError
 from luffy.pipeline.workspace.records import RunRecord
 from luffy.types import Source
 
-HISTORY_HEADER = ("step", "rows", "of", "reward", "tokens", "cut", "outcomes")
+HISTORY_HEADER = ("step", "rows", "source", "reward", "tokens", "cut", "outcomes")
 _COLUMNS = ["uid", "source", "reward", "outcome", "finish_reason", "displaced", "hint_level"]
 _NAMED = 3
 """Uids that a message names."""

@@ -188,7 +188,7 @@ def _section(card: SourceCard) -> list[str]:
         "reference answers": card.golds,
     }
     rows = [(what, name, number) for what, numbers in counts.items() for name, number in numbers.items()]
-    lines += [*_table(("count", "of", "number"), rows), ""] if rows else []
+    lines += [*_table(("count", "value", "number"), rows), ""] if rows else []
     lengths = [("prompt", card.prompt_tokens), ("trace", card.trace_tokens)]
     found = [(what, *(numbers[name] for name in _QUANTILES)) for what, numbers in lengths if numbers]
     lines += [*_table(("tokens", *_QUANTILES), found), ""] if found else []
