@@ -1,0 +1,41 @@
+"""Events of a running stage on Prefect's server, for automations: `luffy.stage.progress` and `luffy.stage.ended`.
+
+Prefect's own thread sends them. If no server responds they are lost, and the run neither waits nor fails.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Literal
+from uuid import UUID
+
+from prefect.events import emit_event
+
+from luffy.cli.progress import StageLine
+
+_PROGRESS_INTERVAL_S = 30.0
+Outcome = Literal["finished", "reused", "failed"]
+
+
+class StageEvents:
+    """Emits the events of one stage; to be made inside its task, whose flow run they are related to."""
+
+    def __init__(self, task_run: UUID, run: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._resource = f"luffy.stage.{task_run}"
+        self._run = run
+        self._clock = clock
+        self._next_s = -float("inf")
+
+    def progressed(self, line: StageLine) -> None:
+        """Emit `luffy.stage.progress`, unless less than half a minute has passed since the last one."""
+        if (now := self._clock()) >= self._next_s:
+            self._next_s = now + _PROGRESS_INTERVAL_S
+            self._emit("luffy.stage.progress", line, {})
+
+    def ended(self, line: StageLine, outcome: Outcome) -> None:
+        """Emit `luffy.stage.ended`, always."""
+        self._emit("luffy.stage.ended", line, {"outcome": outcome})
+
+    def _emit(self, event: str, line: StageLine, more: dict[str, str]) -> None:
+        payload = {"stage": line.name, "run": self._run, "step": line.step, "total": line.total, **more}
+        # It only queues the event, and logs its own errors.
+        emit_event(event, {"prefect.resource.id": self._resource, "prefect.resource.name": line.name}, payload=payload)
