@@ -170,7 +170,7 @@ class PrefectWriter:
 
 
 class PrefectObserver:
-    """Forwards a stage's events to the display and to Prefect: log and artifacts of its task run, and Prefect's events."""
+    """Forwards a stage's events to the display and to Prefect: events, and log and artifacts of its task."""
 
     def __init__(self, session: Session) -> None:
         self._display = session.display

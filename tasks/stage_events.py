@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal
 from uuid import UUID
 
-from prefect.events import emit_event
+from prefect.events import Event, emit_event
 
 from luffy.cli.progress import StageLine
 
@@ -24,6 +24,7 @@ class StageEvents:
         self._run = run
         self._clock = clock
         self._next_s = -float("inf")
+        self._last: Event | None = None
 
     def progressed(self, line: StageLine) -> None:
         """Emit `luffy.stage.progress`, unless less than half a minute has passed since the last one."""
@@ -37,5 +38,7 @@ class StageEvents:
 
     def _emit(self, event: str, line: StageLine, more: dict[str, str]) -> None:
         payload = {"stage": line.name, "run": self._run, "step": line.step, "total": line.total, **more}
-        # It only queues the event, and logs its own errors.
-        emit_event(event, {"prefect.resource.id": self._resource, "prefect.resource.name": line.name}, payload=payload)
+        resource = {"prefect.resource.id": self._resource, "prefect.resource.name": line.name}
+        # The server evaluates events concurrently: without the order, an end could be seen before the last progress.
+        # The call only queues the event, and logs its own errors.
+        self._last = emit_event(event, resource, payload=payload, follows=self._last)
