@@ -66,7 +66,8 @@ To resume it: the command that started it
 _STALLED_BODY = """\
 {{{{ flow_run.name }}}}: stage {{{{ event.payload.stage }}}} of {{{{ event.payload.run }}}} has made no progress for \
 {minutes:g} minutes
-last seen at step {{{{ event.payload.step }}}} of {{{{ event.payload.total }}}}
+last seen at step {{{{ event.payload.step }}}} of {{{{ event.payload.total }}}}; \
+the run is {{{{ flow_run.state.name }}}}
 {{{{ flow_run|ui_url }}}}"""
 
 

@@ -181,7 +181,7 @@ class PrefectObserver:
         context = TaskRunContext.get()
         assert context is not None, "to be made inside a task"
         self._task_run = context.task_run.id
-        self._events = StageEvents(self._task_run, session.run.directory.name)
+        self._events = StageEvents(session.run.directory.name)
         self._line = StageLine("")
         self._logged = 0.0
 
@@ -213,17 +213,17 @@ class PrefectObserver:
         took = duration(self._line.seconds(time.time()) or 0.0)
         self._show_progress(plan, 100.0, "reused" if plan.action == "reuse" else f"finished in {took}")
         self._offer_views(plan)
-        self._events.ended(self._line, "reused" if plan.action == "reuse" else "finished")
+        self._events.ended(plan.identity.key, self._line, "reused" if plan.action == "reuse" else "finished")
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
         self._display.failed(plan, error)
         line = self._line
         where = f" at step {line.step}/{line.total}; run it again to resume it" if line.total else ""
         self._show_progress(plan, line.percent, f"ended{where}")
-        self._events.ended(line, "failed")
+        self._events.ended(plan.identity.key, line, "failed")
 
     def _progressed(self, plan: StagePlan) -> None:
-        self._events.progressed(self._line)
+        self._events.progressed(plan.identity.key, self._line)
         words = progress_words(self._line)
         self._show_progress(plan, self._line.percent, words, every_s=_PROGRESS_INTERVAL_S)
         self._offer_views(plan, running=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+from test_serve import Checkout
 
 from luffy.errors import UserError
 from luffy.flows.alerts import Alerts, keep_automations
@@ -26,16 +27,16 @@ PAGE = 5
 """Rows that the server returns at once, instead of 200."""
 RUNS = """
 import sys
-from prefect import flow, runtime, task
+from prefect import flow, task
 from luffy.cli.progress import StageLine
 from luffy.tasks.stage_events import StageEvents
 
 @task
 def stage(run, ends):
-    events, line = StageEvents(runtime.task_run.id, run), StageLine("rl", step=3, total=8)
-    events.progressed(line)
+    events, line = StageEvents(run), StageLine("rl", step=3, total=8)
+    events.progressed(run, line)
     if ends:
-        events.ended(line, "finished")
+        events.ended(run, line, "finished")
 
 def runs(run, name, ends=True, error=None):
     @flow(name=name, flow_run_name=run)
@@ -47,6 +48,8 @@ def runs(run, name, ends=True, error=None):
 
 for number in range(4):
     runs(f"finished {number}", "full-pipeline")
+runs("resumed", "full-pipeline", ends=False)
+runs("resumed", "full-pipeline")
 runs("foreign", "somebody-elses", error="not luffy's")
 runs("broken", "full-pipeline", error="rl.steps: too many")
 runs("stalled", "run-grid", ends=False)
@@ -170,6 +173,30 @@ def test_a_block_that_cannot_notify_is_refused_before_anything_is_changed(api, w
     assert api.rows("automations") == []
 
 
+def test_serving_with_a_block_that_is_not_there_ends_in_one_line_and_leaves_nothing(tmp_path):
+    checkout = Checkout(tmp_path)
+    where = ("--port", str(checkout.port), "--workspace", str(checkout.workspace))
+    result = checkout.run("flows/serve.py", *where, "--notify", "slack-webhook/lab")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert "--notify slack-webhook/lab: this server has no such notification block (it has none)" in result.stderr
+    assert checkout.processes() == []
+
+
+def test_the_report_of_a_deployments_run_says_how_to_resume_it(api, webhook):
+    keep_automations(api, Alerts("custom-webhook/test"))
+    flow = api.ask("POST", "flows/", {"name": "run-study"}).raise_for_status().json()["id"]
+    deployment = api.ask("POST", "deployments/", {"name": "study", "flow_id": flow}).raise_for_status().json()["id"]
+    run = (
+        api.ask("POST", f"deployments/{deployment}/create_flow_run", {"name": "night"}).raise_for_status().json()["id"]
+    )
+    state = {"type": "CRASHED", "name": "Crashed", "message": "the machine was restarted"}
+    api.ask("POST", f"flow_runs/{run}/set_state", {"state": state, "force": True}).raise_for_status()
+    message = webhook.get(timeout=PATIENCE_S)
+    assert message["subject"] == "luffy: night crashed"
+    assert message["body"].startswith("night: Crashed\nthe machine was restarted\nhttp://127.0.0.1:")
+    assert message["body"].endswith(f"\nTo resume it: prefect flow-run retry {run}")
+
+
 def test_runs_of_luffy_that_fail_or_stall_are_reported_and_no_others(server, api, webhook):
     keep_automations(api, Alerts("custom-webhook/test", SHORTEST_MINUTES))
     command = [sys.executable, "-c", RUNS]
@@ -186,6 +213,6 @@ def test_runs_of_luffy_that_fail_or_stall_are_reported_and_no_others(server, api
         f"{server[0].url.removesuffix('/api')}/runs/flow-run/{runs['broken']}\n"
         "To resume it: the command that started it",
         "luffy: stalled makes no progress": "stalled: stage rl of stalled has made no progress for 0.166667 minutes\n"
-        "last seen at step 3 of 8\n"
+        "last seen at step 3 of 8; the run is Completed\n"
         f"{server[0].url.removesuffix('/api')}/runs/flow-run/{runs['stalled']}",
     }

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from uuid import UUID
 
 import pytest
 from prefect.events import Event
@@ -12,15 +11,14 @@ from luffy.flows.prefect_session import free_port
 from luffy.tasks import stage_events
 from luffy.tasks.stage_events import StageEvents
 
-TASK = UUID(int=1)
+KEY = "0123456789abcdef"
 ALONE = """
-from uuid import UUID
 from luffy.cli.progress import StageLine
 from luffy.tasks.stage_events import StageEvents
 
-events, line = StageEvents(UUID(int=1), "run"), StageLine("rl", step=1, total=2)
-events.progressed(line)
-events.ended(line, "finished")
+events, line = StageEvents("run"), StageLine("rl", step=1, total=2)
+events.progressed("key", line)
+events.ended("key", line, "finished")
 print("went on", flush=True)
 """
 
@@ -40,18 +38,19 @@ def emitted(monkeypatch):
 
 def test_progress_is_emitted_at_once_and_then_every_half_minute(emitted):
     times = iter([0.0, 1.0, 29.0, 30.0, 31.0, 60.0])
-    events = StageEvents(TASK, "run", clock=lambda: next(times))
+    events = StageEvents("run", clock=lambda: next(times))
     for step in range(6):
-        events.progressed(StageLine("rl", step=step, total=8))
+        events.progressed(KEY, StageLine("rl", step=step, total=8))
     assert [payload["step"] for _, _, payload, _ in emitted] == [0, 3, 5]
 
 
 def test_the_end_is_always_emitted_and_follows_the_last_progress(emitted):
-    events, line = StageEvents(TASK, "run"), StageLine("rl", step=3, total=8)
-    events.progressed(line)
-    events.ended(line, "failed")
+    events, line = StageEvents("run"), StageLine("rl", step=3, total=8)
+    events.progressed(KEY, line)
+    events.ended(KEY, line, "failed")
     (first, resource, progress, before), (second, same, end, follows) = emitted
-    assert (first, second, resource) == ("luffy.stage.progress", "luffy.stage.ended", same)
+    assert (first, second) == ("luffy.stage.progress", "luffy.stage.ended")
+    assert resource == same == f"luffy.stage.{KEY}"
     assert progress == {"stage": "rl", "run": "run", "step": 3, "total": 8}
     assert end == {**progress, "outcome": "failed"}
     assert (before, follows.event) == (None, "luffy.stage.progress")
