@@ -18,9 +18,15 @@ class ApiClient:
         self._url = url
 
     def rows(self, table: str, filters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """The rows of `table` (such as "flow_runs") that pass `filters`; the server gives at most 200."""
-        return self.ask("POST", f"{table}/filter", filters or {}).raise_for_status().json()
+        """All rows of `table` (such as "flow_runs") that pass `filters`, read in as many pages as the server makes."""
+        found: list[dict[str, Any]] = []
+        while page := self._page(table, {**(filters or {}), "offset": len(found)}):
+            found += page
+        return found
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         """Send one request; the response may be an error of the server."""
         return httpx.request(method, f"{self._url}/{path}", json=body, headers=authorization(), timeout=_TIMEOUT_S)
+
+    def _page(self, table: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        return self.ask("POST", f"{table}/filter", body).raise_for_status().json()

@@ -33,6 +33,7 @@ from luffy.cli.workspace_watch import WorkspaceWatch
 from luffy.config.shipped import SHIPPED
 from luffy.errors import EXIT_FAILURE, EXIT_OK, LuffyError, UserError
 from luffy.files import write_atomic
+from luffy.flows.alerts import Alerts, keep_automations
 from luffy.flows.api_client import ApiClient
 from luffy.flows.basic_auth import ServerAddress, guard
 from luffy.flows.gpu_limit import limit_gpus
@@ -57,28 +58,6 @@ _ENVIRONMENT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
     "PREFECT_WORKER_QUERY_SECONDS": "2",
 }
-# Runs of the pool whose server was ended are closed by `_close_dead_runs`; this one finds the others, by their silence:
-# a flow started by hand and killed, say. Three times the interval of heartbeats, so that no live run is hit.
-_CRASH_SILENT_RUNS = {
-    "name": "luffy: a run without a sign of life has crashed",
-    "trigger": {
-        "type": "event",
-        "posture": "Proactive",
-        "match": {"prefect.resource.id": "prefect.flow-run.*"},
-        "after": ["prefect.flow-run.heartbeat"],
-        "expect": [
-            "prefect.flow-run.heartbeat",
-            "prefect.flow-run.Completed",
-            "prefect.flow-run.Failed",
-            "prefect.flow-run.Cancelled",
-            "prefect.flow-run.Crashed",
-        ],
-        "for_each": ["prefect.resource.id"],
-        "threshold": 1,
-        "within": 600,
-    },
-    "actions": [{"type": "change-flow-run-state", "state": "CRASHED", "message": "no sign of life for ten minutes"}],
-}
 _ENDED = "the server that ran it was ended; start the run again, and its stages resume"
 _POOL_TIMEOUT_S = 300.0
 _GRACE_S = 35.0
@@ -87,7 +66,13 @@ _POLL_S = 0.5
 
 
 def serve_until_interrupted(
-    workspace: Workspace, address: ServerAddress, limit: int, *, end_with_parent: bool, metrics: int | None = None
+    workspace: Workspace,
+    address: ServerAddress,
+    limit: int,
+    alerts: Alerts,
+    *,
+    end_with_parent: bool,
+    metrics: int | None = None,
 ) -> int:
     """Serve until Ctrl-C; returns the exit code, raises LuffyError."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -96,7 +81,7 @@ def serve_until_interrupted(
         watch_parent(os.getppid(), lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         with served_metrics(WorkspaceWatch(workspace), metrics) if metrics else nullcontext():
-            _serve(workspace, address, limit)
+            _serve(workspace, address, limit, alerts)
     except KeyboardInterrupt:
         terminal().print("ended")
     except httpx.HTTPError as error:
@@ -108,7 +93,7 @@ def serve_until_interrupted(
     return EXIT_OK
 
 
-def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
+def _serve(workspace: Workspace, address: ServerAddress, limit: int, alerts: Alerts) -> None:
     guard(address.host)
     url = address.url
     _refuse_if_taken(address)
@@ -124,8 +109,8 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int) -> None:
         stack.callback(server.stop)
         server.wait()
         api = ApiClient(url)
+        keep_automations(api, alerts)
         _close_dead_runs(api)
-        _watch_for_silent_runs(api)
         num_gpus = limit_gpus(api)
         stack.enter_context(served_pages(workspace, address.port + 1, ServerNames.of(address.own_names)))
         stack.enter_context(_pointer(url))
@@ -251,12 +236,6 @@ def _close_dead_runs(api: ApiClient) -> None:
             api.ask("POST", f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
     except httpx.HTTPError:
         return  # the server is gone; the next one does this when it starts
-
-
-def _watch_for_silent_runs(api: ApiClient) -> None:
-    """Make the automation, unless an earlier server over this database has."""
-    if all(automation["name"] != _CRASH_SILENT_RUNS["name"] for automation in api.rows("automations")):
-        api.ask("POST", "automations/", _CRASH_SILENT_RUNS).raise_for_status()
 
 
 def _say(api: ApiClient, address: ServerAddress, workspace: Workspace, num_gpus: int) -> None:

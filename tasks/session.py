@@ -32,6 +32,7 @@ from luffy.tasks.artifacts import Artifact, views_of
 from luffy.tasks.cancellation import watching_for_cancellation
 from luffy.tasks.one_line import explain_in_one_line
 from luffy.tasks.publisher import Publisher, Slot
+from luffy.tasks.stage_events import StageEvents
 from luffy.tasks.stage_log import StageLog
 
 _PROGRESS_INTERVAL_S = 2.0
@@ -169,7 +170,7 @@ class PrefectWriter:
 
 
 class PrefectObserver:
-    """Forwards a stage's events to the display and to Prefect: the log and the artifacts of its task run."""
+    """Forwards a stage's events to the display and to Prefect: events, and log and artifacts of its task."""
 
     def __init__(self, session: Session) -> None:
         self._display = session.display
@@ -180,6 +181,7 @@ class PrefectObserver:
         context = TaskRunContext.get()
         assert context is not None, "to be made inside a task"
         self._task_run = context.task_run.id
+        self._events = StageEvents(session.run.directory.name)
         self._line = StageLine("")
         self._logged = 0.0
 
@@ -211,14 +213,17 @@ class PrefectObserver:
         took = duration(self._line.seconds(time.time()) or 0.0)
         self._show_progress(plan, 100.0, "reused" if plan.action == "reuse" else f"finished in {took}")
         self._offer_views(plan)
+        self._events.ended(plan.identity.key, self._line, "reused" if plan.action == "reuse" else "finished")
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
         self._display.failed(plan, error)
         line = self._line
         where = f" at step {line.step}/{line.total}; run it again to resume it" if line.total else ""
         self._show_progress(plan, line.percent, f"ended{where}")
+        self._events.ended(plan.identity.key, line, "failed")
 
     def _progressed(self, plan: StagePlan) -> None:
+        self._events.progressed(plan.identity.key, self._line)
         words = progress_words(self._line)
         self._show_progress(plan, self._line.percent, words, every_s=_PROGRESS_INTERVAL_S)
         self._offer_views(plan, running=True)

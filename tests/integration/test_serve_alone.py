@@ -12,6 +12,7 @@ import pytest
 from luffy.cli.main import main
 from luffy.errors import EXIT_FAILURE, LuffyError, UserError
 from luffy.flows import serve
+from luffy.flows.alerts import Alerts
 from luffy.flows.api_client import ApiClient
 from luffy.flows.basic_auth import ServerAddress
 from luffy.flows.prefect_session import free_port
@@ -76,7 +77,7 @@ def test_the_lock_is_taken_before_any_server_is_started(tmp_path, no_pointer, mo
     workspace.prepare()
     (workspace.prefect_home / "serving").mkdir(parents=True)
     with StageLock(workspace.prefect_home / "serving"), pytest.raises(UserError, match="is served already"):
-        serve._serve(workspace, ServerAddress(free_port()), limit=1)
+        serve._serve(workspace, ServerAddress(free_port()), 1, Alerts())
 
 
 def test_the_pool_is_requested_again_from_a_slow_server(tmp_path, monkeypatch, idle):

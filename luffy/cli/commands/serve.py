@@ -29,13 +29,29 @@ def serve(
     metrics: Annotated[
         int | None, Option(min=1, max=65535, help="also serve Prometheus metrics of the runs at this port of 127.0.0.1")
     ] = None,
+    notify: Annotated[
+        str | None,
+        Option(
+            metavar="TYPE/NAME",
+            help="notification block of the server, e.g. slack-webhook/lab, that is told of runs that fail or crash",
+        ),
+    ] = None,
+    stall_minutes: Annotated[
+        int | None, Option(min=1, help="with --notify: also of stages that make no progress for that many minutes")
+    ] = None,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
 ) -> int:
     """Serve Prefect with its UI, a worker and the deployments on this machine."""
+    from luffy.flows.alerts import Alerts
     from luffy.flows.serve import ServerAddress, serve_until_interrupted  # sets Prefect's environment before it starts
 
     address = ServerAddress(port, host, tuple(name or ()))
     return serve_until_interrupted(
-        find_workspace(workspace), address, limit, end_with_parent=end_with_parent, metrics=metrics
+        find_workspace(workspace),
+        address,
+        limit,
+        Alerts(notify, stall_minutes),
+        end_with_parent=end_with_parent,
+        metrics=metrics,
     )

@@ -1,0 +1,218 @@
+"""luffy's automations on a real Prefect server: kept, corrected, and firing; messages arrive at a small web server."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE_S
+from test_serve import Checkout
+
+from luffy.errors import UserError
+from luffy.flows.alerts import Alerts, keep_automations
+from luffy.flows.api_client import ApiClient
+from luffy.flows.prefect_session import ApiServer, free_port, set_environment
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SHORTEST_MINUTES = 10 / 60
+"""Prefect watches for the absence of events for at least ten seconds."""
+PAGE = 5
+"""Rows that the server returns at once, instead of 200."""
+RUNS = """
+import sys
+from prefect import flow, task
+from luffy.cli.progress import StageLine
+from luffy.tasks.stage_events import StageEvents
+
+@task
+def stage(run, ends):
+    events, line = StageEvents(run), StageLine("rl", step=3, total=8)
+    events.progressed(run, line)
+    if ends:
+        events.ended(run, line, "finished")
+
+def runs(run, name, ends=True, error=None):
+    @flow(name=name, flow_run_name=run)
+    def work():
+        stage(run, ends)
+        if error:
+            raise ValueError(error)
+    work(return_state=True)
+
+for number in range(4):
+    runs(f"finished {number}", "full-pipeline")
+runs("resumed", "full-pipeline", ends=False)
+runs("resumed", "full-pipeline")
+runs("foreign", "somebody-elses", error="not luffy's")
+runs("broken", "full-pipeline", error="rl.steps: too many")
+runs("stalled", "run-grid", ends=False)
+"""
+
+
+@contextmanager
+def listening():
+    """The address of a web server, and the queue of the JSON bodies that it gets."""
+    received = queue.Queue()
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_POST(self):
+            received.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", received
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server with its services, and the environment of a flow that reports to it."""
+    home = tmp_path_factory.mktemp("alerts")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("PREFECT")]:
+            patch.delenv(name)
+        patch.setattr(os, "environ", os.environ.copy())
+        os.environ["PREFECT_SERVER_API_DEFAULT_LIMIT"] = str(PAGE)
+        set_environment(home, debug=True)
+        started = ApiServer(home, free_port())
+        started.wait()
+        environment = {**os.environ, "PREFECT_API_URL": started.url}
+    yield started, environment
+    started.stop()
+
+
+@pytest.fixture
+def api(server):
+    """The API of the server, without any automation."""
+    client = ApiClient(server[0].url)
+    for automation in client.rows("automations"):
+        client.ask("DELETE", f"automations/{automation['id']}").raise_for_status()
+    return client
+
+
+def make_block(api, kind, name, data):
+    """Store a block of the type."""
+    block_type = api.ask("GET", f"block_types/slug/{kind}").raise_for_status().json()["id"]
+    (schema, *_) = api.rows("block_schemas", {"block_schemas": {"block_type_id": {"any_": [block_type]}}})
+    body = {"name": name, "data": data, "block_type_id": block_type, "block_schema_id": schema["id"]}
+    api.ask("POST", "block_documents/", body).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def webhook(server):
+    """A block named custom-webhook/test, and the messages that are sent to it."""
+    with listening() as (url, received):
+        data = {"name": "test", "url": url, "json_data": {"subject": "{{subject}}", "body": "{{body}}"}}
+        make_block(ApiClient(server[0].url), "custom-webhook", "test", data)
+        yield received
+
+
+def named(api):
+    return {automation["name"]: automation for automation in api.rows("automations")}
+
+
+def test_without_a_block_only_silent_runs_are_watched_and_nothing_is_made_twice(api):
+    keep_automations(api, Alerts())
+    first = api.rows("automations")
+    keep_automations(api, Alerts())
+    assert [automation["name"] for automation in first] == ["luffy: a run without a sign of life has crashed"]
+    assert api.rows("automations") == first
+
+
+def test_an_automation_follows_its_definition_and_keeps_the_users_choice(api, webhook):
+    keep_automations(api, Alerts("custom-webhook/test", 60))
+    before = named(api)
+    assert len(before) == 3
+    stalled = before["luffy: no progress for some time"]
+    api.ask("PATCH", f"automations/{stalled['id']}", {"enabled": False}).raise_for_status()
+    keep_automations(api, Alerts("custom-webhook/test", 90))
+    after = named(api)
+    now = after.pop("luffy: no progress for some time")
+    assert (now["id"], now["enabled"], now["trigger"]["within"]) == (stalled["id"], False, 5400)
+    assert after == {name: automation for name, automation in before.items() if name in after}
+    keep_automations(api, Alerts())
+    assert set(named(api)) == {"luffy: a run without a sign of life has crashed"}
+
+
+def test_automations_of_others_are_left_alone_and_of_ones_own_one_is_left(api):
+    """More of each than the server returns at once."""
+    keep_automations(api, Alerts())
+    (own,) = api.rows("automations")
+    definition = {name: own[name] for name in ("trigger", "actions")}
+    for number in range(PAGE + 1):
+        for name in (own["name"], f"luffy: mine {number}"):
+            api.ask("POST", "automations/", {"name": name, **definition}).raise_for_status()
+    before = api.rows("automations")
+    keep_automations(api, Alerts())
+    after = api.rows("automations")
+    assert (len(before), len(after)) == (2 * PAGE + 3, PAGE + 2)
+    assert [one for one in after if one["name"] != own["name"]] == [one for one in before if one["name"] != own["name"]]
+
+
+def test_a_block_that_cannot_notify_is_refused_before_anything_is_changed(api, webhook):
+    make_block(api, "secret", "key", {"value": "a canary"})
+    for block in ("slack-webhook/none", "secret/key"):
+        with pytest.raises(
+            UserError, match=f"--notify {block}: this server has no such .*custom-webhook/test"
+        ) as caught:
+            keep_automations(api, Alerts(block))
+        assert "\n" not in str(caught.value)
+    assert api.rows("automations") == []
+
+
+def test_serving_with_a_block_that_is_not_there_ends_in_one_line_and_leaves_nothing(tmp_path):
+    checkout = Checkout(tmp_path)
+    where = ("--port", str(checkout.port), "--workspace", str(checkout.workspace))
+    result = checkout.run("flows/serve.py", *where, "--notify", "slack-webhook/lab")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert "--notify slack-webhook/lab: this server has no such notification block (it has none)" in result.stderr
+    assert checkout.processes() == []
+
+
+def test_the_report_of_a_deployments_run_says_how_to_resume_it(api, webhook):
+    keep_automations(api, Alerts("custom-webhook/test"))
+    flow = api.ask("POST", "flows/", {"name": "run-study"}).raise_for_status().json()["id"]
+    deployment = api.ask("POST", "deployments/", {"name": "study", "flow_id": flow}).raise_for_status().json()["id"]
+    run = (
+        api.ask("POST", f"deployments/{deployment}/create_flow_run", {"name": "night"}).raise_for_status().json()["id"]
+    )
+    state = {"type": "CRASHED", "name": "Crashed", "message": "the machine was restarted"}
+    api.ask("POST", f"flow_runs/{run}/set_state", {"state": state, "force": True}).raise_for_status()
+    message = webhook.get(timeout=PATIENCE_S)
+    assert message["subject"] == "luffy: night crashed"
+    assert message["body"].startswith("night: Crashed\nthe machine was restarted\nhttp://127.0.0.1:")
+    assert message["body"].endswith(f"\nTo resume it: prefect flow-run retry {run}")
+
+
+def test_runs_of_luffy_that_fail_or_stall_are_reported_and_no_others(server, api, webhook):
+    keep_automations(api, Alerts("custom-webhook/test", SHORTEST_MINUTES))
+    command = [sys.executable, "-c", RUNS]
+    done = subprocess.run(command, cwd=ROOT, env=server[1], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    received = {}
+    while "luffy: stalled makes no progress" not in received:
+        message = webhook.get(timeout=PATIENCE_S)
+        assert received.setdefault(message["subject"], message["body"]) == message["body"]
+    runs = {run["name"]: run["id"] for run in api.rows("flow_runs")}
+    assert received == {
+        "luffy: broken failed": "broken: Failed\n"
+        "Flow run encountered an exception: ValueError: rl.steps: too many\n"
+        f"{server[0].url.removesuffix('/api')}/runs/flow-run/{runs['broken']}\n"
+        "To resume it: the command that started it",
+        "luffy: stalled makes no progress": "stalled: stage rl of stalled has made no progress for 0.166667 minutes\n"
+        "last seen at step 3 of 8; the run is Completed\n"
+        f"{server[0].url.removesuffix('/api')}/runs/flow-run/{runs['stalled']}",
+    }
