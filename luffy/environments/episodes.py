@@ -168,7 +168,7 @@ class EpisodePlayer:
 
     async def _take_turns(self, play: _Play, index: int, sampler: TurnSampler) -> FinishReason:
         for turn in itertools.count():
-            completion = await sampler.sample(index, self._request(play, turn, sampler.params.max_response_tokens))
+            completion = await sampler.sample(index, self._request(play, turn))
             opened = _open_turn(play)
             play.segments.append(completion)
             play.ids += completion.token_ids
@@ -186,11 +186,14 @@ class EpisodePlayer:
                 return FinishReason.LENGTH
         raise AssertionError("unreachable")
 
-    def _request(self, play: _Play, turn: int, limit: int) -> RolloutRequest:
-        seed, most = play.live.start.turn_seed(turn), self.limits.max_turn_tokens
-        if play.context_ids is not None:  # the engine takes its tokens for a prompt, which its limit does not count
-            most = min(limit - play.length, limit if most is None else most)
-        return RolloutRequest(play.begins_with, seed, tuple(play.ids), most)
+    def _request(self, play: _Play, turn: int) -> RolloutRequest:
+        return RolloutRequest(
+            play.begins_with,
+            play.live.start.turn_seed(turn),
+            tuple(play.ids),
+            self.limits.max_turn_tokens,
+            response_in_prompt=len(play.begins_with) - len(play.prompt_ids),
+        )
 
     def _observe(self, play: _Play, messages: Sequence[Message], limit: int) -> bool:
         """Append the environment's messages; False, and nothing appended, where they leave no room for a turn."""

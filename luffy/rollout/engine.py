@@ -36,6 +36,9 @@ class RolloutRequest:
     max_new_tokens: int | None = None
     """Limit of the completion, where it is lower than what the whole response leaves: that of one turn. It plays no
     part in the order in which an engine takes requests, since the length of a response is not known beforehand."""
+    response_in_prompt: int = 0
+    """Tokens of `prompt_ids` that the limit of the response counts: a context that a chat template wrote anew holds
+    earlier turns. Negative where it is shorter than the prompt."""
     shares_cache_with: str = ""
     """Requests with this text in common may reuse each other's KV cache, also from earlier calls: the turns of episodes
     that are played together. Empty: only those of the same call may."""
@@ -43,8 +46,9 @@ class RolloutRequest:
 
 def room(request: RolloutRequest, params: SamplingParams) -> int:
     """Number of tokens that the whole response leaves, at least one."""
-    left = params.max_response_tokens - len(request.prefix_ids)
-    assert left > 0, f"a prefix of {len(request.prefix_ids)} tokens leaves none of {params.max_response_tokens}"
+    written = request.response_in_prompt + len(request.prefix_ids)
+    left = params.max_response_tokens - written
+    assert left > 0, f"a prefix of {written} tokens leaves none of {params.max_response_tokens}"
     return left
 
 

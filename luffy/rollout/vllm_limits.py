@@ -84,7 +84,7 @@ def check_lengths(requests: Sequence[RolloutRequest], params: SamplingParams, ma
 
 
 def _longest(request: RolloutRequest, params: SamplingParams) -> int:
-    return len(request.prompt_ids) + params.max_response_tokens
+    return len(request.prompt_ids) - request.response_in_prompt + params.max_response_tokens
 
 
 def read_shape(folder: Path) -> Mapping[str, object]:

@@ -51,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     architecture = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=512, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
     policy = Qwen2ForCausalLM(architecture)
@@ -117,10 +117,19 @@ def test_each_turn_is_learned_in_its_context_and_a_stop_costs_no_bit(
         assert {*written} <= {*SAMPLED, Source.OFF_POLICY}
 
 
+def test_vllm_samples_the_turns_that_the_trainer_learns(model: str, upstream: dict[str, Path], tmp_path: Path) -> None:
+    run_rl(experiment("luffy", model, "rl.engine=vllm", "rl.steps=2"), tmp_path / "rl", upstream)
+    assert all(row["rollout/logp_gap_mean"] < 1e-4 for row in read_metrics(tmp_path / "rl" / "metrics.jsonl"))
+    groups = RolloutJournal(tmp_path / "rl" / "journal").read(2) or []
+    rows = [row for group in groups for row in group.trajectories if not row.is_off_policy]
+    assert max(len(row.branches()) for row in rows) == 3
+
+
 def test_samples_show_the_turns_apart(config: ExperimentConfig, upstream: dict[str, Path], tmp_path: Path) -> None:
     run_rl(config, tmp_path / "rl", upstream)
-    (sample, *_) = [sample for _, sample in read_samples(tmp_path / "rl" / SAMPLES_FILE) if "turns" in sample.measures]
-    assert sample.response.count("--- policy ---") + sample.response.count("--- demonstration ---") > 1
+    samples = [sample for _, sample in read_samples(tmp_path / "rl" / SAMPLES_FILE)]
+    sample = next(each for each in samples if each.measures.get("turns", 0) > 1)
+    assert sample.response.count("--- policy ---") == sample.measures["turns"]
     assert sample.response.count("Game ") == 0  # contexts are shown from where they differ
 
 

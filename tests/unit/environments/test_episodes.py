@@ -22,7 +22,8 @@ from luffy.environments.transcript import transcript, turns_of
 from luffy.errors import DataError, EnvironmentFault, LuffyError
 from luffy.grading import Grade, Problem
 from luffy.rl.rows import Row
-from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit
+from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
+from luffy.rollout.vllm_limits import check_lengths
 from luffy.types import FinishReason, Message, Outcome, Source
 
 SCORER = EpisodeScorer(EpisodeScoring(), ())
@@ -143,6 +144,7 @@ def _branching(
     return player.play([start], engine, SamplingParams(1.0, max_tokens, stop_token_ids(forgetful)))[0], engine
 
 
+PARAMS = SamplingParams(1.0, 400, ())
 THOUGHTS = ["<think>higher</think>turn 0", "<think>lower</think>turn 1", "<think>go</think>turn 2"]
 
 
@@ -154,6 +156,9 @@ def test_turns_are_sampled_and_learned_under_what_the_template_makes_of_earlier_
     branches = row.branches()
     seen = [request.prompt_ids + request.prefix_ids for call in engine.calls for request in call]
     assert [branch.prompt_ids for branch in branches] == seen
+    check_lengths([request for call in engine.calls for request in call], PARAMS, len(episode.prompt_ids) + 400)
+    rooms = [room(request, PARAMS) for call in engine.calls for request in call]
+    assert rooms == [400 - len(ids) + len(episode.prompt_ids) for ids in seen]
     assert decode(tokenizer, branches[2].prompt_ids) == (
         "user\nBegin.<|eos|>assistant\nturn 0<|eos|>user\nsaid <think>higher</think>turn 0<|eos|>"
         "assistant\nturn 1<|eos|>user\nsaid <think>lower</think>turn 1<|eos|>assistant\n"
