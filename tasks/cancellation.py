@@ -1,6 +1,8 @@
-"""Cancellation from the UI for flows started without a worker, which is what otherwise cancels a flow in Prefect.
+"""Cancellation from the UI by the flow itself: without a worker, or where the worker misses the request.
 
-A cancelled run ends as on Ctrl-C: this process gets the same signal.
+Prefect leaves cancellation to the worker, which learns of a request from one event. It misses the event if its
+connection to the server is broken at that moment, and the run would go on as "Cancelling" to its end. A run that is
+cancelled here ends as on Ctrl-C: this process gets the same signal.
 """
 
 import contextvars
@@ -19,6 +21,9 @@ from luffy.tasks.prefect_faults import tolerating_prefect
 _POLL_S = 3.0
 _REQUEST_TIMEOUT_S = 60.0
 _SETTLE_S = 30.0
+WORKER_S = 40.0
+"""A worker's share: it sends SIGTERM at once and SIGKILL 30 seconds later."""
+
 _cancelled = threading.Event()
 
 
@@ -28,22 +33,32 @@ def was_cancelled() -> bool:
 
 
 @contextmanager
-def watching_for_cancellation(flow_run: UUID) -> Iterator[None]:
-    """Within the block, interrupt this process once `flow_run` is cancelled, and make the run end as cancelled."""
+def watching_for_cancellation(flow_run: UUID, *, after_s: float = 0.0) -> Iterator[None]:
+    """Within the block, interrupt this process once `flow_run` is cancelled, and make the run end as cancelled.
+
+    Args:
+        flow_run: The run to watch.
+        after_s: Seconds left to somebody else to end the run.
+    """
     ended = threading.Event()
     # In this thread's context, which holds Prefect's settings.
     context = contextvars.copy_context()
-    threading.Thread(target=lambda: context.run(_watch, flow_run, ended), name="cancellation", daemon=True).start()
+    watch = threading.Thread(
+        target=context.run, args=(_watch, flow_run, ended, after_s), name="cancellation", daemon=True
+    )
+    watch.start()
     try:
         yield
     finally:
         ended.set()
 
 
-def _watch(flow_run: UUID, ended: threading.Event) -> None:
+def _watch(flow_run: UUID, ended: threading.Event, after_s: float) -> None:
     client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
     while not ended.wait(_POLL_S):
         if _state(client, flow_run) in ("CANCELLING", "CANCELLED"):
+            if ended.wait(after_s):
+                return
             _cancelled.set()
             # Not a daemon: the process must not end before this thread.
             threading.Thread(target=_settle, args=(client, flow_run), name="cancelled", daemon=False).start()

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -29,7 +29,7 @@ from luffy.pipeline.machine.events import Event, EventKind
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import watch_parent
 from luffy.tasks.artifacts import Artifact, views_of
-from luffy.tasks.cancellation import watching_for_cancellation
+from luffy.tasks.cancellation import WORKER_S, watching_for_cancellation
 from luffy.tasks.one_line import explain_in_one_line
 from luffy.tasks.publisher import Publisher, Slot
 from luffy.tasks.stage_events import StageEvents
@@ -93,7 +93,7 @@ def watching_the_server() -> Iterator[UUID]:
     by_worker = context.flow_run.deployment_id is not None
     if by_worker:
         watch_parent(os.getppid(), _end_without_worker)
-    with nullcontext() if by_worker else watching_for_cancellation(context.flow_run.id):
+    with watching_for_cancellation(context.flow_run.id, after_s=WORKER_S if by_worker else 0.0):
         yield context.flow_run.id
 
 

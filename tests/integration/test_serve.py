@@ -3,6 +3,7 @@
 It works in a copy of the checkout, since it writes a `prefect.toml` there.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -126,6 +127,15 @@ class Checkout:
                 continue
         return [command for command in found if all(word in command for word in words)]
 
+    def worker(self):
+        """The process of the worker."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                ours = process.environ().get("LUFFY_WORKSPACE") == str(self.workspace)
+                if ours and "worker" in process.cmdline() and "prefect" in process.cmdline():
+                    return process
+        raise AssertionError("no worker")
+
     def newest_run(self, process):
         """The run that `process`, a flow started by hand, is about to report."""
         started = {"flow_runs": {"deployment_id": {"is_null_": True}, "state": {"type": {"any_": ["RUNNING"]}}}}
@@ -236,6 +246,22 @@ def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_
         "flows/full_pipeline.py", "exp_configs/smoke.yaml", *LONG, "--dry-run", LUFFY_WORKSPACE=str(served.workspace)
     )
     assert re.search(r"^base +\w{16} +resume from step \d+", plan.stdout, re.MULTILINE), plan.stdout
+
+
+def test_a_run_whose_worker_misses_the_cancellation_ends_itself(served):
+    _, run = served.submit([*LONG, "seed=5"])
+    served.wait_for_steps(run)
+    worker = served.worker()
+    worker.suspend()
+    try:
+        served.ask(f"flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+        wait_until(lambda: served.state(run) == "CANCELLED")
+        assert not served.processes("luffy.stages")
+    finally:
+        worker.resume()
+    wait_until(lambda: not served.processes("prefect.engine"))  # the worker has seen its end
+    assert served.submit(SHORT, "--watch")[0].returncode == 0
+    assert served.state(run) == "CANCELLED"
 
 
 @pytest.mark.parametrize(("seed", "interrupt"), [(3, signal.SIG_DFL), (4, signal.SIG_IGN)])

@@ -1,4 +1,4 @@
-"""What a flow started by hand does when it is cancelled from the UI."""
+"""What a flow does when it is cancelled from the UI."""
 
 import signal
 import threading
@@ -6,7 +6,7 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, wait_until
 
 from luffy.tasks import cancellation
 
@@ -60,14 +60,34 @@ def test_the_process_is_interrupted_by_a_signal_that_it_heeds(cancelled, ignored
     if ignored:  # as in a script's background
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     ended = threading.Event()
-    cancellation._watch(RUN, ended)
+    cancellation._watch(RUN, ended, 0.0)
     wait_for_the_end()
     assert got == [expected]
 
 
 def test_a_server_that_is_gone_at_the_end_costs_no_traceback(cancelled):
     got, unhandled = cancelled
-    cancellation._watch(RUN, threading.Event())
+    cancellation._watch(RUN, threading.Event(), 0.0)
     wait_for_the_end()
     assert got == [signal.SIGINT]
     assert unhandled == []
+
+
+def test_a_run_that_its_worker_ends_in_time_gets_no_second_signal(cancelled, monkeypatch):
+    got, _ = cancelled
+    api, ended = Api(), threading.Event()
+    monkeypatch.setattr(cancellation, "get_client", lambda **options: api)
+    watch = threading.Thread(target=cancellation._watch, args=(RUN, ended, PATIENCE_S))
+    watch.start()
+    wait_until(lambda: api.asked)
+    ended.set()
+    watch.join(PATIENCE_S)
+    assert not watch.is_alive()
+    assert got == []
+
+
+def test_a_run_that_its_worker_does_not_end_is_interrupted(cancelled):
+    got, _ = cancelled
+    cancellation._watch(RUN, threading.Event(), 0.05)
+    wait_for_the_end()
+    assert got == [signal.SIGINT]
