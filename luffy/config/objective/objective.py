@@ -161,8 +161,9 @@ class ObjectiveConfig(StrictModel):
                 )
             elif term.is_policy_gradient and not isinstance(term.loss, ShapedSurrogateLoss):
                 yield (
-                    f"term {term.name!r}: {term.loss.kind} takes hinted rows for samples of the bare prompt; set select: "
-                    "on_policy, and learn from them by a shaped_surrogate with behavior: recorded, or set learn: hinted"
+                    f"term {term.name!r}: {term.loss.kind} takes hinted rows for samples of the bare prompt; set "
+                    "select: on_policy, and learn from them by a shaped_surrogate with behavior: recorded, or "
+                    "set learn: hinted"
                 )
 
     def _complaints_about_displacing(self) -> Iterator[str]:
