@@ -159,6 +159,12 @@ class ObjectiveConfig(StrictModel):
                     f"term {term.name!r}: hinted rows have log-probabilities of their own; set behavior: recorded, so "
                     "that the ratio is to the policy with the hint"
                 )
+            elif term.is_policy_gradient and not isinstance(term.loss, ShapedSurrogateLoss):
+                yield (
+                    f"term {term.name!r}: {term.loss.kind} takes hinted rows for samples of the bare prompt; set "
+                    "select: on_policy, and learn from them by a shaped_surrogate with behavior: recorded, or "
+                    "set learn: hinted"
+                )
 
     def _complaints_about_displacing(self) -> Iterator[str]:
         """Where traces replace failed rollouts only, some gates on them are superfluous and others never open."""

@@ -113,6 +113,14 @@ HINTS = [
     ),
     (objective(BARE), "group.hint with learn: bare has no effect: no term learns from off_policy tokens"),
     (objective(BARE, terms=(ON, OFF)), "set behavior: recorded, so that the ratio is to the policy with the hint"),
+    (
+        objective(BARE, terms=(term("{kind: clipped_surrogate}", "response"),)),
+        "term 'extra': clipped_surrogate takes hinted rows for samples of the bare prompt",
+    ),
+    (
+        objective(BARE, terms=(ON, term("{kind: multiple_importance}", "off_policy"))),
+        "term 'extra': multiple_importance takes hinted rows for samples of the bare prompt",
+    ),
     (objective(HINTED, terms=(ON, OFF)), "selects off_policy tokens but group.off_policy is 0"),
     (objective(BARE, terms=(ON, SFT), more="  replay: {}\n"), "replay and group.hint cannot be combined"),
 ]
