@@ -58,10 +58,14 @@ def test_the_command_of_a_container_is_one_of_luffy_with_options_that_exist(comm
     assert {argument for argument in arguments if argument.startswith("--")} <= options
 
 
-def test_a_container_gets_the_variables_that_luffy_and_prefect_read():
-    from prefect.settings import get_current_settings
+def test_a_container_gets_the_variables_that_luffy_and_prefect_read(monkeypatch):
+    from prefect.settings import Settings
 
-    assert get_current_settings().valid_setting_names() >= SECRETS
+    for name in SECRETS:
+        monkeypatch.setenv(name, f"value:{name}")
+    server = Settings().server
+    read = {server.api.auth_string.get_secret_value(), server.database.connection_url.get_secret_value()}
+    assert read == {f"value:{name}" for name in SECRETS}
     container = {each["name"] for each in SPEC["containers"][0]["env"]}
     assert container == SECRETS | {WORKSPACE_VARIABLE}
     for service in SERVICES:
