@@ -26,7 +26,7 @@ from luffy.pipeline.machine.gpus import Turn, gpus_of_stage, no_turn, own_gpus, 
 from luffy.pipeline.machine.supervise import stage_command, supervise
 from luffy.pipeline.workspace import Workspace, link, write_run
 from luffy.pipeline.workspace.claims import claiming
-from luffy.pipeline.workspace.process_start import process_start
+from luffy.pipeline.workspace.process_start import pid_namespace, process_start
 from luffy.pipeline.workspace.space import check_space, usable
 
 RunState = Literal["running", "finished", "failed", "interrupted"]
@@ -232,6 +232,7 @@ class ExperimentRun:
             "state": state,
             "pid": os.getpid(),
             "process_start": process_start(os.getpid()),
+            "pid_namespace": pid_namespace(),
             "host": socket.gethostname(),
             "started": self._started,
             "updated": _now(),

@@ -1,4 +1,7 @@
-"""When a process started, in a form that a change of the clock does not move: the boot, and ticks since it (Linux)."""
+"""Which process a number means (Linux): where it is counted, and when the process that has it started.
+
+Times are the boot and the ticks since it, which a change of the clock does not move.
+"""
 
 from pathlib import Path
 
@@ -16,3 +19,24 @@ def process_start(pid: int) -> str:
         return ""
     # The name is in parentheses and may itself hold spaces and parentheses.
     return f"{boot}:{stat.rpartition(b')')[2].split()[_START_FIELD].decode('ascii')}"
+
+
+def pid_namespace() -> str:
+    """`<boot id>:<inode>` of the PID namespace of this process, e.g. of its container; empty if it cannot be read.
+
+    Unique among the namespaces that exist on a machine at one time; a later one may get the inode of one that has ended.
+    """
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}:{(_PROC / 'self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""
+
+
+def is_other_container(namespace: str) -> bool:
+    """Whether `namespace` is another PID namespace of this machine's present boot, whose processes may be invisible.
+
+    False where either is unknown, and after another boot: its processes have ended.
+    """
+    own = pid_namespace()
+    return bool(own) and namespace != own and namespace.partition(":")[0] == own.partition(":")[0]

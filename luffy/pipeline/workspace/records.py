@@ -17,7 +17,7 @@ from luffy.config import ExperimentConfig
 from luffy.errors import DataError
 from luffy.pipeline.chain.identity import Json
 from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
-from luffy.pipeline.workspace.process_start import process_start
+from luffy.pipeline.workspace.process_start import is_other_container, process_start
 
 RunCondition = Literal["running", "finished", "failed", "interrupted", "killed", "unreadable"]
 ARMS_FOLDER = "arms"
@@ -56,6 +56,8 @@ class RunRecord:
     config: Mapping[str, Json] = field(default_factory=dict)
     process_start: str = ""
     """`process_start` of its process; empty in records of earlier versions."""
+    pid_namespace: str = ""
+    """`pid_namespace` of its process; empty in records of earlier versions."""
 
     @property
     def name(self) -> str:
@@ -68,8 +70,8 @@ class RunRecord:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it was started on another machine, whose processes cannot be checked from here."""
-        return bool(self.host) and self.host != socket.gethostname()
+        """Whether another machine or container started it, whose processes cannot be checked from here."""
+        return bool(self.host) and (self.host != socket.gethostname() or is_other_container(self.pid_namespace))
 
     @property
     def condition(self) -> RunCondition:
@@ -138,6 +140,7 @@ def read_run(directory: Path) -> RunRecord:
             {node: _entry(directory, node, stage) for node, stage in values.get("stages", {}).items()},
             values.get("config", {}),
             values.get("process_start", ""),
+            values.get("pid_namespace", ""),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return RunRecord(directory, "unreadable", stages=dict(_linked(directory)))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from luffy.pipeline.workspace.disposal import dispose
 from luffy.pipeline.experiment import ExperimentRun, Unwatched, start_run
 from luffy.pipeline.workspace.garbage import survey
 from luffy.pipeline.workspace.lock import StageLock
-from luffy.pipeline.workspace.process_start import process_start
+from luffy.pipeline.workspace.process_start import pid_namespace, process_start
 from luffy.pipeline.workspace.records import find_run, read_run
 from luffy.pipeline.workspace.retention import Retention
 from luffy.pipeline.workspace import Workspace, write_run
@@ -31,6 +32,8 @@ ALL = Retention()
 OTHER_SFT = "sft.optimizer.lr=2e-3"
 HOLD = "import sys; from pathlib import Path; from luffy.pipeline.workspace.lock import StageLock\n"
 HOLD += "with StageLock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
+READ = "import sys; from pathlib import Path; from luffy.pipeline.workspace.records import read_run\n"
+READ += "print(read_run(Path(sys.argv[1])).condition)"
 # Deletes one file of what has lost its name, and then takes its time.
 SLOW = """
 import sys, time
@@ -203,6 +206,29 @@ def test_a_process_of_another_boot_or_start_is_not_the_run_s(workspace, opened, 
         record = json.loads((run.directory / "run.json").read_text())
         write_run(run.directory, {**record, "process_start": other.format(boot=boot, ticks=ticks)})
         assert read_run(run.directory).condition == "killed"
+
+
+def test_a_live_run_of_another_container_with_this_host_name_is_not_taken_for_dead(workspace, opened):
+    """Two containers over one workspace: each counts its processes from 1, so a number says nothing in the other."""
+    boot, inode = pid_namespace().split(":")
+    with start_run(opened()) as run:
+        record = json.loads((run.directory / "run.json").read_text())
+        assert record["pid_namespace"] == f"{boot}:{inode}"
+        theirs = {**record, "pid": 1, "process_start": f"{boot}:1"}
+        for namespace, condition in ((f"{boot}:1", "running"), ("another-boot:1", "killed"), ("", "killed")):
+            write_run(run.directory, {**theirs, "pid_namespace": namespace})
+            assert read_run(run.directory).condition == condition
+        write_run(run.directory, {**theirs, "pid_namespace": f"{boot}:1"})
+        assert found(workspace, Retention(keep_runs=0, older_than_s=0)) == {}
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs Debian's package bubblewrap")
+def test_a_container_sees_a_live_run_outside_as_running(opened):
+    """With the host name of the machine, and process numbers of its own."""
+    inside = ["bwrap", "--dev-bind", "/", "/", "--unshare-pid", "--proc", "/proc", sys.executable, "-c", READ]
+    with start_run(opened()) as run:
+        seen = subprocess.run([*inside, str(run.directory)], capture_output=True, text=True, check=True)
+    assert seen.stdout == "running\n"
 
 
 @pytest.mark.parametrize("moment", ["directory", "record"])
