@@ -118,8 +118,11 @@ class ServedScorer:
                 f"{server.client.url}{_COMPLETIONS}: the answer has no log-probability for every token of the prompt "
                 f"({type(error).__name__}); {self._setting} needs vLLM servers"
             ) from None
-        if any(math.isnan(value) for value in found):
-            raise ClusterError(f"{server.client.url}: the log-probability of a token is NaN; the model is broken there")
+        for value in found:
+            if not math.isfinite(value):
+                raise ClusterError(
+                    f"{server.client.url}: the log-probability of a token is {value}; the model is broken there"
+                )
         return found
 
     async def _check(self, server: _ScoringServer, longest: int, known: Mapping[str, Sequence[int]]) -> None:

@@ -1,7 +1,6 @@
 """The rows of one prompt (rollouts, traces, prefix-conditioned and replayed rows), and which groups are kept."""
 
 import itertools
-import math
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -219,7 +218,8 @@ class GroupConfig(StrictModel):
                 f"hint: {len(hint.levels)} levels x {hint.rows_per_level} rows are above size {self.size}; lower "
                 "rows_per_level, or set keep: first_correct"
             )
-        if hint.keep == "all" and (math.floor(hint.accuracy_at_most * self.size) + hint.num_rows > self.size):
+        most_correct = max(num for num in range(self.size + 1) if num / self.size <= hint.accuracy_at_most)
+        if hint.keep == "all" and most_correct + hint.num_rows > self.size:
             raise ValueError(
                 f"hint: with accuracy_at_most {hint.accuracy_at_most:g} a group may have fewer wrong rollouts than the "
                 f"{hint.num_rows} rows that replace them; lower accuracy_at_most or rows_per_level"

@@ -111,6 +111,14 @@ HINTS = [
         objective(HINTED.replace("first_correct", "all, rows_per_level: 3, accuracy_at_most: 0.5")),
         "a group may have fewer wrong rollouts than the 3 rows that replace them",
     ),
+    (  # 29 of 100 are at most 0.29, though 0.29 * 100 is 28.999999999999996
+        objective(
+            HINTED.replace("size: 4", "size: 100").replace(
+                "first_correct", "all, rows_per_level: 72, accuracy_at_most: 0.29"
+            )
+        ),
+        "a group may have fewer wrong rollouts than the 72 rows that replace them",
+    ),
     (objective(BARE), "group.hint with learn: bare has no effect: no term learns from off_policy tokens"),
     (objective(BARE, terms=(ON, OFF)), "set behavior: recorded, so that the ratio is to the policy with the hint"),
     (

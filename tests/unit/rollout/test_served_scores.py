@@ -85,10 +85,13 @@ def test_a_request_that_fails_for_now_is_sent_again(serve: Callable[..., Endpoin
         (refusal(503, "gone"), LostError, "status 503: gone"),
         (Reply(body={"choices": [{"text": "4"}]}), ClusterError, "no log-probability for every token of the prompt"),
         (Reply(body={"choices": [{"prompt_logprobs": [None]}]}), ClusterError, "needs vLLM servers"),
-        (
-            Reply(body={"choices": [{"prompt_logprobs": [None, {"9": {"logprob": float("nan")}}]}]}),
-            ClusterError,
-            "the log-probability of a token is NaN",
+        *(
+            (
+                Reply(body={"choices": [{"prompt_logprobs": [None, {"9": {"logprob": value}}]}]}),
+                ClusterError,
+                f"the log-probability of a token is {value}",
+            )
+            for value in (float("nan"), -float("inf"))
         ),
     ],
 )
