@@ -3,9 +3,10 @@
 Run: python tests/benchmarks/long_run.py [--marks 100 500 1000 2000] [--workspace DIR]
 
 The run is `python flows/full_pipeline.py exp_configs/smoke.yaml rl.steps=STEPS` with its own Prefect server, as a user
-starts it; it ends ten steps after the last mark. At each mark the RL stage is suspended for a moment, measured, and its directory copied; a stage program that
-resumes from the copy gives the time of a resume. A row is printed as soon as its mark is reached. Memory is the resident
-set; a step is the median of `perf/step_s` over the last hundred steps. Times depend on what else the machine does.
+starts it; it ends ten steps after the last mark. At each mark the RL stage is suspended for a moment, measured, and its
+directory copied; a stage program that resumes from the copy gives the time of a resume. A row is printed as soon as its
+mark is reached. Memory is the resident set; a step is the median of `perf/step_s` over the last hundred steps. Times
+depend on what else the machine does.
 """
 
 import argparse
