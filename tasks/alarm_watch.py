@@ -1,7 +1,7 @@
 """Looks at a running stage for alarms; each kind is raised once, also when the stage is resumed.
 
-Which alarms were raised is in `alarms.json`, in the directory of the stage or, for the disk, in that of the run. This module
-does not use Prefect.
+Which alarms were raised is in `alarms.json`, in the directory of the stage or, for the disk, in that of the run. This
+module does not use Prefect.
 """
 
 import contextlib
