@@ -12,6 +12,7 @@ import httpx
 
 from luffy.errors import UserError
 from luffy.flows.api_client import ApiClient
+from luffy.tasks.alarms import AlarmKind, event_of
 
 FLOWS = (
     "compare-methods",
@@ -28,7 +29,12 @@ _SILENT, _FAILED, _STALLED = (
     "luffy: a run has failed or crashed",
     "luffy: no progress for some time",
 )
-_OWN_NAMES = (_SILENT, _FAILED, _STALLED)
+_ALARMS: dict[AlarmKind, str] = {
+    "logp-gap": "luffy: log-probability gap over its bound",
+    "zero-reward": "luffy: the reward fell to 0",
+    "disk": "luffy: the disk is nearly full",
+}
+_OWN_NAMES = (_SILENT, _FAILED, _STALLED, *_ALARMS.values())
 _MINUTE_S = 60.0
 _ITS_FLOW = {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)}
 # Runs of the pool whose server was ended are closed by `luffy serve`; this one finds the others, by their silence:
@@ -70,6 +76,10 @@ last seen at step {{{{ event.payload.step }}}} of {{{{ event.payload.total }}}};
 the run is {{{{ flow_run.state.name }}}}
 {{{{ flow_run|ui_url }}}}"""
 
+_ALARM_BODY = """\
+{{ flow_run.name }}: stage {{ event.payload.stage }} of {{ event.payload.run }}: {{ event.payload.text }}
+{{ flow_run|ui_url }}"""
+
 
 @dataclass(frozen=True, slots=True)
 class Alerts:
@@ -103,7 +113,7 @@ def keep_automations(api: ApiClient, alerts: Alerts) -> None:
     wanted = [_CRASH_SILENT_RUNS]
     if alerts.block is not None:
         block = _notification_block(api, alerts.block)
-        wanted.append(_of_failed_runs(block))
+        wanted += [_of_failed_runs(block), *(_of_alarms(block, kind, name) for kind, name in _ALARMS.items())]
         if alerts.stall_minutes is not None:
             wanted.append(_of_stalled_stages(block, alerts.stall_minutes))
     definitions = {definition["name"]: definition for definition in wanted}
@@ -194,6 +204,24 @@ def _of_stalled_stages(block: str, minutes: float) -> dict[str, Any]:
         "actions": [
             _notification(block, "luffy: {{ flow_run.name }} makes no progress", _STALLED_BODY.format(minutes=minutes))
         ],
+    }
+
+
+def _of_alarms(block: str, kind: AlarmKind, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "trigger": {
+            "type": "event",
+            "posture": "Reactive",
+            "match": {"prefect.resource.id": "luffy.stage.*"},
+            "match_related": _ITS_FLOW,
+            "after": [],
+            "expect": [event_of(kind)],
+            "for_each": ["prefect.resource.id"],
+            "threshold": 1,
+            "within": 0.0,
+        },
+        "actions": [_notification(block, f"{name} ({{{{ flow_run.name }}}})", _ALARM_BODY)],
     }
 
 

@@ -22,8 +22,8 @@ from luffy.pages.panels import headline_plots
 from luffy.pages.plotter import Plot, colored, picture_url
 from luffy.pipeline.chain.plan import StagePlan
 from luffy.pipeline.workspace import Workspace
-from luffy.tracking.jsonl import Json, read_last_lines
-from luffy.tracking.metrics import METRICS_FILE, read_metrics, training_rows
+from luffy.tracking.jsonl import Json, read_last_lines, read_lines
+from luffy.tracking.metrics import METRICS_FILE, read_metrics
 from luffy.tracking.samples import SAMPLES_FILE
 
 ArtifactKind = Literal["progress", "table", "markdown"]
@@ -32,7 +32,7 @@ _WHEN = ("now", "before", "first")
 _NUM_SAMPLES = 4
 _MAX_TEXT = 4_000
 _MAX_PAGE = 200_000
-_SAMPLES_TAIL_BYTES = 1 << 20
+_TAIL_BYTES = 1 << 20
 _MAX_RECORDS_READ = 4_000
 
 
@@ -65,18 +65,21 @@ def views_of(stage: str) -> tuple[View, ...]:
 
 def newest_metrics(plan: StagePlan) -> Artifact | None:
     """A table: each metric now, some steps ago, and in the first step."""
-    rows = training_rows(read_metrics(plan.directory / METRICS_FILE))
-    if not rows:
+    path = plan.directory / METRICS_FILE
+    # Only both ends of the file: it is read every ten seconds, and grows with every step.
+    first = next((row for row in read_lines(path) if _step(row) > 0), None)
+    rows = [row for row in read_last_lines(path, _TAIL_BYTES) if _step(row) > 0]
+    if first is None or not rows:
         return None
-    first, before, now = rows[0], rows[max(len(rows) - 1 - _STEPS_BACK, 0)], rows[-1]
+    before, now = rows[max(len(rows) - 1 - _STEPS_BACK, 0)], rows[-1]
     table = [
         {
             "metric": name,
-            **{when: _number(row.get(name)) for when, row in zip(_WHEN, (now, before, first), strict=True)},
+            **{when: _number(row, name) for when, row in zip(_WHEN, (now, before, first), strict=True)},
         }
         for name in headlines_first(now)
     ]
-    steps = (f"{when}: step {row['step']:.0f}" for when, row in zip(_WHEN, (now, before, first), strict=True))
+    steps = (f"{when}: step {_step(row)}" for when, row in zip(_WHEN, (now, before, first), strict=True))
     return Artifact("table", json.dumps(table), f"Metrics of {plan.node.name} ({', '.join(steps)})")
 
 
@@ -90,7 +93,7 @@ def training_curves(plan: StagePlan) -> Artifact | None:
 
 def rollout_samples(plan: StagePlan) -> Artifact | None:
     """The newest sampled rollouts of an RL run, with their grades."""
-    rows = read_last_lines(plan.directory / SAMPLES_FILE, _SAMPLES_TAIL_BYTES)
+    rows = read_last_lines(plan.directory / SAMPLES_FILE, _TAIL_BYTES)
     newest = [row for row in rows if row["step"] == rows[-1]["step"]]
     sections = [_rollout(row) for row in newest[-_NUM_SAMPLES:]]
     return _page(sections, f"Newest rollouts of {plan.node.name}, with their grades")
@@ -182,8 +185,16 @@ _VIEWS: Mapping[ViewName, View] = {
 }
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def _step(row: Mapping[str, Json]) -> int:
+    step = row["step"]
+    assert isinstance(step, int)
+    return step
+
+
+def _number(row: Mapping[str, Json], name: str) -> str:
+    """Empty where the metric is absent, `nan` where it was not finite."""
+    value = row.get(name, "")
+    return f"{value:.4g}" if isinstance(value, int | float) else "nan" if value is None else ""
 
 
 def _rollout(row: Mapping[str, Json]) -> str:

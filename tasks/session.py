@@ -28,9 +28,11 @@ from luffy.pipeline.experiment import ExperimentRun, StageObserver, open_experim
 from luffy.pipeline.machine.events import Event, EventKind
 from luffy.pipeline.workspace import Workspace
 from luffy.processes import watch_parent
+from luffy.tasks.alarm_watch import AlarmWatch
 from luffy.tasks.artifacts import Artifact, views_of
 from luffy.tasks.cancellation import WORKER_S, watching_for_cancellation
 from luffy.tasks.one_line import explain_in_one_line
+from luffy.tasks.prefect_faults import tolerating_prefect
 from luffy.tasks.publisher import Publisher, Slot
 from luffy.tasks.stage_events import StageEvents
 from luffy.tasks.stage_log import StageLog
@@ -184,6 +186,7 @@ class PrefectObserver:
         self._events = StageEvents(session.run.directory.name)
         self._line = StageLine("")
         self._logged = 0.0
+        self._alarms = AlarmWatch(session.run.experiment.config, session.run.directory)
 
     def planned(self, plan: StagePlan) -> None:
         self._line = StageLine(plan.node.name, began=time.time())
@@ -213,6 +216,8 @@ class PrefectObserver:
         took = duration(self._line.seconds(time.time()) or 0.0)
         self._show_progress(plan, 100.0, "reused" if plan.action == "reuse" else f"finished in {took}")
         self._offer_views(plan)
+        if plan.action != "reuse":
+            self._sound_alarms(plan, last=True)
         self._events.ended(plan.identity.key, self._line, "reused" if plan.action == "reuse" else "finished")
 
     def failed(self, plan: StagePlan, error: BaseException) -> None:
@@ -220,16 +225,24 @@ class PrefectObserver:
         line = self._line
         where = f" at step {line.step}/{line.total}; run it again to resume it" if line.total else ""
         self._show_progress(plan, line.percent, f"ended{where}")
+        self._sound_alarms(plan, last=True)
         self._events.ended(plan.identity.key, line, "failed")
 
     def _progressed(self, plan: StagePlan) -> None:
         self._events.progressed(plan.identity.key, self._line)
+        self._sound_alarms(plan)
         words = progress_words(self._line)
         self._show_progress(plan, self._line.percent, words, every_s=_PROGRESS_INTERVAL_S)
         self._offer_views(plan, running=True)
         if (now := time.monotonic()) - self._logged >= _LOG_INTERVAL_S:
             self._logged = now
             self._logger.info("%s", words)
+
+    def _sound_alarms(self, plan: StagePlan, *, last: bool = False) -> None:
+        with tolerating_prefect("alarms could not be looked for"):  # nor may an unreadable file end training
+            for alarm in self._alarms.look(plan.directory, at_once=last):
+                self._logger.warning("%s", alarm.text)
+                self._events.alarmed(plan.identity.key, self._line, alarm)
 
     def _show_progress(self, plan: StagePlan, percent: float, words: str, *, every_s: float = 0.0) -> None:
         artifact = Artifact("progress", percent, f"{plan.node.name}: {words}")

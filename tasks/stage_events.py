@@ -1,4 +1,4 @@
-"""Events of a running stage on Prefect's server, for automations: `luffy.stage.progress` and `luffy.stage.ended`.
+"""Events of a running stage on Prefect's server, for automations: `luffy.stage.progress`, `luffy.stage.ended`, alarms.
 
 Prefect's own thread sends them. If no server responds they are lost, and the run neither waits nor fails.
 """
@@ -10,6 +10,7 @@ from typing import Literal
 from prefect.events import Event, emit_event
 
 from luffy.cli.progress import StageLine
+from luffy.tasks.alarms import Alarm, event_of
 
 _PROGRESS_INTERVAL_S = 30.0
 Outcome = Literal["finished", "reused", "failed"]
@@ -37,6 +38,10 @@ class StageEvents:
     def ended(self, key: str, line: StageLine, outcome: Outcome) -> None:
         """Emit `luffy.stage.ended`, always."""
         self._emit("luffy.stage.ended", key, line, {"outcome": outcome})
+
+    def alarmed(self, key: str, line: StageLine, alarm: Alarm) -> None:
+        """Emit the event of the alarm's kind."""
+        self._emit(event_of(alarm.kind), key, line, {"text": alarm.text})
 
     def _emit(self, event: str, key: str, line: StageLine, more: dict[str, str]) -> None:
         payload = {"stage": line.name, "run": self._run, "step": line.step, "total": line.total, **more}

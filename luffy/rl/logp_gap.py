@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from luffy.errors import NumericalError
 
 logger = logging.getLogger(__name__)
-_SUSPICIOUS = 0.01
+SUSPICIOUS_GAP = 0.01
 """In nats. Different kernels differ by about 1e-3 in bfloat16 and 1e-6 in float32; stale weights by more."""
 
 
@@ -24,7 +24,7 @@ def check_logp_gap(metrics: Mapping[str, float], bound: float | None, max_stalen
             f"rollout/logp_gap_mean is {gap:.4f}, above execution.max_logp_gap {bound}: the engine does not "
             "generate with the trainer's weights or temperature"
         )
-    if gap > _SUSPICIOUS and max_staleness == 0:
+    if gap > SUSPICIOUS_GAP and max_staleness == 0:
         logger.warning(
             "the engine's log-probabilities differ from the trainer's by %.4f nats per token on average", gap
         )

@@ -27,21 +27,39 @@ PAGE = 5
 """Rows that the server returns at once, instead of 200."""
 RUNS = """
 import sys
+from pathlib import Path
 from prefect import flow, task
 from luffy.cli.progress import StageLine
+from luffy.config import load_experiment
+from luffy.tasks.alarm_watch import AlarmWatch
 from luffy.tasks.stage_events import StageEvents
+from luffy.tracking.metrics import MetricsWriter
+
+config = load_experiment("exp_configs/smoke.yaml", ["execution.alarms.zero_reward_steps=2"])
+
+def alarming(folder):
+    metrics = MetricsWriter(folder / "metrics.jsonl")
+    watch = AlarmWatch(config, folder, free=lambda path: 1024)
+    for step, reward in enumerate([0.5, 0.0, 0.0, 0.0], 1):
+        metrics.write(step, {"reward/mean": reward, "rollout/logp_gap_mean": 0.5})
+        yield from watch.look(folder, at_once=True)
 
 @task
-def stage(run, ends):
+def stage(run, ends, alarms):
     events, line = StageEvents(run), StageLine("rl", step=3, total=8)
     events.progressed(run, line)
+    if alarms:
+        folder = Path(sys.argv[1]) / run
+        folder.mkdir()
+        for alarm in alarming(folder):
+            events.alarmed(run, line, alarm)
     if ends:
         events.ended(run, line, "finished")
 
-def runs(run, name, ends=True, error=None):
+def runs(run, name, ends=True, error=None, alarms=False):
     @flow(name=name, flow_run_name=run)
     def work():
-        stage(run, ends)
+        stage(run, ends, alarms)
         if error:
             raise ValueError(error)
     work(return_state=True)
@@ -50,7 +68,8 @@ for number in range(4):
     runs(f"finished {number}", "full-pipeline")
 runs("resumed", "full-pipeline", ends=False)
 runs("resumed", "full-pipeline")
-runs("foreign", "somebody-elses", error="not luffy's")
+runs("foreign", "somebody-elses", error="not luffy's", alarms=True)
+runs("alarmed", "full-pipeline", alarms=True)
 runs("broken", "full-pipeline", error="rl.steps: too many")
 runs("stalled", "run-grid", ends=False)
 """
@@ -135,7 +154,7 @@ def test_without_a_block_only_silent_runs_are_watched_and_nothing_is_made_twice(
 def test_an_automation_follows_its_definition_and_keeps_the_users_choice(api, webhook):
     keep_automations(api, Alerts("custom-webhook/test", 60))
     before = named(api)
-    assert len(before) == 3
+    assert len(before) == 6
     stalled = before["luffy: no progress for some time"]
     api.ask("PATCH", f"automations/{stalled['id']}", {"enabled": False}).raise_for_status()
     keep_automations(api, Alerts("custom-webhook/test", 90))
@@ -197,22 +216,31 @@ def test_the_report_of_a_deployments_run_says_how_to_resume_it(api, webhook):
     assert message["body"].endswith(f"\nTo resume it: prefect flow-run retry {run}")
 
 
-def test_runs_of_luffy_that_fail_or_stall_are_reported_and_no_others(server, api, webhook):
+def test_runs_of_luffy_that_fail_stall_or_alarm_are_reported_once_and_no_others(server, api, webhook, tmp_path):
     keep_automations(api, Alerts("custom-webhook/test", SHORTEST_MINUTES))
-    command = [sys.executable, "-c", RUNS]
+    command = [sys.executable, "-c", RUNS, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=server[1], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     received = {}
-    while "luffy: stalled makes no progress" not in received:
+    while len(received) < 5:
         message = webhook.get(timeout=PATIENCE_S)
-        assert received.setdefault(message["subject"], message["body"]) == message["body"]
-    runs = {run["name"]: run["id"] for run in api.rows("flow_runs")}
+        assert message["subject"] not in received
+        received[message["subject"]] = message["body"]
+    pages = f"{server[0].url.removesuffix('/api')}/runs/flow-run/"
+    runs = {run["name"]: pages + run["id"] for run in api.rows("flow_runs")}
+    alarmed, page = "alarmed: stage rl of alarmed:", runs["alarmed"]
     assert received == {
         "luffy: broken failed": "broken: Failed\n"
         "Flow run encountered an exception: ValueError: rl.steps: too many\n"
-        f"{server[0].url.removesuffix('/api')}/runs/flow-run/{runs['broken']}\n"
+        f"{runs['broken']}\n"
         "To resume it: the command that started it",
         "luffy: stalled makes no progress": "stalled: stage rl of stalled has made no progress for 0.166667 minutes\n"
-        "last seen at step 3 of 8; the run is Completed\n"
-        f"{server[0].url.removesuffix('/api')}/runs/flow-run/{runs['stalled']}",
+        f"last seen at step 3 of 8; the run is Completed\n{runs['stalled']}",
+        "luffy: log-probability gap over its bound (alarmed)": f"{alarmed} rollout/logp_gap_mean is 0.5 at step 1, "
+        f"above the bound of 0.01\n{page}",
+        "luffy: the reward fell to 0 (alarmed)": f"{alarmed} reward/mean fell to 0 and has been 0 for 2 steps in a row"
+        f"\n{page}",
+        "luffy: the disk is nearly full (alarmed)": f"{alarmed} the disk of {tmp_path / 'alarmed'} is nearly full: "
+        f"1.0 KiB free\n{page}",
     }
+    assert webhook.empty()

@@ -17,6 +17,7 @@ from luffy.evaluation.sample_records import SampleRecord
 from luffy.tasks import artifacts
 from luffy.tasks.artifacts import views_of
 from luffy.tasks.session import artifact_key, run_name, tags_of
+from luffy.tracking import jsonl
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -60,6 +61,18 @@ def test_the_table_of_metrics_has_the_newest_step_an_earlier_one_and_the_first(c
     }
     assert {row["metric"] for row in rows} == set(written[-1]) - {"step"}
     assert "now: step 40, before: step 30, first: step 1" in artifact.description
+
+
+def test_the_table_of_metrics_of_a_long_run_does_not_read_all_of_its_rows(tmp_path, monkeypatch):
+    parsed, parse = [], jsonl._parse
+    monkeypatch.setattr(jsonl, "_parse", lambda line: parsed.append(line) or parse(line))
+    metrics = {"reward/mean": 0.5, **{f"actor/metric_{index}": 0.1 * index for index in range(50)}}
+    lines = [json.dumps({"step": step, **metrics}) + "\n" for step in range(1, 5001)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    its_plan = SimpleNamespace(directory=tmp_path, inputs={}, node=SimpleNamespace(name="rl", stage="rl"))
+    description = artifacts.newest_metrics(its_plan).description
+    assert "now: step 5000, before: step 4990, first: step 1" in description
+    assert sum(map(len, parsed)) < (1 << 20) + 2 * len(lines[-1])
 
 
 def test_the_curves_of_rl_show_rewards_from_0_to_100_percent(chain):

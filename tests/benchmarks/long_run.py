@@ -1,0 +1,188 @@
+"""What grows in a long run: memory, open files and files on disk of the smoke task over thousands of RL steps.
+
+Run: python tests/benchmarks/long_run.py [--marks 100 500 1000 2000] [--workspace DIR]
+
+The run is `python flows/full_pipeline.py exp_configs/smoke.yaml rl.steps=STEPS` with its own Prefect server, as a user
+starts it; it ends ten steps after the last mark. At each mark the RL stage is suspended for a moment, measured, and its
+directory copied; a stage program that resumes from the copy gives the time of a resume. A row is printed as soon as its
+mark is reached. Memory is the resident set; a step is the median of `perf/step_s` over the last hundred steps. Times
+depend on what else the machine does.
+"""
+
+import argparse
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from luffy.config import load_experiment
+from luffy.pages.panels import draw_outcomes, draw_panels, rl_panels
+from luffy.pipeline.machine.events import EVENTS_FILE, EventReader
+from luffy.pipeline.workspace.disk import measure
+from luffy.processes import die_with
+from luffy.tracking.metrics import METRICS_FILE, read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = "exp_configs/smoke.yaml"
+MIB = 1 << 20
+KIB = 1 << 10
+STEP_TIME = "perf/step_s"
+POLL_S = 0.2
+STEPS_AFTER = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Measurements at one step of the run."""
+
+    step: int
+    stage_mib: float
+    stage_files: int
+    flow_mib: float
+    flow_files: int
+    server_mib: float
+    journal_kib: float
+    metrics_kib: float
+    samples_kib: float
+    checkpoints_kib: float
+    events_kib: float
+    database_kib: float
+    artifacts: int
+    log_rows: int
+    event_rows: int
+    figures_kib: float
+    render_s: float
+    step_s: float
+    resume_s: float
+
+
+def main() -> None:
+    """Print one line a mark, then the sizes of the finished report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--marks", type=int, nargs="+", default=[100, 500, 1000, 2000])
+    parser.add_argument("--workspace", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = arguments.workspace or Path(folder) / "workspace"
+        show("\t".join(field.name for field in fields(Figures)))
+        with started_flow(workspace, max(arguments.marks) + STEPS_AFTER) as flow:
+            for mark in sorted(arguments.marks):
+                directory = reached(flow, workspace, mark)
+                figures = measured(psutil.Process(flow.pid), directory, workspace, Path(folder))
+                show("\t".join(f"{getattr(figures, field.name):.4g}" for field in fields(Figures)))
+            assert flow.wait() == 0, "the run failed"
+        for page in workspace.glob("stages/report/*/report.*"):
+            show(f"{page.name}: {page.stat().st_size / KIB:.0f} KiB")
+
+
+def show(text: str) -> None:
+    """Print a line at once, also where the output is a file."""
+    print(text, flush=True)
+
+
+def started_flow(workspace: Path, steps: int) -> subprocess.Popen[bytes]:
+    """The running flow; it dies with this process."""
+    parent = os.getpid()
+    return subprocess.Popen(
+        [sys.executable, "flows/full_pipeline.py", CONFIG, f"rl.steps={steps}"],
+        cwd=ROOT,
+        env={**os.environ, "LUFFY_WORKSPACE": str(workspace)},
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: die_with(parent),
+    )
+
+
+def reached(flow: subprocess.Popen[bytes], workspace: Path, mark: int) -> Path:
+    """The directory of the RL stage, once it has logged step `mark`."""
+    while True:
+        for path in workspace.glob(f"stages/rl/*/{METRICS_FILE}"):
+            if path.read_bytes().count(b"\n") >= mark:
+                return path.parent
+        assert flow.poll() is None, "the run ended early"
+        time.sleep(POLL_S)
+
+
+def measured(flow: psutil.Process, directory: Path, workspace: Path, scratch: Path) -> Figures:
+    """Everything at this moment; the stage stands still while it is read."""
+    started = [event for event in EventReader(directory / EVENTS_FILE).read() if event.kind == "started"]
+    stage, copy = psutil.Process(started[-1].pid), scratch / "copy"
+    stage.suspend()
+    try:
+        memory, files = stage.memory_info().rss / MIB, stage.num_fds()
+        shutil.copytree(directory, copy)
+    finally:
+        stage.resume()
+    rows = read_metrics(copy / METRICS_FILE)
+    server = next(child for child in flow.children() if "uvicorn" in child.cmdline())
+    database = workspace / "prefect" / "prefect.db"
+    size, render_s = rendered(rows)
+    figures = Figures(
+        step=len(rows),
+        stage_mib=memory,
+        stage_files=files,
+        flow_mib=flow.memory_info().rss / MIB,
+        flow_files=flow.num_fds(),
+        server_mib=server.memory_info().rss / MIB,
+        journal_kib=kib(copy / "journal"),
+        metrics_kib=kib(copy / METRICS_FILE),
+        samples_kib=kib(copy / "samples.jsonl"),
+        checkpoints_kib=kib(copy / "checkpoints"),
+        events_kib=kib(copy / EVENTS_FILE),
+        database_kib=kib(*database.parent.glob(f"{database.name}*")),
+        artifacts=num_rows(database, "artifact"),
+        log_rows=num_rows(database, "log"),
+        event_rows=num_rows(database, "events"),
+        figures_kib=size,
+        render_s=render_s,
+        step_s=median(row[STEP_TIME] for row in rows[-100:]),
+        resume_s=resumed(copy, len(rows)),  # last, since it changes the copy
+    )
+    shutil.rmtree(copy)
+    return figures
+
+
+def kib(*paths: Path) -> float:
+    """Size of files and folders together."""
+    return measure(*paths).num_bytes / KIB
+
+
+def num_rows(database: Path, table: str) -> int:
+    """Rows of a table of Prefect's database."""
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=60)) as connection:
+        return connection.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]
+
+
+def rendered(rows: list[dict[str, float]]) -> tuple[float, float]:
+    """KiB of the report's RL plots, and the seconds that drawing them takes."""
+    objective = load_experiment(ROOT / CONFIG).objective
+    assert objective is not None
+    began = time.perf_counter()
+    figures = [*draw_panels("rl", rl_panels(objective.terms), rows), draw_outcomes(rows)]
+    return sum(len(str(figure)) for figure in figures) / KIB, time.perf_counter() - began
+
+
+def resumed(copy: Path, num_rows_before: int) -> float:
+    """Seconds from the start of a stage program on a copy of the directory to its next logged step."""
+    newest = max(int(path.name.rpartition("_")[2]) for path in (copy / "checkpoints").glob("step_*"))
+    command = [sys.executable, "-m", "luffy.stages.rl", "--config", str(copy / "config.yaml"), "--out", str(copy)]
+    began = time.perf_counter()
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as stage:
+        while (found := read_metrics(copy / METRICS_FILE)) and found[-1]["step"] in (num_rows_before, newest):
+            assert stage.poll() is None, "the stage could not resume"
+            time.sleep(POLL_S)
+        took = time.perf_counter() - began
+        stage.terminate()
+    return took
+
+
+if __name__ == "__main__":
+    main()
