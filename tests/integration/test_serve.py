@@ -143,9 +143,10 @@ class Checkout:
         return self.ask("flow_runs/filter", **started)[0]["id"]
 
     def wait_for_steps(self, run):
-        """Until the long run has a checkpoint and shows that it goes on."""
-        wait_until(lambda: list(self.workspace.glob("stages/base/*/checkpoints/step_*")))
-        wait_until(lambda: self.artifacts(run)["smoke-base-progress"]["data"] > 0)
+        """Until the stage of the long `run` shows steps and has a checkpoint."""
+        wait_until(lambda: self.artifacts(run).get("smoke-base-progress", {"data": 0})["data"] > 0)
+        events = max(self.workspace.glob("stages/base/*/events.jsonl"), key=lambda path: path.stat().st_mtime)
+        wait_until(lambda: list(events.parent.glob("checkpoints/step_*")))
 
 
 @pytest.fixture(scope="module")
