@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from luffy.cli.main import app
 from luffy.config import ExperimentConfig
-from luffy.config.comparison import ComparisonConfig
+from luffy.config.many_runs.comparison import ComparisonConfig
 
 ROOTS: Mapping[str, type[BaseModel]] = {"An experiment": ExperimentConfig, "A comparison": ComparisonConfig}
 PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "null"}

@@ -16,7 +16,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from luffy.cli.console import say, show_report_path, show_table
-from luffy.config.comparison import load_comparison
+from luffy.config.many_runs.comparison import load_comparison
 from luffy.evaluation.method_comparison.findings import Findings
 from luffy.pages.method_comparison_page import accuracy_table, cost_table, difference_table
 from luffy.pages.tuning_section import tries_table, tuning_costs

@@ -16,7 +16,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from luffy.cli.console import show_report_path, show_table
-from luffy.config.grid_experiment import load_grid
+from luffy.config.many_runs.grid_experiment import load_grid
 from luffy.evaluation.grid_findings import GridFindings
 from luffy.pages.grid_page import grid_costs, grid_table
 from luffy.pipeline.machine.resources import check_resources

@@ -15,7 +15,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from luffy.cli.console import say
-from luffy.config.study import load_study
+from luffy.config.many_runs.study import load_study
 from luffy.evaluation.study.study_results import read_study_results, result_files
 from luffy.pipeline.machine.resources import check_resources
 from luffy.pipeline.workspace import find_workspace

@@ -8,9 +8,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from luffy.cli.console import stage_title
-from luffy.config.arm_run import SHARED_NODES, folder_of
-from luffy.config.comparison import Candidate, Comparison
-from luffy.config.selection_split import decoding_of
+from luffy.config.many_runs.arm_run import SHARED_NODES, folder_of
+from luffy.config.many_runs.comparison import Candidate, Comparison
+from luffy.config.many_runs.selection_split import decoding_of
 from luffy.errors import LuffyError
 from luffy.evaluation.checkpoint_scores import read_scores
 from luffy.evaluation.method_comparison.arms import Arm

@@ -7,8 +7,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from luffy.cli.console import stage_title
-from luffy.config.arm_run import folder_of
-from luffy.config.grid_experiment import GridExperiment
+from luffy.config.many_runs.arm_run import folder_of
+from luffy.config.many_runs.grid_experiment import GridExperiment
 from luffy.evaluation.grid_findings import GridFindings, PointResult, grid_json
 from luffy.files import write_atomic
 from luffy.pages.grid_page import grid_costs, grid_table, render_grid

@@ -21,7 +21,7 @@ from prefect.context import TaskRunContext
 from luffy.cli.console import PlainDisplay, TitledDisplay, terminal
 from luffy.cli.progress import ChainProgress
 from luffy.config import ExperimentConfig
-from luffy.config.arm_run import ArmRun
+from luffy.config.many_runs.arm_run import ArmRun
 from luffy.errors import EXIT_INTERRUPTED, LuffyError, StageFailed
 from luffy.evaluation.method_comparison.arms import FinishedSeed, read_seed
 from luffy.pages.tables import Table, plain_table

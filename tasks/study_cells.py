@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from luffy.cli.console import stage_title
-from luffy.config.study import CellRun, Chosen, Study, distinct
+from luffy.config.many_runs.study import CellRun, Chosen, Study, distinct
 from luffy.errors import LuffyError
 from luffy.evaluation.study.study_progress import StudyProgress
 from luffy.pipeline.workspace import Workspace

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from luffy.cli.console import memory_table, plan_table, say, terminal, text_table, wide_terminal
 from luffy.config import ExperimentConfig
-from luffy.config.arm_run import ArmRun
-from luffy.config.comparison import Comparison
-from luffy.config.grid_experiment import GridExperiment
+from luffy.config.many_runs.arm_run import ArmRun
+from luffy.config.many_runs.comparison import Comparison
+from luffy.config.many_runs.grid_experiment import GridExperiment
 from luffy.costs.forecast import StageForecast, forecast
 from luffy.costs.measurable import choose
 from luffy.errors import ConfigError

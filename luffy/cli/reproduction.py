@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from luffy.config.study import Study
+from luffy.config.many_runs.study import Study
 from luffy.errors import UserError
 from luffy.evaluation.study.study_progress import StudyProgress
 from luffy.evaluation.study.study_results import (

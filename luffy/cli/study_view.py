@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from luffy.cli.console import duration, say, show_report_path, text_table, wide_terminal
-from luffy.config.study import CellRun, Study, distinct
+from luffy.config.many_runs.study import CellRun, Study, distinct
 from luffy.errors import DataError, UserError
 from luffy.evaluation.study.study_findings import find_effects
 from luffy.evaluation.study.study_progress import StudyProgress, seconds_of

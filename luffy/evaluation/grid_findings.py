@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from luffy.config.grid import GridPoint
-from luffy.config.grid_experiment import GridConfig
+from luffy.config.many_runs.grid import GridPoint
+from luffy.config.many_runs.grid_experiment import GridConfig
 from luffy.evaluation.method_comparison.arms import Costs, FinishedSeed, mean_costs
 from luffy.evaluation.method_comparison.seed_scores import Score, score
 from luffy.evaluation.results import Cell

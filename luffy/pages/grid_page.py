@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from luffy.config.grid import value_text
+from luffy.config.many_runs.grid import value_text
 from luffy.evaluation.grid_findings import GridFindings, PointResult
 from luffy.evaluation.method_comparison.seed_scores import Score
 from luffy.evaluation.results import Cell

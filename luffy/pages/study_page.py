@@ -2,7 +2,7 @@
 
 from itertools import cycle
 
-from luffy.config.study_config import CENTRE
+from luffy.config.many_runs.study_config import CENTRE
 from luffy.evaluation.results import Cell
 from luffy.evaluation.study.study_findings import Effect, StudyFindings
 from luffy.evaluation.study.study_results import REPORTED, TRIED, StudyResults

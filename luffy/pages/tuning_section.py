@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from luffy.config.grid import value_text
+from luffy.config.many_runs.grid import value_text
 from luffy.evaluation.method_comparison.seed_scores import Score
 from luffy.evaluation.method_comparison.tuning import ArmTuning, Try, Tuning
 from luffy.pages.cost_tables import costs_by_name

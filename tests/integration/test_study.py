@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-from luffy.config.study import load_study
+from luffy.config.many_runs.study import load_study
 from luffy.evaluation.study.study_results import read_study_results, result_files, write_results
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ from typer import Option
 
 from luffy.cli.options import Config, Debug, Overrides, WorkspaceFolder
 from luffy.config import load_experiment
-from luffy.config.comparison import is_comparison
-from luffy.config.grid_experiment import is_grid
+from luffy.config.many_runs.comparison import is_comparison
+from luffy.config.many_runs.grid_experiment import is_grid
 from luffy.errors import EXIT_FAILURE, EXIT_OK, ConfigError
 from luffy.pipeline.workspace import find_workspace
 

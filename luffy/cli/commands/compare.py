@@ -7,7 +7,7 @@ from typer import Argument
 
 from luffy.cli.options import Debug, DryRun, Overrides, Verify, WorkspaceFolder, complete_config
 from luffy.cli.planning import arm_configs, check, comparison_plans, show_comparison_plan
-from luffy.config.comparison import load_comparison
+from luffy.config.many_runs.comparison import load_comparison
 from luffy.errors import EXIT_OK
 from luffy.flows.launch import launch
 from luffy.pipeline.workspace import find_workspace

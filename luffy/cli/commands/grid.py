@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from luffy.cli.options import Debug, DryRun, Overrides, Verify, WorkspaceFolder, complete_config
 from luffy.cli.planning import check, grid_plans, show_grid_plan
-from luffy.config.grid_experiment import load_grid
+from luffy.config.many_runs.grid_experiment import load_grid
 from luffy.errors import EXIT_OK
 from luffy.flows.launch import launch
 from luffy.pipeline.workspace import find_workspace

@@ -3,8 +3,8 @@
 from luffy.cli.options import Config, Debug, Overrides, Verify, WorkspaceFolder
 from luffy.cli.planning import show_comparison_plan, show_grid_plan, show_plan
 from luffy.config import load_experiment
-from luffy.config.comparison import is_comparison, load_comparison
-from luffy.config.grid_experiment import is_grid, load_grid
+from luffy.config.many_runs.comparison import is_comparison, load_comparison
+from luffy.config.many_runs.grid_experiment import is_grid, load_grid
 from luffy.errors import EXIT_OK
 from luffy.pipeline.workspace import find_workspace
 

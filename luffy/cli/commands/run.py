@@ -3,8 +3,8 @@
 from luffy.cli.options import Config, Debug, DryRun, Overrides, Verify, WorkspaceFolder
 from luffy.cli.start import StartOptions, start_experiment
 from luffy.config import load_experiment
-from luffy.config.comparison import is_comparison
-from luffy.config.grid_experiment import is_grid
+from luffy.config.many_runs.comparison import is_comparison
+from luffy.config.many_runs.grid_experiment import is_grid
 from luffy.errors import ConfigError
 from luffy.pipeline.workspace import find_workspace
 

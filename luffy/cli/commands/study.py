@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from luffy.cli.options import Debug, Verify, WorkspaceFolder, complete_config
-from luffy.config.study import Study, load_study
+from luffy.config.many_runs.study import Study, load_study
 from luffy.errors import EXIT_FAILURE, EXIT_OK, UserError
 from luffy.flows.launch import launch
 from luffy.pipeline.workspace import Workspace, find_workspace

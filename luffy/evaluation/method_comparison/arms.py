@@ -6,7 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-from luffy.config.arm_run import ArmRun
+from luffy.config.many_runs.arm_run import ArmRun
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.evaluation.method_comparison.held_out_arms import mean_curve, suites_of
 from luffy.tracking.gpu_hours import GPU_HOURS

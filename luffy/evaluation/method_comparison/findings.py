@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from luffy.config.comparison_config import BudgetConfig
+from luffy.config.many_runs.comparison_config import BudgetConfig
 from luffy.evaluation.checkpoint_scores import CheckpointScores
 from luffy.evaluation.method_comparison.arms import Arm
 from luffy.evaluation.method_comparison.seed_scores import Score, correct_by_problem, num_samples, score

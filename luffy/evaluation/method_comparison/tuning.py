@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from luffy.config.grid import GridPoint, is_number, value_text
+from luffy.config.many_runs.grid import GridPoint, is_number, value_text
 from luffy.evaluation.method_comparison.arms import Costs, FinishedSeed, total_costs
 from luffy.evaluation.method_comparison.seed_scores import Score, score
 from luffy.evaluation.results import Cell

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from luffy.config.study import Study
-from luffy.config.study_config import CENTRE, StudyConfig
+from luffy.config.many_runs.study import Study
+from luffy.config.many_runs.study_config import CENTRE, StudyConfig
 from luffy.errors import DataError
 from luffy.evaluation.method_comparison.seed_scores import Score
 from luffy.evaluation.results import Cell

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from luffy.config.selection_split import decoding_of
-from luffy.config.study import CellRun, Chosen, Study, distinct
+from luffy.config.many_runs.selection_split import decoding_of
+from luffy.config.many_runs.study import CellRun, Chosen, Study, distinct
 from luffy.evaluation.method_comparison.arms import FinishedSeed, read_seed
 from luffy.evaluation.method_comparison.tuning import ArmTuning, tried
 from luffy.pipeline.chain.fingerprint import code_fingerprint

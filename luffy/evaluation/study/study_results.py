@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from luffy.config.study import CellRun, Study
+from luffy.config.many_runs.study import CellRun, Study
 from luffy.errors import DataError
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.evaluation.study.study_progress import StudyProgress

@@ -9,8 +9,8 @@ import pytest
 
 from luffy.cli.main import main
 from luffy.config import available_presets, load_experiment
-from luffy.config.comparison import load_comparison
-from luffy.config.grid_experiment import load_grid
+from luffy.config.many_runs.comparison import load_comparison
+from luffy.config.many_runs.grid_experiment import load_grid
 from luffy.config.yaml_source import parse_scalar
 from luffy.errors import EXIT_OK
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
-from luffy.config.comparison import load_comparison
+from luffy.config.many_runs.comparison import load_comparison
 from luffy.errors import ConfigError
 
 EXPERIMENTS = Path(__file__).parents[3] / "exp_configs"

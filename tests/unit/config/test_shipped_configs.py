@@ -6,8 +6,8 @@ import pytest
 from reference.taught_presets import teacher_overrides
 
 from luffy.config import available_presets, load_experiment
-from luffy.config.comparison import load_comparison
-from luffy.config.grid_experiment import load_grid
+from luffy.config.many_runs.comparison import load_comparison
+from luffy.config.many_runs.grid_experiment import load_grid
 from luffy.config.shipped import template_file
 from luffy.data.templates import prompt_opener
 from luffy.data.tokenizer import build_tokenizer

@@ -3,7 +3,7 @@
 import pytest
 
 from luffy.config import load_experiment
-from luffy.config.comparison import is_comparison, load_comparison
+from luffy.config.many_runs.comparison import is_comparison, load_comparison
 from luffy.config.shipped import expand_pattern, experiment_names
 from luffy.errors import ConfigError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from luffy.config.study import load_study
+from luffy.config.many_runs.study import load_study
 from luffy.evaluation.study.study_findings import find_effects
 from luffy.evaluation.study.study_results import read_study_results, result_files
 from luffy.pages.study_page import study_figure, study_html, study_markdown

@@ -8,7 +8,7 @@ import pytest
 from synthetic.finished_chain import HOSTILE, write_chain
 from synthetic.suite_scores import evaluation
 
-from luffy.config.comparison_config import BudgetConfig
+from luffy.config.many_runs.comparison_config import BudgetConfig
 from luffy.errors import LuffyError
 from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed, _costs, _curve, read_seed
 from luffy.evaluation.method_comparison.findings import as_json, find

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from luffy.config.study import load_study
+from luffy.config.many_runs.study import load_study
 from luffy.errors import DataError
 from luffy.evaluation.study.study_findings import find_effects
 from luffy.evaluation.study.study_results import (

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from synthetic.suite_scores import evaluation
 
-from luffy.config.comparison_config import BudgetConfig
-from luffy.config.grid import grid_points
+from luffy.config.many_runs.comparison_config import BudgetConfig
+from luffy.config.many_runs.grid import grid_points
 from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed
 from luffy.evaluation.method_comparison.findings import as_json, find
 from luffy.evaluation.method_comparison.tuning import ArmTuning, Tuning, tried

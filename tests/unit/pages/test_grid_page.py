@@ -5,8 +5,8 @@ import re
 
 from synthetic.suite_scores import evaluation
 
-from luffy.config.grid import grid_points
-from luffy.config.grid_experiment import GridConfig
+from luffy.config.many_runs.grid import grid_points
+from luffy.config.many_runs.grid_experiment import GridConfig
 from luffy.evaluation.grid_findings import GridFindings, PointResult, grid_json
 from luffy.evaluation.method_comparison.arms import Costs, FinishedSeed
 from luffy.pages.grid_page import grid_costs, grid_table, render_grid

@@ -12,10 +12,10 @@ from prefect.utilities.schema_tools.validation import validate
 from prefect.utilities.templating import apply_values
 
 from luffy.config import ExperimentConfig, load_experiment
-from luffy.config.comparison import load_comparison
 from luffy.config.derived import EvaluatedModel, evaluated
 from luffy.config.form import experiment_of_form, form_of_file
-from luffy.config.grid_experiment import load_grid
+from luffy.config.many_runs.comparison import load_comparison
+from luffy.config.many_runs.grid_experiment import load_grid
 from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
 

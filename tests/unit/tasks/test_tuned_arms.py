@@ -3,7 +3,7 @@
 import pytest
 from synthetic.suite_scores import evaluation
 
-from luffy.config.comparison import load_comparison
+from luffy.config.many_runs.comparison import load_comparison
 from luffy.errors import LuffyError
 from luffy.evaluation.method_comparison.arms import Costs, FinishedSeed
 from luffy.evaluation.method_comparison.tuning import ArmTuning, Tuning, tried

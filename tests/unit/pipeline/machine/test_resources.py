@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
-from luffy.config.comparison import is_comparison, load_comparison
+from luffy.config.many_runs.comparison import is_comparison, load_comparison
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.machine import gpus
 from luffy.pipeline.machine.resources import check_resources, detected_gpus_gib, find_resources

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from luffy.config.comparison import load_comparison
+from luffy.config.many_runs.comparison import load_comparison
 from luffy.errors import ConfigError
 
-SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+SMOKE = Path(__file__).parents[4] / "exp_configs" / "smoke.yaml"
 HEAD = f"""\
 name: small
 experiment: {SMOKE}

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from luffy.config.study import distinct, load_study
+from luffy.config.many_runs.study import distinct, load_study
 from luffy.errors import ConfigError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SMOKE = (ROOT / "exp_configs" / "study_smoke.yaml").read_text().replace("smoke.yaml", f"{ROOT}/exp_configs/smoke.yaml")
 DESIGN = ROOT / "docs" / "study" / "design.yaml"
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from luffy.config.evaluation import VALIDATION
-from luffy.config.grid import Grid
+from luffy.config.many_runs.grid import Grid
 from luffy.config.strict import StrictModel, is_none
 
 _ArmName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]

@@ -23,8 +23,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from luffy.config.arm_run import ArmRun, learns_as, seeded
-from luffy.config.comparison_arms import (
+from luffy.config.experiment import ExperimentConfig
+from luffy.config.load import read_overridden
+from luffy.config.many_runs.arm_run import ArmRun, learns_as, seeded
+from luffy.config.many_runs.comparison_arms import (
     ArmPlan,
     check_equal,
     check_grid,
@@ -32,11 +34,9 @@ from luffy.config.comparison_arms import (
     load_arm,
     points_of_arms,
 )
-from luffy.config.comparison_config import ComparisonConfig, SelectConfig
-from luffy.config.experiment import ExperimentConfig
-from luffy.config.grid import GridPoint
-from luffy.config.load import read_overridden
-from luffy.config.selection_split import check_selection, reported_evaluation, selecting_evaluation
+from luffy.config.many_runs.comparison_config import ComparisonConfig, SelectConfig
+from luffy.config.many_runs.grid import GridPoint
+from luffy.config.many_runs.selection_split import check_selection, reported_evaluation, selecting_evaluation
 from luffy.config.shipped import experiment_file, named_file
 from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import KeyPath, Value

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from luffy.config.comparison import load_comparison
-from luffy.config.grid_experiment import is_grid, load_grid
+from luffy.config.many_runs.comparison import load_comparison
+from luffy.config.many_runs.grid_experiment import is_grid, load_grid
 from luffy.errors import ConfigError
 
-SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+SMOKE = Path(__file__).parents[4] / "exp_configs" / "smoke.yaml"
 GRID = f"""\
 name: sizes
 experiment: {SMOKE}

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from luffy.config.comparison_config import ArmConfig, BudgetConfig, SelectConfig
 from luffy.config.evaluation import VALIDATION
-from luffy.config.grid import Grid
+from luffy.config.many_runs.comparison_config import ArmConfig, BudgetConfig, SelectConfig
+from luffy.config.many_runs.grid import Grid
 from luffy.config.strict import StrictModel
 
 CENTRE = "centre"

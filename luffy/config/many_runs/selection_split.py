@@ -1,8 +1,8 @@
 """What values are chosen on, and what is reported: never the same problems."""
 
-from luffy.config.comparison_config import SelectConfig
 from luffy.config.evaluation import VALIDATION, EvaluationConfig
 from luffy.config.experiment import ExperimentConfig
+from luffy.config.many_runs.comparison_config import SelectConfig
 
 
 def check_selection(config: ExperimentConfig, select: SelectConfig) -> None:

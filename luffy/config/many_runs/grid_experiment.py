@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pydantic import Field, JsonValue, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
-from luffy.config.arm_run import ArmRun, is_made_as, seeded
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.grid import Grid, GridPoint, grid_points
 from luffy.config.layers import parse_overrides
 from luffy.config.load import load_experiment, read_overridden
+from luffy.config.many_runs.arm_run import ArmRun, is_made_as, seeded
+from luffy.config.many_runs.grid import Grid, GridPoint, grid_points
 from luffy.config.shipped import experiment_file, named_file
 from luffy.config.strict import StrictModel
 from luffy.config.validation_errors import explain

@@ -1,7 +1,7 @@
 """A study: one comparison of methods in each of several cells, which lie around a centre.
 
 A cell is the centre, one other level of one axis, or a named interaction. Each is an ordinary comparison, with all of
-its rules (`luffy.config.comparison`); runs that are equal in several cells are made once.
+its rules (`luffy.config.many_runs.comparison`); runs that are equal in several cells are made once.
 """
 
 import hashlib
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from luffy.config.arm_run import ArmRun, is_made_as
-from luffy.config.comparison import Candidate, Comparison, comparison_of_values
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.grid import GridPoint
 from luffy.config.load import read_overridden
+from luffy.config.many_runs.arm_run import ArmRun, is_made_as
+from luffy.config.many_runs.comparison import Candidate, Comparison, comparison_of_values
+from luffy.config.many_runs.grid import GridPoint
+from luffy.config.many_runs.study_config import CENTRE, LevelConfig, StudyConfig
 from luffy.config.shipped import experiment_file
-from luffy.config.study_config import CENTRE, LevelConfig, StudyConfig
 from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import KeyPath, Value
 from luffy.errors import ConfigError

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from luffy.config.experiment import ExperimentConfig
-from luffy.config.grid import GridPoint
+from luffy.config.many_runs.grid import GridPoint
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.config.strict import FOR_IDENTITY
 
