@@ -7,6 +7,7 @@ server is not used: it survives a `kill -9` of the flow.
 import atexit
 import http.client
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -37,6 +38,9 @@ _LOCAL_NAMES = (LOOPBACK, "localhost", "::1")
 _MAX_HEALTH_BYTES = 64
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 3.0
+_SERVER_PORTS = (20_000, 32_000)
+"""Below Linux's `ip_local_port_range`, which begins at 32768, and above the ports that well-known services have."""
+_PORT_TRIES = 100
 
 
 def set_environment(home: Path, *, debug: bool) -> None:
@@ -136,11 +140,27 @@ def _command(host: str, port: int) -> list[str]:
     return [sys.executable, "-m", "uvicorn", *application, *address, "--log-level", "error", "--lifespan", "on"]
 
 
-def free_port() -> int:
-    """A free loopback port."""
+def free_port(count: int = 1) -> int:
+    """The first of `count` free loopback ports in a row.
+
+    A server binds its port seconds later. So the ports are not among those that Linux gives to connections, which any
+    other process might have taken by then.
+    """
+    chance = random.SystemRandom()  # the other generators are seeded by what is trained
+    for _ in range(_PORT_TRIES):
+        first = chance.randrange(*_SERVER_PORTS)
+        if all(_is_free(first + place) for place in range(count)):
+            return first
+    raise LuffyError(f"none of {_PORT_TRIES} ports that were tried is free")
+
+
+def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
 
 
 def answers(url: str, timeout_s: float) -> bool:

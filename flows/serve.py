@@ -105,6 +105,7 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int, alerts: Ale
     set_environment(home, debug=True)
     with ExitStack() as stack:
         stack.enter_context(_the_only_one(workspace))
+        stack.enter_context(served_pages(workspace, address.port + 1, ServerNames.of(address.own_names)))
         server = ApiServer(home, address.port, address.host)
         stack.callback(server.stop)
         server.wait()
@@ -112,7 +113,6 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int, alerts: Ale
         keep_automations(api, alerts)
         _close_dead_runs(api)
         num_gpus = limit_gpus(api)
-        stack.enter_context(served_pages(workspace, address.port + 1, ServerNames.of(address.own_names)))
         stack.enter_context(_pointer(url))
         worker = stack.enter_context(_worker(api, limit, home / "worker.log"))
         _wait_for_pool(api, worker, home / "worker.log")

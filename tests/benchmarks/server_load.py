@@ -14,7 +14,6 @@ import argparse
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,8 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 from rich.table import Table
+
+from luffy.flows.prefect_session import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -58,17 +59,10 @@ class Load:
     requests_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
-def free_port() -> int:
-    """A free loopback port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def served(workspace: Path, limit: int, url: str | None) -> Iterator[str]:
     """The address of the API of a `luffy serve`, from a folder of its own."""
-    port = free_port()
+    port = free_port(2)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     if url is not None:
         environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = url

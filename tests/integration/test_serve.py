@@ -40,7 +40,7 @@ class Checkout:
     """A copy of the checkout with a workspace, and terminals in it that have exported nothing."""
 
     def __init__(self, root):
-        self.root, self.workspace, self.port = root / "checkout", root / "workspace", free_port()
+        self.root, self.workspace, self.port = root / "checkout", root / "workspace", free_port(2)
         for name in ("flows", "tasks", "luffy", "data", "exp_configs"):
             shutil.copytree(ROOT / name, self.root / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "prefect.yaml", self.root)
@@ -381,7 +381,7 @@ def test_a_second_server_is_refused_in_one_line(served, tmp_path):
     result = served.run("flows/serve.py", "--port", str(served.port))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "a Prefect server answers there already" in result.stderr
-    result = served.run("flows/serve.py", "--port", str(free_port()))
+    result = served.run("flows/serve.py", "--port", str(free_port(2)))
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "served already" in result.stderr
     elsewhere = Checkout(tmp_path)

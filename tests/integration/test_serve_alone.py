@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import httpx
 import pytest
@@ -77,7 +78,26 @@ def test_the_lock_is_taken_before_any_server_is_started(tmp_path, no_pointer, mo
     workspace.prepare()
     (workspace.prefect_home / "serving").mkdir(parents=True)
     with StageLock(workspace.prefect_home / "serving"), pytest.raises(UserError, match="is served already"):
-        serve._serve(workspace, ServerAddress(free_port()), 1, Alerts())
+        serve._serve(workspace, ServerAddress(free_port(2)), 1, Alerts())
+
+
+def test_the_port_of_the_reports_is_taken_before_any_server_is_started(tmp_path, no_pointer, monkeypatch):
+    monkeypatch.setattr(serve, "ApiServer", lambda *arguments: pytest.fail("a server was started"))
+    monkeypatch.setattr(serve, "set_environment", lambda *arguments, **options: None)
+    monkeypatch.setattr(serve.os, "environ", {})
+    port = free_port(2)
+    with socket.create_server(("127.0.0.1", port + 1)):
+        words = rf"port {port + 1} \(for the reports, one above --port\): Address already in use; give another"
+        with pytest.raises(UserError, match=words):
+            serve._serve(Workspace(tmp_path / "workspace"), ServerAddress(port), 1, Alerts())
+
+
+def test_ports_for_servers_are_not_those_of_connections():
+    lowest_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    first = free_port(3)
+    assert first + 2 < lowest_of_connections
+    for place in range(3):
+        socket.create_server(("127.0.0.1", first + place)).close()
 
 
 def test_the_pool_is_requested_again_from_a_slow_server(tmp_path, monkeypatch, idle):
