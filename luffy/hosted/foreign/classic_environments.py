@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from luffy.hosted.foreign.faults import EpisodeFault, TaskFault, Unusable, line_of
-from luffy.hosted.foreign.messages import PlainMessage, Turn, chat_completion, finish_reason, plain, plain_tool
+from luffy.hosted.foreign.plain_messages import PlainMessage, Turn, chat_completion, finish_reason, plain, plain_tool
 from luffy.hosted.foreign.turn_exchange import TurnExchange
 
 _PLURALS = frozenset({"states", "prompts", "completions", "answers", "tasks", "infos"})

@@ -8,7 +8,7 @@ import traceback
 from typing import Any, Protocol, TextIO
 
 from luffy.hosted.foreign.faults import EpisodeFault, TaskFault, line_of
-from luffy.hosted.foreign.messages import PlainMessage, Turn
+from luffy.hosted.foreign.plain_messages import PlainMessage, Turn
 
 _QUIT_S = 10.0
 """Limit of the environment's own teardown."""

@@ -7,7 +7,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from luffy.hosted.foreign.messages import Turn, chat_completion
+from luffy.hosted.foreign.plain_messages import Turn, chat_completion
 
 HARNESS = "luffy_policy_harness"
 """The id by which an environment's configuration names the harness."""

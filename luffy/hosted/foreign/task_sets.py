@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from luffy.hosted.foreign.faults import EpisodeFault, TaskFault, Unusable, line_of
-from luffy.hosted.foreign.messages import PlainMessage, Turn, plain, plain_tool
+from luffy.hosted.foreign.plain_messages import PlainMessage, Turn, plain, plain_tool
 from luffy.hosted.foreign.policy_agent import HARNESS, install_policy
 from luffy.hosted.foreign.turn_exchange import TurnExchange
 
@@ -251,6 +251,6 @@ class TaskSetEnvironment:
 
 
 def _digest(task: Any, prompt: list[PlainMessage]) -> str:
-    """Of the task's content and its first messages, not of its position."""
+    """Digest of the task's content and its first messages; its position does not count."""
     data = task.data.model_dump(mode="json", exclude_none=True, exclude={"idx"})
     return hashlib.sha256(json.dumps([data, prompt], sort_keys=True).encode()).hexdigest()[:16]

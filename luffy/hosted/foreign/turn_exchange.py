@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 
 from luffy.hosted.foreign.faults import EpisodeFault, line_of
-from luffy.hosted.foreign.messages import PlainMessage, Turn
+from luffy.hosted.foreign.plain_messages import PlainMessage, Turn
 
 _CLOSE_S = 5.0
 """Limit for an episode that is closed before its end to clean up after itself."""
