@@ -6,12 +6,13 @@ from luffy.config.strict import StrictModel, is_for_identity
 
 
 class VerifiersPackage(StrictModel):
-    """An environment of the package verifiers (0.1.9 to 0.3.1), installed for a separate Python interpreter."""
+    """An environment of the package verifiers (0.1.9 to 0.3.1, or 0.4.0), which a separate Python interpreter has."""
 
     environment: str = Field(min_length=1)
     """Its id, as `vf-eval` takes it: `vf-wordle` is the module `vf_wordle`."""
     arguments: dict[str, JsonValue] = Field(default={})
-    """Given to its `load_environment`."""
+    """Given to its `load_environment`. With 0.4.0: the configuration of the environment (`taskset`, its agent by name,
+    ...), `select` for its tasks, and `eval: {taskset, select}` for those of the split `eval`."""
     version: int = Field(default=0, ge=0)
     """Its code is not part of a stage's identity: increase this when it changes."""
     python: str

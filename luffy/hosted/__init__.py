@@ -1,4 +1,4 @@
 """Environments of other packages, which run in a Python interpreter of their own.
 
-`verifiers_host.py` is run by that interpreter; `verifiers_process.py` starts it and talks to it.
+`verifiers_process.py` starts that interpreter and talks to it; `verifiers_host.py` and `foreign/` are what it runs.
 """

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from nltk_words import write_words
 from patience import PATIENCE_S
 
 from luffy.config.data import VerifiersSource
@@ -106,15 +107,7 @@ def test_a_single_turn_of_reasoning_gym() -> None:
 
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The few words that nltk, which Wordle's list is from, is given in place of its download."""
-    known = ["crane", "house", "table", "plant", "river", "stone", "light", "train"]
-    corpus, tagger = tmp_path / "corpora" / "words", tmp_path / "taggers" / "averaged_perceptron_tagger_eng"
-    for folder in (corpus, tagger):
-        folder.mkdir(parents=True)
-    for name in ("en", "en-basic"):
-        (corpus / name).write_text("\n".join(known))
-    for name, content in {"weights": {}, "tagdict": dict.fromkeys(known, "NN"), "classes": ["NN"]}.items():
-        (tagger / f"averaged_perceptron_tagger_eng.{name}.json").write_text(json.dumps(content))
+    write_words(tmp_path)
     monkeypatch.setenv("NLTK_DATA", str(tmp_path))
 
 

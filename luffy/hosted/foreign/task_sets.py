@@ -1,0 +1,256 @@
+"""Environments of verifiers 0.4.0: a task set, and a single agent that plays its tasks.
+
+The policy is that agent. Its harness runs verifiers' own chat loop, that of the harness `null`, but in this process;
+for each turn it asks verifiers' interception server, whose client is the policy. So set-up, tool servers, stop
+conditions, limits, traces and scoring are verifiers' own.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from luffy.hosted.foreign.faults import EpisodeFault, TaskFault, Unusable, line_of
+from luffy.hosted.foreign.plain_messages import PlainMessage, Turn, plain, plain_tool
+from luffy.hosted.foreign.policy_agent import HARNESS, install_policy
+from luffy.hosted.foreign.turn_exchange import TurnExchange
+
+_EVAL, _SELECT = "eval", "select"
+"""Keys of the arguments that are not in the environment's own configuration."""
+_LOCAL = {"type": "subprocess"}
+"""Where task and tools run unless the arguments say otherwise; verifiers' own default is a remote service."""
+_STAND_IN = "policy"
+
+
+def load_task_set(environment: str, arguments: dict[str, Any]) -> "TaskSetEnvironment":
+    """The environment with the policy as its agent; Unusable if it cannot be used."""
+    try:
+        loaders = importlib.import_module("verifiers.v1.utils.loaders")
+    except ImportError as error:
+        version = importlib.import_module("verifiers").__version__
+        raise Unusable(f"verifiers {version} has neither load_environment nor verifiers.v1 ({error})") from error
+    own = dict(arguments)
+    evaluation, select = dict(own.pop(_EVAL, None) or {}), own.pop(_SELECT, None) or {}
+    unknown = sorted(evaluation.keys() - {"taskset", _SELECT})
+    if unknown:
+        raise Unusable(f"arguments.eval: unknown key {unknown[0]!r}; it takes taskset and select")
+    own["taskset"] = {**(own.get("taskset") or {}), "id": environment}
+    episodes: dict[str, TaskEpisode] = {}
+    install_policy(episodes)
+    try:
+        role = _role(loaders.env_config_type(environment, own.get("id") or ""))
+        seat = {"runtime": _LOCAL, **(own.get(role) or {}), "harness": {"id": HARNESS}}
+        env = loaders.load_environment(loaders.resolve_env_config({**own, role: seat}))
+        splits = {"train": _tasks(env.taskset, select)}
+        if evaluation:
+            fields = {**own["taskset"], **(evaluation.get("taskset") or {})}
+            config = loaders.taskset_config_type(environment).model_validate(fields)
+            splits["eval"] = _tasks(loaders.load_taskset(config), evaluation.get(_SELECT) or {})
+    except Unusable:
+        raise
+    except Exception as error:  # a package may raise anything while it loads
+        raise Unusable(line_of(error)) from error
+    return TaskSetEnvironment(env, splits, episodes)
+
+
+def _role(config: Any) -> str:
+    """The name of the only agent."""
+    agent = importlib.import_module("verifiers.v1").AgentConfig
+    roles = [name for name, field in config.model_fields.items() if isinstance(field.default, agent)]
+    if len(roles) != 1:
+        raise Unusable(f"it is played by {len(roles)} agents ({', '.join(roles)}), and the policy can be only one")
+    return roles[0]
+
+
+def _tasks(taskset: Any, select: Mapping[str, Any]) -> list[Any]:
+    view = taskset.select(importlib.import_module("verifiers.v1.configs.select").SelectConfig(**select))
+    if not view.bounded:
+        raise Unusable(
+            f"{type(taskset).__name__} has no last task; set arguments.select, for example {{limit: 1000}} (and "
+            "arguments.eval.select for the split eval)"
+        )
+    return list(view)
+
+
+class TaskEpisode:
+    """One episode, with the policy in the seat of its agent."""
+
+    def __init__(self, env: Any, task: Any, name: str, tools: list[dict[str, Any]] | None) -> None:
+        """`name`: of its model. `tools`: those that every task has; None: not known yet."""
+        self.tools = tools
+        self.is_ended = False
+        """Whether a turn was asked for that there will not be."""
+        self._env = env
+        self._task = task
+        self._name = name
+        self._fault: EpisodeFault | None = None
+        self._result: dict[str, Any] = {}
+        self.exchange = TurnExchange(_prompt(task))
+        self.running = self.exchange.start(self._play())
+        self.expected: str | None = None
+        """The digest that the task should have."""
+
+    async def begin(self) -> list[PlainMessage]:
+        """The messages that follow the prompt's own; TaskFault if the task is not the one that was expected."""
+        messages = await self.exchange.begin()
+        if self.expected not in (None, _digest(self._task, self.exchange.seen)):
+            raise TaskFault("the task is another one than when the data was prepared")
+        return messages
+
+    async def respond(self, turn: Turn) -> list[PlainMessage] | None:
+        """The answer to a turn; None when the episode is over."""
+        return await self.exchange.respond(turn)
+
+    async def score(self) -> dict[str, Any]:
+        """The reward, and the score of every reward, judge and metric by its name."""
+        await self.exchange.finish()
+        return self._result
+
+    async def close(self) -> None:
+        """End the episode if it has not ended."""
+        await self.exchange.close()
+
+    async def next_turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Turn | None:
+        """The policy's turn in the conversation `messages`; None if there is no other."""
+        found = [plain_tool(tool) for tool in tools]
+        if self.tools is not None and found != self.tools:
+            raise self._noted(EpisodeFault("the tools of this task are not those of the environment"))
+        self.tools = found
+        try:
+            turn = await self.exchange.ask([plain(message) for message in messages])
+        except EpisodeFault as fault:
+            raise self._noted(fault) from None
+        self.is_ended = turn is None
+        return turn
+
+    def _noted(self, fault: EpisodeFault) -> EpisodeFault:
+        """The fault, which verifiers will wrap in errors of its own."""
+        self._fault = self._fault or fault
+        return fault
+
+    async def _play(self) -> None:
+        clients = importlib.import_module("verifiers.v1.clients")
+        context = clients.ModelContext(model=self._name, client=clients.EvalClientConfig())
+        episode = await self._env.run_episode(self._task, context)
+        if self._fault is not None:
+            raise self._fault
+        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+        if errors:
+            raise EpisodeFault(f"{errors[0].type}: {' '.join(errors[0].message.split())[:500]}")
+        if len(episode.traces) != 1:
+            raise EpisodeFault(f"its agent ran {len(episode.traces)} times, and a response is one conversation")
+        if episode.traces[0].response_rewrites:
+            raise EpisodeFault("the environment rewrites turns of the policy")
+        self._result = _scores(episode.traces[0])
+
+
+def _scores(trace: Any) -> dict[str, Any]:
+    """Reward and scores of a finished trace; EpisodeFault for one that is missing or no finite number."""
+    metrics: dict[str, float] = {}
+    for name, found in [*trace.metrics.items(), *trace.rewards.items()]:
+        value = getattr(found, "score", found)
+        if value is None:
+            raise EpisodeFault(f"{name} was not computed" + (" in time" if trace.is_timeout else ""))
+        if not math.isfinite(value):
+            raise EpisodeFault(f"{name} returned {value!r}")
+        metrics[str(name)] = float(value)
+    return {"reward": float(trace.reward), "metrics": metrics}
+
+
+def _prompt(task: Any) -> list[PlainMessage] | None:
+    """The messages before the first turn; None if the environment opens the conversation."""
+    data = task.data
+    if data.prompt is None:
+        return None
+    prompt = [{"role": "user", "content": data.prompt}] if isinstance(data.prompt, str) else data.prompt
+    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt is not None else []
+    return [plain(message) for message in [*system, *prompt]]
+
+
+class TaskSetEnvironment:
+    """A task set with the policy as its agent."""
+
+    def __init__(self, env: Any, splits: Mapping[str, list[Any]], episodes: dict[str, TaskEpisode]) -> None:
+        self._env = env
+        self._splits = splits
+        self._episodes = episodes
+        """Those that run, by the name that their model has."""
+        self._numbers = itertools.count()
+        self._tools: list[dict[str, Any]] | None = None
+        self._stack = contextlib.AsyncExitStack()
+
+    async def open(self) -> dict[str, Any]:
+        """Serve what episodes share, and begin the first task to see its tools; Unusable where that fails."""
+        tasks = next((tasks for tasks in self._splits.values() if tasks), [])
+        try:
+            await self._stack.enter_async_context(self._env.serving())
+            if tasks:
+                self._tools = (await self._begun(tasks[0])).tools
+        except Exception as error:
+            await self._stack.aclose()
+            raise Unusable(str(error) if isinstance(error, EpisodeFault) else line_of(error)) from error
+        hooks = [hook for task in tasks[:1] for kind in ("reward", "metric") for hook in task.hooks(kind)]
+        judges = [judge.reward_name for task in tasks[:1] for judge in task.plugged_judges()]
+        return {
+            "version": importlib.import_module("verifiers").__version__,
+            "kind": type(self._env).__name__,
+            "tools": self._tools or [],
+            "functions": list(dict.fromkeys([*(hook.__name__ for hook in hooks), *judges])),
+            "tasks": {split: len(tasks) for split, tasks in self._splits.items()},
+        }
+
+    async def tasks(self, split: str, start: int, stop: int) -> list[dict[str, Any]]:
+        """Tasks of a split. One that the environment opens is begun, for its first messages."""
+        return [await self._described(task) for task in self._splits[split][start:stop]]
+
+    def episode(self, split: str, row: int, digest: str) -> TaskEpisode:
+        """An episode of a task; TaskFault if there is no such task."""
+        tasks = self._splits.get(split, [])
+        if not 0 <= row < len(tasks):
+            raise TaskFault(f"the environment has no task {row} in its split {split}")
+        episode = self._new(tasks[row])
+        episode.expected = digest
+        return episode
+
+    async def teardown(self) -> None:
+        """End what episodes share."""
+        await self._stack.aclose()
+
+    def _new(self, task: Any) -> TaskEpisode:
+        name = f"{_STAND_IN}/{next(self._numbers)}"
+        episode = self._episodes[name] = TaskEpisode(self._env, task, name, self._tools)
+        episode.running.add_done_callback(lambda _: self._episodes.pop(name))
+        return episode
+
+    async def _begun(self, task: Any) -> TaskEpisode:
+        """An episode up to its first request, ended there."""
+        episode = self._new(task)
+        try:
+            await episode.begin()
+        finally:
+            await episode.exchange.cancel()
+        return episode
+
+    async def _described(self, task: Any) -> dict[str, Any]:
+        prompt = _prompt(task)
+        if prompt is None:
+            prompt = (await self._begun(task)).exchange.seen
+        data = task.data.model_dump(mode="json", exclude_none=True)
+        common = importlib.import_module("verifiers.v1").TaskData.model_fields
+        return {
+            "messages": prompt,
+            "answer": str(data.get("answer", "")),
+            "info": {name: value for name, value in data.items() if name not in common and name != "answer"},
+            "task": data.get("name") or "",
+            "digest": _digest(task, prompt),
+        }
+
+
+def _digest(task: Any, prompt: list[PlainMessage]) -> str:
+    """Digest of the task's content and its first messages; its position does not count."""
+    data = task.data.model_dump(mode="json", exclude_none=True, exclude={"idx"})
+    return hashlib.sha256(json.dumps([data, prompt], sort_keys=True).encode()).hexdigest()[:16]
