@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from luffy.pipeline.machine.gpus import Turn, gpus_of_stage, no_turn, own_gpus, 
 from luffy.pipeline.machine.supervise import stage_command, supervise
 from luffy.pipeline.workspace import Workspace, link, write_run
 from luffy.pipeline.workspace.claims import claiming
+from luffy.pipeline.workspace.lock import StageLock
 from luffy.pipeline.workspace.process_start import pid_namespace, process_start
 from luffy.pipeline.workspace.space import check_space, usable
 
@@ -248,19 +249,21 @@ def start_run(experiment: Experiment, stopped: Callable[[], bool] = lambda: Fals
     `stopped` ends its stages as Ctrl-C would, for runs outside the main thread.
     """
     experiment.workspace.prepare()
-    with usable(experiment.workspace.root), claiming(experiment.workspace):
-        directory = experiment.workspace.new_run(experiment.config.name, {"state": "running"})
-        run = ExperimentRun(experiment, directory, stopped=stopped)
-        run.close("running")
-    try:
-        yield run
-    except BaseException as error:  # also Ctrl-C
-        ended = isinstance(error, StageFailed) and error.is_interruption
-        with contextlib.suppress(OSError):  # a full disk: `error` reports it, and the stale record shows a dead run
-            run.close("interrupted" if ended or not isinstance(error, Exception) else "failed")
-        raise
-    with usable(directory):
-        run.close("finished")
+    with ExitStack() as stack:
+        with usable(experiment.workspace.root), claiming(experiment.workspace):
+            directory = experiment.workspace.new_run(experiment.config.name, {"state": "running"})
+            stack.enter_context(StageLock(directory))
+            run = ExperimentRun(experiment, directory, stopped=stopped)
+            run.close("running")
+        try:
+            yield run
+        except BaseException as error:  # also Ctrl-C
+            ended = isinstance(error, StageFailed) and error.is_interruption
+            with contextlib.suppress(OSError):  # a full disk: `error` reports it, and the stale record shows a dead run
+                run.close("interrupted" if ended or not isinstance(error, Exception) else "failed")
+            raise
+        with usable(directory):
+            run.close("finished")
 
 
 @contextmanager

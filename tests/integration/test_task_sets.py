@@ -122,6 +122,7 @@ def test_a_score_that_is_missing_is_no_silent_zero(opened, arguments, words):
     [
         ("sums", {"taskset": {"endless": True}}, "SumsTaskset has no last task; set arguments.select"),
         ("sums", {"eval": {"tasks": 3}}, "arguments.eval: unknown key 'tasks'; it takes taskset and select"),
+        ("sums", {"taskset": "test"}, "arguments.taskset: 'test' is no mapping"),
         ("sums", {"taskset": {"splits": "x"}}, "taskset.splits Extra inputs are not permitted"),
         ("two_agents", {}, r"played by 2 agents \(proposer, solver\), and the policy can be only one"),
         ("nowhere", {}, "taskset 'nowhere' not found"),

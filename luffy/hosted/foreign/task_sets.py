@@ -19,6 +19,7 @@ from luffy.hosted.foreign.plain_messages import PlainMessage, Turn, plain, plain
 from luffy.hosted.foreign.policy_agent import HARNESS, install_policy
 from luffy.hosted.foreign.turn_exchange import TurnExchange
 
+_TASKSET = "taskset"
 _EVAL, _SELECT = "eval", "select"
 """Keys of the arguments that are not in the environment's own configuration."""
 _LOCAL = {"type": "subprocess"}
@@ -34,27 +35,34 @@ def load_task_set(environment: str, arguments: dict[str, Any]) -> "TaskSetEnviro
         version = importlib.import_module("verifiers").__version__
         raise Unusable(f"verifiers {version} has neither load_environment nor verifiers.v1 ({error})") from error
     own = dict(arguments)
-    evaluation, select = dict(own.pop(_EVAL, None) or {}), own.pop(_SELECT, None) or {}
-    unknown = sorted(evaluation.keys() - {"taskset", _SELECT})
+    evaluation, select = _mapping(own.pop(_EVAL, None), _EVAL), _mapping(own.pop(_SELECT, None), _SELECT)
+    unknown = sorted(evaluation.keys() - {_TASKSET, _SELECT})
     if unknown:
         raise Unusable(f"arguments.eval: unknown key {unknown[0]!r}; it takes taskset and select")
-    own["taskset"] = {**(own.get("taskset") or {}), "id": environment}
+    own[_TASKSET] = {**_mapping(own.get(_TASKSET), _TASKSET), "id": environment}
     episodes: dict[str, TaskEpisode] = {}
     install_policy(episodes)
     try:
         role = _role(loaders.env_config_type(environment, own.get("id") or ""))
-        seat = {"runtime": _LOCAL, **(own.get(role) or {}), "harness": {"id": HARNESS}}
+        seat = {"runtime": _LOCAL, **_mapping(own.get(role), role), "harness": {"id": HARNESS}}
         env = loaders.load_environment(loaders.resolve_env_config({**own, role: seat}))
         splits = {"train": _tasks(env.taskset, select)}
         if evaluation:
-            fields = {**own["taskset"], **(evaluation.get("taskset") or {})}
+            fields = own[_TASKSET] | _mapping(evaluation.get(_TASKSET), f"{_EVAL}.{_TASKSET}")
             config = loaders.taskset_config_type(environment).model_validate(fields)
-            splits["eval"] = _tasks(loaders.load_taskset(config), evaluation.get(_SELECT) or {})
+            chosen = _mapping(evaluation.get(_SELECT), f"{_EVAL}.{_SELECT}")
+            splits["eval"] = _tasks(loaders.load_taskset(config), chosen)
     except Unusable:
         raise
     except Exception as error:  # a package may raise anything while it loads
         raise Unusable(line_of(error)) from error
     return TaskSetEnvironment(env, splits, episodes)
+
+
+def _mapping(found: Any, key: str) -> dict[str, Any]:
+    if not isinstance(found, dict | None):
+        raise Unusable(f"arguments.{key}: {found!r} is no mapping")
+    return found or {}
 
 
 def _role(config: Any) -> str:

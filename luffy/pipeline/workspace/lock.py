@@ -1,4 +1,4 @@
-"""One process at a time in a stage directory: `flock` on a file in it, freed by the death of the holder.
+"""One process at a time in the directory of a stage or a run: `flock` on a file in it, freed by the holder's death.
 
 `flock` works on one machine, and on network file systems that pass it on.
 """

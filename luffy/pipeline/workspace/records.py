@@ -17,7 +17,8 @@ from luffy.config import ExperimentConfig
 from luffy.errors import DataError
 from luffy.pipeline.chain.identity import Json
 from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
-from luffy.pipeline.workspace.process_start import is_other_container, process_start
+from luffy.pipeline.workspace.lock import LOCK_FILE, holder_of
+from luffy.pipeline.workspace.process_start import is_other_container, pid_namespace, process_start
 
 RunCondition = Literal["running", "finished", "failed", "interrupted", "killed", "unreadable"]
 ARMS_FOLDER = "arms"
@@ -100,6 +101,9 @@ class RunRecord:
         return {link.name: link.resolve() for link in sorted(folder.iterdir())} if folder.is_dir() else {}
 
     def _may_live(self) -> bool:
+        is_held = self._is_held()
+        if is_held is not None:
+            return is_held
         if self.is_elsewhere:
             return True
         # The process that makes the directory has yet to enter itself. It does so under the workspace's lock, so that
@@ -117,6 +121,18 @@ class RunRecord:
             return True
         # A process that is younger than the run has got its number from the dead one.
         return bool(self.process_start) or not self.started or began <= self.started_s + _CLOCK_SLACK_S
+
+
+    def _is_held(self) -> bool | None:
+        """Whether a process holds the run's lock, in whatever container of this machine.
+
+        None if there is none (in runs of earlier versions), and for another machine, whose locks are seen here only if
+        the file system passes them on.
+        """
+        boot = self.pid_namespace.partition(":")[0]
+        if not boot or boot != pid_namespace().partition(":")[0] or not (self.directory / LOCK_FILE).exists():
+            return None
+        return holder_of(self.directory) is not None
 
 
 def list_records(workspace: Workspace) -> list[RunRecord]:

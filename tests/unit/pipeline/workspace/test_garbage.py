@@ -11,7 +11,7 @@ import time
 
 import psutil
 import pytest
-from patience import PATIENCE_S
+from patience import PATIENCE_S, wait_until
 from synthetic.finished_stages import run_of
 
 from luffy.cli.main import main
@@ -34,6 +34,20 @@ HOLD = "import sys; from pathlib import Path; from luffy.pipeline.workspace.lock
 HOLD += "with StageLock(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
 READ = "import sys; from pathlib import Path; from luffy.pipeline.workspace.records import read_run\n"
 READ += "print(read_run(Path(sys.argv[1])).condition)"
+RUN = """
+import os, socket, sys
+from pathlib import Path
+from luffy.pipeline.workspace import write_run
+from luffy.pipeline.workspace.lock import StageLock
+from luffy.pipeline.workspace.process_start import pid_namespace, process_start
+
+directory, pid = Path(sys.argv[1]), os.getpid()
+record = {"state": "running", "pid": pid, "host": socket.gethostname(), "process_start": process_start(pid)}
+with StageLock(directory):
+    write_run(directory, {**record, "pid_namespace": pid_namespace()})
+    print("runs", flush=True)
+    sys.stdin.read()
+"""
 # Deletes one file of what has lost its name, and then takes its time.
 SLOW = """
 import sys, time
@@ -195,16 +209,18 @@ def test_a_live_run_stays_live_when_the_clock_jumps(workspace, opened, monkeypat
         assert found(workspace, Retention(keep_runs=0, older_than_s=0)) == {}
         record = json.loads((run.directory / "run.json").read_text())
         assert record["process_start"] == process_start(os.getpid())
-        write_run(run.directory, {**record, "process_start": ""})
+        write_run(run.directory, {**record, "process_start": "", "pid_namespace": ""})
         assert read_run(run.directory).condition == "killed"  # as in a record of an earlier version
 
 
 @pytest.mark.parametrize("other", ["another-boot:{ticks}", "{boot}:1"])
 def test_a_process_of_another_boot_or_start_is_not_the_run_s(workspace, opened, other):
+    """In records without a PID namespace, from before runs had a lock."""
     boot, ticks = process_start(os.getpid()).split(":")
     with start_run(opened()) as run:
         record = json.loads((run.directory / "run.json").read_text())
-        write_run(run.directory, {**record, "process_start": other.format(boot=boot, ticks=ticks)})
+        theirs = {**record, "pid_namespace": "", "process_start": other.format(boot=boot, ticks=ticks)}
+        write_run(run.directory, theirs)
         assert read_run(run.directory).condition == "killed"
 
 
@@ -229,6 +245,22 @@ def test_a_container_sees_a_live_run_outside_as_running(opened):
     with start_run(opened()) as run:
         seen = subprocess.run([*inside, str(run.directory)], capture_output=True, text=True, check=True)
     assert seen.stdout == "running\n"
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs Debian's package bubblewrap")
+def test_a_run_that_was_killed_in_a_container_is_seen_to_be_dead_outside(workspace):
+    """Under another host name, too, as Docker gives one to each container."""
+    directory = workspace.new_run("smoke", {})
+    names = ["--unshare-pid", "--unshare-user", "--unshare-uts", "--hostname", "inside"]
+    inside = ["bwrap", "--dev-bind", "/", "/", *names, "--proc", "/proc", "--die-with-parent", sys.executable]
+    command = [*inside, "-c", RUN, str(directory)]
+    container = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert container.stdout.readline() == "runs\n"
+    record = read_run(directory)
+    assert (record.host, record.is_elsewhere, record.condition) == ("inside", True, "running")
+    container.kill()
+    container.wait()
+    wait_until(lambda: read_run(directory).condition == "killed")
 
 
 @pytest.mark.parametrize("moment", ["directory", "record"])
