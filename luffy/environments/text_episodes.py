@@ -63,8 +63,8 @@ class Chat(Protocol):
         """Limit of the model's tokens in all turns together."""
         ...
 
-    async def ask(self, request: TextRequest, max_tokens: int) -> TextCompletion:
-        """The next turn, of at most `max_tokens`; what it raises ends the episode."""
+    async def ask(self, request: TextRequest, max_tokens: int) -> TextCompletion | None:
+        """The next turn, of at most `max_tokens`; None if there is no other. What it raises ends the episode."""
         ...
 
 
@@ -96,7 +96,7 @@ class TextEpisodePlayer:
     def __init__(self, make: EnvironmentFactory, limits: EpisodeLimits, scorer: EpisodeScorer) -> None:
         self._make = make
         self.limits = limits
-        self._scorer = scorer
+        self.scorer = scorer
 
     def play(self, starts: Sequence[EpisodeStart], endpoint: TextEndpoint, params: SamplingParams) -> list[TextEpisode]:
         """One episode per start, in order; raises what `EpisodePlayer.play` and `TextEndpoint.generate` raise."""
@@ -117,7 +117,7 @@ class TextEpisodePlayer:
     ) -> TextEpisode:
         """One episode, whose environment `around` may wrap; raises what the chat raises."""
         make = self._make if around is None else lambda: around(self._make())
-        play = _TextPlay(LiveEpisode(start, make, self._scorer))
+        play = _TextPlay(LiveEpisode(start, make, self.scorer))
         try:
             end = await play.live.play(self._turns(play, chat))
         finally:
@@ -130,8 +130,10 @@ class TextEpisodePlayer:
         for turn in itertools.count():
             room = limit - play.num_tokens
             allowed = min(limits.max_turn_tokens or room, room)
-            request = TextRequest(tuple(map(_sent, live.conversation)), live.start.turn_seed(turn))
+            request = TextRequest(tuple(map(as_sent, live.conversation)), live.start.turn_seed(turn))
             completion = await chat.ask(request, allowed)
+            if completion is None:
+                return FinishReason.LENGTH
             play.num_tokens += completion.num_tokens
             written = Message(_POLICY, completion.text)
             if completion.finish_reason is not FinishReason.STOP:
@@ -148,7 +150,7 @@ class TextEpisodePlayer:
         raise AssertionError("unreachable")
 
 
-def _sent(message: Message) -> Message:
+def as_sent(message: Message) -> Message:
     """A message as the protocol takes it. Servers want earlier turns without their reasoning."""
     role = _SENT_AS.get(message.role, "user")
     return Message(role, after_thinking(message.content) if role == _POLICY else message.content)
