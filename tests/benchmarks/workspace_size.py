@@ -2,11 +2,11 @@
 
 Run: python tests/benchmarks/workspace_size.py [--runs 5 50 500] [--rounds 3]
 
-Two smoke runs with different seeds are made. Copies of them fill the workspace up: every copy has all of its stages to
-itself, under keys and a run name of its own, so nothing is shared, which is the worst case. A command is a process from
-its start to its end, and its time the median over the rounds; the first row is the same command on the two runs that
-were really made. `luffy run` leaves a run of its own each time, without stages. Then flow runs as these would have left (as many tasks, log lines and artifacts) are written into a
-new Prefect database through its API, and what the UI asks for is asked and timed.
+Two smoke runs with different seeds are made, and copies of them fill the workspace up. Every copy has all of its stages
+to itself, under keys and a run name of its own: nothing is shared, which is the worst case. A command is a process from
+its start to its end, and its time the median over the rounds. The first column has the two real runs alone. `luffy run`
+leaves a run of its own each time, without stages. Then flow runs as these would have left (as many tasks, log lines and
+artifacts) are written into a new Prefect database through its API, and what the UI asks for is asked and timed.
 """
 
 import argparse

@@ -5,8 +5,6 @@ need `uv` beside it, which installs what verifiers' chat program needs.
 """
 
 import json
-import os
-import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,17 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 from nltk_words import WORDS, write_words
-from patience import PATIENCE_S, wait_until
+from patience import wait_until
+from synthetic.own_evaluation import PYTHON, needs_interpreter, needs_uv, own_evaluation, said
 
 from luffy.config.verifiers_package import VerifiersPackage
 from luffy.errors import ConfigError, DataError
 from luffy.hosted.verifiers_process import HostedFault, VerifiersProcess
 
-PYTHON = os.environ.get("LUFFY_TEST_TASK_SETS")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PYTHON is None, reason="LUFFY_TEST_TASK_SETS names no interpreter with verifiers 0.4.0"),
-]
+pytestmark = [pytest.mark.slow, needs_interpreter]
 SYNTHETIC = Path(__file__).parents[1] / "synthetic"
 
 
@@ -217,39 +212,12 @@ def test_the_death_of_the_host_leaves_no_tool_server(opened):
     process.close()
 
 
-def own_evaluation(
-    environment: str, role: str, cases: Sequence[tuple[int, object]], **configuration: object
-) -> list[dict[str, float]]:
-    asked = {"environment": environment, "role": role, "configuration": configuration}
-    result = subprocess.run(
-        [PYTHON, SYNTHETIC / "task_set_evaluation.py"],
-        input=json.dumps({**asked, "cases": [{"row": row, "turns": turns} for row, turns in cases]}) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={**os.environ, "PATH": f"{Path(PYTHON).parent}:{os.environ['PATH']}"},
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def said(text: str, *calls: dict[str, str]) -> dict[str, object]:
-    functions = [{"id": f"c{place}", "type": "function", "function": call} for place, call in enumerate(calls)]
-    return {"content": text, "tool_calls": functions}
-
-
 def played(process: VerifiersProcess, row: int, turns: Sequence[Sequence[object]]) -> dict[str, float]:
     _, episode = begin(process, row)
     for turn in turns:
         respond(process, episode, *turn)
     found = process.call("score", episode=episode)
     return {"reward": found["reward"], **found["metrics"]}
-
-
-needs_uv = pytest.mark.skipif(
-    PYTHON is None or not Path(PYTHON).with_name("uv").exists(), reason="no uv beside the interpreter"
-)
 
 
 @needs_uv

@@ -31,7 +31,7 @@ def export_environment(
     record = find_run(find_workspace(workspace), run)
     data = prepared_data(record)
     from luffy.data.parquet import read_prompts  # late, with the next: they load pyarrow
-    from luffy.hosted.exported.export_folder import PlayedAndGraded, write_export
+    from luffy.environments.exported.export_folder import PlayedAndGraded, write_export
 
     try:
         played = PlayedAndGraded.of(record.config)

@@ -1,6 +1,6 @@
 """Plays the episodes of an exported environment for the interpreter that has verifiers.
 
-    python -m luffy.hosted.exported.environment_service FOLDER     # JSON lines on standard input and output
+    python -m luffy.environments.exported.environment_service FOLDER     # JSON lines on standard input and output
 
 `task_set_module.py` speaks to it. The episodes follow the rules for models behind OpenAI's protocol
 (`luffy.environments.text_episodes`), except that tokens are counted and limited by verifiers.
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from luffy import __version__
+from luffy.environments.exported.export_folder import read_export, read_problems
 from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.players import open_text_player
 from luffy.environments.text_episodes import TextEpisodePlayer, as_sent
 from luffy.errors import LuffyError
 from luffy.grading import JUDGE_CACHE, GradeRequest, GraderPool, is_unjudged, problem_of
 from luffy.grading.judge import Judges
-from luffy.hosted.exported.export_folder import read_export, read_problems
 from luffy.hosted.foreign.faults import EpisodeFault, TaskFault
 from luffy.hosted.foreign.host_channel import Channel, serve
 from luffy.hosted.foreign.plain_messages import PlainMessage, Turn

@@ -158,7 +158,7 @@ class Service:
         process = await asyncio.create_subprocess_exec(
             python,
             "-m",
-            "luffy.hosted.exported.environment_service",
+            "luffy.environments.exported.environment_service",
             str(HERE),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
