@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.config.many_runs.study import Study
 from luffy.errors import UserError
+from luffy.evaluation.study.study_findings import Effect, find_effects
 from luffy.evaluation.study.study_progress import StudyProgress
 from luffy.evaluation.study.study_results import (
     REPORTED,
@@ -19,6 +21,7 @@ from luffy.files import write_atomic
 from luffy.pipeline.workspace import Workspace
 
 _MARK = "reproduction.json"
+EFFECTS_HEADER = ("cell", "arm", "committed", "again")
 
 
 def fresh_workspace(study: Study, root: Path) -> Workspace:
@@ -45,9 +48,35 @@ def needed_results(study: Study, cells: Sequence[str]) -> StudyResults:
     return committed
 
 
-def compare_again(study: Study, cells: Sequence[str], workspace: Workspace) -> str | None:
-    """Where the runs in `workspace` differ from the committed ones, in a line; None where they are equal."""
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """Cells that were run again, beside the committed results."""
+
+    difference: str | None
+    """The first difference, in a line; None where everything is equal bit for bit."""
+    effects: tuple[tuple[str, ...], ...]
+    """Rows under `EFFECTS_HEADER`: each arm against the reference on the primary measure, as committed and again."""
+
+
+def compare_again(study: Study, cells: Sequence[str], workspace: Workspace) -> Reproduction:
+    """Compare the runs in `workspace` with the committed ones."""
     committed = needed_results(study, cells)
     chosen = committed.chosen_for(study, cells)
     again = collect_runs(study.reported_runs(cells, chosen), StudyProgress(study, workspace))
-    return first_difference(committed.of_cells(cells), again.of_cells(cells))
+    before, after = committed.of_cells(cells), again.of_cells(cells)
+    difference = first_difference(before, after)
+    if difference is None:
+        return Reproduction(None, ())
+    sides = find_effects(study, before), find_effects(study, after)
+    rows = [
+        (cell, arm, *(_words(side.effect(cell, arm)) for side in sides)) for cell in cells for arm in sides[0].others
+    ]
+    return Reproduction(difference, tuple(rows))
+
+
+def _words(effect: Effect | None) -> str:
+    """The difference in percentage points with its interval, without a correction for many tests."""
+    if effect is None:
+        return "-"
+    found = effect.result.difference
+    return f"{100 * found.value:+.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"

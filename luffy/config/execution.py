@@ -155,6 +155,10 @@ class ExecutionConfig(StrictModel):
     """Processes of `prepare_data` for a large source, each with its own grading process; None: one per core."""
     num_threads: PositiveInt | None = None
     """CPU threads of a stage; None: torch's default. It can change only the last bits of floats."""
+    cpu_instructions: Literal["native", "avx2"] = "native"
+    """Instructions of torch's CPU kernels. `native` are the fastest, and round differently from one kind of CPU to
+    another; `avx2` rounds in the same way on every Intel CPU that has AVX2, with the embedded engine and `cluster:
+    local`."""
     max_logp_gap: PositiveFloat | None = None
     """Ends RL when the log-probabilities of engine and trainer differ by more on a step's sampled tokens (mean, nats);
     None: no bound."""

@@ -63,6 +63,8 @@ from luffy.processes import (
 from luffy.stop_request import StoppedOnRequest, deferring_stop_requests, receive_stop_requests
 
 logger = logging.getLogger(__name__)
+_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+"""What keeps torch, MKL and oneDNN from newer instructions."""
 Settings = TypeVar("Settings", bound=StageSettings)
 
 
@@ -128,7 +130,7 @@ def run_program(
     try:
         job = _read(stage, options.config)
         logging.getLogger().setLevel(job.execution.log_level.upper())
-        _limit_threads(job.execution)
+        _set_up_cpu(job.execution)
         out.mkdir(parents=True, exist_ok=True)
         events = EventWriter(out / EVENTS_FILE)
     except (UserError, OSError) as error:
@@ -274,13 +276,19 @@ def _give_up(events: EventWriter, supervisor: int | None) -> None:
     os._exit(EXIT_INTERRUPTED)
 
 
-def _limit_threads(execution: ExecutionConfig) -> None:
-    if execution.num_threads is None:
-        return
-    os.environ["OMP_NUM_THREADS"] = str(execution.num_threads)
+def _set_up_cpu(execution: ExecutionConfig) -> None:
+    """Limit threads and instructions; UserError where the CPU has not got the instructions."""
     torch = sys.modules.get("torch")  # do not import torch for stages that do not need it
-    if torch is not None:
-        torch.set_num_threads(execution.num_threads)
+    if execution.cpu_instructions == "avx2":
+        if " avx2 " not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+            raise UserError("execution.cpu_instructions: this CPU has no AVX2; choose native")
+        os.environ.update(_AVX2)  # read with the first operation, which no stage has made yet
+        if torch is not None and torch.backends.cpu.get_cpu_capability() != "AVX2":
+            raise UserError("execution.cpu_instructions: torch has chosen others already")
+    if execution.num_threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(execution.num_threads)
+        if torch is not None:
+            torch.set_num_threads(execution.num_threads)
 
 
 def _as_user_error(error: Exception) -> UserError | None:

@@ -84,5 +84,7 @@ def test_results_are_collected_shown_and_reproduced_and_a_changed_file_is_found(
     first, *rest = results.outcomes  # of the base, which is reproduced too
     wrong = replace(first, correct=(first.correct[0] + 1, *first.correct[1:]))
     write_results(replace(results, outcomes=(wrong, *rest)), files)
-    code, _, err = run(folder, "--reproduce", "centre", workspace="again")
+    code, out, err = run(folder, "--reproduce", "centre", workspace="again")
     assert code == 1 and err.count("\n") == 1 and "not reproduced: centre, " in err
+    (row,) = (line for line in out.splitlines() if line.startswith("centre  "))
+    assert re.search(r"luffy +([+-]\d+\.\d \[.*\]) +\1", row), row

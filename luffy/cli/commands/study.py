@@ -92,9 +92,9 @@ def _run(
 
 
 def _reproduce(study: Study, cells: tuple[str, ...], workspace: str | None, *, debug: bool) -> int:
-    from luffy.cli.console import say, show_error
+    from luffy.cli.console import say, show_error, text_table, wide_terminal
     from luffy.cli.planning import plans_of
-    from luffy.cli.reproduction import compare_again, fresh_workspace, needed_results
+    from luffy.cli.reproduction import EFFECTS_HEADER, compare_again, fresh_workspace, needed_results
 
     needed_results(study, cells)
     where = fresh_workspace(study, Path(workspace) if workspace else Path(f"reproduced-{study.config.name}"))
@@ -103,9 +103,12 @@ def _reproduce(study: Study, cells: tuple[str, ...], workspace: str | None, *, d
     code = launch(_FLOW, parameters, where, lambda: plans_of(first, where, verify=False), debug=debug)
     if code != EXIT_OK:
         return code
-    difference = compare_again(study, cells, where)
-    if difference is not None:
-        show_error(f"not reproduced: {difference}")
+    found = compare_again(study, cells, where)
+    if found.difference is not None:
+        title = f"Effects against {study.config.reference} in percentage points, with their intervals"
+        wide_terminal().print(text_table(EFFECTS_HEADER, found.effects, title=title))
+        say("another kind of CPU rounds differently, unless both use execution.cpu_instructions=avx2")
+        show_error(f"not reproduced: {found.difference}")
         return EXIT_FAILURE
     say(f"reproduced, bit for bit: {', '.join(cells)}")
     return EXIT_OK
