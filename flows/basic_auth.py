@@ -47,9 +47,10 @@ class ServerAddress:
 def guard(host: str) -> None:
     """Give server and clients one auth string, from whichever variable is set.
 
-    Raises UserError where the variables differ or hold no `name:password`, and where neither is set although other
-    machines can reach `host`.
+    Empty variables are removed: Prefect's server would take an empty one for a password. Raises UserError where the
+    variables differ or hold no `name:password`, and where neither is set although other machines can reach `host`.
     """
+    _remove_empty()
     given = {name: value for name in (_SERVER, _CLIENT) if (value := os.environ.get(name))}
     if not given:
         if is_loopback(host):
@@ -68,9 +69,16 @@ def guard(host: str) -> None:
 
 
 def share_auth_string() -> None:
-    """Pass the auth string of the server that this process starts to its clients."""
+    """Pass the auth string of the server that this process starts to its clients; empty variables are removed."""
+    _remove_empty()
     if value := os.environ.get(_SERVER):
         os.environ.setdefault(_CLIENT, value)
+
+
+def _remove_empty() -> None:
+    for name in (_SERVER, _CLIENT):
+        if os.environ.get(name) == "":
+            del os.environ[name]
 
 
 def authorization() -> dict[str, str]:

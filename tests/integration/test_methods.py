@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from luffy.config import available_presets, load_experiment
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.objective import DynamicSampling
+from luffy.errors import DataError
 from luffy.pipeline.chain.graph import StageNode, build_graph
 from luffy.pipeline.machine.events import EventWriter
 from luffy.stages import base, prepare_data, rl, sft
@@ -158,6 +159,39 @@ def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
         assert any(row["batch/hint_solved_share"] > 0 for row in read_metrics(out / "metrics.jsonl"))
     if method == "exgrpo":
         assert [row["batch/replayed_share"] for row in read_metrics(out / "metrics.jsonl")] == [0, 0, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.slow
+def test_a_teacher_with_another_tokenizer_is_refused_before_the_first_step(
+    upstream: dict[str, Path], tmp_path: Path
+) -> None:
+    """As many tokens, and a model that would score them all: only their texts differ."""
+    teacher = tmp_path / "teacher"
+    shutil.copytree(upstream["model"].parent / "teacher", teacher)
+    vocabulary = json.loads((teacher / "tokenizer.json").read_text())
+    words = vocabulary["model"]["vocab"]
+    first, second = sorted(words, key=words.get)[-2:]
+    words[first], words[second] = words[second], words[first]
+    (teacher / "tokenizer.json").write_text(json.dumps(vocabulary))
+    config = experiment("opd", f"rl.teacher={{kind: model, path: {teacher}}}")
+    with pytest.raises(DataError, match=r"rl\.teacher\.path: the tokenizer of .* is not the policy's"):
+        run_rl(config, tmp_path / "out", upstream)
+    assert not (tmp_path / "out/journal").exists() or not any((tmp_path / "out/journal").iterdir())
+
+
+@pytest.mark.slow
+def test_an_adapter_has_the_frozen_model_as_its_own_teacher(upstream: dict[str, Path], tmp_path: Path) -> None:
+    """The policy's first step, whose adapter changes nothing yet, has the teacher's scores of full training."""
+    adapter = "model.lora={rank: 4, alpha: 8}"
+    config = experiment("opsd", adapter)
+    run_rl(config, tmp_path / "adapted", upstream)
+    undo_checkpoint_and_resume(config, upstream, tmp_path / "resumed")
+    assert_same_result(tmp_path / "adapted", tmp_path / "resumed")
+    run_rl(experiment("opsd"), tmp_path / "full", upstream)
+    adapted, full = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("adapted", "full"))
+    name = "actor/distillation_reverse_kl"
+    assert adapted[0][name] == pytest.approx(full[0][name], rel=1e-4)
+    assert adapted[2][name] != pytest.approx(full[2][name], rel=1e-4)
 
 
 @pytest.mark.slow

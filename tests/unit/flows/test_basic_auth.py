@@ -41,6 +41,17 @@ def test_the_loopback_address_needs_none(host):
     assert SERVER not in os.environ and is_loopback(host)
 
 
+@pytest.mark.parametrize("tell", [lambda: guard("127.0.0.1"), share_auth_string])
+def test_an_empty_one_is_none(environment, tell):
+    environment.setenv(SERVER, "")
+    environment.setenv(CLIENT, "")
+    tell()
+    assert SERVER not in os.environ and CLIENT not in os.environ
+    environment.setenv(SERVER, "")
+    with pytest.raises(UserError, match="export"):
+        guard("0.0.0.0")
+
+
 @pytest.mark.parametrize("variable", [SERVER, CLIENT])
 def test_either_variable_is_that_of_server_and_clients(environment, variable):
     environment.setenv(variable, GOOD)
