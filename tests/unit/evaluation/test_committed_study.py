@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from luffy.cli.reproduction import effect_words
 from luffy.config.many_runs.study import load_study
 from luffy.evaluation.study.study_findings import find_effects
 from luffy.evaluation.study.study_results import read_study_results, result_files
@@ -61,3 +62,16 @@ def test_accuracies_in_the_prose_are_the_mean_over_seeds_and_problems(results, p
                 and (row.suite, row.decoding) == ("in_distribution", "greedy")
             ]
             assert round(100 * float(np.mean(outcomes)), 1) == accuracy
+
+
+def test_the_effects_on_a_second_machine_are_those_of_its_committed_results(study, results):
+    again = find_effects(study, read_study_results(result_files(study.path, "second_machine")))
+    first = find_effects(study, results)
+    page = (FOLDER / "findings.md").read_text(encoding="utf-8")
+    section = page[page.index("## Run again on another machine") :]
+    header, *rows = ([text.strip() for text in line.split("|")[1:-1]] for line in section.splitlines() if "|" in line)
+    cells = [text.split("`")[1] for text in header[1::2]]
+    assert [row[0] for row in rows[1:]] == [f"`{arm}`" for arm in first.others]
+    for arm, row in zip(first.others, rows[1:], strict=True):
+        expected = [effect_words(side.effect(cell, arm)) for cell in cells for side in (first, again)]
+        assert row[1:] == expected, arm
