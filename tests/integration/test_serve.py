@@ -24,6 +24,7 @@ from luffy.config.form import form_of_file
 from luffy.flows.api_client import ApiClient
 from luffy.flows.gpu_limit import limit_gpus
 from luffy.flows.prefect_session import free_port
+from luffy.pipeline.workspace.lock import holder_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -247,6 +248,24 @@ def test_a_cancelled_run_ends_its_stage_in_ten_seconds_and_the_next_one_resumes_
         "flows/full_pipeline.py", "exp_configs/smoke.yaml", *LONG, "--dry-run", LUFFY_WORKSPACE=str(served.workspace)
     )
     assert re.search(r"^base +\w{16} +resume from step \d+", plan.stdout, re.MULTILINE), plan.stdout
+
+
+def test_a_retry_of_a_failed_run_resumes_the_stage_that_was_killed(served):
+    """`prefect flow-run retry`, or the button in the UI."""
+    _, run = served.submit([*(words for words in LONG if "steps" not in words), "base.steps=400", "seed=9"])
+    served.wait_for_steps(run)
+    (events,) = (path for path in served.workspace.glob("stages/base/*/events.jsonl") if holder_of(path.parent))
+    psutil.Process(int(re.search(r"pid (\d+)", holder_of(events.parent))[1])).kill()
+    wait_until(lambda: served.state(run) == "FAILED")
+    assert "base was ended by SIGKILL" in served.ask(f"flow_runs/{run}")["state"]["message"]
+    result = served.run("-m", "prefect", "flow-run", "retry", run)
+    assert result.returncode == 0, result.stdout + result.stderr
+    wait_until(lambda: served.state(run) in ("COMPLETED", "FAILED", "CRASHED"))
+    found = served.ask(f"flow_runs/{run}")
+    assert (found["state_type"], found["run_count"]) == ("COMPLETED", 2)
+    newest = max(served.workspace.glob("runs/*/run.json"), key=lambda path: path.stat().st_mtime)
+    assert re.fullmatch(r"resume from step \d+", json.loads(newest.read_text())["stages"]["base"]["action"])
+    assert served.artifacts(run)["smoke-prepare-data-progress"]["description"] == "prepare_data: reused"
 
 
 def test_a_run_whose_worker_misses_the_cancellation_ends_itself(served):
