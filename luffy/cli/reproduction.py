@@ -69,7 +69,9 @@ def compare_again(study: Study, cells: Sequence[str], workspace: Workspace) -> R
         return Reproduction(None, ())
     sides = find_effects(study, before), find_effects(study, after)
     rows = [
-        (cell, arm, *(effect_words(side.effect(cell, arm)) for side in sides)) for cell in cells for arm in sides[0].others
+        (cell, arm, *(effect_words(side.effect(cell, arm)) for side in sides))
+        for cell in cells
+        for arm in sides[0].others
     ]
     return Reproduction(difference, tuple(rows))
 
