@@ -230,8 +230,8 @@ class Group:
     uid: str
     trajectories: tuple[Trajectory, ...]
     replaced: tuple[Trajectory, ...] = ()
-    """Sampled rows that are not trained on: wrong rollouts that traces or hinted rows replaced, which count in the
-    policy's metrics, and hinted rows that were not needed."""
+    """Sampled rows that are not trained on: rollouts that traces, hinted rows or branches off a trace replaced, which
+    count in the policy's metrics, and hinted rows and branches that were not chosen."""
 
     @property
     def rewards(self) -> Sequence[float]:
@@ -241,7 +241,7 @@ class Group:
     def rollouts(self) -> Sequence[Trajectory]:
         """The rows that the policy sampled for this step from the bare prompt."""
         own = [row for row in self.trajectories if not row.is_off_policy and row.hint is None]
-        return [*own, *(row for row in self.replaced if row.hint is None)]
+        return [*own, *(row for row in self.replaced if not row.is_off_policy and row.hint is None)]
 
     @property
     def hinted(self) -> Sequence[Trajectory]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from luffy.config.objective import (
+    AnchorConfig,
     BinomialLength,
     DynamicSampling,
     EvenlySpacedLength,
@@ -106,6 +107,8 @@ def _group(objective: ObjectiveConfig) -> str:
         parts.append(f"traces only for prompts whose running pass rate is at most {group.guidance.pass_rate_at_most:g}")
     if group.hint is not None:
         parts.append(_hint(group.hint))
+    if group.anchor is not None:
+        parts.append(_anchor(group.anchor))
     if objective.replay is not None:
         parts.append(
             f"{objective.replay.share:.0%} of the prompts are replayed (one earlier success in place of a rollout) "
@@ -129,6 +132,14 @@ def _hint(config: HintConfig) -> str:
     return (
         f"where the share of correct ones is at most {config.accuracy_at_most:g}{after}: {config.num_rows} more "
         f"sampled with a hint ({shares} of a trace's steps) and learned {learned}, of which {replacing}"
+    )
+
+
+def _anchor(config: AnchorConfig) -> str:
+    return (
+        f"where the share of correct ones is at most {config.accuracy_at_most:g}: as many others that continue the "
+        f"start of a trace, with as many of its {config.pieces} pieces as make a share between "
+        f"{config.success_at_least:g} and {config.success_at_most:g} of them correct (binary search)"
     )
 
 

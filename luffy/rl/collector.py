@@ -7,6 +7,7 @@ from luffy.config.objective import GroupConfig
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.live_episode import EpisodeStart, refuse_failures
 from luffy.grading import Grade, Grader, GradeRequest
+from luffy.rl.anchors import Anchors, AnchorSearch
 from luffy.rl.busy_time import BusyTime
 from luffy.rl.group_measures import GradedRows, with_group_measures
 from luffy.rl.hints import HintedPrompts, with_hinted_rows
@@ -27,6 +28,9 @@ class GroupCollector:
     from one trace. All rows except replayed ones are graded; a prefix and its continuation are graded as one text.
 
     With `stops` a response ends with the token that completes a stop text; `decode` returns its text up to there.
+
+    With `group.anchor`, prompts whose rollouts fail are rolled out again from the start of a trace, with more or less
+    of it until the policy succeeds now and then.
 
     With `hints`, prompts whose rollouts fail are rolled out once more, with the first steps of a trace in the prompt.
 
@@ -57,6 +61,7 @@ class GroupCollector:
         self._player = player
         self._stops = stops
         self._hints = hints
+        self._anchors = None if group.anchor is None else Anchors(group.anchor, decode, seed)
         self._grading = BusyTime()
 
     def collect(
@@ -72,6 +77,7 @@ class GroupCollector:
         rows = self._graded(tasks, self._generated(engine, tasks, plans))
         groups = [Group(task.uid, (*found, *_replayed(task))) for task, found in zip(tasks, rows, strict=True)]
         groups = self._with_traces_where_failing(engine, tasks, groups, step)
+        groups = self._with_branches_where_failing(engine, tasks, groups, visits, step)
         return self._with_hints_where_failing(engine, tasks, groups, visits, step)
 
     def grading_s(self) -> float:
@@ -175,6 +181,48 @@ class GroupCollector:
         plans = [[_whole(task, trace) for trace in found] for task, found in zip(tasks, chosen, strict=True)]
         traces = self._graded(tasks, self._generated(engine, tasks, plans))
         return [_in_place_of_wrong(*pair) for pair in zip(groups, traces, strict=True)]
+
+    def _with_branches_where_failing(
+        self,
+        engine: RolloutEngine,
+        tasks: Sequence[RolloutTask],
+        groups: Sequence[Group],
+        visits: Sequence[int],
+        step: int,
+    ) -> list[Group]:
+        """The groups, with branches off a trace in place of rollouts where accuracy is at most the configured bound."""
+        anchors = self._anchors
+        if anchors is None:
+            return list(groups)
+        searches = [
+            anchors.search(task, step) if group.accuracy <= anchors.config.accuracy_at_most else None
+            for task, group in zip(tasks, groups, strict=True)
+        ]
+        while any(search is not None and search.num_pieces is not None for search in searches):
+            plans = [
+                self._branches(search, task, visit, step)
+                for search, task, visit in zip(searches, tasks, visits, strict=True)
+            ]
+            rows = self._graded(tasks, self._generated(engine, tasks, plans))
+            for search, found in zip(searches, rows, strict=True):
+                if search is not None and found:
+                    search.observe(found)
+        return [
+            group if search is None else search.group(group) for search, group in zip(searches, groups, strict=True)
+        ]
+
+    def _branches(self, search: AnchorSearch | None, task: RolloutTask, visit: int, step: int) -> list[Row]:
+        """A group of rows for the next try of a search; empty where there is none."""
+        if search is None or search.num_pieces is None:
+            return []
+        given, size = search.num_given, self._group.size
+        if self._stops is not None:  # the policy has something left to write
+            given = self._stops.before_first(search.trace.token_ids[:given])
+        seeds = (
+            derive_seed(self._seed, "branch", step, task.uid, search.num_pieces, visit * size + index)
+            for index in range(size)
+        )
+        return [Row(task.prompt_ids, seed, search.trace, given) for seed in seeds]
 
     def _with_hints_where_failing(
         self,

@@ -13,7 +13,13 @@ from luffy.rl.experience import Experience, Sources
 from luffy.rl.generation import Generation
 from luffy.rl.tasks import RolloutTask
 from luffy.tracking.journal import RolloutJournal
-from luffy.tracking.rollout_metrics import hint_metrics, learned_metrics, rollout_metrics, staleness_metrics
+from luffy.tracking.rollout_metrics import (
+    anchor_metrics,
+    hint_metrics,
+    learned_metrics,
+    rollout_metrics,
+    staleness_metrics,
+)
 from luffy.types import Group
 
 
@@ -106,6 +112,7 @@ class StepRunner:
             | {"batch/kept_share": len(kept) / len(groups)}
             | staleness_metrics(groups, step, rl.max_staleness)
             | ({} if objective.group.hint is None else hint_metrics(groups))
+            | ({} if objective.group.anchor is None else anchor_metrics(groups))
         )
 
 

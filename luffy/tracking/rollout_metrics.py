@@ -17,7 +17,7 @@ def rollout_metrics(groups: Sequence[Group], *, replays: bool = False) -> dict[s
     (without `replays`) of replayed rows are left out when there are none; all others are 0 then.
     """
     rows = [row for group in groups for row in group.trajectories]
-    judged = [_judged_rows(group, all(row.is_off_policy for row in rows)) for group in groups]
+    judged = [_judged_rows(group, not any(each.rollouts for each in groups)) for group in groups]
     metrics = _policy_metrics([row for found in judged for row in found])
     metrics |= {
         "batch/solve_none": _mean(not any(row.is_correct for row in found) for found in judged if found),
@@ -128,9 +128,23 @@ def hint_metrics(groups: Sequence[Group]) -> dict[str, float]:
     } | {f"batch/hint_level_{level}_accuracy": _mean(found) for level, found in sorted(levels.items())}
 
 
+def anchor_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Metrics of a method with anchors: the share of groups that were searched for one, the share of these that found a
+    correct row, and the mean number of rows that a search sampled."""
+    branches = [
+        [row for row in (*group.trajectories, *group.replaced) if Source.OFF_POLICY in row.source] for group in groups
+    ]
+    searched = [rows for rows in branches if rows]
+    return {
+        "batch/anchor_searched_share": len(searched) / len(groups),
+        "batch/anchor_solved_share": _mean(any(row.is_correct for row in rows) for rows in searched),
+        "batch/anchor_rows_mean": _mean(len(rows) for rows in searched),
+    }
+
+
 def _judged_rows(group: Group, all_off_policy: bool) -> Sequence[Trajectory]:
     """The group's rollouts; if no group has any, its rows that end in sampled tokens."""
-    if not all_off_policy or group.hinted:
+    if not all_off_policy:
         return group.rollouts
     return [row for row in group.trajectories if row.source and row.source[-1] is Source.ON_POLICY]
 

@@ -298,6 +298,16 @@ def uft(rows: Rows) -> Tensor:
     return mean(_own(rows, clipped)) + 0.001 * mean(_given(rows, _nll)) + 0.001 * mean(_own(rows, k3))
 
 
+def bread(rows: Rows) -> Tensor:
+    """arXiv 2506.17211: GRPO with KL (k3) on what follows the start of a trace; the mean over rows of token means."""
+
+    def loss(r: Evaluated) -> Tensor:
+        log_q_p = r.row.logp_start - r.logp
+        return clipped(r) + 0.001 * (log_q_p.exp() - 1 - log_q_p)
+
+    return torch.stack([loss(r)[r.own].mean() for r in rows]).mean()
+
+
 REFERENCES: dict[str, Reference] = {
     "sft": Reference("demonstrations_only", estimators.none, sft),
     "dft": Reference("demonstrations_only", estimators.none, dft),
@@ -330,5 +340,6 @@ REFERENCES: dict[str, Reference] = {
     "guide": Reference("hinted", estimators.standardised, guide),
     "scaf_grpo": Reference("rollouts", estimators.standardised, ppo),
     "uft": Reference("all_guided", estimators.standardised, uft),
+    "bread": Reference("all_guided", estimators.standardised, bread),
 }
 """By the name of the preset; `relift_sft` is the supervised half of `relift`."""

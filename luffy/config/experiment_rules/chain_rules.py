@@ -64,7 +64,8 @@ def complement_suits_rl(config: ExperimentConfig) -> None:
             "data.rl: complement are prompts of which the stage difficulty measures none; remove one of the two"
         )
     group = config.objective.group
-    if group.off_policy or group.hint is not None or config.objective.interleaved_sft is not None:
+    uses_traces = group.off_policy > 0 or group.hint is not None or group.anchor is not None
+    if uses_traces or config.objective.interleaved_sft is not None:
         raise ValueError(
             "data.rl: complement has prompts without traces, from which the method learns; use train, or a method "
             "on rollouts alone (on_policy)"

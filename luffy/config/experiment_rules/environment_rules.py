@@ -31,11 +31,16 @@ def environment_has_its_template(config: ExperimentConfig) -> None:
 
 
 def hints_are_for_single_turns(config: ExperimentConfig) -> None:
-    """`objective.group.hint` has no environment beside it."""
-    hinted = config.objective is not None and config.objective.group.hint is not None
-    if config.environment is not None and hinted and "rl" in config.stages:
+    """`objective.group.hint` and `objective.group.anchor` have no environment beside them."""
+    if config.environment is None or config.objective is None or "rl" not in config.stages:
+        return
+    if config.objective.group.hint is not None:
         raise ValueError(
             "objective.group.hint: hints are for responses of a single turn; remove it or the section environment"
+        )
+    if config.objective.group.anchor is not None:
+        raise ValueError(
+            "objective.group.anchor: anchors are for responses of a single turn; remove it or the section environment"
         )
 
 

@@ -192,13 +192,14 @@ def _steps_of_rollouts(arm: ArmPlan, rollouts: int, config: ExperimentConfig) ->
         group.prefix is not None
         or group.guidance is not None
         or group.hint is not None
+        or group.anchor is not None
         or isinstance(group.filter, DynamicSampling)
         or config.objective.replay is not None
     )
     if varies:
         arm.refuse(
             f"how many rollouts {config.method} samples in a step depends on their rewards (prefixes, "
-            "guidance, hints, dynamic sampling or replay); give budget.optimizer_steps"
+            "guidance, hints, anchors, dynamic sampling or replay); give budget.optimizer_steps"
         )
     traces = group.off_policy if group.off_policy_when_accuracy_at_most is None else 0
     a_step = config.rl.prompts_per_step * (group.size - traces)

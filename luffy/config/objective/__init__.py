@@ -17,6 +17,7 @@ from luffy.config.objective.advantage import (
     RawAdvantage,
 )
 from luffy.config.objective.group import (
+    AnchorConfig,
     BinomialLength,
     DropZeroVariance,
     DynamicSampling,
@@ -89,6 +90,7 @@ __all__ = [
     "AdaptiveValue",
     "AdvantageConfig",
     "AipoLoss",
+    "AnchorConfig",
     "AuxiliaryLoss",
     "BehaviorLoss",
     "BinomialLength",

@@ -165,6 +165,36 @@ class HintConfig(StrictModel):
         return len(self.levels) * self.rows_per_level
 
 
+class AnchorConfig(StrictModel):
+    """Rollouts that continue the start of a trace, where rollouts of the bare prompt fail: BREAD (arXiv 2506.17211).
+
+    A binary search over the pieces of the trace finds how many the policy needs; every try samples a whole group. The
+    steps of a trace are its lines, or its words where it has one line; the last piece is never given.
+    """
+
+    pieces: Annotated[int, Field(ge=2)] = 10
+    """Pieces that the trace is cut into, of equal numbers of steps; fewer where it has fewer steps."""
+    success_at_least: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.25
+    """Share of correct rows below which more pieces are given."""
+    success_at_most: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.75
+    """Share of correct rows above which fewer pieces are given."""
+    accuracy_at_most: _Accuracy = 0.0
+    """The search is for prompts whose share of correct bare rollouts is at most this."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "AnchorConfig":
+        if self.success_at_least > self.success_at_most:
+            raise ValueError(
+                f"success_at_least {self.success_at_least:g} must not be above success_at_most {self.success_at_most:g}"
+            )
+        if self.accuracy_at_most >= self.success_at_least:
+            raise ValueError(
+                f"accuracy_at_most {self.accuracy_at_most:g} must be below success_at_least {self.success_at_least:g}: "
+                "a prompt that succeeds as often needs no anchor"
+            )
+        return self
+
+
 class GroupConfig(StrictModel):
     """The rows of one prompt in one RL step."""
 
@@ -181,6 +211,8 @@ class GroupConfig(StrictModel):
     """Which prompts have off-policy rows, by how often earlier steps solved them; None: all."""
     hint: HintConfig | None = Field(default=None, exclude_if=is_none)
     """Rows sampled with a part of a trace in the prompt, where the bare prompt's rollouts fail; None: none."""
+    anchor: AnchorConfig | None = Field(default=None, exclude_if=is_none)
+    """Groups that continue the start of a trace, where the bare prompt's rollouts fail; None: none."""
     filter: GroupFilter | None = None
 
     @model_validator(mode="after")
@@ -201,6 +233,8 @@ class GroupConfig(StrictModel):
             )
         if self.hint is not None:
             self._check_hint(self.hint)
+        if self.anchor is not None:
+            self._check_anchor(self.anchor)
         if self.off_policy_when_accuracy_at_most is not None:
             if self.off_policy == 0:
                 raise ValueError("off_policy_when_accuracy_at_most has no effect with off_policy: 0")
@@ -209,6 +243,17 @@ class GroupConfig(StrictModel):
                     "off_policy_when_accuracy_at_most adds whole traces after the rollouts; remove it or prefix"
                 )
         return self
+
+    def _check_anchor(self, anchor: AnchorConfig) -> None:
+        if self.off_policy or self.hint is not None:
+            other = "hint" if self.hint is not None else "off_policy"
+            raise ValueError(f"anchor and {other} both use traces where rollouts fail; keep one of them")
+        low, high = anchor.success_at_least, anchor.success_at_most
+        if not any(low <= num / self.size <= high for num in range(self.size + 1)):
+            raise ValueError(
+                f"anchor: no number of correct rows among size {self.size} is a share between {low:g} and {high:g}; "
+                "widen the bounds"
+            )
 
     def _check_hint(self, hint: HintConfig) -> None:
         if self.off_policy:

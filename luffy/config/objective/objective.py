@@ -130,6 +130,8 @@ class ObjectiveConfig(StrictModel):
             yield "replay and group.prefix cannot be combined; remove one of them"
         if self.replay is not None and self.group.hint is not None:
             yield "replay and group.hint cannot be combined; remove one of them"
+        if self.replay is not None and self.group.anchor is not None:
+            yield "replay and group.anchor cannot be combined; remove one of them"
 
     def _complaints_about_off_policy_rows(self) -> Iterator[str]:
         selecting = [
