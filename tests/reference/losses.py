@@ -299,13 +299,14 @@ def uft(rows: Rows) -> Tensor:
 
 
 def bread(rows: Rows) -> Tensor:
-    """arXiv 2506.17211: GRPO with KL (k3) on what follows the start of a trace; the mean over rows of token means."""
+    """arXiv 2506.17211: GRPO with KL (k3) on what follows the start of a trace; the mean of token means over the rows
+    in which something follows it."""
 
     def loss(r: Evaluated) -> Tensor:
         log_q_p = r.row.logp_start - r.logp
         return clipped(r) + 0.001 * (log_q_p.exp() - 1 - log_q_p)
 
-    return torch.stack([loss(r)[r.own].mean() for r in rows]).mean()
+    return torch.stack([loss(r)[r.own].mean() for r in rows if r.own.any()]).mean()
 
 
 REFERENCES: dict[str, Reference] = {

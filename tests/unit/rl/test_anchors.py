@@ -235,10 +235,7 @@ HINT = {"levels": (0.5,), "keep": "all", "learn": "hinted"}
         ({"anchor": {"accuracy_at_most": 0.5}}, "must be below success_at_least"),
         ({"anchor": {"success_at_least": 0.3, "success_at_most": 0.4}}, "no number of correct rows among size 4"),
         ({"anchor": {}, "off_policy": 1}, "anchor and off_policy both use traces"),
-        (
-            {"anchor": {}, "hint": {"levels": [0.5], "keep": "all", "learn": "hinted"}},
-            "anchor and hint both use traces",
-        ),
+        ({"anchor": {}, "hint": HINT}, "anchor and hint both use traces"),
         ({"anchor": {"pieces": 1}}, "greater than or equal to 2"),
     ],
 )
