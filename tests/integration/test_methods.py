@@ -140,7 +140,7 @@ def test_a_method_runs_three_steps_and_resumes_after_a_stop_to_the_same_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["exgrpo", "uft", "guide", "opd_rl"])
+@pytest.mark.parametrize("method", ["exgrpo", "uft", "guide", "bread", "opd_rl"])
 def test_a_kill_between_the_two_updates_of_a_step_resumes_to_the_same_bits(
     method: str, upstream: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -61,7 +61,10 @@ KINDS: dict[str, Callable[[Group], bool]] = {
 
 
 class Script:
-    """An engine whose response depends on the request alone: of every four prompts one is never solved, one always."""
+    """An engine whose response depends on the request alone: of every four prompts one is never solved, one always.
+
+    A hint, or some tokens of a trace to continue, make all of them equally hard.
+    """
 
     def __init__(self, version: int) -> None:
         self._version = version
@@ -74,7 +77,8 @@ class Script:
     def _response(self, request: RolloutRequest) -> Completion:
         rng = random.Random(request.seed)
         is_hinted = request.prompt_ids[1:] != ()
-        is_right = rng.random() < (0.4 if is_hinted else (0.0, 0.3, 0.7, 1.0)[request.prompt_ids[0] % 4])
+        is_helped = is_hinted or len(request.prefix_ids) > 2
+        is_right = rng.random() < (0.4 if is_helped else (0.0, 0.3, 0.7, 1.0)[request.prompt_ids[0] % 4])
         ids = (*[9] * rng.randrange(6), RIGHT if is_right else WRONG, STOP)
         return Completion(
             ids, (HINTED_LOGP if is_hinted else BARE_LOGP,) * len(ids), FinishReason.STOP, (self._version,) * len(ids)
@@ -272,7 +276,7 @@ def test_the_steps_above_have_what_makes_their_method(method: str, run: Callable
     group = objective.group
     expected = {
         "replayed": objective.replay is not None,
-        "prefixed": group.prefix is not None,
+        "prefixed": group.prefix is not None or group.anchor is not None,
         "hinted": group.hint is not None,
         "demonstrated": group.off_policy > 0 and group.prefix is None,
     }
@@ -351,6 +355,35 @@ def test_scaf_grpo_keeps_the_correct_row_of_the_lowest_level_and_its_hint(run: C
             assert not row.is_off_policy and set(row.logp_behavior) == {HINTED_LOGP}
             kept += 1
     assert kept
+
+
+HAS_PIECES = {task.uid: any(len(trace.token_ids) > 2 for trace in task.demonstrations) for task in _tasks()}
+
+
+def test_bread_learns_from_what_follows_the_start_of_a_trace_where_rollouts_fail(
+    run: Callable[[str], Run],
+) -> None:
+    found = run("bread")
+    branched = 0
+    for group in (group for step in found.steps for group in step.groups):
+        fails = not any(row.is_correct for row in group.rollouts)
+        tried = [row for row in (*group.trajectories, *group.replaced) if row.is_off_policy]
+        assert len(group.rollouts) == len(group.trajectories) == 8
+        assert bool(tried) == (fails and HAS_PIECES[group.uid])
+        if any(row.is_correct for row in tried):
+            branched += 1
+            assert all(row.is_off_policy for row in group.trajectories), "the bare rollouts are not trained on"
+            assert any(row.is_correct for row in group.trajectories)
+            starts = {tuple(t for t, s in zip(row.response_ids, row.source, strict=True) if s is Source.OFF_POLICY)
+                      for row in group.trajectories}  # fmt: skip
+            assert len(starts) == 1, "all rows of the group begin with the same start"
+            for row in group.trajectories:
+                batch = collate([row], torch.ones(1), pad_id=0)
+                learned = batch.response_mask_BT & ~batch.is_off_policy_BT
+                assert int(learned.sum()) == row.source.count(Source.ON_POLICY) > 0
+        else:
+            assert not any(row.is_off_policy for row in group.trajectories)
+    assert branched
 
 
 @pytest.mark.parametrize("method", ["exgrpo", "prefix_rft", "relift"])
