@@ -103,8 +103,9 @@ class Checkout:
         return self.ask(f"flow_runs/{run}")["state_type"]
 
     def artifacts(self, run):
-        found = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
-        return {artifact["key"]: artifact for artifact in found}
+        """The newest artifact of each key; a run that was retried has one of each try."""
+        found = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}}, sort="CREATED_DESC")
+        return {artifact["key"]: artifact for artifact in reversed(found)}
 
     def failed_in_one_line(self, run, line):
         """Assert that `run` ended with `line` before its first stage, once, and without a traceback."""
