@@ -27,7 +27,7 @@ from luffy.pipeline.machine.supervise import stage_command, supervise
 from luffy.pipeline.workspace import Workspace, link, write_run
 from luffy.pipeline.workspace.claims import claiming
 from luffy.pipeline.workspace.lock import StageLock
-from luffy.pipeline.workspace.process_start import pid_namespace, process_start
+from luffy.pipeline.workspace.process_start import machine, pid_namespace, process_start
 from luffy.pipeline.workspace.space import check_space, usable
 
 RunState = Literal["running", "finished", "failed", "interrupted"]
@@ -235,6 +235,7 @@ class ExperimentRun:
             "process_start": process_start(os.getpid()),
             "pid_namespace": pid_namespace(),
             "host": socket.gethostname(),
+            "machine": machine(),
             "started": self._started,
             "updated": _now(),
             "stages": {node.name: self._stages[node.name] for node in nodes if node.name in self._stages},

@@ -1,11 +1,14 @@
-"""Which process a number means (Linux): where it is counted, and when the process that has it started.
+"""Which process a number means (Linux): on which machine it is counted, where there, and when the process started.
 
 Times are the boot and the ticks since it, which a change of the clock does not move.
 """
 
+import hashlib
+import hmac
 from pathlib import Path
 
 _PROC = Path("/proc")
+_MACHINE_ID = Path("/etc/machine-id")
 _START_FIELD = 19
 """Index of `starttime` among the fields of /proc/PID/stat after the command's name; see proc(5)."""
 
@@ -31,6 +34,24 @@ def pid_namespace() -> str:
         return f"{boot}:{(_PROC / 'self/ns/pid').stat().st_ino}"
     except OSError:
         return ""
+
+
+def machine() -> str:
+    """A name of this machine that outlives a reboot; empty without /etc/machine-id, as in many container images.
+
+    A digest, since machine-id(5) asks programs not to pass the id itself on.
+    """
+    try:
+        found = _MACHINE_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return hmac.digest(found.encode(), b"luffy", hashlib.sha256).hex()[:16] if found else ""
+
+
+def is_other_machine(name: str) -> bool:
+    """Whether `name` is that of another machine; False where either is unknown."""
+    own = machine()
+    return bool(own) and bool(name) and name != own
 
 
 def is_other_container(namespace: str) -> bool:

@@ -18,7 +18,12 @@ from luffy.errors import DataError
 from luffy.pipeline.chain.identity import Json
 from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
 from luffy.pipeline.workspace.lock import LOCK_FILE, holder_of
-from luffy.pipeline.workspace.process_start import is_other_container, pid_namespace, process_start
+from luffy.pipeline.workspace.process_start import (
+    is_other_container,
+    is_other_machine,
+    pid_namespace,
+    process_start,
+)
 
 RunCondition = Literal["running", "finished", "failed", "interrupted", "killed", "unreadable"]
 ARMS_FOLDER = "arms"
@@ -59,6 +64,8 @@ class RunRecord:
     """`process_start` of its process; empty in records of earlier versions."""
     pid_namespace: str = ""
     """`pid_namespace` of its process; empty in records of earlier versions."""
+    machine: str = ""
+    """`machine` of its process; empty in records of earlier versions, and where it is unknown."""
 
     @property
     def name(self) -> str:
@@ -71,8 +78,14 @@ class RunRecord:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another machine or container started it, whose processes cannot be checked from here."""
-        return bool(self.host) and (self.host != socket.gethostname() or is_other_container(self.pid_namespace))
+        """Whether another machine or container started it, whose processes cannot be checked from here.
+
+        A host name alone does not say so: images of virtual machines and compose files give the same one to several.
+        """
+        if not self.host:
+            return False
+        has_other_name = self.host != socket.gethostname()
+        return has_other_name or is_other_machine(self.machine) or is_other_container(self.pid_namespace)
 
     @property
     def condition(self) -> RunCondition:
@@ -122,7 +135,6 @@ class RunRecord:
         # A process that is younger than the run has got its number from the dead one.
         return bool(self.process_start) or not self.started or began <= self.started_s + _CLOCK_SLACK_S
 
-
     def _is_held(self) -> bool | None:
         """Whether a process holds the run's lock, in whatever container of this machine.
 
@@ -157,6 +169,7 @@ def read_run(directory: Path) -> RunRecord:
             values.get("config", {}),
             values.get("process_start", ""),
             values.get("pid_namespace", ""),
+            values.get("machine", ""),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return RunRecord(directory, "unreadable", stages=dict(_linked(directory)))

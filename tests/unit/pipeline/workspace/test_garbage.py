@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -236,6 +237,27 @@ def test_a_live_run_of_another_container_with_this_host_name_is_not_taken_for_de
             assert read_run(run.directory).condition == condition
         write_run(run.directory, {**theirs, "pid_namespace": f"{boot}:1"})
         assert found(workspace, Retention(keep_runs=0, older_than_s=0)) == {}
+
+
+def test_a_live_run_of_another_machine_with_this_host_name_is_not_taken_for_dead(
+    workspace, opened, monkeypatch, tmp_path
+):
+    """Two virtual machines of one image; a reboot of one machine ends its runs, and is told apart."""
+    found_id = tmp_path / "machine-id"
+    monkeypatch.setattr("luffy.pipeline.workspace.process_start._MACHINE_ID", found_id)
+    found_id.write_text("0123456789abcdef0123456789abcdef\n")
+    with start_run(opened()) as run:
+        record = json.loads((run.directory / "run.json").read_text())
+        assert re.fullmatch("[0-9a-f]{16}", record["machine"])
+        after_reboot = {**record, "pid": 1, "pid_namespace": "other-boot:1", "process_start": "other-boot:1"}
+        write_run(run.directory, after_reboot)
+        assert (read_run(run.directory).is_elsewhere, read_run(run.directory).condition) == (False, "killed")
+        found_id.write_text("fedcba9876543210fedcba9876543210\n")
+        assert (read_run(run.directory).is_elsewhere, read_run(run.directory).condition) == (True, "running")
+        assert found(workspace, Retention(keep_runs=0, older_than_s=0)) == {}
+        for unknown in ("", None):
+            found_id.write_text(unknown) if unknown is not None else found_id.unlink()
+            assert read_run(run.directory).condition == "killed"
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs Debian's package bubblewrap")
