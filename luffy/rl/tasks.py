@@ -1,4 +1,4 @@
-"""Input of the collector: a tokenized prompt, its traces, and a stored success to replay."""
+"""Input of the collector: a tokenized prompt with its traces and a stored success to replay, and its visits."""
 
 from dataclasses import dataclass, field
 
@@ -37,3 +37,14 @@ class RolloutTask:
     """That the stage `difficulty` measured."""
     messages: tuple[Message, ...] = ()
     """The prompt's, for an environment; may be empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One occurrence of a task in a step."""
+
+    task: RolloutTask
+    step: int
+    """The RL step, from 1."""
+    repeat: int
+    """Number of earlier occurrences of the prompt in this step."""
