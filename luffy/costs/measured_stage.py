@@ -92,11 +92,12 @@ def _sft() -> Run:
 def _rl() -> Run:
     from luffy.costs.paced_engine import EvenVerdicts, Lengths, PacedCluster
     from luffy.stages import rl
+    from luffy.stages.rl_components import Wrapping
 
     def run(settings: RLSettings, context: StageContext) -> StageResult:
         pace = read_pace(context.out)
         lengths: Lengths | None = _lengths(pace, settings.rl.max_response_tokens, settings.seed, context)
-        wrapping = rl.Wrapping(
+        wrapping = Wrapping(
             cluster=lambda cluster: PacedCluster(cluster, lengths, context.out),
             grader=partial(EvenVerdicts, boxed=pace.way != "natural"),
         )

@@ -26,7 +26,7 @@ from luffy.pipeline.machine.events import EventWriter
 from luffy.pipeline.machine.resources import find_resources
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.stages.program import StageContext, StageResult
-from luffy.stages.rl import tokenize_tasks
+from luffy.stages.rl_tasks import tokenize_tasks
 from luffy.stages.synthesize import run
 from luffy.synthesis.synthesis_card import SynthesisCard, read_synthesis_card
 from luffy.types import Message, Prompt, Trace

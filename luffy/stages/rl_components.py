@@ -1,0 +1,237 @@
+"""Opens what the RL loop runs on: models, engine, graders and the collector, from the stage's settings and inputs."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from luffy.cluster.protocol import Cluster
+from luffy.cluster.rl_cluster import open_cluster
+from luffy.config.rl_teacher import SelfTeacher, ServedTeacher
+from luffy.config.settings import RLSettings
+from luffy.data.confidential_prompts import confidential_uids
+from luffy.data.parquet import read_prompts
+from luffy.data.same_tokenizer import is_same_tokenizer
+from luffy.data.templates import decode, load_tokenizer, prompt_opener, render_prompts, stop_token_ids
+from luffy.environments.episodes import EpisodePlayer
+from luffy.environments.players import open_player
+from luffy.errors import DataError
+from luffy.grading import JUDGE_CACHE, Grader, GraderPool
+from luffy.grading.judge import Judges
+from luffy.rl.collector import GroupCollector
+from luffy.rl.hints import HintedPrompts
+from luffy.rl.rollout_samples import sample_rollouts
+from luffy.rl.served_teacher import ServedTeaching
+from luffy.rl.step_runner import RowTeacher, StepRunner
+from luffy.rl.tasks import RolloutTask
+from luffy.rl.teacher_prompts import TeacherPrompts
+from luffy.rollout.engine import RolloutEngine, SamplingParams
+from luffy.rollout.stop_texts import StopTexts
+from luffy.stages.program import StageContext
+from luffy.stages.rl_tasks import prompts_file, read_tasks
+from luffy.stages.unmeasured import HeldOutMeasure, Unmeasured
+from luffy.tracking.journal import RolloutJournal
+from luffy.tracking.samples import SampleRollout
+from luffy.training.base_model import model_folder
+from luffy.training.trainer import TeacherSpec, Trainer, TrainerSpec
+from luffy.types import Group, Message
+
+if TYPE_CHECKING:  # imported where there is a validation, since it loads all of an evaluation
+    from luffy.stages.held_out import HeldOutProblems
+
+
+def _plain_cluster(cluster: Cluster) -> Cluster:
+    return cluster
+
+
+def _plain_grader(grader: Grader) -> Grader:
+    return grader
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """Wrappers of two parts of the stage, through which `luffy bench` sets lengths and verdicts; a run has none."""
+
+    cluster: Callable[[Cluster], Cluster] = field(default=_plain_cluster)
+    grader: Callable[[Grader], Grader] = field(default=_plain_grader)
+
+
+@dataclass(frozen=True, slots=True)
+class RLComponents:
+    """The objects that the RL loop needs."""
+
+    steps: StepRunner
+    trainer: Trainer
+    held_out: HeldOutMeasure
+    read: Callable[[Sequence[Group], int], list[SampleRollout]]
+    """Returns the given number of rollouts as text."""
+
+
+def open_components(settings: RLSettings, context: StageContext, stack: ExitStack, wrapping: Wrapping) -> RLComponents:
+    """Check the inputs, load the models and start the engine; `stack` closes everything."""
+    return _Opening(settings, context, stack, wrapping).components()
+
+
+class _Opening:
+    """The opening of one run of the stage.
+
+    Whatever can be wrong with the data, the hints or a teacher is found before a model is loaded.
+    """
+
+    def __init__(self, settings: RLSettings, context: StageContext, stack: ExitStack, wrapping: Wrapping) -> None:
+        self._settings = settings
+        self._context = context
+        self._stack = stack
+        self._wrapping = wrapping
+        self._data = context.inputs["data"]
+        self._model = context.inputs["model"] / "model"
+        self._tokenizer = load_tokenizer(self._model)
+        self._stops = StopTexts(settings.rl.stop, self._text)
+        self._opener = prompt_opener(self._tokenizer)
+
+    def components(self) -> RLComponents:
+        settings = self._settings
+        tasks = read_tasks(settings, self._data, self._tokenizer)
+        problems = self._held_out_problems()
+        hints = self._hints()
+        longest = max(self._longest_row(tasks, hints), 0 if problems is None else problems.longest)
+        shown = self._prompts_of_self_teacher()
+        teaching = shown if shown is not None else self._served_teaching(tasks, longest)
+        spec = TrainerSpec(
+            settings,
+            self._context.execution,
+            self._model,
+            self._context.out,
+            longest,
+            self._tokenizer.pad_token_id,
+            self._teacher(longest if shown is None else shown.longest + settings.rl.max_response_tokens),
+        )
+        cluster = self._stack.enter_context(self._wrapping.cluster(open_cluster(spec)))
+        graders = self._graders()
+        judges = self._stack.enter_context(closing(Judges(self._context.out / JUDGE_CACHE)))
+        collector = self._collector(graders, self._player(judges), hints)
+        journal = RolloutJournal(self._context.out / "journal")
+        steps = self._stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal, teaching))
+        return RLComponents(
+            steps, cluster.trainer, self._held_out(problems, cluster, graders, judges), self._sample_reader()
+        )
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return decode(self._tokenizer, ids)
+
+    def _reply(self, ids: Sequence[int]) -> str:
+        """A response as it is graded and shown: with what the template opens it with, up to a stop text."""
+        return self._opener + self._stops.text(ids)
+
+    def _longest_row(self, tasks: Sequence[RolloutTask], hints: HintedPrompts | None) -> int:
+        """Most tokens of a prompt, bare or hinted, with its response."""
+        longest = max(len(task.prompt_ids) for task in tasks)
+        return max(longest, 0 if hints is None else hints.longest(tasks)) + self._settings.rl.max_response_tokens
+
+    def _hints(self) -> HintedPrompts | None:
+        config = self._settings.objective.group.hint
+        if config is None:
+            return None
+
+        def encode(messages: Sequence[Message]) -> tuple[int, ...]:
+            return tuple(render_prompts(self._tokenizer, [messages])[0])
+
+        return HintedPrompts(config, encode, self._settings.seed, self._settings.rl.steps)
+
+    def _prompts_of_self_teacher(self) -> TeacherPrompts | None:
+        """What the policy is shown as its own teacher; None: it is not."""
+        config = self._settings.rl.teacher
+        if not isinstance(config, SelfTeacher):
+            return None
+        return TeacherPrompts(self._tokenizer, read_prompts(prompts_file(self._settings, self._data)), config)
+
+    def _served_teaching(self, tasks: Sequence[RolloutTask], longest: int) -> RowTeacher | None:
+        """The connection to a teacher that is served elsewhere; None: there is none."""
+        config = self._settings.rl.teacher
+        if not isinstance(config, ServedTeacher):
+            return None
+        where = self._context.execution.rl_teacher
+        served = ServedTeaching.connect(config, where, tasks, self._tokenizer, longest)
+        return self._stack.enter_context(closing(served))
+
+    def _teacher(self, longest: int) -> TeacherSpec | None:
+        """Where the teacher is, None where it is served; DataError where its tokens are not the policy's."""
+        config = self._settings.rl.teacher
+        if config is None or isinstance(config, ServedTeacher):
+            return None
+        if isinstance(config, SelfTeacher):
+            return TeacherSpec(self._model, longest)
+        folder = model_folder(config.path)
+        if not is_same_tokenizer(load_tokenizer(folder), self._tokenizer):
+            raise DataError(
+                f"rl.teacher.path: the tokenizer of {config.path} is not the policy's, so it cannot score the "
+                "policy's tokens; take a teacher of the same family, or let it write traces instead (section "
+                "synthesize)"
+            )
+        return TeacherSpec(folder, longest)
+
+    def _graders(self) -> GraderPool:
+        settings, context = self._settings, self._context
+        own = () if settings.validation is None else settings.validation.protocol.own_graders
+        cache = context.out / JUDGE_CACHE
+        return self._stack.enter_context(
+            GraderPool.configured(context.execution.grader_workers, settings.grading, cache, own)
+        )
+
+    def _player(self, judges: Judges) -> EpisodePlayer | None:
+        """Plays the episodes of `environment`; None: a response is a single turn."""
+        settings = self._settings
+        if settings.environment is None:
+            return None
+        return open_player(settings.environment, self._tokenizer, settings.lanes, judges)
+
+    def _collector(
+        self, graders: GraderPool, player: EpisodePlayer | None, hints: HintedPrompts | None
+    ) -> GroupCollector:
+        settings, rl = self._settings, self._settings.rl
+        return GroupCollector(
+            grader=self._wrapping.grader(graders),
+            decode=self._reply,
+            params=SamplingParams(
+                rl.temperature, rl.max_response_tokens, stop_token_ids(self._tokenizer), stop=rl.stop
+            ),
+            group=settings.objective.group,
+            seed=settings.seed,
+            total_steps=rl.steps,
+            player=player,
+            stops=self._stops if rl.stop else None,
+            hints=hints,
+        )
+
+    def _sample_reader(self) -> Callable[[Sequence[Group], int], list[SampleRollout]]:
+        confidential = confidential_uids(prompts_file(self._settings, self._data))
+
+        def read(groups: Sequence[Group], count: int) -> list[SampleRollout]:
+            advantage = self._settings.objective.advantage
+            return sample_rollouts(groups, advantage, count, self._text, self._reply, confidential)
+
+        return read
+
+    def _held_out_problems(self) -> "HeldOutProblems | None":
+        validation = self._settings.validation
+        if validation is None:
+            return None
+        from luffy.stages.held_out import read_problems
+
+        return read_problems(validation, self._context.inputs["held_out"], self._model, self._tokenizer)
+
+    def _held_out(
+        self, problems: "HeldOutProblems | None", cluster: Cluster, graders: GraderPool, judges: Judges
+    ) -> HeldOutMeasure:
+        """The validation, sampled by the cluster's engine with the current weights."""
+        if problems is None:
+            return Unmeasured(cluster.trainer.export)
+        from luffy.stages.held_out import open_for_rl
+
+        def engine_at(step: int) -> RolloutEngine:
+            # With staleness, rollouts of later steps run on beside: they take these weights now or at the next step.
+            cluster.publish(step)
+            return cluster.engine
+
+        export = cluster.trainer.export
+        return open_for_rl(self._settings, self._context, problems, engine_at, export, graders, judges, self._tokenizer)
