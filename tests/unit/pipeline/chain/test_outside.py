@@ -46,3 +46,13 @@ def test_the_code_of_a_custom_source_is_identity(opened, tmp_path, monkeypatch):
     (tmp_path / "my_source.py").write_text("one = 2")
     after = opened(chosen)
     assert before.identities["prepare_data"].key != after.identities["prepare_data"].key
+
+
+def test_the_weights_of_a_teacher_are_identity_of_rl_alone(opened, tmp_path):
+    (tmp_path / "model.safetensors").write_text("one")
+    chosen = "method=opd", f"rl.teacher={{kind: model, path: {tmp_path}}}"
+    before = opened(*chosen)
+    (tmp_path / "model.safetensors").write_text("two")
+    after = opened(*chosen)
+    assert before.identities["rl"].key != after.identities["rl"].key
+    assert before.identities["base"].key == after.identities["base"].key
