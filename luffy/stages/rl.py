@@ -77,12 +77,17 @@ def _plain_grader(grader: Grader) -> Grader:
     return grader
 
 
+def _plain_engine(engine: RolloutEngine) -> RolloutEngine:
+    return engine
+
+
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """Wrappers of two parts of the stage, through which `luffy bench` sets lengths and verdicts; a run has none."""
+    """Wrappers of parts of the stage, through which `luffy bench` sets lengths and verdicts; a run has none."""
 
     cluster: Callable[[Cluster], Cluster] = field(default=_plain_cluster)
     grader: Callable[[Grader], Grader] = field(default=_plain_grader)
+    validation_engine: Callable[[RolloutEngine], RolloutEngine] = field(default=_plain_engine)
 
 
 _UNWRAPPED = Wrapping()
@@ -210,7 +215,7 @@ def _open(settings: RLSettings, context: StageContext, stack: ExitStack, wrappin
     return Components(
         steps=stack.enter_context(StepRunner(settings, cluster, tasks, collector, journal, teaching)),
         trainer=cluster.trainer,
-        held_out=_held_out(settings, context, problems, cluster, graders, judges, tokenizer),
+        held_out=_held_out(settings, context, problems, cluster, graders, judges, tokenizer, wrapping),
         read=read,
     )
 
@@ -234,6 +239,7 @@ def _held_out(
     graders: GraderPool,
     judges: Judges,
     tokenizer: PreTrainedTokenizerBase,
+    wrapping: Wrapping,
 ) -> HeldOutMeasure:
     """The validation, sampled by the cluster's engine with the current weights."""
     if problems is None:
@@ -243,7 +249,7 @@ def _held_out(
     def engine_at(step: int) -> RolloutEngine:
         # With staleness, rollouts of later steps run on beside: they take these weights now or at the next step.
         cluster.publish(step)
-        return cluster.engine
+        return wrapping.validation_engine(cluster.engine)
 
     return open_for_rl(settings, context, problems, engine_at, cluster.trainer.export, graders, judges, tokenizer)
 
