@@ -9,7 +9,10 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.config.load import chain_stages, load_experiment
 from luffy.config.many_runs.comparison_config import ArmConfig, BudgetConfig, ComparisonConfig
 from luffy.config.many_runs.grid import Grid, GridPoint, draw_points, grid_points
+from luffy.config.many_runs.halving import Rung, at_resource
 from luffy.config.objective import DynamicSampling, ObjectiveConfig
+from luffy.config.settings import RLSettings, SFTSettings
+from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
 
@@ -89,6 +92,29 @@ def load_arm(arm: ArmPlan, comparison: ComparisonConfig, experiment: Path, point
     return load_experiment(experiment, [*overrides, *lengths], given_at=where)
 
 
+def check_continues(arm: ArmPlan, config: ExperimentConfig, budget: BudgetConfig, rungs: Sequence[Rung]) -> None:
+    """Raise ConfigError if a run that ends at one of `rungs` cannot be continued to the next one."""
+    for rung in rungs[:-1]:
+        try:
+            shorter = at_resource(config, budget, rung.resource)
+        except ValueError as error:
+            arm.refuse(f"select.halving: {error}; change min_resource or eta")
+        if part := _part_that_depends_on_length(shorter):
+            arm.refuse(
+                f"select.halving: {part} depends on how many steps its stage makes, so that rung {rung.number + 1} "
+                "could not continue a run; make it independent of them, or remove select.halving"
+            )
+
+
+def _part_that_depends_on_length(config: ExperimentConfig) -> str:
+    """The section of the last stage of training that a longer run would not share; empty where none is."""
+    last = "rl" if "rl" in config.stages else "sft"
+    configure = STAGE_KINDS[last].configure
+    settings = None if configure is None else configure(config)
+    assert isinstance(settings, SFTSettings | RLSettings)
+    return (_planned_by_steps(config, (last,)) or f"{last}.validation") if settings.depends_on_length else ""
+
+
 def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
     sft = ["sft.epochs=null", f"sft.steps={sft_steps}"] if "sft" in stages else []
     return [*sft, f"rl.steps={rl_steps}"] if "rl" in stages else sft
@@ -125,7 +151,7 @@ def _lengths_by_tokens(arm: ArmPlan, budget: BudgetConfig, config: ExperimentCon
     _check_share(arm, config, "sft_tokens", sft_tokens)
     if sft_tokens is not None and sft_tokens >= budget.tokens:
         arm.refuse(f"sft_tokens {sft_tokens} leaves none of budget.tokens {budget.tokens} to RL; lower it")
-    if plan := _planned_by_steps(config):
+    if plan := _planned_by_steps(config, config.stages):
         arm.refuse(
             f"{plan} changes over the steps of its stage, whose number budget.tokens leaves open; keep it constant"
         )
@@ -143,12 +169,14 @@ def _lengths_by_tokens(arm: ArmPlan, budget: BudgetConfig, config: ExperimentCon
     return lengths
 
 
-def _planned_by_steps(config: ExperimentConfig) -> str:
-    """The section of a stage's settings that depends on its number of steps; empty where none does."""
-    sft = config.sft if "sft" in config.stages else None
+def _planned_by_steps(config: ExperimentConfig, stages: Sequence[str]) -> str:
+    """The section of the settings of `stages` that depends on their number of steps; empty where none does."""
+    sft = config.sft if "sft" in stages else None
     if sft is not None and sft.optimizer.schedule.depends_on_length:
         return "sft.optimizer.schedule"
-    if config.rl is None or "rl" not in config.stages:
+    if sft is not None and sft.objective.depends_on_length:
+        return "sft.objective"
+    if config.rl is None or "rl" not in stages:
         return ""
     assert config.objective is not None
     critic = config.rl.critic

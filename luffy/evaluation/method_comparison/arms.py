@@ -1,6 +1,6 @@
 """The arms of a comparison as they lie on disk: evaluations, learning curves, costs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
 from pathlib import Path
@@ -129,12 +129,17 @@ def mean_costs(seeds: Sequence[FinishedSeed]) -> Costs | None:
     return Costs(**{each.name: _mean_cost([seed.costs for seed in seeds], each.name) for each in fields(Costs)})
 
 
-def total_costs(seeds: Sequence[FinishedSeed]) -> Costs:
-    """What several runs have spent together, each stage counted once; the highest peak of their memory."""
+def stage_costs(seeds: Iterable[FinishedSeed]) -> dict[Path, Costs]:
+    """What each stage of several runs has spent, by its directory: a stage that they share is in it once."""
     stages = {directory: name for seed in seeds for name, directory in seed.trained.items()}
-    spent = [
-        _costs({name: training_rows(read_metrics(directory / METRICS_FILE))}) for directory, name in stages.items()
-    ]
+    return {
+        directory: _costs({name: training_rows(read_metrics(directory / METRICS_FILE))})
+        for directory, name in stages.items()
+    }
+
+
+def total_costs(spent: Collection[Costs]) -> Costs:
+    """Sums, None where a summand is; of memory the highest known peak."""
     known = {each.name: [getattr(costs, each.name) for costs in spent] for each in fields(Costs)}
     sums = {name: None if None in values else sum(values) for name, values in known.items()}
     peaks = [peak for peak in known["peak_memory_gib"] if peak is not None]
