@@ -81,8 +81,8 @@ def _words(tuning: Tuning) -> str:
     ran = f"seed {seeds}" if len(tuning.seeds) == 1 else f"seeds {seeds}"
     return (
         f"Every arm had {tries}{drawn}, each run with {ran} and evaluated on {tuning.on} alone ({tuning.decoding}); "
-        f"nothing that is reported above was used. {_words_of_halving(tuning.halving)}The highest mean accuracy was "
-        "chosen, of equal ones the first in the grid."
+        f"nothing that is reported above was used. {_words_of_halving(tuning.halving)}The highest mean accuracy"
+        f"{'' if tuning.halving is None else ' of the last rung'} was chosen, of equal ones the first in the grid."
     )
 
 
@@ -93,7 +93,7 @@ def _words_of_halving(halving: Halving | None) -> str:
     went_on = ", ".join(f"the best {count} to {length}" for count, length in later)
     return (
         f"Successive halving, reduction factor {halving.eta}: {first[0]} tries trained for {first[1]} {halving.unit}, "
-        f"and went on, {went_on}. Among the last: "
+        f"and went on, {went_on}. "
     )
 
 

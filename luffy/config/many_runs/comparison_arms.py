@@ -94,6 +94,11 @@ def load_arm(arm: ArmPlan, comparison: ComparisonConfig, experiment: Path, point
 
 def check_continues(arm: ArmPlan, config: ExperimentConfig, budget: BudgetConfig, rungs: Sequence[Rung]) -> None:
     """Raise ConfigError if a run that ends at one of `rungs` cannot be continued to the next one."""
+    if "sample" in config.stages:
+        arm.refuse(
+            f"select.halving: the rounds of chain {arm.config.chain} cannot be continued by longer ones; remove "
+            "select.halving"
+        )
     for rung in rungs[:-1]:
         try:
             shorter = at_resource(config, budget, rung.resource)
@@ -121,12 +126,7 @@ def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
 
 
 def _check_training(arm: ArmPlan, config: ExperimentConfig) -> None:
-    """Refuse a chain that trains nothing, or that samples what no budget counts."""
-    if "sample" in config.stages:
-        arm.refuse(
-            f"chain {arm.config.chain} has the stage sample, whose responses no budget counts; run it as an experiment "
-            "of its own"
-        )
+    """Refuse a chain that trains nothing."""
     if not {"sft", "rl"} & {*config.stages}:
         arm.refuse(f"chain {arm.config.chain} trains nothing: there is nothing to compare")
 
@@ -145,6 +145,7 @@ def _lengths_by_tokens(arm: ArmPlan, budget: BudgetConfig, config: ExperimentCon
     """Every stage ends by its share of the tokens, or by the highest number of steps."""
     assert budget.tokens is not None
     assert budget.max_optimizer_steps is not None
+    _refuse_sampling(arm, config, "tokens")
     if arm.config.sft_steps is not None:
         arm.refuse("sft_steps: budget.tokens counts tokens; give sft_tokens")
     sft_tokens = arm.config.sft_tokens
@@ -196,10 +197,11 @@ def _lengths_by_steps(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConf
     _check_share(arm, config, "sft_steps", arm.config.sft_steps)
     sft_steps = arm.config.sft_steps or 0
     if budget.rollouts is not None:
+        _refuse_sampling(arm, config, "rollouts")
         return _lengths(config.stages, sft_steps, _steps_of_rollouts(arm, budget.rollouts, config))
     assert budget.optimizer_steps is not None
     if "rl" not in config.stages:
-        return _lengths(config.stages, budget.optimizer_steps, 0)
+        return _lengths(config.stages, _steps_of_a_round(arm, budget.optimizer_steps, config), 0)
     assert config.rl is not None
     left, a_step = budget.optimizer_steps - sft_steps, config.rl.updates_per_step
     if left < 1 or left % a_step:
@@ -208,7 +210,27 @@ def _lengths_by_steps(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConf
             f"the {a_step} that each RL step makes (rl.passes x rl.prompts_per_step / rl.prompts_per_update); change "
             "one of them"
         )
-    return _lengths(config.stages, sft_steps, left // a_step)
+    return _lengths(config.stages, _steps_of_a_round(arm, sft_steps, config), left // a_step)
+
+
+def _refuse_sampling(arm: ArmPlan, config: ExperimentConfig, unit: str) -> None:
+    """The stage `sample` answers every training prompt, and only the data and the policy say how much that is."""
+    if "sample" in config.stages:
+        arm.refuse(
+            f"how many {unit} the stage sample of chain {arm.config.chain} takes is known only afterwards; give "
+            "budget.optimizer_steps, beside which they are reported"
+        )
+
+
+def _steps_of_a_round(arm: ArmPlan, steps: int, config: ExperimentConfig) -> int:
+    """Steps of each SFT, of which a chain with `sample` has one in every round."""
+    rounds = config.expert_iteration.rounds if "sample" in config.stages else 1
+    if steps % rounds:
+        arm.refuse(
+            f"{steps} optimizer steps of SFT are no multiple of its {rounds} rounds (expert_iteration.rounds); change "
+            "one of them"
+        )
+    return steps // rounds
 
 
 def _steps_of_rollouts(arm: ArmPlan, rollouts: int, config: ExperimentConfig) -> int:

@@ -15,7 +15,7 @@ class BudgetConfig(StrictModel):
     """How much every arm learns: exactly one of `optimizer_steps`, `rollouts` and `tokens`."""
 
     optimizer_steps: PositiveInt | None = None
-    """Optimizer steps after the base policy, those of SFT and of RL together."""
+    """Optimizer steps after the base policy, those of SFT (in all of its rounds) and of RL together."""
     rollouts: PositiveInt | None = None
     """Responses sampled during RL; steps of SFT are given by `sft_steps` and not counted."""
     tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
@@ -97,7 +97,8 @@ class ArmConfig(StrictModel):
     method: str
     """A preset of `exp_configs/methods/`; of a chain with RL, that of RL."""
     sft_steps: PositiveInt | None = None
-    """Optimizer steps of SFT where RL follows; None: the chain has no SFT before RL, or `sft_tokens` sets it."""
+    """Optimizer steps of SFT, in all of its rounds, where RL follows; None: the chain has no SFT before RL, or
+    `sft_tokens` sets it."""
     sft_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
     """The share of `budget.tokens` that SFT learns from where RL follows."""
     overrides: tuple[str, ...] = ()

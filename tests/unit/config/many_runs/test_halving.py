@@ -96,6 +96,7 @@ def test_a_budget_of_rollouts_has_rungs_of_rollouts(load):
         ("optimizer_steps: 24", "tokens: 900, max_optimizer_steps: 9", "has no rungs under budget.tokens"),
         ("{kind: constant}", "{kind: cosine}", "arms.sft: select.halving: sft.optimizer.schedule depends on how many"),
         ("method: luffy}", "method: luffy, overrides: [rl.optimizer.schedule.kind=linear]}", "rl.optimizer.schedule"),
+        ("chain: sft, method: sft", "chain: rft, method: sft", "the rounds of chain rft cannot be continued by longer"),
         (
             "method: luffy}",
             "method: luffy, overrides: ['rl.validation={every: 2, source: validation}']}",
