@@ -38,17 +38,20 @@ def recorded_as(validation: Mapping[str, Json] | None) -> str:
 
 
 def num_measurements(every: int, start: int, steps: int) -> int:
-    """Of a stage of `steps` that goes on after step `start`: before the first step, every `every`, after the last."""
+    """Measurements of a stage of `steps` that goes on after step `start`.
+
+    They come before the first step, every `every` steps, and after the last one.
+    """
     before = 1 if start == 0 else 0
     return before + steps // every - start // every + (1 if steps % every and steps > start else 0)
 
 
 def mean_seconds(rows: Sequence[MetricRow]) -> float | None:
-    """Of one measurement; None where none was made."""
+    """Mean time of one measurement; None where none was made."""
     seconds = [row[_SECONDS] for row in rows if _SECONDS in row]
     return fmean(seconds) if seconds else None
 
 
 def total_seconds(rows: Sequence[MetricRow]) -> float:
-    """Of all measurements."""
+    """Time of all measurements."""
     return sum(row.get(_SECONDS, 0.0) for row in rows)

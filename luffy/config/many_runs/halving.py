@@ -21,7 +21,7 @@ class Rung:
     resource: int
     """How long each of its tries trains, from the base policy on, in the unit of the budget."""
     num_tries: int
-    """Of each arm."""
+    """Tries of each arm."""
 
 
 def rungs_of(halving: HalvingConfig, budget: int, num_points: int) -> tuple[Rung, ...]:

@@ -39,8 +39,8 @@ class Costs:
     trained_tokens: float | None
     """Response tokens in the batches of updates, traces included."""
     seconds: float | None
-    """In training steps, rollouts included; without evaluation and the start of programs. Of `sample` its last attempt
-    as a whole."""
+    """In training steps, rollouts included; without evaluation and the start of programs. The stage `sample` counts
+    with the whole of its last attempt."""
     peak_memory_gib: float | None
     """The training process's; unknown with `cluster: ray`."""
     gpu_hours: float | None = None
@@ -164,7 +164,7 @@ def _kind(name: str) -> str:
 
 
 def _costs(kind: str, directory: Path) -> Costs:
-    """Of one finished stage of a kind in `_COSTLY`."""
+    """What one finished stage of a kind in `_COSTLY` has spent."""
     return _costs_of_sampling(directory) if kind == "sample" else _costs_of_training(kind, _trained_rows(directory))
 
 

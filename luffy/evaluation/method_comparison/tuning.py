@@ -137,9 +137,9 @@ class Halving:
     eta: int
     resource: Resource
     lengths: tuple[int, ...]
-    """Of each rung, in `resource`; the last is the whole budget."""
+    """Length of each rung, in `resource`; the last is the whole budget."""
     num_tries: tuple[int, ...]
-    """Of each arm, on each rung."""
+    """Tries of each arm on each rung."""
 
     @property
     def unit(self) -> str:
