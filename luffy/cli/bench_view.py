@@ -34,6 +34,8 @@ def show_reading(reading: Reading, config: ExperimentConfig) -> None:
         say(f"  MFU of training     {reading.mfu:.1%} of {reading.peak}")
     if reading.memory_gib:
         say(f"  peak memory         {_memory(reading)}; {_estimate(reading, config)}")
+    if (validation_s := reading.times.validation_s) is not None:
+        say(f"  a validation        {validation_s:.1f} s")
     say(f"  start and end       {reading.times.fixed_s:.1f} s{_save(reading)}")
 
 

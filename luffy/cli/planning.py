@@ -45,9 +45,10 @@ def show_plan(
 def show_comparison_plan(comparison: Comparison, workspace: Workspace, *, verify: bool) -> None:
     """Print the plan of all runs of a comparison, as far as they are known before tuning."""
     _show_runs(arm_configs(comparison), _comparison_plans(comparison, workspace, verify), workspace)
-    if comparison.tuning_runs:
-        num_tuning = len(comparison.tuning_runs)
+    if num_tuning := comparison.num_tuning_runs:
         say(f"{num_tuning} runs for tuning, then {comparison.num_runs - num_tuning} with the chosen values")
+    for rung in comparison.rungs if len(comparison.rungs) > 1 else ():
+        say(f"rung {rung.number}: {rung.num_tries} tries of each arm, {rung.resource} {comparison.config.budget.unit}")
 
 
 def show_grid_plan(grid: GridExperiment, workspace: Workspace, *, verify: bool) -> None:
@@ -139,6 +140,8 @@ def _forecast_notes(
     sources = dict.fromkeys(each.source for each in forecasts if each.seconds)
     notes = [f"times: {', '.join(sources)}"] if sources else []
     unknown = [plan for plan, each in zip(plans, forecasts, strict=True) if each.seconds is None]
+    if any(plan.node.stage == "synthesize" for plan in unknown):
+        notes.append("times: without synthesize, which luffy bench does not measure")
     if choose(config, unknown)[0]:
         notes.append("- : not measured yet; luffy bench, with the same experiment and overrides, measures it")
     return notes

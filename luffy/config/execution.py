@@ -29,6 +29,8 @@ class CheckpointConfig(StrictModel):
     """Optimizer steps between checkpoints of `base`."""
     sft_every: PositiveInt = 100
     """Optimizer steps between checkpoints of `sft`."""
+    sft_last: bool = False
+    """Whether `sft` writes one after its last step, too, so that a longer run continues from there."""
     rl_every: PositiveInt = 50
     """RL steps between checkpoints of `rl`; steps after the newest are replayed from the journal."""
     keep: PositiveInt = 2

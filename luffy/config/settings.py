@@ -113,6 +113,18 @@ class SFTSettings(StrictModel):
             del values["cluster"]
         return values
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether what happens at a step changes when the stage is made longer, or its length is not given in steps."""
+        sft = self.sft
+        return (
+            sft.steps is None
+            or sft.max_tokens is not None
+            or sft.optimizer.schedule.depends_on_length
+            or sft.objective.depends_on_length
+            or (self.validation is not None and self.validation.shows_last_step(sft.steps))
+        )
+
 
 class RLSettings(StrictModel):
     """`rl`: mixed-policy reinforcement learning."""
@@ -146,19 +158,12 @@ class RLSettings(StrictModel):
     @property
     def depends_on_length(self) -> bool:
         """Whether what happens at a step changes when the stage is made longer."""
-        if self.validation is not None and self._last_step_shows:
+        if self.validation is not None and self.validation.shows_last_step(self.rl.steps):
             return True
         critic = self.rl.critic
         schedules = [self.rl.optimizer.schedule] + ([critic.optimizer.schedule] if critic is not None else [])
         sampling = self.rl.sampling.depends_on_length
         return sampling or self.objective.depends_on_length or any(schedule.depends_on_length for schedule in schedules)
-
-    @property
-    def _last_step_shows(self) -> bool:
-        """Whether a longer run would not measure the last step, or would choose among more steps."""
-        assert self.validation is not None
-        schedule = self.validation.schedule
-        return schedule.keep_best is not None or self.rl.steps % schedule.every > 0
 
 
 class EvaluateSettings(StrictModel):

@@ -125,6 +125,10 @@ class HeldOutSettings(StrictModel):
     """How suites are sampled and graded, under the one decoding `DECODING`."""
     grading: GradingConfig
 
+    def shows_last_step(self, steps: int) -> bool:
+        """Whether a run longer than `steps` would not measure that step, or would choose among more steps."""
+        return self.schedule.keep_best is not None or steps % self.schedule.every > 0
+
 
 def _asking(suite: SuiteConfig | None) -> SuiteConfig | None:
     """How the evaluation samples and grades a suite, without the number of samples; None: like all others."""

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from luffy.config import ExperimentConfig
 from luffy.config.data import HubSource
+from luffy.config.evaluation import DecodingConfig, EvaluationConfig
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import locate
-from luffy.config.settings import EvaluateSettings
+from luffy.config.settings import DifficultySettings, EvaluateSettings, SampleSettings
 from luffy.costs.stand_ins import BASE, DATA, PROGRAM, StandIns, write_ask
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.suite_files import suite_files
@@ -82,8 +83,19 @@ def find_inputs(config: ExperimentConfig, plans: Mapping[str, StagePlan], folder
     )
 
 
-def some_suites(data: Path, settings: EvaluateSettings, most: int, folder: Path) -> tuple[Path, int, int]:
-    """A copy of the suites with about `most` responses under all decodings; also their number, and that of all."""
+@dataclass(frozen=True, slots=True)
+class SomeProblems:
+    """A part of what a stage answers, in the form of prepared suites."""
+
+    data: Path
+    num_responses: int
+    """To the problems in `data`."""
+    every: int
+    """To all problems."""
+
+
+def some_suites(data: Path, settings: EvaluateSettings, most: int, folder: Path) -> SomeProblems:
+    """A copy of the suites in `folder` with about `most` responses under all decodings."""
     protocol, decodings = settings.evaluation.protocol, list(settings.evaluation.decodings)
     files = suite_files(data, settings.evaluation.only)
     suites = {name: read_prompts(file) for name, file in files.items()}
@@ -97,9 +109,38 @@ def some_suites(data: Path, settings: EvaluateSettings, most: int, folder: Path)
         left -= len(kept) * per_problem[name]
         if left <= 0:
             break
+    _finish(folder, data)
+    return SomeProblems(folder, most - left, every)
+
+
+def some_training_prompts(data: Path, num_samples: int, most: int, folder: Path) -> SomeProblems:
+    """Training prompts as a suite in `folder`, with about `most` responses, `num_samples` to each."""
+    prompts = read_prompts(data / _TRAIN)
+    kept = prompts[: max(1, most // num_samples)]
+    (folder / "suites").mkdir(parents=True)
+    write_prompts(folder / "suites" / _TRAIN, kept)
+    _finish(folder, data)
+    return SomeProblems(folder, num_samples * len(kept), num_samples * len(prompts))
+
+
+def answering_as_evaluation(settings: DifficultySettings | SampleSettings) -> EvaluateSettings:
+    """The evaluation that samples as the stage does, with the training prompts as its suite."""
+    config = settings.difficulty if isinstance(settings, DifficultySettings) else settings.sample
+    assert config.temperature is not None
+    assert config.max_response_tokens is not None
+    assert config.engine is not None
+    protocol = EvaluationConfig(
+        decodings={"answers": DecodingConfig(temperature=config.temperature, num_samples=config.num_samples)},
+        max_response_tokens=config.max_response_tokens,
+        stop=config.stop or (),
+        engine=config.engine,
+    )
+    return EvaluateSettings(seed=settings.seed, dtype=settings.dtype, evaluation=protocol, grading=settings.grading)
+
+
+def _finish(folder: Path, data: Path) -> None:
     (folder / _TRAIN).symlink_to(data / _TRAIN)  # its traces may say how long responses are
     mark_finished(folder, "prepare_data")
-    return folder, most - left, every
 
 
 def mark_finished(folder: Path, stage: str) -> None:

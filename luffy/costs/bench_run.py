@@ -17,9 +17,26 @@ from pathlib import Path
 
 import psutil
 
-from luffy.config.settings import BaseSettings, EvaluateSettings, RLSettings, SFTSettings, StageSettings
-from luffy.costs.bench_inputs import BenchInputs, some_suites
+from luffy.config.settings import (
+    BaseSettings,
+    DifficultySettings,
+    EvaluateSettings,
+    RLSettings,
+    SampleSettings,
+    SFTSettings,
+    StageSettings,
+)
+from luffy.config.stage_names import StageName
+from luffy.config.validation import HeldOutSettings
+from luffy.costs.bench_inputs import (
+    BenchInputs,
+    SomeProblems,
+    answering_as_evaluation,
+    some_suites,
+    some_training_prompts,
+)
 from luffy.costs.earlier_runs import earlier_length
+from luffy.costs.held_out_times import measured_by, validation_of
 from luffy.costs.readings import DEVICE_FILE, MeasuredRun, Reading, read_evaluation, read_training
 from luffy.costs.response_lengths import Pace, write_pace
 from luffy.costs.stage_times import bench_folder, write_times
@@ -84,6 +101,8 @@ class Bench:
         settings = plan.node.settings
         if isinstance(settings, EvaluateSettings):
             return self._evaluation(plan, settings)
+        if isinstance(settings, DifficultySettings | SampleSettings):
+            return self._answers(plan, settings)
         return self._rl(plan, settings) if isinstance(settings, RLSettings) else self._supervised(plan, settings)
 
     def keep(self, plan: StagePlan, reading: Reading) -> None:
@@ -93,18 +112,32 @@ class Bench:
     def _supervised(self, plan: StagePlan, settings: StageSettings) -> Reading:
         steps, inputs = 2 * self._options.steps + 1, {"data": self._inputs.data}
         if isinstance(settings, SFTSettings):
-            inputs["model"] = self._inputs.base
+            inputs |= {"model": self._inputs.base, "held_out": self._inputs.data}
             shorter = {"steps": steps, "epochs": None} | ({} if self._inputs.own_data else {"num_traces": None})
             changed: StageSettings = settings.model_copy(
-                update={"sft": settings.sft.model_copy(update=shorter), "validation": None}
+                update={"sft": settings.sft.model_copy(update=shorter), "validation": self._validation(settings, steps)}
             )
         else:
             assert isinstance(settings, BaseSettings) and settings.base is not None
             changed = settings.model_copy(update={"base": settings.base.model_copy(update={"steps": steps})})
         run = self._run(plan, changed, inputs, save_at=steps - 1)
         return read_training(
-            run, plan.node.name, skipped=1, ahead=0, source=_now_words(), num_units=self._sft_steps(settings, run)
+            run,
+            plan.node.name,
+            skipped=1,
+            ahead=0,
+            source=_now_words(),
+            num_units=self._sft_steps(settings, run),
+            validation=measured_by(validation_of(changed)),
         )
+
+    def _validation(self, settings: SFTSettings | RLSettings, steps: int) -> HeldOutSettings | None:
+        """The stage's own validation, before the first and after the last step; None where its problems are made up."""
+        validation = settings.validation
+        if validation is None or not self._inputs.own_data:
+            return None
+        at_the_ends = {"every": steps, "keep_best": None, "patience": None}
+        return validation.model_copy(update={"schedule": validation.schedule.model_copy(update=at_the_ends)})
 
     def _sft_steps(self, settings: StageSettings, run: MeasuredRun) -> int | None:
         """Optimizer steps of the whole stage; None where the settings leave it to the data, which are not at hand."""
@@ -125,11 +158,20 @@ class Bench:
                 "critic": settings.rl.critic and settings.rl.critic.model_copy(update={"warmup_steps": 0}),
             }
         )
-        changed = settings.model_copy(update={"rl": rl, "validation": None})
-        inputs = {"data": self._inputs.prompts, "model": self._inputs.rl_start}
+        validation = self._validation(settings, steps)
+        changed = settings.model_copy(update={"rl": rl, "validation": validation})
+        inputs = {"data": self._inputs.prompts, "model": self._inputs.rl_start, "held_out": self._inputs.data}
         pace = self._pace(plan, natural=self._inputs.own_rl_start)
         run = self._run(plan, changed, inputs, save_at=_NEVER, pace=pace)
-        return read_training(run, plan.node.name, skipped=1 + ahead, ahead=ahead, source=_now_words(), pace=pace)
+        return read_training(
+            run,
+            plan.node.name,
+            skipped=1 + ahead,
+            ahead=ahead,
+            source=_now_words(),
+            pace=pace,
+            validation=measured_by(validation),
+        )
 
     def _evaluation(self, plan: StagePlan, settings: EvaluateSettings) -> Reading:
         """Evaluations whose responses have the same lengths take equally long, and are measured once."""
@@ -137,15 +179,36 @@ class Bench:
         pace = self._pace(plan, natural=is_own)
         if (same := self._evaluations.get((model, pace))) is not None:
             return replace(same, node=plan.node.name, same_as=same.node)
-        execution = self._experiment.config.execution
-        full_batch = {"vllm": execution.vllm.max_num_seqs}.get(settings.evaluation.engine, execution.rollout_batch_size)
         folder = Path(tempfile.mkdtemp(prefix="suites-", dir=self._scratch))
-        data, num_responses, every = some_suites(self._inputs.data, settings, full_batch, folder)
-        run = self._run(plan, settings, {"data": data, "model": model}, save_at=_NEVER, pace=pace)
-        every_known = every if self._inputs.own_data else None
-        reading = read_evaluation(run, plan.node.name, num_responses, every_known, source=_now_words(), pace=pace)
+        some = some_suites(self._inputs.data, settings, self._full_batch(settings.evaluation.engine), folder)
+        reading = self._generation(plan, settings, model, pace, some)
         self._evaluations[model, pace] = reading
         return reading
+
+    def _answers(self, plan: StagePlan, settings: DifficultySettings | SampleSettings) -> Reading:
+        """`difficulty` and `sample` answer training prompts as an evaluation answers those of a suite, so the program
+        of `evaluate` is measured."""
+        model, is_own = self._evaluated(plan)
+        as_suite = answering_as_evaluation(settings)
+        folder = Path(tempfile.mkdtemp(prefix="suites-", dir=self._scratch))
+        num_samples = next(iter(as_suite.evaluation.decodings.values())).num_samples
+        some = some_training_prompts(
+            self._inputs.data, num_samples, self._full_batch(as_suite.evaluation.engine), folder
+        )
+        return self._generation(plan, as_suite, model, self._pace(plan, natural=is_own), some)
+
+    def _generation(
+        self, plan: StagePlan, settings: EvaluateSettings, model: Path, pace: Pace, some: SomeProblems
+    ) -> Reading:
+        run = self._run(
+            plan, settings, {"data": some.data, "model": model}, save_at=_NEVER, pace=pace, program="evaluate"
+        )
+        every = some.every if self._inputs.own_data else None
+        return read_evaluation(run, plan.node.name, some.num_responses, every, source=_now_words(), pace=pace)
+
+    def _full_batch(self, engine: str) -> int:
+        execution = self._experiment.config.execution
+        return execution.vllm.max_num_seqs if engine == "vllm" else execution.rollout_batch_size
 
     def _evaluated(self, plan: StagePlan) -> tuple[Path, bool]:
         """The policy to evaluate: the stage's own where it is finished, else that of `base`; and whether it is its own.
@@ -171,7 +234,7 @@ class Bench:
             return Pace("mean", f"{mean:.0f} tokens on average, as in {where}", mean)
         if natural and self._inputs.own_data:
             return Pace("natural", "as long as the policy at hand answers now, which training changes")
-        if "sft" in config.stages and self._inputs.own_data:
+        if "sft" in config.stages and plan.node.stage in ("rl", "evaluate") and self._inputs.own_data:
             return Pace("traces", "as long as the traces, which SFT teaches")
         return Pace(
             "bound", "all as long as max_response_tokens allows, an upper bound; --response-tokens sets another"
@@ -182,8 +245,15 @@ class Bench:
         return workload_of(self._experiment.config, nodes, plan.node, self._machine)
 
     def _run(
-        self, plan: StagePlan, settings: StageSettings, inputs: dict[str, Path], save_at: int, pace: Pace | None = None
+        self,
+        plan: StagePlan,
+        settings: StageSettings,
+        inputs: dict[str, Path],
+        save_at: int,
+        pace: Pace | None = None,
+        program: StageName | None = None,
     ) -> MeasuredRun:
+        """The stage's program, or another one, with these settings."""
         config = self._experiment.config
         out = Path(tempfile.mkdtemp(prefix=f"{plan.node.name}-", dir=self._scratch))
         checkpoint = config.execution.checkpoint.model_copy(
@@ -191,6 +261,7 @@ class Bench:
         )
         job = self._experiment.job(plan).model_copy(
             update={
+                "stage": program or plan.node.stage,
                 "settings": settings,
                 "inputs": {name: str(folder) for name, folder in inputs.items()},
                 "extends": None,

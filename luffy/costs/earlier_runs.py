@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
+from luffy.costs.held_out_times import mean_seconds, recorded_as, total_seconds
 from luffy.costs.stage_times import StageTimes
 from luffy.costs.workloads import Workload, finished_workload
 from luffy.pipeline.chain.manifest import Manifest, read_manifest
@@ -15,8 +16,6 @@ from luffy.tracking.metrics import METRICS_FILE, read_metrics
 
 _RESULTS_FILE = "results.json"
 _STEP = "perf/step_s"
-_VALIDATION = "perf/validation_s"
-"""Left out, since another run of the same workload may have none."""
 _LENGTH = "rollout/response_length_mean"
 _LAST_STEPS = 10
 _LOOKED_AT = 50
@@ -63,14 +62,16 @@ def _times(directory: Path, manifest: Manifest) -> StageTimes:
     source = f"{manifest.stage} {directory.name}"
     whole_s = (datetime.fromisoformat(manifest.ended) - datetime.fromisoformat(manifest.started)).total_seconds()
     rows = read_metrics(directory / METRICS_FILE)
-    whole_s -= sum(row.get(_VALIDATION, 0.0) for row in rows)
+    whole_s -= total_seconds(rows)  # which another run of the same workload may not have
     steps = [row[_STEP] for row in rows if _STEP in row]
     if not steps:
         return StageTimes(whole_s, 0.0, 0.0, None, source)
     unit_s = fmean(steps[1:] or steps)
     at_once = not manifest.resumed_from and manifest.extended is None
     fixed_s = max(0.0, whole_s - unit_s * len(steps)) if at_once else 0.0
-    return StageTimes(fixed_s, unit_s, 0.0, len(steps), source)
+    validation = manifest.settings.get("validation")
+    measured = recorded_as(validation if isinstance(validation, dict) else None)
+    return StageTimes(fixed_s, unit_s, 0.0, len(steps), source, mean_seconds(rows), measured)
 
 
 def _limit(workload: Workload) -> object:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from luffy.config import ExperimentConfig
 from luffy.config.settings import BaseSettings, RLSettings, SFTSettings
 from luffy.costs.earlier_runs import earlier_times
+from luffy.costs.held_out_times import measured_by, num_measurements, validation_of
 from luffy.costs.stage_times import StageTimes, read_times
 from luffy.costs.workloads import record_name, this_machine, workload_of
 from luffy.pipeline.chain.plan import StagePlan
@@ -63,7 +64,20 @@ def _of_stage(config: ExperimentConfig, plan: StagePlan, find: FindTimes, gpus: 
     units = None if times is None else _units_left(plan, times)
     if times is None or units is None:
         return StageForecast(name, None, gpus, "")
-    return StageForecast(name, times.seconds(units, _further_saves(config, plan, units)), gpus, times.source)
+    seconds, validation_s = times.seconds(units, _further_saves(config, plan, units)), _validation_s(plan, times, units)
+    if validation_s is None:
+        return StageForecast(name, seconds, gpus, f"{times.source} (without validation)")
+    return StageForecast(name, seconds + validation_s, gpus, times.source)
+
+
+def _validation_s(plan: StagePlan, times: StageTimes, units: int) -> float | None:
+    """Seconds of all measurements of held-out accuracy; None where one of that kind has never been measured."""
+    validation = validation_of(plan.node.settings)
+    if validation is None:
+        return 0.0
+    if times.validation_s is None or times.validation != measured_by(validation):
+        return None
+    return times.validation_s * num_measurements(validation.schedule.every, plan.step, plan.step + units)
 
 
 def _units_left(plan: StagePlan, times: StageTimes) -> int | None:

@@ -11,8 +11,6 @@ _NOT_TIMED = {
     "prepare_data": "it neither trains nor generates",
     "report": "it neither trains nor generates",
     "synthesize": "it generates with models of others",
-    "difficulty": "it ends its stage with the prompts that it keeps; it generates as fast as an evaluation",
-    "sample": "it ends its stage with the traces that it keeps; it generates as fast as an evaluation",
 }
 
 
@@ -36,11 +34,17 @@ def choose(config: ExperimentConfig, plans: Sequence[StagePlan]) -> tuple[list[S
 
 def _refusal(config: ExperimentConfig, stage: str) -> str | None:
     """Why a stage cannot be measured; None where it can."""
-    if config.environment is not None and stage in ("rl", "evaluate"):
+    generating = {
+        "rl": config.rl,
+        "evaluate": config.evaluation,
+        "difficulty": config.measured_difficulty,
+        "sample": config.sampled_traces,
+    }
+    if config.environment is not None and stage in generating:
         return "responses are episodes with an environment, whose tools and turns are not known beforehand"
     if stage == "base" and config.model.architecture is None:
         return "it trains nothing"
-    section = {"rl": config.rl, "evaluate": config.evaluation}.get(stage)
+    section = generating.get(stage)
     if section is not None and section.engine == "openai":
         return _ELSEWHERE
     return _NOT_TIMED.get(stage)

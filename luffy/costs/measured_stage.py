@@ -90,7 +90,7 @@ def _sft() -> Run:
 
 
 def _rl() -> Run:
-    from luffy.costs.paced_engine import EvenVerdicts, Lengths, PacedCluster
+    from luffy.costs.paced_engine import EvenVerdicts, Lengths, PacedCluster, unlogged
     from luffy.stages import rl
     from luffy.stages.rl_components import Wrapping
 
@@ -100,6 +100,7 @@ def _rl() -> Run:
         wrapping = Wrapping(
             cluster=lambda cluster: PacedCluster(cluster, lengths, context.out),
             grader=partial(EvenVerdicts, boxed=pace.way != "natural"),
+            validation_engine=unlogged,
         )
         return rl.run(settings, context, wrapping)
 

@@ -21,34 +21,50 @@ Lengths = Callable[[int], Sequence[int]]
 class PacedEngine:
     """The real engine; with `lengths`, no response ends before it has its length.
 
-    Each call adds a line to `generation.jsonl` in `out`: its seconds, its responses and their tokens.
+    Each call adds a line to `generation.jsonl` in `out`: its seconds, its responses and their tokens; without `out`
+    none.
     """
 
-    def __init__(self, engine: RolloutEngine, lengths: Lengths | None, out: Path) -> None:
+    def __init__(self, engine: RolloutEngine, lengths: Lengths | None, out: Path | None) -> None:
         self._engine = engine
         self._lengths = lengths
-        self._log = out / GENERATION_FILE
+        self._log = None if out is None else out / GENERATION_FILE
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
         """One completion per request, in order."""
         if self._lengths is not None:
             lengths = self._lengths(len(requests))
-            requests = [replace(each, max_new_tokens=length) for each, length in zip(requests, lengths, strict=True)]
+            most = params.max_response_tokens  # of a validation, which may have a limit of its own
+            requests = [
+                replace(each, max_new_tokens=min(length, most)) for each, length in zip(requests, lengths, strict=True)
+            ]
             params = replace(params, stop_token_ids=(), stop=())
         began = time.perf_counter()
         completions = self._engine.generate(requests, params)
-        line = {
-            "seconds": time.perf_counter() - began,
-            "responses": len(completions),
-            "tokens": sum(len(completion.token_ids) for completion in completions),
-        }
+        self._note(completions, time.perf_counter() - began)
+        return completions
+
+    def unlogged(self) -> "PacedEngine":
+        """The same engine and lengths, whose calls are not logged."""
+        return PacedEngine(self._engine, self._lengths, None)
+
+    def _note(self, completions: Sequence[Completion], seconds: float) -> None:
+        if self._log is None:
+            return
+        tokens = sum(len(completion.token_ids) for completion in completions)
+        line = {"seconds": seconds, "responses": len(completions), "tokens": tokens}
         with self._log.open("a", encoding="utf-8") as file:  # a single write, so threads cannot mix their lines
             file.write(json.dumps(line) + "\n")
-        return completions
 
     def close(self) -> None:
         """Close the real engine."""
         self._engine.close()
+
+
+def unlogged(engine: RolloutEngine) -> RolloutEngine:
+    """A paced engine for the validation, whose calls are no rollouts."""
+    assert isinstance(engine, PacedEngine)
+    return engine.unlogged()
 
 
 class PacedSwappableEngine(PacedEngine):

@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from luffy.costs.held_out_times import mean_seconds, total_seconds
 from luffy.costs.response_lengths import Pace
 from luffy.costs.stage_times import StageTimes
-from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics
+from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
 
 DEVICE_FILE = "device.json"
 GENERATION_FILE = "generation.jsonl"
@@ -83,24 +84,27 @@ def read_training(
     source: str,
     num_units: int | None = None,
     pace: Pace | None = None,
+    validation: str = "",
 ) -> Reading:
     """The reading of `base`, `sft` or `rl`; without its first `skipped` and its last `ahead` steps, which differ.
 
     Where rollouts run ahead of the trainer, it waits at the beginning, and nothing is generated at the end.
+    `validation` says what was measured while it trained (`luffy.costs.held_out_times.measured_by`).
     """
-    rows = read_metrics(run.out / METRICS_FILE)
+    logged = read_metrics(run.out / METRICS_FILE)
+    rows = training_rows(logged)
     usual = rows[skipped : len(rows) - ahead]
     step_s = fmean(row[_STEP] for row in usual)
     save_s = _save_s(run, rows)
     device = run.facts(DEVICE_FILE)
     is_rl = pace is not None
     # RL writes a checkpoint after its last step, always; base and sft only wrote one because the bench asked for it.
-    fixed_s = _program_s(run) - len(rows) * step_s - (0.0 if is_rl else save_s)
+    fixed_s = _program_s(run) - len(rows) * step_s - (0.0 if is_rl else save_s) - total_seconds(logged)
     parts = _parts(usual, step_s)
     generated = _mean_rate(run) if is_rl else (None, None)
     return Reading(
         node=node,
-        times=StageTimes(max(0.0, fixed_s), step_s, save_s, num_units, source),
+        times=StageTimes(max(0.0, fixed_s), step_s, save_s, num_units, source, mean_seconds(logged), validation),
         measured=f"{len(usual)} steps",
         generated_tokens_per_s=generated[0],
         trained_tokens_per_s=_mean(usual, "perf/train_tokens_per_s") or _mean(usual, "perf/tokens_per_s"),
@@ -150,8 +154,8 @@ def _save_s(run: MeasuredRun, rows: Sequence[MetricRow]) -> float:
     if len(run.progress) < 2:
         return 0.0
     (before, began), (last, ended) = run.progress[-2:]
-    steps_s = sum(row[_STEP] for row in rows if before < row["step"] <= last)
-    return max(0.0, ended - began - steps_s)
+    between = [row for row in rows if before < row["step"] <= last]
+    return max(0.0, ended - began - sum(row[_STEP] for row in between) - total_seconds(between))
 
 
 def _calls(run: MeasuredRun) -> list[dict[str, float]]:

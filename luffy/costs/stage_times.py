@@ -15,7 +15,7 @@ _FOLDER = "benches"
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """`fixed_s` + units x `unit_s` + further checkpoints x `save_s`, in seconds."""
+    """`fixed_s` + units x `unit_s` + further checkpoints x `save_s` + measurements x `validation_s`, in seconds."""
 
     fixed_s: float
     """Start of the process, imports, loading, the excess of the first step, the last checkpoint, export, hashes."""
@@ -27,6 +27,10 @@ class StageTimes:
     """Units of the whole stage where the settings do not say; None: unknown."""
     source: str
     """Where the figures come from, in words."""
+    validation_s: float | None = None
+    """One measurement of held-out accuracy while the stage trains; None: none was made."""
+    validation: str = ""
+    """What it measured (`luffy.costs.held_out_times.measured_by`)."""
 
     def seconds(self, units: int, saves: int) -> float:
         """Predicted time for that many units and further checkpoints."""

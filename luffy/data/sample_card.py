@@ -9,6 +9,8 @@ from luffy.config.expert_iteration import SampleConfig
 from luffy.data.pass_rates import RateSummary
 from luffy.types import Prompt
 
+CARD_FILE = "card.json"
+
 
 @dataclass(frozen=True, slots=True)
 class KeptCount:

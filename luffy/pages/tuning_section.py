@@ -1,11 +1,12 @@
 """How the arms of a comparison were tuned: what was tried, what was chosen, and what it cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from luffy.config.many_runs.grid import value_text
+from luffy.evaluation.method_comparison.arms import Costs
 from luffy.evaluation.method_comparison.seed_scores import Score
-from luffy.evaluation.method_comparison.tuning import ArmTuning, Try, Tuning
+from luffy.evaluation.method_comparison.tuning import ArmTuning, Halving, Try, Tuning
 from luffy.pages.cost_tables import costs_by_name
 from luffy.pages.panels import Figure
 from luffy.pages.plotter import Dot, place_plot
@@ -22,7 +23,7 @@ class TuningSection:
     warnings: list[str]
     tries: Table
     figures: list[Figure]
-    """For each key that some arms have alone in their grids."""
+    """For each key that some arms have alone in their grids, and each rung."""
     costs: Table
 
 
@@ -34,23 +35,44 @@ def tuning_section(tuning: Tuning, colors: Mapping[str, str]) -> TuningSection:
 
 
 def tries_table(tuning: Tuning) -> Table:
-    """A row for each try of each arm, in the order of its grid."""
+    """A row for each point of each arm, in the order of its grid, with its accuracy on each rung."""
     rows = [
         (
             TableCell(arm.arm),
             TableCell(each.point.text),
-            score_cell(each.score) if each.score is not None else TableCell("failed", (), "worse"),
-            TableCell("chosen", (), "better") if each is arm.chosen else TableCell(""),
+            *(_accuracy(rung, each) for rung in arm.rungs),
+            _decision(tuning, arm, each),
         )
         for arm in tuning.arms
         for each in arm.tries
     ]
-    return Table(("arm", "tried", f"accuracy on {tuning.on}", "decision"), tuple(rows))
+    halving, on = tuning.halving, f"accuracy on {tuning.on}"
+    measured = [on] if halving is None else [f"{on}, {length} {halving.unit}" for length in halving.lengths]
+    return Table(("arm", "tried", *measured, "decision"), tuple(rows))
 
 
 def tuning_costs(tuning: Tuning) -> Table:
-    """What all tries of each arm have spent together."""
-    return costs_by_name("arm", {arm.arm: arm.costs for arm in tuning.arms})
+    """What all tries of each arm have spent together; with rungs, also what the whole budget for each would have."""
+    costs = dict[str, Costs | None]()
+    for arm in tuning.arms:
+        costs[arm.arm] = arm.costs
+        if (full := tuning.costs_of_full_grid(arm)) is not None:
+            costs[f"{arm.arm}, full grid (estimate)"] = full
+    return costs_by_name("arm", costs)
+
+
+def _accuracy(rung: Sequence[Try], of: Try) -> TableCell:
+    there = next((each for each in rung if each.point == of.point), None)
+    if there is None:
+        return TableCell("–")
+    return score_cell(there.score) if there.score is not None else TableCell("failed", (), "worse")
+
+
+def _decision(tuning: Tuning, arm: ArmTuning, each: Try) -> TableCell:
+    if each is arm.chosen:
+        return TableCell("chosen", (), "better")
+    reached = sum(any(other.point == each.point for other in rung) for rung in arm.rungs)
+    return TableCell("" if tuning.halving is None or reached == len(arm.rungs) else f"dropped after rung {reached}")
 
 
 def _words(tuning: Tuning) -> str:
@@ -59,24 +81,42 @@ def _words(tuning: Tuning) -> str:
     ran = f"seed {seeds}" if len(tuning.seeds) == 1 else f"seeds {seeds}"
     return (
         f"Every arm had {tries}{drawn}, each run with {ran} and evaluated on {tuning.on} alone ({tuning.decoding}); "
-        "nothing that is reported above was used. The highest mean accuracy was chosen, of equal ones the first in the "
-        "grid."
+        f"nothing that is reported above was used. {_words_of_halving(tuning.halving)}The highest mean accuracy"
+        f"{'' if tuning.halving is None else ' of the last rung'} was chosen, of equal ones the first in the grid."
+    )
+
+
+def _words_of_halving(halving: Halving | None) -> str:
+    if halving is None:
+        return ""
+    first, *later = zip(halving.num_tries, halving.lengths, strict=True)
+    went_on = ", ".join(f"the best {count} to {length}" for count, length in later)
+    return (
+        f"Successive halving, reduction factor {halving.eta}: {first[0]} tries trained for {first[1]} {halving.unit}, "
+        f"and went on, {went_on}. "
     )
 
 
 def _figures(tuning: Tuning, colors: Mapping[str, str]) -> list[Figure]:
     keys = {arm.arm: _only_key(arm) for arm in tuning.arms}
-    figures = []
-    for key in dict.fromkeys(key for key in keys.values() if key):
-        arms = [arm for arm in tuning.arms if keys[arm.arm] == key]
-        places = list(dict.fromkeys(_value(each) for arm in arms for each in arm.tries))
-        lines = [(colors[arm.arm], [_dot(arm, place, colors[arm.arm]) for place in places]) for arm in arms]
-        if not any(dot for _, dots in lines for dot in dots):
-            continue
-        legend = tuple((colors[arm.arm], arm.arm) for arm in arms)
-        note = "Accuracy of each try, with its interval."
-        figures.append(Figure(key, note, legend, place_plot(f"tries-{key}", places, lines, key)))
-    return figures
+    lengths = [""] if tuning.halving is None else [f"{each} {tuning.halving.unit}" for each in tuning.halving.lengths]
+    found = [
+        _figure(key, place, length, [arm for arm in tuning.arms if keys[arm.arm] == key], colors)
+        for key in dict.fromkeys(key for key in keys.values() if key)
+        for place, length in enumerate(lengths)
+    ]
+    return [figure for figure in found if figure is not None]
+
+
+def _figure(key: str, rung: int, length: str, arms: Sequence[ArmTuning], colors: Mapping[str, str]) -> Figure | None:
+    """Accuracies on one rung by the values of `key`; None where no try of it has finished."""
+    places = list(dict.fromkeys(_value(each) for arm in arms for each in arm.tries))
+    lines = [(colors[arm.arm], [_dot(arm.rungs[rung], place, colors[arm.arm]) for place in places]) for arm in arms]
+    if not any(dot for _, dots in lines for dot in dots):
+        return None
+    legend = tuple((colors[arm.arm], arm.arm) for arm in arms)
+    title, name = (f"{key} after {length}", f"tries-{key}-{rung}") if length else (key, f"tries-{key}")
+    return Figure(title, "Accuracy of each try, with its interval.", legend, place_plot(name, places, lines, key))
 
 
 def _only_key(arm: ArmTuning) -> str:
@@ -89,6 +129,6 @@ def _value(each: Try) -> str:
     return value_text(each.point.values[0][1])
 
 
-def _dot(arm: ArmTuning, place: str, color: str) -> Dot | None:
-    score: Score | None = next((each.score for each in arm.tries if _value(each) == place), None)
+def _dot(tries: Sequence[Try], place: str, color: str) -> Dot | None:
+    score: Score | None = next((each.score for each in tries if _value(each) == place), None)
     return None if score is None else Dot(color, score.estimate.value, score.estimate.low, score.estimate.high)

@@ -1,6 +1,7 @@
-"""Continues a finished RL run in a longer one of the same series; the shorter run is not modified."""
+"""Continues a finished run of `sft` or `rl` in a longer one of the same series; the shorter run is not modified."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from luffy.files import link_or_copy
@@ -9,19 +10,20 @@ from luffy.pipeline.chain.checkpoints import CHECKPOINTS_FOLDER, newest_checkpoi
 _HISTORY = ("metrics.jsonl", "samples.jsonl")
 
 
-def adopt_shorter_run(finished: Path, out: Path) -> None:
-    """Copy the history, the journal and the newest checkpoint of `finished` to `out`.
+def adopt_shorter_run(finished: Path, out: Path, folders: Sequence[str] = ()) -> None:
+    """Copy the history, the `folders` and the newest checkpoint of `finished` to `out`.
 
     The checkpoint comes last, by a single rename: after a kill before that, the longer run starts from the beginning.
     """
     newest = newest_checkpoint(finished)
-    if newest is None or not (finished / "journal").is_dir():
+    if newest is None or not all((finished / name).is_dir() for name in folders):
         return  # deleted since the plan was made: the longer run starts from the beginning
     checkpoint = newest[1]
     for name in _HISTORY:
         if (finished / name).exists():
             shutil.copy2(finished / name, out / name)
-    shutil.copytree(finished / "journal", out / "journal", copy_function=link_or_copy, dirs_exist_ok=True)
+    for name in folders:
+        shutil.copytree(finished / name, out / name, copy_function=link_or_copy, dirs_exist_ok=True)
     incoming = out / CHECKPOINTS_FOLDER / f"incoming_{checkpoint.name}"
     shutil.rmtree(incoming, ignore_errors=True)
     shutil.copytree(checkpoint, incoming, copy_function=link_or_copy)

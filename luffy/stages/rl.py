@@ -29,7 +29,7 @@ def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRA
     """Train the upstream model; every step's groups are journalled before the update that uses them."""
     rl = settings.rl
     if context.extends is not None:
-        adopt_shorter_run(context.extends, context.out)
+        adopt_shorter_run(context.extends, context.out, ("journal",))
     hours = GpuHours(context.out)
     start = max(complete_checkpoints(context.out), default=0)
     _warn_of_uncorrected_staleness(settings, context)

@@ -48,12 +48,17 @@ def _plain_grader(grader: Grader) -> Grader:
     return grader
 
 
+def _plain_engine(engine: RolloutEngine) -> RolloutEngine:
+    return engine
+
+
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """Wrappers of two parts of the stage, through which `luffy bench` sets lengths and verdicts; a run has none."""
+    """Wrappers of parts of the stage, through which `luffy bench` sets lengths and verdicts; a run has none."""
 
     cluster: Callable[[Cluster], Cluster] = field(default=_plain_cluster)
     grader: Callable[[Grader], Grader] = field(default=_plain_grader)
+    validation_engine: Callable[[RolloutEngine], RolloutEngine] = field(default=_plain_engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +236,7 @@ class _Opening:
         def engine_at(step: int) -> RolloutEngine:
             # With staleness, rollouts of later steps run on beside: they take these weights now or at the next step.
             cluster.publish(step)
-            return cluster.engine
+            return self._wrapping.validation_engine(cluster.engine)
 
         export = cluster.trainer.export
         return open_for_rl(self._settings, self._context, problems, engine_at, export, graders, judges, self._tokenizer)

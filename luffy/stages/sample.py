@@ -17,7 +17,14 @@ from luffy.config.settings import SampleSettings
 from luffy.data.kept_answers import GradedAnswer, kept_traces
 from luffy.data.parquet import write_prompts
 from luffy.data.pass_rates import RATES_FILE, RateSummary, summarise_rates, write_pass_rates
-from luffy.data.sample_card import KeptCounter, SampleCard, sample_card, sample_card_json, sample_card_markdown
+from luffy.data.sample_card import (
+    CARD_FILE,
+    KeptCounter,
+    SampleCard,
+    sample_card,
+    sample_card_json,
+    sample_card_markdown,
+)
 from luffy.errors import DataError
 from luffy.files import write_atomic
 from luffy.pipeline.chain.manifest import read_manifest
@@ -42,9 +49,9 @@ def run(settings: SampleSettings, context: StageContext) -> StageResult:
     manifest = read_manifest(context.inputs["model"])
     card = sample_card(manifest.node if manifest else "policy", settings.round, config, rates, kept.count)
     copy_tokenizer(context.inputs["data"] / "tokenizer", out / "tokenizer")
-    write_atomic(out / "card.json", sample_card_json(card))
+    write_atomic(out / CARD_FILE, sample_card_json(card))
     write_atomic(out / "card.md", sample_card_markdown(card))
-    outputs = (RATES_FILE, _TRACES_FILE, "tokenizer", "card.json", "card.md")
+    outputs = (RATES_FILE, _TRACES_FILE, "tokenizer", CARD_FILE, "card.md")
     return StageResult(outputs, _metrics(card), resumed_from=answered.resumed_from)
 
 

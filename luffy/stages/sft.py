@@ -14,6 +14,7 @@ from luffy.data.parquet import read_prompts
 from luffy.data.templates import load_tokenizer
 from luffy.errors import DataError
 from luffy.seeds import derive_seed
+from luffy.stages.continuation import adopt_shorter_run
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.stages.unmeasured import HeldOutMeasure
@@ -41,6 +42,8 @@ def _traces_file(folder: Path) -> Path:
 
 def run(settings: SFTSettings, context: StageContext) -> StageResult:
     """Fine-tune the upstream model on traces; DataError without any."""
+    if context.extends is not None:
+        adopt_shorter_run(context.extends, context.out)
     sft, hours = settings.sft, GpuHours(context.out)
     tokenizer = load_tokenizer(context.inputs["model"] / "model")
     prompts = choose_prompts(read_prompts(_traces_file(context.inputs["data"])), sft.num_traces, settings.seed)
@@ -53,6 +56,7 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
         optimizer=sft.optimizer,
         terms=sft.objective.terms,
         checkpoint_every=context.execution.checkpoint.sft_every,
+        saves_last=context.execution.checkpoint.sft_last,
         seed=settings.seed,
     )
     model = context.inputs["model"] / "model"

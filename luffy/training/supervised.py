@@ -45,6 +45,8 @@ class SupervisedPlan:
     terms: tuple[TermConfig, ...]
     checkpoint_every: int
     seed: int
+    saves_last: bool = False
+    """Whether the last step is followed by a checkpoint, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +162,13 @@ class SupervisedTrainer:
             call_everywhere(self._ranks, SupervisedRank.restore, start)
         for step in range(start + 1, self._plan.steps + 1):
             # Metrics before the checkpoint: a run killed in between repeats the step and loses no metrics.
-            if on_step(step, self._take_step(examples, step)) or step == self._plan.steps:
-                return
-            is_due, is_stopped = step % self._plan.checkpoint_every == 0, stop_is_requested()
+            is_last = on_step(step, self._take_step(examples, step)) or step == self._plan.steps
+            is_due = self._plan.saves_last if is_last else step % self._plan.checkpoint_every == 0
+            is_stopped = not is_last and stop_is_requested()
             if is_due or is_stopped:
                 call_everywhere(self._ranks, SupervisedRank.save, step, not is_due)
+            if is_last:
+                return
             if is_stopped:
                 raise StoppedOnRequest(f"step {step} of {self._plan.steps} is saved")
 

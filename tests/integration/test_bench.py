@@ -10,7 +10,8 @@ from luffy.errors import EXIT_FAILURE, EXIT_OK, EXIT_USER_ERROR
 
 pytestmark = pytest.mark.slow
 SMOKE = "exp_configs/smoke.yaml"
-RL = [SMOKE, "chain=rl", "method=luffy"]
+VALIDATED = ["data.validation_prompts=4", "rl.validation={every: 2, source: validation}"]
+RL = [SMOKE, "chain=rl", "method=luffy", *VALIDATED, "difficulty={policy: base, num_samples: 2}"]
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +31,8 @@ def test_a_bench_measures_every_stage_and_plans_show_its_times(tmp_path: Path, c
         "rl (2 steps)",
         "20 tokens on average, as given by --response-tokens (20 tokens each in the measurement)",
         "a product of float32 matrices, measured in the same process",
+        "a validation  ",
+        "difficulty (",
         "evaluate_rl: as evaluate_base",
         "report: not measured",
     ):
@@ -43,14 +46,16 @@ def test_a_bench_measures_every_stage_and_plans_show_its_times(tmp_path: Path, c
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert "reused" in lines["prepare_data"]
     (rl,) = [json.loads(path.read_text()) for path in (tmp_path / "benches").glob("rl-*.json")]
-    assert rl["unit_s"] > 0 and rl["fixed_s"] > 0
+    assert rl["unit_s"] > 0 and rl["fixed_s"] > 0 and rl["validation_s"] > 0
+    (difficulty,) = [json.loads(path.read_text()) for path in (tmp_path / "benches").glob("difficulty-*.json")]
+    assert difficulty["unit_s"] > 0 and difficulty["num_units"] == 2 * (24 - 4)
     assert any(unit in lines["rl"] for unit in ("m", "h"))
     assert lines["times:"].startswith("times: bench of ")
 
 
 def test_a_stage_that_cannot_run_gives_its_reason_and_the_others_are_measured(tmp_path: Path, capsys) -> None:
     # vLLM has no attention of 16 dimensions a head on a CPU, and says so when RL starts.
-    code = main(["bench", *RL, "rl.engine=vllm", "--steps", "2", "--workspace", str(tmp_path)])
+    code = main(["bench", *RL[:3], "rl.engine=vllm", "--steps", "2", "--workspace", str(tmp_path)])
     shown = capsys.readouterr().out
     assert code == EXIT_FAILURE
     (line,) = [line for line in shown.splitlines() if line.startswith("rl: not measured: ")]

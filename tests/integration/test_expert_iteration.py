@@ -1,5 +1,7 @@
-"""Two rounds of expert iteration by the stages' own programs: what each reads, and kill -9 in the second round."""
+"""Two rounds of expert iteration by the stages' own programs: what each reads, kill -9 in the second round, and what a
+comparison counts of them."""
 
+import json
 import math
 import os
 import shutil
@@ -7,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from flow_process import run, states
 from holding import Hold
 from toy_run import Recorder
 
@@ -23,17 +26,29 @@ from luffy.pipeline.workspace import Workspace
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"
-CHANGES = [
-    "chain=expert_iteration",
-    "stages=[prepare_data, base, sample, sft]",
+START = [
     f"data.train={{{REVERSING}, num_prompts: 24}}",
     f"data.corpus={{{REVERSING}, num_prompts: 512, unique: false, stepwise_share: 0.0}}",
     "base.steps=150",  # reverses two digits now and then
+    "execution.rollout_batch_size=8",  # a prompt a batch
+]
+ROUNDS = [
     "sample={num_samples: 8, max_response_tokens: 16, keep: {choose: first, max_per_prompt: 2}}",
     "expert_iteration.rounds=2",
     "sft.num_traces=null",
-    "execution.rollout_batch_size=8",  # a prompt a batch
 ]
+CHANGES = ["chain=expert_iteration", "stages=[prepare_data, base, sample, sft]", *START, *ROUNDS]
+COMPARISON = f"""\
+name: rounds
+experiment: {ROOT}/exp_configs/smoke.yaml
+overrides: {json.dumps([*START, "evaluation.decodings.sampled=null", "evaluation.only=[retention]"])}
+seeds: [7]
+reference: sft
+budget: {{optimizer_steps: 4}}
+arms:
+  sft: {{chain: sft, method: sft}}
+  expert_iteration: {{chain: expert_iteration, method: sft, overrides: {json.dumps(ROUNDS)}}}
+"""
 OUTPUTS = ("pass_rates.parquet", "sampled.parquet", "card.json", "card.md")
 
 
@@ -43,17 +58,40 @@ def opened(workspace: Path, *overrides: str) -> Experiment:
     )
 
 
-def test_two_rounds_and_a_kill_in_the_second(tmp_path: Path) -> None:
-    experiment = opened(tmp_path / "workspace")
-    run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}))
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One in which two rounds are finished."""
+    folder = tmp_path_factory.mktemp("rounds") / "workspace"
+    experiment = opened(folder)
+    made = ExperimentRun(experiment, experiment.workspace.new_run("test", {}))
     nodes = [plan.node.name for plan in experiment.plan()]
     assert nodes == ["prepare_data", "base", "sample_1", "sft_1", "sample_2", "sft_2"]
     for name in nodes:
-        run.execute(name, Recorder())
+        made.execute(name, Recorder())
+    return folder
+
+
+def test_two_rounds_and_a_kill_in_the_second(workspace: Path, tmp_path: Path) -> None:
+    experiment = opened(workspace)
     _check_what_was_learned_from(experiment)
     _check_kill_in_round_two(experiment, tmp_path)
-    third = [plan.action for plan in opened(tmp_path / "workspace", "expert_iteration.rounds=3").plan()]
+    third = [plan.action for plan in opened(workspace, "expert_iteration.rounds=3").plan()]
     assert third == [*["reuse"] * 6, "run", "run"]
+
+
+def test_a_comparison_counts_the_responses_and_the_steps_of_every_round(workspace: Path, tmp_path: Path) -> None:
+    (tmp_path / "rounds.yaml").write_text(COMPARISON)
+    result = run(workspace, tmp_path / "rounds.yaml")
+    assert result.returncode == 0, result.stderr
+    found = states(result)
+    assert found["expert_iteration 7: sample_1"] == "reused" and found["expert_iteration 7: sft_2"] == "finished"
+    sft, rounds = json.loads((workspace / "runs" / "rounds-1" / "comparison.json").read_text())["arms"]
+    assert [arm["cost_a_seed"]["optimizer_steps"] for arm in (sft, rounds)] == [4, 2 * 2]
+    assert [arm["cost_a_seed"]["rollouts"] for arm in (sft, rounds)] == [0, 2 * 24 * 8]
+    stages = workspace / "runs" / "rounds-1" / "arms" / "expert_iteration-7" / "stages"
+    cards = [read_sample_card(stages / f"sample_{number}" / "card.json").rates for number in (1, 2)]
+    assert rounds["cost_a_seed"]["generated_tokens"] == sum(round(24 * 8 * card.mean_tokens) for card in cards)
+    assert rounds["cost_a_seed"]["seconds"] > sft["cost_a_seed"]["seconds"]
 
 
 def _check_what_was_learned_from(experiment: Experiment) -> None:

@@ -1,4 +1,4 @@
-"""A comparison that tunes its arms, killed on the way, then a grid in the same workspace: real stages of smoke size."""
+"""Arms tuned by successive halving, killed between two rungs, then a grid in the same workspace: real stages."""
 
 import json
 import re
@@ -13,19 +13,19 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMALL = """\
 [evaluation.max_response_tokens=16, base.steps=4, data.validation_prompts=6, data.suites.other_mix=null,
-  data.suites.retention=null, evaluation.decodings.sampled=null]"""
+  data.suites.retention=null, evaluation.decodings.sampled=null, "sft.optimizer.schedule={kind: constant}"]"""
 COMPARISON = f"""\
 name: tuned
 experiment: {ROOT}/exp_configs/smoke.yaml
 overrides: {SMALL}
 seeds: [1]
 reference: luffy
-budget: {{optimizer_steps: 2}}
+budget: {{optimizer_steps: 4}}
 workers: 2
-select: {{on: validation, seeds: [100]}}
+select: {{on: validation, seeds: [100], halving: {{min_resource: 2}}}}
 arms:
-  sft: {{chain: sft, method: sft, grid: {{sft.optimizer.lr: [1e-3, 3e-3]}}}}
-  luffy: {{chain: rl, method: luffy, grid: {{rl.optimizer.lr: [1e-3, 3e-3]}}}}
+  sft: {{chain: sft, method: sft, grid: {{sft.optimizer.lr: [1e-3, 3e-3, 1e-2]}}}}
+  luffy: {{chain: rl, method: luffy, grid: {{rl.optimizer.lr: [1e-3, 3e-3, 1e-2]}}}}
 """
 GRID = f"""\
 name: rates
@@ -38,13 +38,13 @@ seeds: [100]
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """A workspace with a comparison that was killed while it tuned and then started again."""
+    """A workspace with a comparison that was killed as its second rung began, and then started again."""
     folder = tmp_path_factory.mktemp("tuned")
     (folder / "tuned.yaml").write_text(COMPARISON)
     (folder / "rates.yaml").write_text(GRID)
     process = start(folder / "workspace", folder / "tuned.yaml")
     for line in process.stdout:
-        if re.search(r" 100 \(.*: evaluate_\w+: finished", line):
+        if re.search(r" 100 \(.*, rung 2\): \w+: continue", line):
             break
     process.kill()
     process.wait()
@@ -53,31 +53,47 @@ def tuned(tmp_path_factory):
     return folder, run(folder / "workspace", folder / "tuned.yaml")
 
 
-def test_arms_are_tuned_on_the_validation_split_alone_and_then_run_with_what_was_chosen(tuned):
+@pytest.fixture(scope="module")
+def page(tuned):
+    """The directory of the page of the second start."""
     folder, result = tuned
     assert result.returncode == 0, result.stderr
-    found = states(result)
-    assert "reused" in {state for name, state in found.items() if " 100 (" in name}  # what the killed one had finished
+    return folder / "workspace" / "runs" / "tuned-2"
+
+
+def test_the_better_tries_continue_on_the_next_rung_and_a_killed_comparison_repeats_none(tuned, page):
+    found = states(tuned[1])
+    first = {name: state for name, state in found.items() if ", rung 1)" in name and state != "reused"}
+    assert first == {}
+    for arm in json.loads((page / "comparison.json").read_text())["tuning"]["arms"]:
+        before, after = ([each["values"] for each in rung["tries"]] for rung in arm["rungs"])
+        ranked = sorted(arm["rungs"][0]["tries"], key=lambda each: -each["accuracy"]["value"])  # stable
+        assert len(before) == 3
+        assert after == [values for values in before if values in [each["values"] for each in ranked[:2]]]
+        assert arm["cost"]["optimizer_steps"] == 2 + 4 + 4
+        assert arm["estimated_cost_of_full_grid"]["optimizer_steps"] == 3 * 4
+    for name, stage, step in (("sft", "sft", 2), ("luffy", "rl", 1)):
+        longer = list((page / "arms").glob(f"{name}.*.rung2-100/stages/{stage}/manifest.json"))
+        assert [json.loads(file.read_text())["resumed_from"] for file in longer] == [step, step]
+
+
+def test_arms_are_tuned_on_the_validation_split_alone_and_then_run_with_what_was_chosen(tuned, page):
+    found = states(tuned[1])
     assert {found[name] for name in ("sft 1: sft", "luffy 1: rl")} == {"finished"}
-    directory = folder / "workspace" / "runs" / "tuned-2"
-    tuning = json.loads((directory / "comparison.json").read_text())["tuning"]
-    assert [len(arm["tries"]) for arm in tuning["arms"]] == [2, 2]
-    for arm in tuning["arms"]:
-        best = max(arm["tries"], key=lambda each: each["accuracy"]["value"])  # the first of equal ones
-        assert arm["chosen"] == best["values"]
-        assert arm["cost"]["optimizer_steps"] == 2 * 2 and arm["cost"]["seconds"] > 0
     section = {"sft": "sft", "luffy": "rl"}
-    for arm in tuning["arms"]:
-        record = json.loads((directory / "arms" / f"{arm['arm']}-1" / "run.json").read_text())
+    for arm in json.loads((page / "comparison.json").read_text())["tuning"]["arms"]:
+        best = max(arm["rungs"][-1]["tries"], key=lambda each: each["accuracy"]["value"])  # the first of equal ones
+        assert arm["chosen"] == best["values"]
+        record = json.loads((page / "arms" / f"{arm['arm']}-1" / "run.json").read_text())
         assert record["config"][section[arm["arm"]]]["optimizer"]["lr"] == next(iter(arm["chosen"].values()))
     evaluated = {
-        name: {row.suite for row in read_results(directory / "arms" / name / "stages" / stage / "results.json").rows}
-        for name, stage in (("sft.1-100", "evaluate_sft"), ("sft-1", "evaluate_sft"), ("luffy-1", "evaluate_rl"))
+        name: {row.suite for row in read_results(page / "arms" / name / "stages" / stage / "results.json").rows}
+        for name, stage in (("sft.1.rung1-100", "evaluate_sft"), ("sft-1", "evaluate_sft"), ("luffy-1", "evaluate_rl"))
     }
     reported = {"in_distribution", "longer"}
-    assert evaluated == {"sft.1-100": {"validation"}, "sft-1": reported, "luffy-1": reported}
-    page = (directory / "comparison.html").read_text()
-    assert "evaluated on validation alone" in page and "equally accurate" in page
+    assert evaluated == {"sft.1.rung1-100": {"validation"}, "sft-1": reported, "luffy-1": reported}
+    text = (page / "comparison.html").read_text()
+    assert "evaluated on validation alone" in text and "3 tries trained for 2 optimizer steps" in text
 
 
 def test_a_grid_reuses_what_is_there_and_shows_a_failed_point_as_failed(tuned):

@@ -118,13 +118,13 @@ def test_the_validation_split_is_apart_from_what_is_trained_on(upstream: dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("measured", ["rl"], indirect=True)
 def test_a_longer_run_continues_a_shorter_one_to_the_same_measurements(
     measured: tuple[str, Path], upstream: dict[str, Path], tmp_path: Path
 ) -> None:
-    _, undisturbed = measured
-    run_stage_of("rl", tmp_path / "short", upstream, OF_RL, "rl.steps=2")
-    assert run_stage_of("rl", tmp_path / "long", upstream, OF_RL, extends=tmp_path / "short").resumed_from == 2
+    stage, undisturbed = measured
+    shorter = (OF_RL, OF_SFT, f"{stage}.steps=2", "execution.checkpoint.sft_last=true")
+    run_stage_of(stage, tmp_path / "short", upstream, *shorter)
+    assert run_stage_of(stage, tmp_path / "long", upstream, OF_RL, OF_SFT, extends=tmp_path / "short").resumed_from == 2
     assert json.dumps(rows_of(tmp_path / "long")) == json.dumps(rows_of(undisturbed))
     assert_same_weights(tmp_path / "long/model", undisturbed / "model")
 

@@ -1,12 +1,13 @@
 """One run among several: an arm of a comparison, or a point of a grid, with one seed."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from luffy.config.chain_layout import StageVisit, visits_of
 from luffy.config.experiment import ExperimentConfig
 from luffy.config.many_runs.grid import GridPoint
 from luffy.config.stage_kinds import STAGE_KINDS
-from luffy.config.strict import FOR_IDENTITY
+from luffy.config.strict import FOR_IDENTITY, StrictModel
 
 SHARED_NODES = ("prepare_data", "base", "evaluate_base")
 """The stages that all runs of a comparison have in common."""
@@ -23,49 +24,55 @@ class ArmRun:
     """What is tried; None: nothing, or what was chosen."""
     start: tuple[str, ...] = SHARED_NODES
     """The stages before it learns, in order."""
+    rung: int | None = None
+    """Its rung, from 1; None without successive halving."""
 
     @property
     def title(self) -> str:
-        tried = f" ({self.point.text})" if self.point is not None else ""
-        return f"{self.arm} {self.seed}{tried}"
+        tried = "" if self.point is None else self.point.text
+        details = ", ".join(filter(None, [tried, "" if self.rung is None else f"rung {self.rung}"]))
+        return f"{self.arm} {self.seed} ({details})" if details else f"{self.arm} {self.seed}"
 
     @property
     def folder(self) -> str:
         """Its name among the runs of one command."""
-        return folder_of(self.arm, self.seed, self.point)
+        return folder_of(self.arm, self.seed, self.point, self.rung)
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The stages that are needed of it, in order: no report, and no evaluation on the way."""
-        return (*self.start, *learning_stages(self.config), f"evaluate_{self.last}")
+        return (*self.start, *(visit.name for visit in learning_visits(self.config)), f"evaluate_{self.last}")
 
     @property
     def last(self) -> str:
         """The stage whose policy is the arm's result."""
-        return [stage for stage in self.config.stages if "policy" in STAGE_KINDS[stage].provides][-1]
+        return [visit.name for visit in visits_of(self.config) if "policy" in STAGE_KINDS[visit.stage].provides][-1]
 
 
-def folder_of(arm: str, seed: int, point: GridPoint | None = None) -> str:
-    """`ArmRun.folder` of the run of `arm` with `seed` at `point`."""
-    return f"{arm}-{seed}" if point is None else f"{arm}.{point.number}-{seed}"  # no arm has a dot in its name
+def folder_of(arm: str, seed: int, point: GridPoint | None = None, rung: int | None = None) -> str:
+    """`ArmRun.folder` of the run of `arm` with `seed` at `point`, on `rung`."""
+    tried = "" if point is None else f".{point.number}"  # no arm has a dot in its name
+    return f"{arm}{tried}-{seed}" if rung is None else f"{arm}{tried}.rung{rung}-{seed}"
 
 
-def learning_stages(config: ExperimentConfig) -> list[str]:
-    """The stages after the base that make a policy, or choose the prompts for one."""
-    made = {"policy", "prompts"}
+def learning_visits(config: ExperimentConfig) -> list[StageVisit]:
+    """The stages after the base that make a policy, or the prompts or traces for one."""
+    made = {"policy", "prompts", "traces"}
     return [
-        stage for stage in config.stages if stage not in SHARED_NODES and made.intersection(STAGE_KINDS[stage].provides)
+        visit
+        for visit in visits_of(config)
+        if visit.stage not in SHARED_NODES and made.intersection(STAGE_KINDS[visit.stage].provides)
     ]
 
 
 def learns_as(config: ExperimentConfig) -> str:
     """Equal for experiments that learn the same after the base."""
-    return _settings(config, learning_stages(config))
+    return _settings(config, _learning(config))
 
 
 def is_made_as(config: ExperimentConfig) -> str:
     """Equal for experiments whose last policy, and its evaluation, are the same."""
-    return _settings(config, ["prepare_data", "base", *learning_stages(config), "evaluate"])
+    return _settings(config, ["prepare_data", "base", *_learning(config), "evaluate"])
 
 
 def seeded(config: ExperimentConfig, seed: int) -> ExperimentConfig:
@@ -75,6 +82,14 @@ def seeded(config: ExperimentConfig, seed: int) -> ExperimentConfig:
     return config.model_copy(update={"name": f"{config.name}.{seed}", **own})
 
 
-def _settings(config: ExperimentConfig, stages: Iterable[str]) -> str:
-    settings = [configure(config) for stage in stages if (configure := STAGE_KINDS[stage].configure) is not None]
+def _learning(config: ExperimentConfig) -> list[str]:
+    return [visit.stage for visit in learning_visits(config)]
+
+
+def _settings(config: ExperimentConfig, stages: Sequence[str]) -> str:
+    settings: list[StrictModel] = [
+        configure(config) for stage in stages if (configure := STAGE_KINDS[stage].configure) is not None
+    ]
+    if "sample" in stages:
+        settings.append(config.expert_iteration)  # the weights that each round starts from
     return "\n".join(each.model_dump_json(context=FOR_IDENTITY) for each in settings)

@@ -13,7 +13,8 @@ Tokens, seconds and memory are reported as costs. The number of SFT steps betwee
 (`objective.interleaved_sft`) is unknown in advance: they count as optimizer steps, and the page reports by how many an
 arm missed the budget.
 
-With grids, every arm is tuned first, at equally many points, with seeds and on problems that are not reported.
+With grids, every arm is tuned first, at equally many points, with seeds and on problems that are not reported. With
+successive halving, the points of every arm also train for equally long, rung by rung.
 """
 
 import json
@@ -28,6 +29,7 @@ from luffy.config.load import read_overridden
 from luffy.config.many_runs.arm_run import ArmRun, learns_as, seeded
 from luffy.config.many_runs.comparison_arms import (
     ArmPlan,
+    check_continues,
     check_equal,
     check_grid,
     check_shared_overrides,
@@ -36,6 +38,7 @@ from luffy.config.many_runs.comparison_arms import (
 )
 from luffy.config.many_runs.comparison_config import ComparisonConfig, SelectConfig
 from luffy.config.many_runs.grid import GridPoint
+from luffy.config.many_runs.halving import Rung, at_rung, check_rungs, rungs_of
 from luffy.config.many_runs.selection_split import check_selection, reported_evaluation, selecting_evaluation
 from luffy.config.shipped import experiment_file, named_file
 from luffy.config.validation_errors import explain
@@ -81,18 +84,39 @@ class Comparison:
     @property
     def num_runs(self) -> int:
         """Number of tuning runs and reported runs together."""
-        return len(self.tuning_runs) + len(self.config.seeds) * len(self.config.arms)
+        return self.num_tuning_runs + len(self.config.seeds) * len(self.config.arms)
+
+    @property
+    def num_tuning_runs(self) -> int:
+        """Number of tuning runs of all rungs."""
+        tries = sum(rung.num_tries for rung in self.rungs)
+        return tries * len(self.config.arms) * len(self.config.select.seeds) if self.config.select is not None else 0
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        """The rungs of tuning, the last with the whole budget: the only one without successive halving."""
+        select, budget = self.config.select, self.config.budget.amount
+        if select is None:
+            return ()
+        num_points = len(self.candidates_of(self.candidates[0].arm))
+        return (
+            (Rung(1, budget, num_points),) if select.halving is None else rungs_of(select.halving, budget, num_points)
+        )
 
     @property
     def tuning_runs(self) -> tuple[ArmRun, ...]:
-        """Every point of every arm with every seed of `select`, evaluated on the selection data alone."""
+        """The runs of the first rung: every point of every arm with every seed of `select`."""
+        return self.runs_at(self.rungs[0], self.candidates) if self.rungs else ()
+
+    def runs_at(self, rung: Rung, candidates: Sequence[Candidate]) -> tuple[ArmRun, ...]:
+        """Each of `candidates` with every seed of `select`, as long as `rung` says; evaluated on its data alone."""
         select = self.config.select
-        if select is None:
-            return ()
+        assert select is not None
+        number = rung.number if select.halving is not None else None
         return tuple(
-            ArmRun(each.arm, seed, _tried(each, seed, select), each.point, start=("prepare_data", "base"))
+            ArmRun(each.arm, seed, self._tried(each, seed, rung), each.point, ("prepare_data", "base"), number)
             for seed in select.seeds
-            for each in self.candidates
+            for each in candidates
         )
 
     def reported_runs(self, chosen: Mapping[str, Candidate]) -> tuple[ArmRun, ...]:
@@ -111,6 +135,13 @@ class Comparison:
     def candidates_of(self, arm: str) -> tuple[Candidate, ...]:
         """In the order of its grid."""
         return tuple(each for each in self.candidates if each.arm == arm)
+
+    def _tried(self, candidate: Candidate, seed: int, rung: Rung) -> ExperimentConfig:
+        select, config = self.config.select, candidate.config
+        assert select is not None
+        own = {"name": f"{config.name}.try{candidate.point.number}", "evaluation": selecting_evaluation(config, select)}
+        tried = config.model_copy(update=own)
+        return seeded(tried if select.halving is None else at_rung(tried, self.config.budget, rung), seed)
 
 
 def is_comparison(path: Path | str) -> bool:
@@ -149,14 +180,28 @@ def comparison_of_values(values: dict[str, Value], origins: Mapping[KeyPath, str
     for name, arm in config.arms.items():
         check_grid(arm.grid, f"{_place(origins, ('arms', name, 'grid'), path)}: arms.{name}")
     arms = {name: ArmPlan(name, arm, _place(origins, ("arms", name), path)) for name, arm in config.arms.items()}
-    candidates = _candidates(config, arms, experiment)
+    comparison = Comparison(config, _candidates(config, arms, experiment))
     if config.select is not None:
         try:
-            check_selection(candidates[0].config, config.select)
+            check_selection(comparison.candidates[0].config, config.select)
         except ValueError as error:
             key = str(error).partition(":")[0]
             raise ConfigError(f"{_place(origins, ('select', key), path)}: select.{error}") from None
-    return Comparison(config, candidates)
+        _check_halving(comparison, config.select, arms, _place(origins, ("select", "halving"), path))
+    return comparison
+
+
+def _check_halving(comparison: Comparison, select: SelectConfig, arms: Mapping[str, ArmPlan], where: str) -> None:
+    """Refuse rungs that decide nothing, and runs that cannot be continued from rung to rung."""
+    if select.halving is None:
+        return
+    budget, rungs = comparison.config.budget, comparison.rungs
+    try:
+        check_rungs(select.halving, budget, rungs[0].num_tries if rungs else 0)
+    except ValueError as error:
+        raise ConfigError(f"{where}: select.halving.{error}") from None
+    for each in comparison.candidates:
+        check_continues(arms[each.arm], each.config, budget, rungs)
 
 
 def _candidates(config: ComparisonConfig, arms: Mapping[str, ArmPlan], experiment: Path) -> tuple[Candidate, ...]:
@@ -189,12 +234,6 @@ def _refuse_repeated(
     same = next((other for other, each in zip(points, before, strict=False) if learns_as(each) == learns), None)
     if same is not None:
         arm.refuse(f"grid: {point.text} and {same.text} are the same run: a key of them changes nothing in this arm")
-
-
-def _tried(candidate: Candidate, seed: int, select: SelectConfig) -> ExperimentConfig:
-    config = candidate.config
-    own = {"name": f"{config.name}.try{candidate.point.number}", "evaluation": selecting_evaluation(config, select)}
-    return seeded(config.model_copy(update=own), seed)
 
 
 def _place(origins: Mapping[KeyPath, str], key: KeyPath, path: Path) -> str:

@@ -9,7 +9,10 @@ from luffy.config.experiment import ExperimentConfig
 from luffy.config.load import chain_stages, load_experiment
 from luffy.config.many_runs.comparison_config import ArmConfig, BudgetConfig, ComparisonConfig
 from luffy.config.many_runs.grid import Grid, GridPoint, draw_points, grid_points
+from luffy.config.many_runs.halving import Rung, at_resource
 from luffy.config.objective import DynamicSampling, ObjectiveConfig
+from luffy.config.settings import RLSettings, SFTSettings
+from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
 
@@ -89,18 +92,41 @@ def load_arm(arm: ArmPlan, comparison: ComparisonConfig, experiment: Path, point
     return load_experiment(experiment, [*overrides, *lengths], given_at=where)
 
 
+def check_continues(arm: ArmPlan, config: ExperimentConfig, budget: BudgetConfig, rungs: Sequence[Rung]) -> None:
+    """Raise ConfigError if a run that ends at one of `rungs` cannot be continued to the next one."""
+    if "sample" in config.stages:
+        arm.refuse(
+            f"select.halving: the rounds of chain {arm.config.chain} cannot be continued by longer ones; remove "
+            "select.halving"
+        )
+    for rung in rungs[:-1]:
+        try:
+            shorter = at_resource(config, budget, rung.resource)
+        except ValueError as error:
+            arm.refuse(f"select.halving: {error}; change min_resource or eta")
+        if part := _part_that_depends_on_length(shorter):
+            arm.refuse(
+                f"select.halving: {part} depends on how many steps its stage makes, so that rung {rung.number + 1} "
+                "could not continue a run; make it independent of them, or remove select.halving"
+            )
+
+
+def _part_that_depends_on_length(config: ExperimentConfig) -> str:
+    """The section of the last stage of training that a longer run would not share; empty where none is."""
+    last = "rl" if "rl" in config.stages else "sft"
+    configure = STAGE_KINDS[last].configure
+    settings = None if configure is None else configure(config)
+    assert isinstance(settings, SFTSettings | RLSettings)
+    return (_planned_by_steps(config, (last,)) or f"{last}.validation") if settings.depends_on_length else ""
+
+
 def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:
     sft = ["sft.epochs=null", f"sft.steps={sft_steps}"] if "sft" in stages else []
     return [*sft, f"rl.steps={rl_steps}"] if "rl" in stages else sft
 
 
 def _check_training(arm: ArmPlan, config: ExperimentConfig) -> None:
-    """Refuse a chain that trains nothing, or that samples what no budget counts."""
-    if "sample" in config.stages:
-        arm.refuse(
-            f"chain {arm.config.chain} has the stage sample, whose responses no budget counts; run it as an experiment "
-            "of its own"
-        )
+    """Refuse a chain that trains nothing."""
     if not {"sft", "rl"} & {*config.stages}:
         arm.refuse(f"chain {arm.config.chain} trains nothing: there is nothing to compare")
 
@@ -119,13 +145,14 @@ def _lengths_by_tokens(arm: ArmPlan, budget: BudgetConfig, config: ExperimentCon
     """Every stage ends by its share of the tokens, or by the highest number of steps."""
     assert budget.tokens is not None
     assert budget.max_optimizer_steps is not None
+    _refuse_sampling(arm, config, "tokens")
     if arm.config.sft_steps is not None:
         arm.refuse("sft_steps: budget.tokens counts tokens; give sft_tokens")
     sft_tokens = arm.config.sft_tokens
     _check_share(arm, config, "sft_tokens", sft_tokens)
     if sft_tokens is not None and sft_tokens >= budget.tokens:
         arm.refuse(f"sft_tokens {sft_tokens} leaves none of budget.tokens {budget.tokens} to RL; lower it")
-    if plan := _planned_by_steps(config):
+    if plan := _planned_by_steps(config, config.stages):
         arm.refuse(
             f"{plan} changes over the steps of its stage, whose number budget.tokens leaves open; keep it constant"
         )
@@ -143,12 +170,14 @@ def _lengths_by_tokens(arm: ArmPlan, budget: BudgetConfig, config: ExperimentCon
     return lengths
 
 
-def _planned_by_steps(config: ExperimentConfig) -> str:
-    """The section of a stage's settings that depends on its number of steps; empty where none does."""
-    sft = config.sft if "sft" in config.stages else None
+def _planned_by_steps(config: ExperimentConfig, stages: Sequence[str]) -> str:
+    """The section of the settings of `stages` that depends on their number of steps; empty where none does."""
+    sft = config.sft if "sft" in stages else None
     if sft is not None and sft.optimizer.schedule.depends_on_length:
         return "sft.optimizer.schedule"
-    if config.rl is None or "rl" not in config.stages:
+    if sft is not None and sft.objective.depends_on_length:
+        return "sft.objective"
+    if config.rl is None or "rl" not in stages:
         return ""
     assert config.objective is not None
     critic = config.rl.critic
@@ -168,10 +197,11 @@ def _lengths_by_steps(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConf
     _check_share(arm, config, "sft_steps", arm.config.sft_steps)
     sft_steps = arm.config.sft_steps or 0
     if budget.rollouts is not None:
+        _refuse_sampling(arm, config, "rollouts")
         return _lengths(config.stages, sft_steps, _steps_of_rollouts(arm, budget.rollouts, config))
     assert budget.optimizer_steps is not None
     if "rl" not in config.stages:
-        return _lengths(config.stages, budget.optimizer_steps, 0)
+        return _lengths(config.stages, _steps_of_a_round(arm, budget.optimizer_steps, config), 0)
     assert config.rl is not None
     left, a_step = budget.optimizer_steps - sft_steps, config.rl.updates_per_step
     if left < 1 or left % a_step:
@@ -180,7 +210,27 @@ def _lengths_by_steps(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConf
             f"the {a_step} that each RL step makes (rl.passes x rl.prompts_per_step / rl.prompts_per_update); change "
             "one of them"
         )
-    return _lengths(config.stages, sft_steps, left // a_step)
+    return _lengths(config.stages, _steps_of_a_round(arm, sft_steps, config), left // a_step)
+
+
+def _refuse_sampling(arm: ArmPlan, config: ExperimentConfig, unit: str) -> None:
+    """The stage `sample` answers every training prompt, and only the data and the policy say how much that is."""
+    if "sample" in config.stages:
+        arm.refuse(
+            f"how many {unit} the stage sample of chain {arm.config.chain} takes is known only afterwards; give "
+            "budget.optimizer_steps, beside which they are reported"
+        )
+
+
+def _steps_of_a_round(arm: ArmPlan, steps: int, config: ExperimentConfig) -> int:
+    """Steps of each SFT, of which a chain with `sample` has one in every round."""
+    rounds = config.expert_iteration.rounds if "sample" in config.stages else 1
+    if steps % rounds:
+        arm.refuse(
+            f"{steps} optimizer steps of SFT are no multiple of its {rounds} rounds (expert_iteration.rounds); change "
+            "one of them"
+        )
+    return steps // rounds
 
 
 def _steps_of_rollouts(arm: ArmPlan, rollouts: int, config: ExperimentConfig) -> int:

@@ -15,7 +15,7 @@ class BudgetConfig(StrictModel):
     """How much every arm learns: exactly one of `optimizer_steps`, `rollouts` and `tokens`."""
 
     optimizer_steps: PositiveInt | None = None
-    """Optimizer steps after the base policy, those of SFT and of RL together."""
+    """Optimizer steps after the base policy, those of SFT (in all of its rounds) and of RL together."""
     rollouts: PositiveInt | None = None
     """Responses sampled during RL; steps of SFT are given by `sft_steps` and not counted."""
     tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
@@ -35,11 +35,33 @@ class BudgetConfig(StrictModel):
         return self
 
     @property
+    def amount(self) -> int:
+        """The number that is given, in `unit`."""
+        return next(each for each in (self.optimizer_steps, self.rollouts, self.tokens) if each is not None)
+
+    @property
+    def unit(self) -> str:
+        """What is counted, in words."""
+        if self.optimizer_steps is not None:
+            return "optimizer steps"
+        return "rollouts" if self.rollouts is not None else "tokens"
+
+    @property
     def text(self) -> str:
         """In words."""
-        if self.optimizer_steps is not None:
-            return f"{self.optimizer_steps} optimizer steps"
-        return f"{self.rollouts} rollouts" if self.rollouts is not None else f"{self.tokens:,} tokens"
+        return f"{self.amount:,} tokens" if self.tokens is not None else f"{self.amount} {self.unit}"
+
+
+class HalvingConfig(StrictModel):
+    """Successive halving: all points of an arm train for a short time, and the better ones continue.
+
+    As one bracket of Hyperband (Li et al., arXiv 1603.06560). The last rung has the whole budget of the comparison.
+    """
+
+    eta: int = Field(default=2, ge=2)
+    """Reduction factor: the best 1/eta of a rung's tries go on, rounded up, and train about eta times as long."""
+    min_resource: PositiveInt
+    """The shortest rung trains at least so long, in the unit of the budget: optimizer steps, or rollouts."""
 
 
 class SelectConfig(StrictModel):
@@ -57,6 +79,8 @@ class SelectConfig(StrictModel):
     """The decoding whose accuracy, mean over seeds and problems, decides; None: the experiment's first."""
     random: PositiveInt | None = None
     """Points drawn from each arm's grid, by the first of `seeds`; None: all points."""
+    halving: HalvingConfig | None = None
+    """Drop the worse points after a part of the budget; None: every point gets all of it."""
 
     @model_validator(mode="after")
     def _seeds_differ(self) -> "SelectConfig":
@@ -73,7 +97,8 @@ class ArmConfig(StrictModel):
     method: str
     """A preset of `exp_configs/methods/`; of a chain with RL, that of RL."""
     sft_steps: PositiveInt | None = None
-    """Optimizer steps of SFT where RL follows; None: the chain has no SFT before RL, or `sft_tokens` sets it."""
+    """Optimizer steps of SFT, in all of its rounds, where RL follows; None: the chain has no SFT before RL, or
+    `sft_tokens` sets it."""
     sft_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
     """The share of `budget.tokens` that SFT learns from where RL follows."""
     overrides: tuple[str, ...] = ()
@@ -113,6 +138,15 @@ class ComparisonConfig(StrictModel):
         both = sorted(set(self.select.seeds) & set(self.seeds)) if self.select is not None else []
         if both:
             raise ValueError(f"select.seeds: {both[0]} is also reported; values are chosen on seeds of their own")
+        return self
+
+    @model_validator(mode="after")
+    def _tries_can_continue(self) -> "ComparisonConfig":
+        if self.select is not None and self.select.halving is not None and self.budget.tokens is not None:
+            raise ValueError(
+                "select.halving: has no rungs under budget.tokens, which ends a stage wherever they are spent; give "
+                "budget.optimizer_steps or budget.rollouts"
+            )
         return self
 
     @model_validator(mode="after")

@@ -32,6 +32,11 @@ class SupervisedObjectiveConfig(StrictModel):
 
     terms: tuple[TermConfig, ...] = Field(min_length=1)
 
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether what is minimised at a step changes when the stage is made longer."""
+        return any(depends_on_length(term.coefficient) for term in self.terms)
+
     @model_validator(mode="after")
     def _consistent(self) -> "SupervisedObjectiveConfig":
         check_terms(self.terms)
@@ -107,8 +112,8 @@ class ObjectiveConfig(StrictModel):
     @property
     def depends_on_length(self) -> bool:
         """Whether what is minimised at a step changes when the stage is made longer."""
-        interleaved = () if self.interleaved_sft is None else self.interleaved_sft.terms
-        scheduled = any(depends_on_length(term.coefficient) for term in (*self.terms, *interleaved))
+        interleaved = self.interleaved_sft is not None and self.interleaved_sft.depends_on_length
+        scheduled = interleaved or any(depends_on_length(term.coefficient) for term in self.terms)
         prefix, hint = self.group.prefix, self.group.hint
         return scheduled or (prefix is not None and prefix.depends_on_length) or (hint is not None and hint.after > 0)
 

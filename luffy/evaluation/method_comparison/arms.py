@@ -1,21 +1,29 @@
 """The arms of a comparison as they lie on disk: evaluations, learning curves, costs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
 from luffy.config.many_runs.arm_run import ArmRun
+from luffy.data.sample_card import CARD_FILE, read_sample_card
 from luffy.evaluation.checkpoint_scores import CheckpointScores, read_scores
 from luffy.evaluation.method_comparison.held_out_arms import mean_curve, suites_of
+from luffy.pipeline.chain.graph import kind_of
+from luffy.pipeline.chain.manifest import finished_manifest
 from luffy.tracking.gpu_hours import GPU_HOURS
 from luffy.tracking.held_out_curve import HeldOutPoint, held_out_curves
 from luffy.tracking.metrics import METRICS_FILE, MetricRow, read_metrics, training_rows
 
-TRAINING = ("sft", "rl")
 _REWARD = "reward/mean"
 _OPTIMIZER_STEPS = "batch/optimizer_steps"
+_ROWS = "batch/num_rows"
+_SPENT = (_OPTIMIZER_STEPS, _ROWS, "perf/step_s")
+_TRAINING = ("sft", "rl")
+_COSTLY = ("sample", *_TRAINING)
+"""Kinds of stages that make a run's costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +33,18 @@ class Costs:
     optimizer_steps: float | None
     """Interleaved SFT steps included."""
     rollouts: float | None
-    """Sampled responses."""
+    """Sampled responses, those of the stage `sample` included."""
     generated_tokens: float | None
     """In the sampled responses."""
     trained_tokens: float | None
     """Response tokens in the batches of updates, traces included."""
     seconds: float | None
-    """In training steps, rollouts included; without evaluation and the start of programs."""
+    """In training steps, rollouts included; without evaluation and the start of programs. The stage `sample` counts
+    with the whole of its last attempt."""
     peak_memory_gib: float | None
     """The training process's; unknown with `cluster: ray`."""
     gpu_hours: float | None = None
-    """Unknown without GPUs."""
+    """Unknown without GPUs, and with the stage `sample`."""
 
     def values(self) -> dict[str, float | None]:
         """By name."""
@@ -73,7 +82,7 @@ class FinishedSeed:
     held_out: Mapping[str, tuple[HeldOutPoint, ...]] = field(default_factory=dict)
     """Held-out accuracy while it trained, by suite; empty without validation."""
     trained: Mapping[str, Path] = field(default_factory=dict)
-    """Directories of the stages that learned, by name; other runs may share them."""
+    """Directories of the stages that sampled traces or learned, by name, in order; other runs may share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +123,17 @@ class Arm:
 
 def read_seed(run: ArmRun, stages: Mapping[str, Path]) -> FinishedSeed:
     """A finished run, whose stages lie in the directories `stages`; raises LuffyError where a file is missing."""
-    trained = {name: stages[name] for name in TRAINING if name in stages}
-    logged = {name: read_metrics(directory / METRICS_FILE) for name, directory in trained.items()}
-    metrics = {name: training_rows(rows) for name, rows in logged.items()}
+    trained = {name: directory for name, directory in stages.items() if _kind(name) in _COSTLY}
+    spent = [_costs(_kind(name), directory) for name, directory in trained.items()]
+    logged = {
+        name: read_metrics(directory / METRICS_FILE) for name, directory in trained.items() if _kind(name) in _TRAINING
+    }
     evaluation = read_scores(stages[f"evaluate_{run.last}"])
+    before = [rows for name, rows in logged.items() if _kind(name) == "sft"]
+    rl = next((rows for name, rows in logged.items() if _kind(name) == "rl"), [])
+    curve = tuple(_curve(before, rl, total_costs(spent[:-1]).seconds or 0.0))
     held_out = held_out_curves(list(logged.values()))
-    return FinishedSeed(run.seed, evaluation, _costs(metrics), tuple(_curve(metrics)), held_out, trained)
+    return FinishedSeed(run.seed, evaluation, total_costs(spent), curve, held_out, trained)
 
 
 def mean_costs(seeds: Sequence[FinishedSeed]) -> Costs | None:
@@ -129,39 +143,55 @@ def mean_costs(seeds: Sequence[FinishedSeed]) -> Costs | None:
     return Costs(**{each.name: _mean_cost([seed.costs for seed in seeds], each.name) for each in fields(Costs)})
 
 
-def total_costs(seeds: Sequence[FinishedSeed]) -> Costs:
-    """What several runs have spent together, each stage counted once; the highest peak of their memory."""
+def stage_costs(seeds: Iterable[FinishedSeed]) -> dict[Path, Costs]:
+    """What each stage of several runs has spent, by its directory: a stage that they share is in it once."""
     stages = {directory: name for seed in seeds for name, directory in seed.trained.items()}
-    spent = [
-        _costs({name: training_rows(read_metrics(directory / METRICS_FILE))}) for directory, name in stages.items()
-    ]
+    return {directory: _costs(_kind(name), directory) for directory, name in stages.items()}
+
+
+def total_costs(spent: Collection[Costs]) -> Costs:
+    """Sums, None where a summand is; of memory the highest known peak."""
     known = {each.name: [getattr(costs, each.name) for costs in spent] for each in fields(Costs)}
     sums = {name: None if None in values else sum(values) for name, values in known.items()}
     peaks = [peak for peak in known["peak_memory_gib"] if peak is not None]
     return Costs(**{**sums, "peak_memory_gib": max(peaks, default=None)})
 
 
-def _costs(metrics: Mapping[str, Sequence[MetricRow]]) -> Costs:
-    sft, rl = metrics.get("sft", ()), metrics.get("rl", ())
-    rows, rl_steps = [*sft, *rl], _sum(rl, _OPTIMIZER_STEPS)
+def _kind(name: str) -> str:
+    """That of a stage called `name` in its chain; `sft` of `sft_2`."""
+    kind = kind_of(name)
+    return "" if kind is None else kind.name
+
+
+def _costs(kind: str, directory: Path) -> Costs:
+    """What one finished stage of a kind in `_COSTLY` has spent."""
+    return _costs_of_sampling(directory) if kind == "sample" else _costs_of_training(kind, _trained_rows(directory))
+
+
+def _trained_rows(directory: Path) -> list[MetricRow]:
+    return training_rows(read_metrics(directory / METRICS_FILE))
+
+
+def _costs_of_training(kind: str, rows: Sequence[MetricRow]) -> Costs:
+    sampling = rows if kind == "rl" else ()
     return Costs(
-        optimizer_steps=None if rl_steps is None else len(sft) + rl_steps,
-        rollouts=_sum(rl, "rollout/num_drawn"),
-        generated_tokens=_sum(rl, "rollout/tokens_drawn"),
+        optimizer_steps=_sum(rows, _OPTIMIZER_STEPS) if kind == "rl" else len(rows),
+        rollouts=_sum(sampling, "rollout/num_drawn"),
+        generated_tokens=_sum(sampling, "rollout/tokens_drawn"),
         trained_tokens=_sum(rows, "batch/response_tokens"),
         seconds=_sum(rows, "perf/step_s"),
         peak_memory_gib=max(
             (row["perf/peak_memory_gib"] for row in rows if "perf/peak_memory_gib" in row), default=None
         ),
-        gpu_hours=_gpu_hours(sft, rl),
+        gpu_hours=max((row[GPU_HOURS] for row in rows if GPU_HOURS in row), default=None),
     )
 
 
-def _gpu_hours(*stages: Sequence[MetricRow]) -> float | None:
-    """Sum over stages; None if one of them has no such metric."""
-    ends = [max((row[GPU_HOURS] for row in rows if GPU_HOURS in row), default=None) for rows in stages if rows]
-    known = [end for end in ends if end is not None]
-    return sum(known) if known and len(known) == len(ends) else None
+def _costs_of_sampling(directory: Path) -> Costs:
+    rates, manifest = read_sample_card(directory / CARD_FILE).rates, finished_manifest(directory)
+    responses = float(rates.prompts * rates.num_samples)
+    span = datetime.fromisoformat(manifest.ended) - datetime.fromisoformat(manifest.started)
+    return Costs(0.0, responses, round(responses * rates.mean_tokens), 0.0, span.total_seconds(), None)
 
 
 def _sum(rows: Sequence[MetricRow], name: str) -> float | None:
@@ -169,18 +199,21 @@ def _sum(rows: Sequence[MetricRow], name: str) -> float | None:
     return sum(row[name] for row in rows) if all(name in row for row in rows) else None
 
 
-def _curve(metrics: Mapping[str, Sequence[MetricRow]]) -> Iterator[CurvePoint]:
-    sft, rl = metrics.get("sft", ()), metrics.get("rl", ())
-    spent = zip(*(_spent(sft, rl, name) for name in (_OPTIMIZER_STEPS, "batch/num_rows", "perf/step_s")), strict=True)
-    for row, (steps, samples, seconds) in zip(rl, spent, strict=True):
+def _curve(
+    before: Sequence[Sequence[MetricRow]], rl: Sequence[MetricRow], seconds_before: float
+) -> Iterator[CurvePoint]:
+    """The rewards of RL, after the stages `before` it, which have taken `seconds_before`."""
+    taught = [row for rows in before for row in training_rows(rows)]
+    rows_before = sum(row.get(_ROWS, 0.0) for row in taught)
+    learned = training_rows(rl)
+    totals = zip(*(_running_total(learned, name) for name in _SPENT), strict=True)
+    for row, (steps, rows, seconds) in zip(learned, totals, strict=True):
         if _REWARD in row:
-            yield CurvePoint(row[_REWARD], len(sft) + steps, samples, seconds)
+            yield CurvePoint(row[_REWARD], len(taught) + steps, rows_before + rows, seconds_before + seconds)
 
 
-def _spent(sft: Sequence[MetricRow], rl: Sequence[MetricRow], name: str) -> list[float]:
-    """After each RL step."""
-    before = sum(row.get(name, 0.0) for row in sft)
-    return [before + total for total in accumulate(row.get(name, 0.0) for row in rl)]
+def _running_total(rows: Sequence[MetricRow], name: str) -> list[float]:
+    return list(accumulate(row.get(name, 0.0) for row in rows))
 
 
 def _mean_cost(costs: Sequence[Costs], name: str) -> float | None:

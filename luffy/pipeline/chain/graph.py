@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
+from luffy.config.chain_layout import visits_of
 from luffy.config.settings import SampleSettings, StageSettings, SweepSettings
 from luffy.config.stage_kinds import Role, StageKind, ViewName, evaluate_settings
 
@@ -17,8 +18,7 @@ class StageNode:
     """One stage of the chain."""
 
     name: str
-    """Unique in the chain: `rl`, or `evaluate_rl` and `rl_2` where there are several of a kind; those of rounds always
-    have their number (`sample_1`, `sft_1`), so that a chain with more rounds gives them the same names."""
+    """Unique in the chain: that of its visit (`rl`, `sft_2`), or of what it evaluates (`evaluate_rl`)."""
     stage: str
     """Its kind's name."""
     inputs: Mapping[str, str]
@@ -33,7 +33,7 @@ class StageNode:
 def build_graph(config: ExperimentConfig, sweep_steps: tuple[int, ...] = ()) -> tuple[StageNode, ...]:
     """The stages of `config`, each after the ones it reads from; with `sweep_steps` the sweep over them comes last."""
     nodes: list[StageNode] = []
-    for visit in _visits(config):
+    for visit in visits_of(config):
         kind = STAGE_KINDS[visit.stage]
         assert kind.configure is not None, f"{visit.stage} belongs to no chain"
         settings, before = kind.configure(config), tuple(nodes)
@@ -63,40 +63,6 @@ def nodes_showing(view: ViewName, names: Iterable[str]) -> list[str]:
 def nodes_providing(role: Role, names: Iterable[str]) -> list[str]:
     """The node names in `names` whose kind provides `role`."""
     return [name for name in names if (kind := kind_of(name)) is not None and role in kind.provides]
-
-
-@dataclass(frozen=True, slots=True)
-class _Visit:
-    """One stage as the chain comes by it."""
-
-    name: str
-    stage: str
-    round: int = 0
-    """Which round of sampling and SFT, from 1; 0 outside of rounds."""
-
-
-def _visits(config: ExperimentConfig) -> list[_Visit]:
-    """The stages in order, `sample` and `sft` once for each round."""
-    stages = list(config.stages)
-    if "sample" not in stages:
-        return _numbered(stages)
-    start = stages.index("sample")
-    end = stages.index("sft", start) + 1 if "sft" in stages[start:] else start + 1
-    rounds = [
-        _Visit(f"{stage}_{number}", stage, number)
-        for number in range(1, config.expert_iteration.rounds + 1)
-        for stage in stages[start:end]
-    ]
-    return [*_numbered(stages[:start]), *rounds, *_numbered(stages[end:])]
-
-
-def _numbered(stages: Sequence[str]) -> list[_Visit]:
-    """A repeated stage is numbered (`sft_1`, `sft_2`)."""
-    counts = [stages[: place + 1].count(stage) for place, stage in enumerate(stages)]
-    return [
-        _Visit(f"{stage}_{number}" if stages.count(stage) > 1 else stage, stage)
-        for stage, number in zip(stages, counts, strict=True)
-    ]
 
 
 def _sampled_first(before: Sequence[StageNode]) -> str:

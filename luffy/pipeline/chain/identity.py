@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from luffy.config import StageName
-from luffy.config.settings import ReportSettings, RLSettings, StageSettings
+from luffy.config.settings import ReportSettings, RLSettings, SFTSettings, StageSettings
 from luffy.config.strict import FOR_IDENTITY
 from luffy.files import write_atomic
 
@@ -34,7 +34,7 @@ class Identity:
     files: dict[str, str]
     """File or folder outside the workspace, as written in the settings, to the hash of its content."""
     extendable: bool = False
-    """Whether a longer run may continue a shorter one (`rl` with a schedule that does not depend on the length)."""
+    """Whether a longer run may continue a shorter one: `sft` or `rl`, where no step depends on the length."""
 
     @property
     def key(self) -> str:
@@ -46,21 +46,21 @@ class Identity:
         """The key shared by runs of every length; None if the stage cannot be extended."""
         if not self.extendable:
             return None
-        endless = {name: value for name, value in self._rl.items() if name != "steps"}
-        return _digest(self._ingredients({**self.settings, "rl": endless}))
+        endless = {name: value for name, value in self._section.items() if name != "steps"}
+        return _digest(self._ingredients({**self.settings, self.stage: endless}))
 
     @property
     def length(self) -> int:
-        """RL steps of an extendable run."""
-        steps = self._rl["steps"]
+        """Steps of an extendable run."""
+        steps = self._section["steps"]
         assert isinstance(steps, int)
         return steps
 
     @property
-    def _rl(self) -> dict[str, Json]:
-        rl = self.settings["rl"]
-        assert isinstance(rl, dict)
-        return rl
+    def _section(self) -> dict[str, Json]:
+        section = self.settings[self.stage]
+        assert isinstance(section, dict)
+        return section
 
     def _ingredients(self, settings: dict[str, Json]) -> Json:
         return [
@@ -80,7 +80,7 @@ def identity_of(
     files: Mapping[str, str],
 ) -> Identity:
     """The identity of a stage with these settings, upstream keys, code and outside files."""
-    extendable = isinstance(settings, RLSettings) and not settings.depends_on_length
+    extendable = isinstance(settings, SFTSettings | RLSettings) and not settings.depends_on_length
     return Identity(stage, identifying(settings), dict(upstream), dict(code), dict(files), extendable)
 
 

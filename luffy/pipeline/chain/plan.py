@@ -131,4 +131,4 @@ def _shorter_run(workspace: Workspace, identity: Identity, consumed: Mapping[str
 def _lengths(shorter: Path, identity: Identity) -> str:
     recorded = read_identity(shorter)
     before = recorded.identity.length if recorded else "?"
-    return f"rl.steps {before} -> {identity.length}"
+    return f"{identity.stage}.steps {before} -> {identity.length}"

@@ -12,6 +12,7 @@ from luffy.costs import forecast as module
 from luffy.costs import workloads
 from luffy.costs.earlier_runs import earlier_length
 from luffy.costs.forecast import StageForecast, forecast
+from luffy.costs.held_out_times import measured_by, validation_of
 from luffy.costs.stage_times import StageTimes, read_times, write_times
 from luffy.costs.workloads import record_name, this_machine, workload_of
 from luffy.pipeline.experiment import Experiment, open_experiment
@@ -98,6 +99,31 @@ def test_a_finished_stage_on_the_same_machine_stands_for_one_that_learns_at_anot
     # The finished stage took a minute: 51 seconds beside three steps of three seconds.
     assert found.seconds == pytest.approx(51.0 + 20 * 3.0)
     assert found.source.startswith("rl ")
+
+
+VALIDATED = ("data.validation_prompts=4", "rl.validation={every: 4, source: validation}")
+
+
+def test_the_measurements_of_a_validation_are_in_the_time_where_one_like_them_was_timed(opened: Open) -> None:
+    node = next(node for node in opened(*VALIDATED).nodes if node.name == "rl")
+    times = StageTimes(10.0, 2.0, 0.0, None, "bench", 3.0, measured_by(validation_of(node.settings)))
+    measure(opened(*VALIDATED), "rl", times)
+    # Six steps, measured before the first one and after steps 4 and 6.
+    assert forecasts(opened(*VALIDATED))["rl"] == StageForecast("rl", pytest.approx(10.0 + 12.0 + 9.0), 0, "bench")
+    other = forecasts(opened(*VALIDATED, "rl.validation.max_problems=2"))["rl"]
+    assert (other.seconds, other.source) == (pytest.approx(22.0), "bench (without validation)")
+
+
+def test_a_finished_stage_says_how_long_its_validation_took(opened: Open) -> None:
+    experiment = opened(*VALIDATED)
+    for name in ("prepare_data", "base", "sft"):
+        finished(experiment, name)
+    rows = [{"step": 0, "perf/validation_s": 5.0}, *({"step": step, "perf/step_s": 3.0} for step in (1, 2, 3))]
+    rows.append({"step": 4, "perf/step_s": 3.0, "perf/validation_s": 7.0})
+    finish(experiment, "rl", metrics="".join(json.dumps(row) + "\n" for row in rows), hardware=HERE)
+    found = forecasts(opened(*VALIDATED, "rl.optimizer.lr=1e-5", "rl.steps=8"))["rl"]
+    # The finished stage took a minute: 36 seconds beside four steps and two measurements.
+    assert found.seconds == pytest.approx(36.0 + 8 * 3.0 + 3 * 6.0)
 
 
 def test_another_machine_or_another_model_says_nothing(opened: Open) -> None:

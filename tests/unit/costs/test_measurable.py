@@ -51,6 +51,9 @@ def test_engines_elsewhere_are_left_alone(tmp_path: Path) -> None:
     assert "rl" in names and "servers elsewhere" in refusals["evaluate"]
 
 
-def test_the_selection_by_difficulty_says_why_it_has_no_time(tmp_path: Path) -> None:
-    names, refusals = chosen(tmp_path, "smoke", "difficulty.policy=base")
-    assert "difficulty" not in names and "an evaluation" in refusals["difficulty"]
+def test_stages_that_answer_training_prompts_are_measured_rounds_once_and_teachers_are_not(tmp_path: Path) -> None:
+    assert "difficulty" in chosen(tmp_path, "smoke", "difficulty.policy=base")[0]
+    names, _ = chosen(tmp_path, "expert_iteration")
+    assert [name for name in names if not name.startswith("evaluate_")] == ["base", "sample_1", "sft_1"]
+    names, refusals = chosen(tmp_path, "taught_by_endpoint")
+    assert "synthesize" not in names and "models of others" in refusals["synthesize"]

@@ -40,6 +40,16 @@ def test_the_last_checkpoint_of_rl_is_a_fixed_cost(tmp_path: Path) -> None:
     assert (times.save_s, times.fixed_s) == (pytest.approx(1.0), pytest.approx(6.0))
 
 
+def test_a_validation_is_neither_a_step_nor_a_fixed_cost_nor_a_checkpoint(tmp_path: Path) -> None:
+    rows = [{"step": 0, "perf/validation_s": 4.0}, *steps_of(5.0, 2.0), {**steps_of(2.0)[0], "perf/validation_s": 6.0}]
+    run = run_of(tmp_path, [{"step": number, **row} for number, row in enumerate(rows)], 40.0, [(2, 100.0), (3, 109.0)])
+    times = read_training(run, "sft", skipped=1, ahead=0, source="bench", validation="digest").times
+    assert (times.validation_s, times.validation) == (pytest.approx(5.0), "digest")
+    assert times.unit_s == pytest.approx(2.0)
+    assert times.save_s == pytest.approx(9.0 - 2.0 - 6.0)
+    assert times.fixed_s == pytest.approx(40.0 - 3 * 2.0 - 1.0 - 10.0)
+
+
 def test_steps_that_fill_or_drain_the_pipeline_are_left_out(tmp_path: Path) -> None:
     run = run_of(tmp_path, steps_of(9.0, 9.0, 3.0, 3.0, 1.0), 30.0, [])
     assert read_training(run, "rl", skipped=2, ahead=1, source="bench", pace=PACE).step_s == pytest.approx(3.0)

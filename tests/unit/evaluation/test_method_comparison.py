@@ -10,7 +10,15 @@ from synthetic.suite_scores import evaluation
 
 from luffy.config.many_runs.comparison_config import BudgetConfig
 from luffy.errors import LuffyError
-from luffy.evaluation.method_comparison.arms import Arm, Costs, FinishedSeed, _costs, _curve, read_seed
+from luffy.evaluation.method_comparison.arms import (
+    Arm,
+    Costs,
+    FinishedSeed,
+    _costs_of_training,
+    _curve,
+    read_seed,
+    total_costs,
+)
 from luffy.evaluation.method_comparison.findings import as_json, find
 from luffy.pages.held_out_comparison import steps_to_reach
 from luffy.pages.method_comparison_page import (
@@ -49,7 +57,7 @@ def compared(*arms, reference="luffy"):
     return find("small", BUDGET, reference, (1, 2), evaluation(easy=4, hard=0), arms)
 
 
-LUFFY = arm("luffy", (20, 10), (24, 10), curve=tuple(_curve({"rl": RL_ROWS})))
+LUFFY = arm("luffy", (20, 10), (24, 10), curve=tuple(_curve([], RL_ROWS, 0.0)))
 OTHER = arm("other", (36, 10), (40, 12))
 
 
@@ -135,20 +143,19 @@ def test_arms_that_were_asked_other_problems_are_not_compared():
 
 
 def test_costs_and_curves_count_the_cold_start():
-    metrics = {"sft": SFT_ROWS, "rl": RL_ROWS}
-    costs = _costs(metrics)
+    costs = total_costs([_costs_of_training("sft", SFT_ROWS), _costs_of_training("rl", RL_ROWS)])
     assert costs == Costs(1 + 2 * 2, 14.0, 154.0, 44.0 + 176.0, 6.0, 1.75)
-    first, last = _curve(metrics)
+    first, last = _curve([SFT_ROWS], RL_ROWS, 1.0)
     assert (first.steps, first.samples, first.seconds) == (1 + 2, 12.0, 3.0)
     assert (last.steps, last.samples, last.seconds) == (1 + 4, 20.0, 6.0)
 
 
 def test_a_cost_that_a_step_does_not_know_is_not_guessed():
-    assert _costs({"rl": [RL_ROWS[0], {"step": 2, "reward/mean": 1.0}]}).generated_tokens is None
+    assert _costs_of_training("rl", [RL_ROWS[0], {"step": 2, "reward/mean": 1.0}]).generated_tokens is None
 
 
 def test_an_interleaved_sft_step_counts_against_the_budget_and_the_page_tells():
-    costs, curve = _costs({"rl": WITH_SFT_STEP}), tuple(_curve({"rl": WITH_SFT_STEP}))
+    costs, curve = _costs_of_training("rl", WITH_SFT_STEP), tuple(_curve([], WITH_SFT_STEP, 0.0))
     assert (costs.optimizer_steps, [point.steps for point in curve]) == (5.0, [2, 5])
     seed = FinishedSeed(1, evaluation(easy=20, hard=10), replace(COSTS, optimizer_steps=15.0), curve)
     findings = compared(LUFFY, Arm("relift", "rl", "relift", (seed,), {}))
@@ -215,8 +222,8 @@ def test_a_seed_is_read_with_its_measurements_which_are_no_steps_of_training(tmp
     writer.close()
     run = SimpleNamespace(seed=3, last="rl")
     seed = read_seed(run, {"rl": tmp_path / "measured", "evaluate_rl": stages["evaluate_rl"]})
-    assert seed.costs == _costs({"rl": RL_ROWS})
-    assert seed.curve == tuple(_curve({"rl": RL_ROWS}))
+    assert seed.costs == _costs_of_training("rl", RL_ROWS)
+    assert seed.curve == tuple(_curve([], RL_ROWS, 0.0))
     assert [(point.steps, point.samples, point.seconds) for point in seed.held_out["a"]] == [(0, 0, 0), (4, 16, 5)]
 
 

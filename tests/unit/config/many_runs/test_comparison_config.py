@@ -208,3 +208,32 @@ def test_a_budget_of_tokens_ends_every_stage_by_its_share(load):
 )
 def test_a_budget_of_tokens_refuses_what_it_cannot_keep(load, text, says):
     assert says in complaint(load, HEAD + text)
+
+
+ROUNDS = """\
+arms:
+  luffy: {chain: rl, method: luffy}
+  rounds: {chain: expert_iteration, method: sft}
+  then_rl: {chain: expert_iteration_then_rl, method: on_policy, sft_steps: 6}
+"""
+
+
+def test_the_steps_of_all_rounds_are_the_budget_of_expert_iteration(load):
+    luffy, rounds, then_rl = load(HEAD.replace("[1, 2]", "[1]") + STEPS + ROUNDS).runs
+    assert rounds.nodes[3:] == ("sample_1", "sft_1", "sample_2", "sft_2", "sample_3", "sft_3", "evaluate_sft_3")
+    assert then_rl.nodes[3:] == ("sample_1", "sft_1", "sample_2", "sft_2", "sample_3", "sft_3", "rl", "evaluate_rl")
+    assert (luffy.config.rl.steps, rounds.config.sft.steps) == (12 // 2, 12 // 3)
+    assert (then_rl.config.sft.steps, then_rl.config.rl.steps) == (6 // 3, (12 - 6) // 2)
+
+
+@pytest.mark.parametrize(
+    ("budget", "arms", "says"),
+    [
+        (STEPS.replace("12", "10"), ROUNDS, "arms.rounds: 10 optimizer steps of SFT are no multiple of its 3 rounds"),
+        (STEPS, ROUNDS.replace("sft_steps: 6", "sft_steps: 4"), "then_rl: 4 optimizer steps of SFT are no multiple"),
+        ("budget: {rollouts: 448}\n", ROUNDS, "arms.rounds: how many rollouts the stage sample of chain expert_it"),
+        (TOKENS, ROUNDS, "arms.rounds: how many tokens the stage sample of chain expert_iteration takes is known only"),
+    ],
+)  # fmt: skip
+def test_rounds_have_no_budget_that_is_known_only_afterwards(load, budget, arms, says):
+    assert says in complaint(load, HEAD + budget + arms)

@@ -113,6 +113,15 @@ def test_runs_of_different_length_share_a_series(opened):
     assert (short.length, long.length) == (6, 60)
 
 
+def test_sft_of_different_length_shares_a_series_if_its_length_is_given_in_steps_and_no_rate_depends_on_it(opened):
+    by_steps = ("sft.epochs=null", "sft.optimizer.schedule={kind: constant}")
+    short, long = (opened(*by_steps, f"sft.steps={steps}").identities["sft"] for steps in (4, 8))
+    assert short.series == long.series is not None
+    assert (short.length, long.length) == (4, 8)
+    for changed in ("sft.optimizer.schedule.kind=linear", "sft.max_tokens=99"):
+        assert opened(*by_steps, "sft.steps=4", changed).identities["sft"].series is None
+
+
 def test_no_series_when_the_schedule_depends_on_the_length(opened):
     assert opened("rl.optimizer.schedule.kind=cosine").identities["rl"].series is None
     assert opened().identities["sft"].series is None
