@@ -54,6 +54,13 @@ def test_a_grid_around_an_experiment_is_that_of_the_file(load, tmp_path):
     assert (is_grid(tmp_path / "grid.yaml"), is_grid(SMOKE)) == (True, False)
 
 
+def test_numbers_of_rounds_are_points_with_as_many_stages(load):
+    rounds = GRID.replace("sft.num_traces: [4, 8], sft.optimizer.lr: [1e-4, 1e-3]", "expert_iteration.rounds: [1, 2]")
+    one, two = load(rounds.replace("chain=sft", "chain=expert_iteration").replace("[1, 2]\n", "[1]\n")).runs
+    assert one.nodes == ("prepare_data", "base", "sample_1", "sft_1", "evaluate_sft_1")
+    assert two.nodes == ("prepare_data", "base", "sample_1", "sft_1", "sample_2", "sft_2", "evaluate_sft_2")
+
+
 def test_a_grid_may_change_what_is_evaluated_or_the_method(load):
     text = GRID.replace("sft.num_traces: [4, 8], sft.optimizer.lr: [1e-4, 1e-3]", "{}")
     temperatures = text.replace("{{}}", "{evaluation.decodings.sampled.temperature: [0.6, 1.0]}")
