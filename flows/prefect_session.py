@@ -24,6 +24,7 @@ from typing import Any
 import luffy
 from luffy.errors import LuffyError
 from luffy.flows.basic_auth import LOOPBACK, reachable_host, share_auth_string
+from luffy.flows.database_backup import back_up_before_upgrade, note_opened
 from luffy.pipeline.workspace.lock import StageLock
 from luffy.processes import die_with, end
 
@@ -94,9 +95,12 @@ class ApiServer:
 
     def __init__(self, home: Path, port: int | None = None, host: str = LOOPBACK) -> None:
         home.mkdir(parents=True, exist_ok=True)
-        self._starting = ExitStack()
-        # The first start migrates the database: one server at a time.
-        self._starting.enter_context(StageLock(home))
+        self._home = home
+        with ExitStack() as starting:
+            # The first start migrates the database: one server at a time.
+            starting.enter_context(StageLock(home))
+            back_up_before_upgrade(home)
+            self._starting = starting.pop_all()
         mode = {"PREFECT__SERVER_EPHEMERAL": "1"} if port is None else {"PREFECT_SERVER_API_PORT": str(port)}
         port = port or free_port()
         self.url = f"http://{reachable_host(host)}:{port}/api"
@@ -121,6 +125,7 @@ class ApiServer:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise LuffyError(f"the Prefect server did not start; see {self.log_path}")
                 time.sleep(0.05)
+            note_opened(self._home)
 
     def has_ended(self) -> bool:
         """Whether the server process has ended."""

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -44,6 +44,7 @@ from luffy.flows.prefect_session import ApiServer, answers, set_environment
 from luffy.pipeline.workspace import WORKSPACE_VARIABLE, Workspace
 from luffy.pipeline.workspace.lock import StageLock
 from luffy.processes import MARK_VARIABLE, die_with, end_processes, watch_parent
+from luffy.tasks.host_tag import names_another_host
 
 _DEPLOYMENTS = (SHIPPED / "prefect.yaml").resolve()
 _CHECKOUT = SHIPPED.parents[1]
@@ -111,12 +112,14 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int, alerts: Ale
         server.wait()
         api = ApiClient(url)
         keep_automations(api, alerts)
-        _close_dead_runs(api)
+        dead = _open_runs(api)
         num_gpus = limit_gpus(api)
         stack.enter_context(_pointer(url))
         worker = stack.enter_context(_worker(api, limit, home / "worker.log"))
         _wait_for_pool(api, worker, home / "worker.log")
         _deploy()
+        # Not before: a server that has just begun to answer sends no notification of it yet.
+        _close(api, dead & _open_runs(api))
         _say(api, address, workspace, num_gpus)
         while worker.poll() is None and not server.has_ended():
             time.sleep(_POLL_S)
@@ -196,7 +199,7 @@ def _worker(api: ApiClient, limit: int, log_path: Path) -> Iterator[subprocess.P
         process.terminate()
         end_processes(mark, _GRACE_S)
         process.wait()
-        _close_dead_runs(api)
+        _close(api, _open_runs(api))
 
 
 def _wait_for_pool(api: ApiClient, worker: subprocess.Popen[bytes], log: Path) -> None:
@@ -223,19 +226,27 @@ def _deploy() -> None:
         raise LuffyError(f"prefect deploy --all has failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def _close_dead_runs(api: ApiClient) -> None:
-    """Runs of the pool that no process works on any more end as crashed (or cancelled), and free their slots.
+def _open_runs(api: ApiClient) -> set[str]:
+    """Runs of the pool that have begun and not ended, without those on other hosts, which go on without a server.
 
-    To be called while no worker serves the pool.
+    While no worker on this host serves the pool, no process works on them. Empty where the server does not answer.
     """
-    open_states = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
+    begun = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
     try:
-        for run in api.rows("flow_runs", {"work_pools": {"name": {"any_": [POOL]}}, "flow_runs": open_states}):
-            ended = "CANCELLED" if run["state_type"] == "CANCELLING" else "CRASHED"
-            state = {"type": ended, "name": ended.capitalize(), "message": _ENDED}
-            api.ask("POST", f"flow_runs/{run['id']}/set_state", {"state": state, "force": True})
+        found = api.rows("flow_runs", {"work_pools": {"name": {"any_": [POOL]}}, "flow_runs": begun})
     except httpx.HTTPError:
-        return  # the server is gone; the next one does this when it starts
+        return set()  # the server is gone; the next one looks for them when it starts
+    return {run["id"] for run in found if not names_another_host(run["tags"])}
+
+
+def _close(api: ApiClient, runs: set[str]) -> None:
+    """End the runs as crashed (or cancelled), which frees their slots."""
+    with suppress(httpx.HTTPError):
+        for run in runs:
+            is_cancelled = api.ask("GET", f"flow_runs/{run}").json()["state_type"] == "CANCELLING"
+            ended = "CANCELLED" if is_cancelled else "CRASHED"
+            state = {"type": ended, "name": ended.capitalize(), "message": _ENDED}
+            api.ask("POST", f"flow_runs/{run}/set_state", {"state": state, "force": True})
 
 
 def _say(api: ApiClient, address: ServerAddress, workspace: Workspace, num_gpus: int) -> None:

@@ -31,6 +31,7 @@ from luffy.processes import watch_parent
 from luffy.tasks.alarm_watch import AlarmWatch
 from luffy.tasks.artifacts import Artifact, views_of
 from luffy.tasks.cancellation import WORKER_S, watching_for_cancellation
+from luffy.tasks.host_tag import with_own_host
 from luffy.tasks.one_line import explain_in_one_line
 from luffy.tasks.prefect_faults import tolerating_prefect
 from luffy.tasks.publisher import Publisher, Slot
@@ -130,7 +131,10 @@ def run_name(config_file: str, overrides: list[str]) -> str:
 
 
 class PrefectWriter:
-    """Writes the flow run's artifacts, and on the first call its tags, to Prefect's API; for use from one thread."""
+    """Writes the flow run's artifacts, and on the first call its tags, to Prefect's API; for use from one thread.
+
+    Besides the labels of its experiment a run gets the name of its host as a tag.
+    """
 
     def __init__(self, flow_run: UUID, labels: list[str]) -> None:
         self._flow_run = flow_run
@@ -166,7 +170,7 @@ class PrefectWriter:
         if self._client is None:
             client = get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})
             known = client.read_flow_run(self._flow_run).tags
-            client.update_flow_run(self._flow_run, tags=list(dict.fromkeys([*known, *self._labels])))
+            client.update_flow_run(self._flow_run, tags=with_own_host(dict.fromkeys([*known, *self._labels])))
             self._client = client
         return self._client
 

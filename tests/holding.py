@@ -12,12 +12,14 @@ class Hold:
 
     def __init__(self, folder: Path, stage: str, step: int) -> None:
         self._file = folder / "hold"
+        self._reached = self._file.with_suffix(".reached")
+        self._reached.unlink(missing_ok=True)  # of an earlier one
         self._file.touch()
         self.environment = {"TEST_HOLD": f"{stage}:{step}:{self._file}", "PYTHONPATH": str(_FOLDER)}
 
     def wait(self) -> None:
         """Return once the stage has stopped."""
-        wait_until(self._file.with_suffix(".reached").exists, "the stage's stop")
+        wait_until(self._reached.exists, "the stage's stop")
 
     def release(self) -> None:
         """Let the stage go on, and let later ones pass."""

@@ -4,14 +4,18 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 
+import psutil
 import ray
 
 from luffy.config.execution import RayConfig
 from luffy.errors import ClusterError, ConfigError, LuffyError
 
 _CONNECT_S = 5.0
+_LOOK_S = 0.05
 _OF_THIS_MACHINE = "auto"
 # gRPC runs over HTTP/2, where both sides start with a SETTINGS frame (RFC 9113, 3.4): a 9-byte header, type in byte 4.
 _SETTINGS = b"\x04"
@@ -22,8 +26,10 @@ _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + 
 def ray_session(config: RayConfig, num_actors: int) -> Iterator[None]:
     """Connect to Ray for the length of the context, with room for `num_actors` processes.
 
-    A cluster started here is stopped at the end, and dies with the stage if the stage is killed. In a cluster joined at
-    `config.address` only what this process created is removed. Raises ConfigError when no Ray answers there.
+    A cluster started here is stopped at the end, and dies with the stage if the stage is killed. SIGTERM does not reach
+    its processes, actors included: a scheduler sends it to all processes of a job, and the stage has yet to finish its
+    step. In a cluster joined at `config.address` only what this process created is removed. Raises ConfigError when no
+    Ray answers there.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's agents otherwise overwrite their environment with their process titles, and with it the variable that marks
@@ -31,9 +37,10 @@ def ray_session(config: RayConfig, num_actors: int) -> Iterator[None]:
     os.environ["SPT_NOENV"] = "1"
     # Ray replaces the stage's signal handler, which shuts down in order.
     handler = signal.getsignal(signal.SIGTERM)
+    daemons: Sequence[psutil.Process] = ()
     try:
         if config.address is None:
-            _start(config, num_actors)
+            daemons = _start(config, num_actors)
         else:
             _join(config.address)
     except SystemExit as ended:  # raised by Ray's handler on SIGTERM
@@ -43,11 +50,16 @@ def ray_session(config: RayConfig, num_actors: int) -> Iterator[None]:
     try:
         yield
     finally:
-        ray.shutdown()
+        _shut_down(daemons)
+        # Ray has also reset the kernel's disposition, and the next SIGTERM would kill the stage.
+        signal.signal(signal.SIGTERM, handler)
 
 
-def _start(config: RayConfig, num_actors: int) -> None:
-    with _failing_with(lambda text: ClusterError(f"Ray did not start on this machine: {text}")):
+def _start(config: RayConfig, num_actors: int) -> list[psutil.Process]:
+    """Start a cluster on this machine; returns its daemons."""
+    earlier = psutil.Process().children()
+    explained = _failing_with(lambda text: ClusterError(f"Ray did not start on this machine: {text}"))
+    with explained, _sigterm_blocked():
         ray.init(
             address="local",
             # One CPU per actor for Ray's bookkeeping, even on a machine with fewer cores.
@@ -56,6 +68,40 @@ def _start(config: RayConfig, num_actors: int) -> None:
             dashboard_host="127.0.0.1",
             log_to_driver=False,
         )
+    return [process for process in psutil.Process().children() if process not in earlier]
+
+
+@contextlib.contextmanager
+def _sigterm_blocked() -> Iterator[None]:
+    """Processes started inside never receive SIGTERM; the mask is inherited even where they install a handler.
+
+    Ray blocks Ctrl-C for its daemons in the same way. Other threads of this process still take the signal.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _shut_down(daemons: Sequence[psutil.Process]) -> None:
+    """Disconnect, and end the daemons.
+
+    Ray ends them one by one, the raylet first: SIGTERM, which they do not receive, and SIGKILL a second later. Once the
+    first is gone the others have nothing left to do.
+    """
+    if daemons:
+        threading.Thread(target=_kill_once_one_is_gone, args=(daemons,), name="ray-end", daemon=True).start()
+    ray.shutdown()
+
+
+def _kill_once_one_is_gone(daemons: Sequence[psutil.Process]) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while all(process.status() != psutil.STATUS_ZOMBIE for process in daemons):
+            time.sleep(_LOOK_S)
+    for process in daemons:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _join(address: str) -> None:

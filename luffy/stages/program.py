@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 from luffy.config import StageName
 from luffy.config.execution import ExecutionConfig, TrackingConfig
@@ -30,6 +30,7 @@ from luffy.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    EXIT_TEMPORARY,
     ConfigError,
     LuffyError,
     NoSpaceError,
@@ -50,7 +51,9 @@ from luffy.pipeline.chain.manifest import (
 from luffy.pipeline.chain.provenance import hardware, package_versions
 from luffy.pipeline.chain.reuse import clear, examine
 from luffy.pipeline.machine.events import EVENTS_FILE, EventWriter
+from luffy.pipeline.workspace.lease import leased
 from luffy.pipeline.workspace.lock import StageLock
+from luffy.pipeline.workspace.lock_reach import ends_at_machine
 from luffy.pipeline.workspace.space import READ_ONLY, lack_of_space
 from luffy.processes import (
     MARK_VARIABLE,
@@ -151,7 +154,7 @@ def _guarded(
 ) -> int:
     """Run under the lock; every outcome becomes an event and an exit code, and no child process is left."""
     try:
-        with StageLock(out, waiting=lambda holder: _waiting(holder, events)), deferring:
+        with StageLock(out, waiting=partial(_waiting, events)), _leased(out, events, supervisor), deferring:
             _run_locked(job, run, out, events)
     except StoppedOnRequest as stopped:
         with contextlib.suppress(OSError):
@@ -241,7 +244,19 @@ def _read(stage: StageName, path: Path) -> StageJob:
     return job
 
 
-def _waiting(holder: str, events: EventWriter) -> None:
+def _leased(out: Path, events: EventWriter, supervisor: int | None) -> AbstractContextManager[None]:
+    """Keeps other machines out where they do not see the lock."""
+    if ends_at_machine(out) is None:
+        return contextlib.nullcontext()
+    return leased(out, partial(_waiting, events), partial(_lose_lease, events, supervisor))
+
+
+def _lose_lease(events: EventWriter, supervisor: int | None, holder: str) -> None:
+    """Called when another machine has taken the stage: no further write of this one may reach its directory."""
+    _end_at_once(events, supervisor, f"this machine was away for too long; the stage went to {holder}", EXIT_TEMPORARY)
+
+
+def _waiting(events: EventWriter, holder: str) -> None:
     logger.info("waiting for %s", holder)
     events.waiting(holder)
 
@@ -268,12 +283,17 @@ def _end_children(supervisor: int | None = None) -> None:
 
 
 def _give_up(events: EventWriter, supervisor: int | None) -> None:
-    """Called after the grace period of a request to end, from any thread: end all processes."""
-    _record_failure(events, "interrupted")
+    """Called after the grace period of a request to end, from any thread."""
+    _end_at_once(events, supervisor, "interrupted", EXIT_INTERRUPTED)
+
+
+def _end_at_once(events: EventWriter, supervisor: int | None, why: str, code: int) -> NoReturn:
+    """End all processes of this stage."""
+    _record_failure(events, why)
     mark = os.environ.get(MARK_VARIABLE)
     if mark:
         end_processes(mark, 0.0, spared=supervisor)
-    os._exit(EXIT_INTERRUPTED)
+    os._exit(code)
 
 
 def _set_up_cpu(execution: ExecutionConfig) -> None:

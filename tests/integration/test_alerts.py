@@ -1,18 +1,14 @@
 """luffy's automations on a real Prefect server: kept, corrected, and firing; messages arrive at a small web server."""
 
-import json
 import os
-import queue
 import subprocess
 import sys
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
 from test_serve import Checkout
+from webhook import make_block, messages_to
 
 from luffy.errors import UserError
 from luffy.flows.alerts import Alerts, keep_automations
@@ -75,27 +71,6 @@ runs("stalled", "run-grid", ends=False)
 """
 
 
-@contextmanager
-def listening():
-    """The address of a web server, and the queue of the JSON bodies that it gets."""
-    received = queue.Queue()
-
-    class Listener(BaseHTTPRequestHandler):
-        def do_POST(self):
-            received.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *arguments):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/", received
-        server.shutdown()
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A server with its services, and the environment of a flow that reports to it."""
@@ -122,20 +97,10 @@ def api(server):
     return client
 
 
-def make_block(api, kind, name, data):
-    """Store a block of the type."""
-    block_type = api.ask("GET", f"block_types/slug/{kind}").raise_for_status().json()["id"]
-    (schema, *_) = api.rows("block_schemas", {"block_schemas": {"block_type_id": {"any_": [block_type]}}})
-    body = {"name": name, "data": data, "block_type_id": block_type, "block_schema_id": schema["id"]}
-    api.ask("POST", "block_documents/", body).raise_for_status()
-
-
 @pytest.fixture(scope="module")
 def webhook(server):
     """A block named custom-webhook/test, and the messages that are sent to it."""
-    with listening() as (url, received):
-        data = {"name": "test", "url": url, "json_data": {"subject": "{{subject}}", "body": "{{body}}"}}
-        make_block(ApiClient(server[0].url), "custom-webhook", "test", data)
+    with messages_to(ApiClient(server[0].url), "test") as received:
         yield received
 
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from patience import PATIENCE_S, wait_until
 
+from luffy.errors import EXIT_TEMPORARY
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
 
 pytestmark = pytest.mark.slow
@@ -24,6 +25,7 @@ DRIVER = Path(__file__).with_name("ray_run.py")
 TWO_RANKS = "execution.ray={trainer_ranks: 2, start_timeout_s: 600, call_timeout_s: 600}"
 ONE_RANK = "execution.ray={trainer_ranks: 1, start_timeout_s: 600, call_timeout_s: 600}"
 NUM_STEPS = 60
+GRACE = f"execution.grace_s={PATIENCE_S}"
 
 started: list[subprocess.Popen[str]] = []
 
@@ -41,7 +43,7 @@ def nothing_is_left() -> Iterator[None]:
 def start(workspace: Path, nodes: str, layout: str) -> subprocess.Popen[str]:
     with (workspace / "driver.txt").open("w") as out:
         driver = subprocess.Popen(
-            [sys.executable, str(DRIVER), str(workspace), nodes, layout, f"rl.steps={NUM_STEPS}"],
+            [sys.executable, str(DRIVER), str(workspace), nodes, layout, f"rl.steps={NUM_STEPS}", GRACE],
             stdout=out,
             stderr=subprocess.STDOUT,
             text=True,
@@ -140,6 +142,21 @@ def test_the_loss_of_rays_head_ends_the_stage(workspace: Path) -> None:
         said(workspace),
         re.M,
     )
+    assert_all_end(everybody)
+
+
+def test_sigterm_to_every_process_of_the_stage_ends_it_with_a_checkpoint_of_its_step(workspace: Path) -> None:
+    """Ranks, engines and Ray's daemons get it with the stage, as from a scheduler."""
+    resumed = max(complete_checkpoints(stage(workspace)))
+    driver = start(workspace, "rl", ONE_RANK)
+    until_step(workspace, driver, resumed + 1)
+    everybody = processes(driver)
+    for process in everybody:
+        process.terminate()
+    assert driver.wait(timeout=PATIENCE_S) == EXIT_TEMPORARY, said(workspace)
+    step = max(complete_checkpoints(stage(workspace)))
+    assert step > resumed
+    assert f"error: rl was asked to end: step {step} of {NUM_STEPS} is saved; the same" in said(workspace)
     assert_all_end(everybody)
 
 

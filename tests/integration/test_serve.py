@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 from patience import PATIENCE_S, wait_until
+from webhook import messages_to
 
 from luffy.config.form import form_of_file
 from luffy.flows.api_client import ApiClient
@@ -143,6 +144,13 @@ class Checkout:
         started = {"flow_runs": {"deployment_id": {"is_null_": True}, "state": {"type": {"any_": ["RUNNING"]}}}}
         wait_until(lambda: process.poll() is not None or self.ask("flow_runs/filter", **started))
         return self.ask("flow_runs/filter", **started)[0]["id"]
+
+    def running_on(self, host):
+        """A run of the same pool that a worker on another host has said to be running."""
+        path = f"deployments/{self.ask('deployments/name/full-pipeline/smoke')['id']}/create_flow_run"
+        run = self.ask(path, state={"type": "PENDING"}, tags=[f"host:{host}"])["id"]
+        self.ask(f"flow_runs/{run}/set_state", state={"type": "RUNNING", "name": "Running"}, force=True)
+        return run
 
     def wait_for_steps(self, run):
         """Until the stage of the long `run` shows steps and has a checkpoint."""
@@ -411,28 +419,33 @@ def test_a_second_server_is_refused_in_one_line(served, tmp_path):
     assert "is served already, by pid" in result.stderr
 
 
-def test_kill_9_leaves_no_process_and_the_next_server_frees_what_ran(tmp_path):
+def test_kill_9_leaves_no_process_and_the_next_server_frees_and_reports_what_ran(tmp_path):
     checkout = Checkout(tmp_path)
     process = checkout.start()
-    _, run = checkout.submit(LONG)
-    checkout.wait_for_steps(run)
-    process.kill()
-    process.wait()
-    wait_until(lambda: checkout.processes() == [])
+    with messages_to(ApiClient(checkout.api), "lab") as received:
+        _, run = checkout.submit(LONG)
+        checkout.wait_for_steps(run)
+        elsewhere = checkout.running_on("another-host")
+        process.kill()
+        process.wait()
+        wait_until(lambda: checkout.processes() == [])
 
-    assert (checkout.root / "prefect.toml").exists()  # nobody was left to remove it
-    by_hand = checkout.run(
-        "flows/full_pipeline.py", "exp_configs/smoke.yaml", *SHORT, LUFFY_WORKSPACE=str(checkout.workspace)
-    )
-    assert by_hand.returncode == 0, by_hand.stderr
-    assert "using an embedded server for this run" in by_hand.stderr
+        assert (checkout.root / "prefect.toml").exists()  # nobody was left to remove it
+        by_hand = checkout.run(
+            "flows/full_pipeline.py", "exp_configs/smoke.yaml", *SHORT, LUFFY_WORKSPACE=str(checkout.workspace)
+        )
+        assert by_hand.returncode == 0, by_hand.stderr
+        assert "using an embedded server for this run" in by_hand.stderr
 
-    again = checkout.start()
-    try:
-        assert checkout.state(run) == "CRASHED"
-        result, _ = checkout.submit(SHORT, "--watch")
-        assert result.returncode == 0, result.stdout
-    finally:
-        again.send_signal(signal.SIGINT)
-        assert again.wait(PATIENCE_S) == 0
+        again = checkout.start("--notify", "custom-webhook/lab")
+        try:
+            assert (checkout.state(run), checkout.state(elsewhere)) == ("CRASHED", "RUNNING")
+            message = received.get(timeout=PATIENCE_S)
+            assert message["subject"].endswith(" crashed")
+            assert message["body"].endswith(f"To resume it: prefect flow-run retry {run}")
+            result, _ = checkout.submit(SHORT, "--watch")
+            assert result.returncode == 0, result.stdout
+        finally:
+            again.send_signal(signal.SIGINT)
+            assert again.wait(PATIENCE_S) == 0
     assert checkout.processes() == []

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -88,31 +89,44 @@ def test_an_interrupted_run_resumes_on_a_different_number_of_ranks(
     assert_same(from_one / "model", alone[0], start)
 
 
-def test_the_stage_survives_the_death_of_a_rank_under_ray(tmp_path: Path) -> None:
+def test_the_stage_survives_the_death_of_a_rank_and_sigterm_under_ray(tmp_path: Path) -> None:
     """With `cluster: ray` SFT has as many ranks as RL; a lost one ends the stage, which then resumes."""
 
     def run(*overrides: str, **environment: str) -> subprocess.Popen[str]:
         chain = ["chain=sft_then_luffy", "execution.ray={trainer_ranks: 2, start_timeout_s: 600, call_timeout_s: 600}"]
-        command = [sys.executable, str(DRIVER), str(tmp_path), "prepare_data,base,sft", *chain, *overrides]
+        grace = f"execution.grace_s={PATIENCE_S}"
+        command = [sys.executable, str(DRIVER), str(tmp_path), "prepare_data,base,sft", *chain, grace, *overrides]
         return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
 
-    hold = Hold(tmp_path, "sft", 3)
-    driver = run(**hold.environment)
-    hold.wait()
-    (stage,) = (tmp_path / "stages" / "sft").iterdir()
-    ranks = [
-        process for process in psutil.Process(driver.pid).children(recursive=True) if "ray::RankActor" in process.name()
-    ]
-    assert len(ranks) == 2
-    ranks[0].kill()
-    hold.release()
-    said, _ = driver.communicate(timeout=PATIENCE_S)
-    assert driver.returncode != 0
+    def struck_at_step_3(strike: Callable[[list[psutil.Process]], None]) -> tuple[int, str]:
+        """Exit code and output of a run whose stage's processes are struck there."""
+        hold = Hold(tmp_path, "sft", 3)
+        driver = run(**hold.environment)
+        hold.wait()
+        strike(psutil.Process(driver.pid).children(recursive=True))
+        hold.release()
+        said, _ = driver.communicate(timeout=PATIENCE_S)
+        return driver.returncode, said
+
+    def kill_a_rank(processes: list[psutil.Process]) -> None:
+        ranks = [process for process in processes if "ray::RankActor" in process.name()]
+        assert len(ranks) == 2
+        ranks[0].kill()
+
+    def end_all(processes: list[psutil.Process]) -> None:
+        for process in processes:
+            process.terminate()
+
+    code, said = struck_at_step_3(kill_a_rank)
+    assert code != 0
     assert re.search(r"trainer rank \d died", said)
+    code, said = struck_at_step_3(end_all)
+    assert (code, "sft was asked to end: step 3 of 4 is saved" in said) == (75, True), said
+    (stage,) = (tmp_path / "stages" / "sft").iterdir()
     assert not (stage / "manifest.json").exists()
     said, _ = (again := run()).communicate(timeout=PATIENCE_S)
     assert again.returncode == 0, said
-    assert "resume from step 2" in said
+    assert "resume from step 3" in said
     ray_model = (stage / "model").rename(tmp_path / "on_two_ranks")
     (stage / "manifest.json").unlink()
     for path in (stage / "checkpoints").iterdir():

@@ -17,6 +17,7 @@ from luffy.errors import ConfigError, WorkspaceError
 from luffy.http_client import missing_key
 from luffy.pipeline.workspace import MIN_FREE_BYTES, Workspace
 from luffy.pipeline.workspace.disk import free_bytes
+from luffy.pipeline.workspace.lock_reach import LOCAL_LOCKS_REMEDY, ends_at_machine
 
 _COMFORTABLE_BYTES = 10 << 30
 _MIN_SHARED_BYTES = 1 << 30
@@ -40,6 +41,14 @@ def check_workspace(workspace: Workspace, free: Callable[[Path], int] = free_byt
         return broken("disk", str(error), "give another --workspace, or correct its permissions")
     found = f"{workspace.root}: {size_words(left)} free"
     return ok("disk", found) if left >= _COMFORTABLE_BYTES else note("disk", found, f"checkpoints need room: {_GC}")
+
+
+def check_lock_reach(workspace: Workspace, reach: Callable[[Path], str | None] = ends_at_machine) -> Finding:
+    """Whether other machines that share the workspace see its locks."""
+    mount = reach(workspace.root)
+    if mount is None:
+        return ok("locks", "no mount option keeps them to this machine")
+    return note("locks", f"{workspace.root}: {mount}: other machines do not see them", LOCAL_LOCKS_REMEDY)
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - not for files of ours

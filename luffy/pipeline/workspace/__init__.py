@@ -18,6 +18,7 @@ from luffy.config import StageName
 from luffy.errors import WorkspaceError
 from luffy.files import write_atomic
 from luffy.pipeline.workspace.disk import free_bytes
+from luffy.pipeline.workspace.lock_reach import check_locks
 
 WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
 RUN_FILE = "run.json"
@@ -66,7 +67,7 @@ class Workspace:
         return (path for path in found if path.is_dir() and not is_discarded(path))
 
     def prepare(self) -> None:
-        """Create the root; raises WorkspaceError if it is not writable or the disk is full."""
+        """Create the root; raises WorkspaceError if it is not writable, has no locks, or the disk is full."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-") as probe:
@@ -78,6 +79,7 @@ class Workspace:
                 f"workspace {self.root}: cannot be written ({error.strerror}); "
                 f"give another with --workspace or {WORKSPACE_VARIABLE}"
             ) from None
+        check_locks(self.root)
         free = free_bytes(self.root)
         if free < MIN_FREE_BYTES:
             raise WorkspaceError(

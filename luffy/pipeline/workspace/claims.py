@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from luffy.pipeline.workspace.space import usable
 from luffy.pipeline.workspace import Workspace
+from luffy.pipeline.workspace.space import usable
 
 _FILE = ".claims.lock"
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.files import sync_directory
+from luffy.pipeline.workspace import TRASH_PREFIX, Workspace, is_discarded
 from luffy.pipeline.workspace.claims import disposing
 from luffy.pipeline.workspace.garbage import Garbage, survey
 from luffy.pipeline.workspace.lock import lock_if_free
 from luffy.pipeline.workspace.retention import Retention
-from luffy.pipeline.workspace import TRASH_PREFIX, Workspace, is_discarded
 
 
 @dataclass(frozen=True, slots=True)

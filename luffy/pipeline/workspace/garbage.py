@@ -15,14 +15,15 @@ from luffy.config.execution import CheckpointConfig
 from luffy.pipeline.chain.checkpoints import CHECKPOINTS_FOLDER, complete_checkpoints
 from luffy.pipeline.chain.identity import IDENTITY_FILE, KEY_LENGTH
 from luffy.pipeline.chain.job import JOB_FILE
-from luffy.pipeline.workspace.lock import holder_of
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, Manifest, read_manifest
+from luffy.pipeline.chain.partial_writes import is_temporary, partial_writes
+from luffy.pipeline.chain.reuse import LOG_FILE
+from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
+from luffy.pipeline.workspace.lease import LEASE_FILE
+from luffy.pipeline.workspace.lock import LOCK_FILE, holder_of
 from luffy.pipeline.workspace.needs import Needs, find_needs, stage_directories
 from luffy.pipeline.workspace.records import RunRecord, list_records
 from luffy.pipeline.workspace.retention import Retention
-from luffy.pipeline.chain.reuse import LOG_FILE
-from luffy.pipeline.chain.partial_writes import is_temporary, partial_writes
-from luffy.pipeline.workspace import RUN_FILE, Workspace, is_discarded
 
 Kind = Literal["run", "result", "checkpoint", "part", "log"]
 _KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")
@@ -194,7 +195,7 @@ def _own(directory: Path, notes: list[str]) -> bool:
 
 
 def _is_empty(directory: Path) -> bool:
-    return not any(path.name != ".lock" for path in directory.iterdir())
+    return not any(path.name not in (LOCK_FILE, LEASE_FILE) for path in directory.iterdir())
 
 
 def _title(directory: Path) -> str:

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 from luffy.config import ExperimentConfig
 from luffy.errors import LuffyError
-from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.chain.identity import Json, read_identity
 from luffy.pipeline.chain.job import JOB_FILE, StageJob, read_job
-from luffy.pipeline.workspace.lock import holder_of
 from luffy.pipeline.chain.manifest import MANIFEST_FILE
-from luffy.pipeline.workspace.records import RunRecord
+from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.workspace import Workspace, is_discarded
+from luffy.pipeline.workspace.lock import holder_of
+from luffy.pipeline.workspace.records import RunRecord
 
 
 @dataclass(frozen=True, slots=True)

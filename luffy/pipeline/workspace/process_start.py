@@ -16,7 +16,7 @@ _START_FIELD = 19
 def process_start(pid: int) -> str:
     """`<boot id>:<ticks>` of the process, unique among those that have had its number; empty if it cannot be read."""
     try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = _boot_id()
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
         return ""
@@ -24,13 +24,25 @@ def process_start(pid: int) -> str:
     return f"{boot}:{stat.rpartition(b')')[2].split()[_START_FIELD].decode('ascii')}"
 
 
+def boot_id() -> str:
+    """Unique to this boot of this machine, and the same in all its containers; empty if it cannot be read."""
+    try:
+        return _boot_id()
+    except OSError:
+        return ""
+
+
+def _boot_id() -> str:
+    return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
 def pid_namespace() -> str:
     """`<boot id>:<inode>` of the PID namespace of this process, e.g. of its container; empty if it cannot be read.
 
-    Unique among the namespaces that exist on a machine at one time; a later one may get the inode of one that has ended.
+    Unique among the namespaces that exist on a machine at one time; a later one may get the inode of an ended one.
     """
     try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = _boot_id()
         return f"{boot}:{(_PROC / 'self/ns/pid').stat().st_ino}"
     except OSError:
         return ""

@@ -11,11 +11,11 @@ from pathlib import Path
 from luffy.config.execution import CheckpointConfig
 from luffy.config.settings import BaseSettings, RLSettings, SFTSettings, StageSettings
 from luffy.errors import WorkspaceError
-from luffy.pipeline.machine.architecture import architecture_of, from_model_config
 from luffy.pipeline.chain.checkpoints import CHECKPOINTS_FOLDER
-from luffy.pipeline.workspace.disk import free_bytes, measure
 from luffy.pipeline.chain.plan import StagePlan
+from luffy.pipeline.machine.architecture import architecture_of, from_model_config
 from luffy.pipeline.workspace import MIN_FREE_BYTES
+from luffy.pipeline.workspace.disk import free_bytes, measure
 
 READ_ONLY = "is read-only"
 _FULL = (errno.ENOSPC, errno.EDQUOT)

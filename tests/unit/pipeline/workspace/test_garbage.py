@@ -18,16 +18,16 @@ from synthetic.finished_stages import run_of
 from luffy.cli.main import main
 from luffy.errors import DataError
 from luffy.pipeline.chain.manifest import read_manifest, write_manifest
+from luffy.pipeline.experiment import ExperimentRun, Unwatched, start_run
+from luffy.pipeline.workspace import Workspace, write_run
 from luffy.pipeline.workspace.claims import disposing
 from luffy.pipeline.workspace.disk import joined, measure
 from luffy.pipeline.workspace.disposal import dispose
-from luffy.pipeline.experiment import ExperimentRun, Unwatched, start_run
 from luffy.pipeline.workspace.garbage import survey
 from luffy.pipeline.workspace.lock import StageLock
 from luffy.pipeline.workspace.process_start import pid_namespace, process_start
 from luffy.pipeline.workspace.records import find_run, read_run
 from luffy.pipeline.workspace.retention import Retention
-from luffy.pipeline.workspace import Workspace, write_run
 
 ALL = Retention()
 OTHER_SFT = "sft.optimizer.lr=2e-3"

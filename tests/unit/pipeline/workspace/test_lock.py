@@ -4,6 +4,7 @@ import sys
 import threading
 
 from patience import PATIENCE_S, wait_until
+
 from luffy.pipeline.workspace.lock import StageLock, holder_of
 
 HOLD = "import sys, time; from pathlib import Path; from luffy.pipeline.workspace.lock import StageLock\n"
