@@ -121,8 +121,10 @@ def _nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> object
     name = "TORCH_NCCL_BLOCKING_WAIT"
     before = os.environ.get(name)
     os.environ[name] = "1"
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
     try:
-        return dist.ProcessGroupNCCL(store, rank, size, timeout)
+        return dist.ProcessGroupNCCL(store, rank, size, options)
     finally:
         del os.environ[name]
         if before is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from luffy.broadcast_group import BroadcastFailed, BroadcastGroup, Invitation, TensorSpec
@@ -59,9 +60,9 @@ class ReceivingWorker:
     def luffy_join(self, invitation: Invitation, first_rank: int) -> str | None:
         """Leave the present group and join another, as the engine's first rank in it plus that of this worker."""
         worker = cast("Worker", self)
-        self._leave()
+        self._luffy_leave()
         try:
-            self._luffy_group = invitation.join(first_rank + worker.rank, worker.device)
+            self._luffy_group = invitation.join(first_rank + worker.rank, self._luffy_device)
         except BroadcastFailed as failure:
             return str(failure)
         return None
@@ -70,9 +71,9 @@ class ReceivingWorker:
         """Receive the next broadcast; after a failure the group is left."""
         assert self._luffy_group is not None, "luffy_join comes first"
         try:
-            tensors = self._luffy_group.receive(specs, cast("Worker", self).device)
+            tensors = self._luffy_group.receive(specs, self._luffy_device)
         except BroadcastFailed as failure:
-            self._leave()
+            self._luffy_leave()
             return str(failure)
         self._luffy_received = [(spec.name, tensor) for spec, tensor in zip(specs, tensors, strict=True)]
         return None
@@ -85,7 +86,13 @@ class ReceivingWorker:
             filled |= load_tensor(cast("Worker", self), name, tensor)
         return filled
 
-    def _leave(self) -> None:
+    @property
+    def _luffy_device(self) -> torch.device:
+        device = cast("Worker", self).device
+        assert device is not None
+        return device
+
+    def _luffy_leave(self) -> None:
         if self._luffy_group is not None:
             self._luffy_group.close()
             self._luffy_group = None
