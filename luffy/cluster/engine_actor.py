@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import queue
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +18,36 @@ from luffy.cluster.rank_actor import ProcessSetup
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from luffy.broadcast_group import Invitation, TensorSpec
     from luffy.config.execution import VLLMConfig
     from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
+    from luffy.rollout.vllm_update import WeightUpdate
 
-    Bucket = list[tuple[str, Tensor]]
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Weights that have come through the object store."""
+
+    weights: list[tuple[str, Tensor]]
+
+    def load(self, update: WeightUpdate) -> None:
+        for name, tensor in self.weights:
+            update.load(name, tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Broadcast:
+    """Weights that rank 0 is about to send to the workers."""
+
+    specs: Sequence[TensorSpec]
+    failure: Future[str | None] = field(default_factory=Future)
+    """Why they were not received; None when they were."""
+
+    def load(self, update: WeightUpdate) -> None:
+        failure = update.receive(self.specs)
+        self.failure.set_result(failure)  # before the weights are loaded, so that rank 0 prepares the next meanwhile
+        if failure is None:
+            update.load_received()
 
 
 class EngineActor:
@@ -27,7 +55,7 @@ class EngineActor:
 
     def __init__(self, setup: ProcessSetup) -> None:
         setup.apply()
-        self._incoming: queue.Queue[Bucket | None] = queue.Queue(maxsize=1)
+        self._incoming: queue.Queue[_Bucket | _Broadcast | None] = queue.Queue(maxsize=1)
         self._timeout_s = 0.0
 
     def pid(self) -> int:
@@ -75,17 +103,29 @@ class EngineActor:
         self._engine.wake_up([part])
 
     def load_weights(self, version: int) -> None:
-        """Load all weights from the buckets passed to `receive`, up to the final None."""
-        self._engine.load_weights(self._buckets(), version)
+        """Load all weights from the buckets that `receive` and `receive_broadcast` announce, up to the final None."""
+        with self._engine.weight_update(version) as update:
+            for part in self._parts():
+                part.load(update)
 
     def load_weights_from(self, folder: Path, version: int) -> None:
         """Load all weights from a model folder."""
         self._engine.load_weights_from(folder, version)
 
-    def receive(self, bucket: Bucket | None) -> None:
+    def receive(self, bucket: list[tuple[str, Tensor]] | None) -> None:
         """Queue one bucket of weights; blocks while another is queued, so at most two are in memory."""
-        self._incoming.put(bucket, timeout=self._timeout_s)
+        self._incoming.put(None if bucket is None else _Bucket(bucket), timeout=self._timeout_s)
 
-    def _buckets(self) -> Iterator[tuple[str, Tensor]]:
-        while (bucket := self._incoming.get(timeout=self._timeout_s)) is not None:
-            yield from bucket
+    def join_broadcasts(self, invitation: Invitation, first_rank: int) -> str | None:
+        """Join a group for `receive_broadcast` with all workers; returns why it failed, None when all have joined."""
+        return self._engine.join_broadcasts(invitation, first_rank)
+
+    def receive_broadcast(self, specs: Sequence[TensorSpec]) -> str | None:
+        """Receive one bucket by broadcast; returns why it has to be sent again, None when it has come."""
+        part = _Broadcast(specs)
+        self._incoming.put(part, timeout=self._timeout_s)
+        return part.failure.result(timeout=self._timeout_s)
+
+    def _parts(self) -> Iterator[_Bucket | _Broadcast]:
+        while (part := self._incoming.get(timeout=self._timeout_s)) is not None:
+            yield part

@@ -21,7 +21,7 @@ from luffy.training.rank_calls import Result, call_everywhere
 from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
 
 _UPDATE_THREADS = 3
-"""Threads of an engine besides those that generate: `load_weights`, `receive`, and one for other calls."""
+"""Threads of an engine besides those that generate: `load_weights`, one that receives, and one for other calls."""
 _SEND_TIMEOUT_S = 300.0
 """Time limit for sending all weights to the engines; under ZeRO 3 the other ranks wait in a collective meanwhile."""
 _NEED_GPU = (TrainerRank.learn, TrainerRank.sft_step, TrainerRank.entropies)
@@ -93,7 +93,7 @@ class RayCluster:
         if self._asleep:
             call_everywhere(self._ranks, TrainerRank.free_cache)
             self._engines.ask("wake_up", "weights")
-        self._engines.update(self._send)
+        self._engines.update(lambda engines: self._send(engines, self._num_receivers))
         if self._asleep:
             self._engines.ask("wake_up", "kv_cache")
             self._asleep = False
@@ -120,12 +120,18 @@ class RayCluster:
             self._asleep = True
         return self._ranks.call(method, arguments)
 
-    def _send(self, engines: Sequence[Member]) -> list[int]:
+    @property
+    def _num_receivers(self) -> int:
+        """Workers of each engine that receive weights by broadcast."""
+        by_broadcast = self._config.weight_transfer == "broadcast"
+        return self._spec.execution.vllm.tensor_parallel_size if by_broadcast else 0
+
+    def _send(self, engines: Sequence[Member], num_receivers: int = 0) -> list[int]:
         """Indices of the engines that did not take the weights."""
         handles = [member.handle for member in engines]
         # Shorter than the time limit of the ranks' call, or a hanging engine would be reported as a hanging rank.
         timeout_s = min(self._config.call_timeout_s / 4, _SEND_TIMEOUT_S)
-        return call_everywhere(self._ranks, send_weights, handles, self._published, timeout_s)
+        return call_everywhere(self._ranks, send_weights, handles, self._published, timeout_s, num_receivers)
 
     def _start_engine(self, place: int) -> Member:
         settings = self._spec.settings

@@ -1,7 +1,8 @@
-"""Transfer of weights from the trainer to the engines, in buckets through Ray's object store.
+"""Transfer of weights from rank 0 of the trainer to the engines, in buckets.
 
-Rank 0 puts each bucket once for all engines, and the next one when all have taken it. So neither side holds more than
-two buckets besides the model itself.
+A bucket goes either into Ray's object store, from which every engine takes it, or as a broadcast to the workers of all
+engines (`luffy.broadcast_group`). In both ways rank 0 sends the next bucket once all engines have taken the last one,
+so that neither side holds more than two besides the model itself.
 """
 
 from __future__ import annotations
@@ -12,38 +13,101 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
+import torch
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import RayActorError, RayError
 from torch import Tensor
+
+from luffy.broadcast_group import BroadcastFailed, BroadcastGroup, Meeting, TensorSpec
+from luffy.errors import ClusterError
+from luffy.training.distributed import device
 
 if TYPE_CHECKING:
     from luffy.training.trainer import TrainerRank
 
 logger = logging.getLogger(__name__)
 _BUCKET_BYTES = 256 * 2**20
+_CPU = torch.device("cpu")
 
 
-def send_weights(rank: TrainerRank, engines: Sequence[ActorHandle], version: int, timeout_s: float) -> list[int]:
+def send_weights(
+    rank: TrainerRank, engines: Sequence[ActorHandle], version: int, timeout_s: float, num_receivers: int = 0
+) -> list[int]:
     """Send the trainer's weights to the engines; a collective call. Returns the indices of engines that failed.
+
+    `num_receivers` is the number of workers of each engine that receive by broadcast; 0: through the object store.
 
     The version sent is at least `version`: a step without any rows to train on never reaches the ranks. Every rank
     iterates over all parameters even when engines fail; one that stopped early would leave the others waiting in a
     collective.
     """
-    weights = rank.policy.weights()
+    where = device() if num_receivers else _CPU
     if rank.policy.engine.global_rank != 0:
-        for _ in weights:
+        for _ in rank.policy.weights(where):
             pass
         return []
-    return WeightSender(engines, timeout_s).send(weights, max(version, rank.version))
+    group = _group(rank, engines, num_receivers, timeout_s) if num_receivers else None
+    sender = WeightSender(engines, timeout_s, group)
+    return sender.send(rank.policy.weights(where), max(version, rank.version))
+
+
+def _group(
+    rank: TrainerRank, engines: Sequence[ActorHandle], num_receivers: int, timeout_s: float
+) -> BroadcastGroup | None:
+    """The group of rank 0 and these engines, formed now unless it stands; None when one of them does not answer."""
+    members = tuple(engine._actor_id.hex() for engine in engines)
+    group = rank.broadcast_group
+    if group is not None and (not group.is_open or group.members != members):
+        group.close()
+        group = None
+    if group is None and _all_answer(engines, timeout_s / 4):
+        group = _form_group(engines, members, num_receivers, timeout_s / 4)
+    rank.broadcast_group = group
+    return group
+
+
+def _all_answer(engines: Sequence[ActorHandle], timeout_s: float) -> bool:
+    answers: list[Any] = [engine.pid.remote() for engine in engines]
+    done, _ = ray.wait(answers, num_returns=len(answers), timeout=timeout_s)
+    return len(done) == len(answers) and not any(isinstance(_outcome(answer), RayError) for answer in done)
+
+
+def _form_group(
+    engines: Sequence[ActorHandle], members: Sequence[str], num_receivers: int, timeout_s: float
+) -> BroadcastGroup | None:
+    """A new group; None when an engine died or hangs. Raises ClusterError when the group fails without such a cause."""
+    meeting = Meeting(ray.util.get_node_ip_address(), 1 + num_receivers * len(engines), timeout_s)
+    joining: list[Any] = [
+        engine.join_broadcasts.remote(meeting.invitation, 1 + place * num_receivers)
+        for place, engine in enumerate(engines)
+    ]
+    try:
+        group = meeting.lead(device(), members)
+    except BroadcastFailed as failure:
+        done, hanging = ray.wait(joining, num_returns=len(joining), timeout=timeout_s)
+        if hanging or any(isinstance(_outcome(answer), RayActorError) for answer in done):
+            logger.warning("no group for broadcasts formed (%s); the object store is used", failure)
+            return None
+        raise ClusterError(
+            f"execution.ray.weight_transfer: broadcast: no group of rank 0 and the engines formed within "
+            f"{timeout_s:g} s ({failure}); let their machines reach each other on any port (GLOO_SOCKET_IFNAME or "
+            "NCCL_SOCKET_IFNAME names the interface), or use object_store"
+        ) from failure
+    logger.info("weights are broadcast from %s to %d workers", device().type, len(engines) * num_receivers)
+    return group
 
 
 class WeightSender:
-    """Sends weights to the engines; when one fails, the others still get theirs."""
+    """Sends weights to the engines; when one fails, the others still get theirs.
 
-    def __init__(self, engines: Sequence[ActorHandle], timeout_s: float) -> None:
+    A bucket that a failed broadcast did not deliver goes through the object store, and so do all later ones. The group
+    is closed then.
+    """
+
+    def __init__(self, engines: Sequence[ActorHandle], timeout_s: float, group: BroadcastGroup | None = None) -> None:
         self._engines = dict(enumerate(engines))
         self._deadline = time.monotonic() + timeout_s
+        self._group = group
         self._failed: list[int] = []
         self._loading: dict[int, Any] = {}
 
@@ -51,30 +115,82 @@ class WeightSender:
         """Send all weights to every engine; returns the indices of the engines that failed."""
         self._loading = {place: engine.load_weights.remote(version) for place, engine in self._engines.items()}
         for bucket in buckets(weights, _BUCKET_BYTES):
-            self._hand_out(bucket)
-        self._hand_out(None)
+            places = list(self._engines) if self._group is None else self._broadcast(bucket, self._group)
+            self._hand_out([(name, tensor.cpu()) for name, tensor in bucket] if places else [], places)
+        self._hand_out(None, list(self._engines))
         for place in list(self._engines):
             self._settle(place, self._loading[place])
         return sorted(self._failed)
 
-    def _hand_out(self, bucket: list[tuple[str, Tensor]] | None) -> None:
+    def _hand_out(self, bucket: list[tuple[str, Tensor]] | None, places: Sequence[int]) -> None:
+        """Send a bucket through the object store to the engines at `places`."""
+        if not places:
+            return
         shared = ray.put(bucket)
-        taking: dict[int, Any] = {place: engine.receive.remote(shared) for place, engine in self._engines.items()}
+        taking: dict[int, Any] = {place: self._engines[place].receive.remote(shared) for place in places}
         for place, answer in taking.items():
             self._settle(place, answer)
 
-    def _settle(self, place: int, answer: Any) -> None:
+    def _broadcast(self, bucket: list[tuple[str, Tensor]], group: BroadcastGroup) -> list[int]:
+        """Broadcast a bucket; returns the places of living engines that did not receive it."""
+        specs = [TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in bucket]
+        taking: dict[int, Any] = {
+            place: engine.receive_broadcast.remote(specs) for place, engine in self._engines.items()
+        }
+        try:
+            started = group.start([tensor.contiguous() for _, tensor in bucket])
+            if self._all_receive(taking):
+                group.finish(started)
+                return []
+            del started  # or the connections would stay
+        except BroadcastFailed as failure:
+            logger.warning("a broadcast of weights failed: %s", failure)
+        self._close_group()
+        return [place for place, answer in taking.items() if self._settle(place, answer) is not None]
+
+    def _all_receive(self, taking: dict[int, Any]) -> bool:
+        """Wait until every engine has received a broadcast; False as soon as one has not.
+
+        It takes at most half of the remaining time, so that the other half is left to those that live.
+        """
+        until = (time.monotonic() + self._deadline) / 2
+        waiting, updates = set(taking.values()), {self._loading[place] for place in taking}
+        while waiting:
+            # An update that ends before its last bucket has failed.
+            done, _ = ray.wait([*waiting, *updates], timeout=max(until - time.monotonic(), 0))
+            if not done or any(answer in updates or _outcome(answer) is not None for answer in done):
+                return False
+            waiting.difference_update(done)
+        return True
+
+    def _close_group(self) -> None:
+        assert self._group is not None
+        logger.warning("the group for broadcasts is closed; the object store takes over until the next update")
+        self._group.close()
+        self._group = None
+
+    def _settle(self, place: int, answer: Any) -> object:
+        """Wait for an engine's answer and return it; an engine that fails takes no further part."""
         # An engine whose load_weights has failed takes no more buckets, so that call is watched too.
         awaited = list(dict.fromkeys([answer, self._loading[place]]))
         try:
             done, _ = ray.wait(awaited, timeout=max(self._deadline - time.monotonic(), 0.1))
             if not done:
                 raise TimeoutError("timed out")
-            ray.get(done[0])
+            return ray.get(done[0])
         except (RayError, TimeoutError) as error:
             logger.warning("engine %d did not take its weights: %s", place, error)
             self._failed.append(place)
             del self._engines[place]
+            return None
+
+
+def _outcome(answer: Any) -> object:
+    """The result of a finished call, or the error that ended it."""
+    try:
+        return ray.get(answer)
+    except RayError as error:
+        return error
 
 
 def buckets(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[list[tuple[str, Tensor]]]:

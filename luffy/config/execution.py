@@ -68,6 +68,9 @@ class RayConfig(StrictModel):
     """vLLM engines (data parallel), each over `vllm.tensor_parallel_size` GPUs."""
     placement: Literal["colocated", "disaggregated"] = "disaggregated"
     """`disaggregated`: trainer and engines have their own GPUs. `colocated`: they share them in turn."""
+    weight_transfer: Literal["object_store", "broadcast"] = "object_store"
+    """How the policy's weights reach the engines. `object_store`: through CPU memory and Ray's object store.
+    `broadcast`: from rank 0 straight to the workers of all engines, over NCCL on GPUs and gloo on CPUs."""
     dashboard: bool = False
     """Start Ray's dashboard, on the loopback address (needs `pip install 'ray[default]'`)."""
     start_timeout_s: PositiveFloat = 600.0
@@ -206,6 +209,11 @@ class ExecutionConfig(StrictModel):
             raise ValueError(
                 f"ray.placement: colocated puts one engine beside each trainer rank: set ray.engines to "
                 f"{self.ray.trainer_ranks} and vllm.tensor_parallel_size to 1, or use disaggregated"
+            )
+        if self.ray.placement == "colocated" and self.ray.weight_transfer == "broadcast":
+            raise ValueError(
+                "ray.weight_transfer: broadcast needs engines on GPUs of their own (NCCL takes one process per GPU), "
+                "and ray.placement: colocated puts them on the ranks' GPUs; use object_store or disaggregated"
             )
         return self
 

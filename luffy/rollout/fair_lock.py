@@ -11,8 +11,7 @@ from luffy.errors import LuffyError
 class FairLock:
     """A first-in, first-out lock: an update waits for at most one step of each other thread.
 
-    No thread owns it, so a weight transfer can begin in one call and end in another. A wait of more than `timeout_s`
-    raises LuffyError.
+    A wait of more than `timeout_s` raises LuffyError.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -42,10 +41,7 @@ class FairLock:
                     self._queue.remove(ticket)
                     self._changed.notify_all()
         if not acquired:
-            raise LuffyError(
-                f"the engine was busy for {self._timeout_s:g} s: a step hangs, or a weight update was started and "
-                "never finished"
-            )
+            raise LuffyError(f"the engine was busy for {self._timeout_s:g} s: a step or an update of its weights hangs")
 
     def release(self) -> None:
         """Pass the lock to the thread that has waited longest."""

@@ -7,17 +7,18 @@ the rows of a prompt should stay together to share its KV cache (`VLLMEngine.gen
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
+from luffy.broadcast_group import Invitation
 from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError, LuffyError
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams, limit, room
@@ -31,7 +32,7 @@ from luffy.rollout.vllm_limits import (
     cpu_cache_bytes,
     read_shape,
 )
-from luffy.rollout.vllm_reload import begin_reload, end_reload, load_tensor
+from luffy.rollout.vllm_update import ReceivingWorker, WeightUpdate, first_failure
 from luffy.types import FinishReason
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
-TransferBackend = Literal["nccl", "ipc"]
-_Result = TypeVar("_Result")
 _ENVIRONMENT = {
     # In this process, so that weights can be updated between two steps.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -112,7 +111,6 @@ class VLLMEngine:
         self._reads_text = reads_text
         self._broken: str | None = None
         self._asleep = False
-        self._transferring = False
         self._num_updates = 0
         self._set_version(weight_version)
 
@@ -126,7 +124,6 @@ class VLLMEngine:
         max_model_len: int | None = None,
         weight_version: int = 0,
         seed: int = 0,
-        transfer_backend: TransferBackend | None = None,
         sleep_mode: bool = False,
         wait_timeout_s: float = 1800.0,
         reads_text: bool = False,
@@ -134,9 +131,9 @@ class VLLMEngine:
         """An engine on a model folder.
 
         `max_model_len` limits prompt and response together (None: the model's context length). `seed` is that of the
-        process; every request has its own. `transfer_backend` enables `init_weight_transfer`, and `sleep_mode` enables
-        `sleep` (GPUs only). `wait_timeout_s` limits the wait for another thread's step or update. `reads_text` loads
-        the folder's tokenizer, which `SamplingParams.stop` needs to end responses.
+        process; every request has its own. `sleep_mode` enables `sleep` (GPUs only). `wait_timeout_s` limits the wait
+        for another thread's step or update. `reads_text` loads the folder's tokenizer, which `SamplingParams.stop`
+        needs to end responses.
 
         Raises ConfigError when vLLM is not installed, the folder holds no model, or the model does not fit the
         configuration.
@@ -145,7 +142,6 @@ class VLLMEngine:
         check_layout(folder, shape, config, max_model_len)
         _prepare_process()
         _check_head_dim(folder, shape)
-        from vllm.config import WeightTransferConfig
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -153,7 +149,6 @@ class VLLMEngine:
             **_engine_arguments(folder, shape, config, dtype, max_model_len),
             skip_tokenizer_init=not reads_text,
             seed=seed % 2**32,
-            weight_transfer_config=None if transfer_backend is None else WeightTransferConfig(backend=transfer_backend),
             enable_sleep_mode=sleep_mode,
         )
         # vLLM's CPU worker replaces this function with one that raises; restore it for the rest of the process.
@@ -195,47 +190,37 @@ class VLLMEngine:
             call.abandoned = not call.is_done
         return [call.completions[i] for i in range(len(requests))]
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace all weights between two steps with `weights`: Hugging Face names and tensors on any device.
+    @contextmanager
+    def weight_update(self, version: int) -> Iterator[WeightUpdate]:
+        """Replace all weights between two steps with those that the block loads or receives.
 
-        A tied output head is not sent. Tensors are consumed one at a time and released once their layer is complete;
-        none may be modified before this returns. Raises LuffyError when some of the model's weights are missing; the
-        engine cannot be used after a failed update.
+        A tied output head is not sent. No tensor may be modified before the block ends. Raises LuffyError when some of
+        the model's weights are missing; the engine cannot be used after a failed update.
         """
         with self._lock.held(), self._breaks_on_failure("an update of its weights"):
-            missing = set(self._on_worker(begin_reload))
-            for name, tensor in weights:
-                missing -= self._on_worker(load_tensor, name, tensor)
-                del tensor
-            self._on_worker(end_reload)
-            if missing:
-                raise LuffyError(f"weights were not sent: {', '.join(sorted(missing)[:3])} ({len(missing)} in all)")
+            update = WeightUpdate(self._llm)
+            yield update
+            update.finish()
             self._set_version(version)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Replace all weights with `weights`, which are consumed one at a time; raises what `weight_update` raises."""
+        with self.weight_update(version) as update:
+            for name, tensor in weights:
+                update.load(name, tensor)
+                del tensor
 
     def load_weights_from(self, folder: Path, version: int) -> None:
         """Replace all weights with those of a model folder (`*.safetensors`); raises what `load_weights` raises."""
         self.load_weights(_read_tensors(folder), version)
 
-    def init_weight_transfer(self, init_info: Mapping[str, object]) -> None:
-        """Join the trainer's transfer group (vLLM's own RL interface; needs `transfer_backend`)."""
-        with self._lock.held():
-            self._rpc("init_weight_transfer_engine", init_info=dict(init_info))
+    def join_broadcasts(self, invitation: Invitation, first_rank: int) -> str | None:
+        """Make every worker a member of the group in which `WeightUpdate.receive` receives, from `first_rank` on.
 
-    def start_weight_update(self) -> None:
-        """Begin an update by transfer: no token is sampled until `finish_weight_update`."""
-        self._lock.acquire()
-        self._transferring = True
-        self._transfer("start_weight_update")
-
-    def update_weights(self, update_info: Mapping[str, object]) -> None:
-        """Receive the weights that `update_info` names; returns when they have arrived."""
-        self._transfer("update_weights", update_info=dict(update_info))
-
-    def finish_weight_update(self, version: int) -> None:
-        """End an update by transfer; the next token is sampled with the weights of `version`."""
-        self._transfer("finish_weight_update")
-        self._set_version(version)
-        self._end_transfer()
+        Returns why it failed, in which case the engine can still be used.
+        """
+        with self._lock.held(), self._breaks_on_failure("joining a broadcast group"):
+            return first_failure(self._llm.collective_rpc("luffy_join", args=(invitation, first_rank)))
 
     def sleep(self, level: int) -> None:
         """Release GPU memory for the trainer: level 1 offloads the weights to CPU memory, level 2 drops them."""
@@ -293,26 +278,6 @@ class VLLMEngine:
         self._llm.set_weight_version(str(version))
         self._weight_version = version
         self._num_updates += 1
-
-    def _on_worker(self, function: Callable[..., _Result], *arguments: object) -> _Result:
-        """The result of `function(worker, *arguments)`, which is the same on every rank of the engine."""
-        return self._llm.collective_rpc(function, args=arguments)[0]
-
-    def _rpc(self, method: str, **arguments: object) -> None:
-        self._llm.collective_rpc(method, kwargs=arguments)
-
-    def _transfer(self, method: str, **arguments: object) -> None:
-        """Run one call of an update by transfer; a failure ends the update and makes the engine unusable."""
-        assert self._transferring, "start_weight_update comes first"
-        with ExitStack() as on_failure:
-            on_failure.callback(self._end_transfer)
-            with self._breaks_on_failure(f"a weight transfer ({method})"):
-                self._rpc(method, **arguments)
-            on_failure.pop_all()
-
-    def _end_transfer(self) -> None:
-        self._transferring = False
-        self._lock.release()
 
     @contextmanager
     def _breaks_on_failure(self, what: str) -> Iterator[None]:
@@ -387,6 +352,7 @@ def _engine_arguments(
         # update after the step would label those tokens with weights that did not sample them.
         "async_scheduling": False,
         "disable_log_stats": True,
+        "worker_extension_cls": f"{ReceivingWorker.__module__}.{ReceivingWorker.__qualname__}",
         "use_tqdm_on_load": False,
     }
     if not torch.cuda.is_available():

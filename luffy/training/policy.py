@@ -31,6 +31,8 @@ from luffy.training.scoring import micro_batches, model_inputs, score
 from luffy.training.update_metrics import UpdateMetrics
 from luffy.types import TrainBatch
 
+_CPU = torch.device("cpu")
+
 
 def load_causal_lm(folder: Path | str, dtype: DType) -> PreTrainedModel:
     """The model in a Hugging Face folder (or hub id), without the sampling defaults of its `generation_config`."""
@@ -120,20 +122,21 @@ class Policy:
             yield self.causal_lm
         self.causal_lm.train()
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name in the model folder and a CPU copy of every weight, one at a time; an adapter is merged into them.
+    def weights(self, to: torch.device = _CPU) -> Iterator[tuple[str, Tensor]]:
+        """Name in the model folder and a copy on `to` of every weight, one at a time; an adapter is merged into them.
 
         Under ZeRO 3 each parameter is gathered when it is reached, so that no rank holds more than one full weight.
         Collective: all ranks have to iterate to the end. A tied output head is not included.
         """
-        return self._copies(own_weights(self.causal_lm) if self.adapter is None else self.adapter.merged_weights())
+        own = own_weights(self.causal_lm) if self.adapter is None else self.adapter.merged_weights()
+        return self._copies(own, to)
 
     def export(self, folder: Path) -> None:
         """Write a plain Hugging Face model folder (safetensors), weight by weight under ZeRO 3.
 
         An adapter is merged, and also written by itself to `ADAPTER_FOLDER` in the folder.
         """
-        factors = {} if self.adapter is None else dict(self._copies(self.adapter.factors()))
+        factors = {} if self.adapter is None else dict(self._copies(self.adapter.factors(), _CPU))
         if self.engine.global_rank != 0:
             for _ in self.weights():  # only rank 0 holds the whole model in memory
                 pass
@@ -142,11 +145,11 @@ class Policy:
         if self.adapter is not None:
             self.adapter.save(factors, folder / ADAPTER_FOLDER)
 
-    def _copies(self, weights: Iterable[FolderWeight]) -> Iterator[tuple[str, Tensor]]:
+    def _copies(self, weights: Iterable[FolderWeight], to: torch.device) -> Iterator[tuple[str, Tensor]]:
         sharded = self._execution.zero_stage == 3
         for weight in weights:
             with deepspeed.zero.GatheredParameters(list(weight.parameters), enabled=sharded):
-                copy = weight.value().to("cpu", copy=True)  # what was gathered is freed with the context
+                copy = weight.value().to(to, copy=True)  # what was gathered is freed with the context
             yield weight.name, copy
 
     def _score(self, batch: TrainBatch, which: int) -> Tensor:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from luffy.broadcast_group import BroadcastGroup
 from luffy.config.execution import ExecutionConfig
 from luffy.config.rl_teacher import ModelTeacher, ServedTeacher
 from luffy.config.settings import RLSettings
@@ -75,6 +76,8 @@ class TrainerRank:
         self._learner = _learner(spec)
         self.version = 0
         """Number of RL steps that the current weights were trained for."""
+        self.broadcast_group: BroadcastGroup | None = None
+        """The group in which rank 0 sends its weights to the engines, once formed."""
         self._checkpoints = CheckpointStore(spec.out, spec.execution.checkpoint.keep)
 
     @property

@@ -108,7 +108,8 @@ class Pair:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     lora = LoRAConfig(rank=4, alpha=8.0)
     ray_folder, local_folder = tmp_path_factory.mktemp("ray"), tmp_path_factory.mktemp("local")
-    spec = spec_of(ray_folder, model_of(tied=False), zero_stage=2, lora=lora, trainer_ranks=2, engines=1)
+    by_broadcast = {"trainer_ranks": 2, "engines": 1, "weight_transfer": "broadcast"}
+    spec = spec_of(ray_folder, model_of(tied=False), zero_stage=2, lora=lora, **by_broadcast)
     local = LocalCluster(spec_of(local_folder, model_of(tied=False), zero_stage=0, lora=lora))
     with RayCluster(spec) as cluster:
         yield Pair(cluster, local, ray_folder)

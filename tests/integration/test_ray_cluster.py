@@ -1,8 +1,10 @@
 """Real Ray, real DeepSpeed ranks, real vLLM: two ranks and two engines do what one process does.
 
-One cluster, ZeRO 3 and untied embeddings, for all tests, which go through a run in order: start, first update, publish.
+One cluster, ZeRO 3, untied embeddings and weights by broadcast, for all tests, which go through a run in order: start,
+first update, publish, the loss of an engine.
 """
 
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +16,10 @@ import ray
 from patience import PATIENCE_S, wait_until
 from reference.gradient_case import relative_l2
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movement, params, spec_of
+from synthetic.gated_actors import GatedEngineActor, GatedRankActor
+from synthetic.placed_kill import kill_at
 
+from luffy.cluster import ray_cluster, ray_ranks
 from luffy.cluster.local import LocalCluster
 from luffy.cluster.placement import Layout, Place, reserve
 from luffy.cluster.ray_cluster import RayCluster
@@ -24,6 +29,7 @@ from luffy.tracking.metrics import without_times
 from luffy.training.trainer import TrainerRank, TrainerSpec
 
 pytestmark = pytest.mark.slow
+TESTS = Path(__file__).parents[1]
 MAX_GAP = 1e-4
 # The movement is 1e-3 of the parameters, so float32 rounding of the parameters shows in its fourth digit.
 MAX_MOVEMENT_ERROR = 1e-3
@@ -43,15 +49,28 @@ class Pair:
         self.ray.trainer.export(folder)
         return folder
 
+    def has_open_group(self) -> bool:
+        """Whether rank 0 can broadcast to the engines."""
+        (of_rank_0, _) = self.ray.call(
+            lambda rank: bool(rank.broadcast_group and rank.broadcast_group.is_open), [(), ()]
+        )
+        return of_rank_0
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     ray_folder, local_folder = tmp_path_factory.mktemp("ray"), tmp_path_factory.mktemp("local")
-    spec = spec_of(ray_folder, model_of(tied=False), zero_stage=3, trainer_ranks=2, engines=2)
+    spec = spec_of(
+        ray_folder, model_of(tied=False), zero_stage=3, trainer_ranks=2, engines=2, weight_transfer="broadcast"
+    )
     local = LocalCluster(spec_of(local_folder, model_of(tied=False), zero_stage=0))
     before = set(psutil.Process().children(recursive=True))
-    with RayCluster(spec) as cluster:
-        yield Pair(cluster, local, spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)  # Ray's workers import the gated actors
+        patch.setattr(ray_cluster, "EngineActor", GatedEngineActor)
+        patch.setattr(ray_ranks, "RankActor", GatedRankActor)
+        with RayCluster(spec) as cluster:
+            yield Pair(cluster, local, spec)
     _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=PATIENCE_S)
     assert left == []
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("later")]
@@ -81,6 +100,13 @@ def test_engine_and_trainer_logprobs_agree_around_a_publish_and_the_update_equal
     second = pair.ray.engine.generate(REQUESTS, params())
     assert largest_gap(after, REQUESTS, second) < MAX_GAP < largest_gap(pair.spec.model, REQUESTS, second)
     assert all(set(c.weight_versions) == {1} for c in second)
+
+
+def test_a_broadcast_and_the_object_store_bring_the_same_bits(pair: Pair) -> None:
+    assert pair.has_open_group()
+    by_broadcast = pair.ray.engine.generate(REQUESTS, params())
+    pair.ray._engines.update(pair.ray._send)
+    assert pair.ray.engine.generate(REQUESTS, params()) == by_broadcast
 
 
 def test_rollouts_continue_after_a_publish_and_their_tokens_carry_its_version(pair: Pair) -> None:
@@ -115,6 +141,26 @@ def test_a_step_without_a_group_has_its_own_version(pair: Pair) -> None:
     assert pair.ray.trainer.learn([], 4) == {"batch/optimizer_steps": 0.0}
     pair.ray.publish(4)
     assert set(pair.ray.engine.generate(REQUESTS[:1], params())[0].weight_versions) == {4}
+
+
+def test_an_engine_killed_in_a_broadcast_is_replaced_and_the_other_gets_all_weights(pair: Pair) -> None:
+    victim, other = pair.ray._engines.members
+    pair.ray.trainer.learn(groups_of(5), 5)
+    kill_at(victim, "receiving", lambda: pair.ray.publish(5))
+    assert not pair.has_open_group()
+    assert pair.ray._engines.num_restarts == 1 and pair.ray._engines.members[1] is other
+    completions = pair.ray.engine.generate(REQUESTS, params())
+    assert largest_gap(pair.export("survived"), REQUESTS, completions) < MAX_GAP
+    assert all(set(c.weight_versions) == {5} for c in completions)
+
+
+def test_the_replacement_belongs_to_the_next_broadcast(pair: Pair) -> None:
+    pair.ray.trainer.learn(groups_of(6), 6)
+    pair.ray.publish(6)
+    assert pair.has_open_group()
+    completions = pair.ray.engine.generate(REQUESTS, params())
+    assert largest_gap(pair.export("again"), REQUESTS, completions) < MAX_GAP
+    assert all(set(c.weight_versions) == {6} for c in completions)
 
 
 def test_an_error_of_the_ranks_is_raised_as_it_is(pair: Pair) -> None:

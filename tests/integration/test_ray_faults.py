@@ -5,16 +5,13 @@ or a test that failed, the next test starts another. Every fault is placed by a 
 """
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import pytest
@@ -22,7 +19,8 @@ import ray
 from patience import PATIENCE_S, wait_until
 from ray.exceptions import RayError
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, params, spec_of
-from synthetic.gated_actors import Gate, GatedEngineActor, GatedRankActor
+from synthetic.gated_actors import GatedEngineActor, GatedRankActor
+from synthetic.placed_kill import kill_at, pid_of
 
 from luffy.cluster import ray_cluster, ray_ranks
 from luffy.cluster.ray_cluster import RayCluster
@@ -35,7 +33,6 @@ pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[1]
 MAX_GAP = 1e-4
 NUM_CPUS = 4
-Result = TypeVar("Result")
 
 
 @pytest.fixture(scope="module")
@@ -136,20 +133,6 @@ class Running:
         self.cluster.publish(version)
         self.version = version
 
-    def kill_at(self, member: Member, place: str, work: Callable[[], Result]) -> Result:
-        """What `work` returns or raises; the member is killed when it comes to the gate `place` in it."""
-        pid, gate = pid_of(member), Gate(member.log, place)
-        gate.close()
-        with ThreadPoolExecutor(1) as threads:
-            working = threads.submit(work)
-            try:
-                wait_until(lambda: gate.is_reached() or working.done(), f"{member.name} at its gate {place!r}")
-                assert gate.is_reached() and not working.done()
-            finally:
-                gate.open()
-                os.kill(pid, signal.SIGKILL)
-            return working.result(timeout=PATIENCE_S)
-
     def largest_gap(self) -> float:
         """Between the engine's present log-probabilities and those of the trainer's weights."""
         return largest_gap(self.export(), REQUESTS, self.cluster.engine.generate(REQUESTS, params()))
@@ -158,11 +141,6 @@ class Running:
         folder = self.spec.out / "now"
         self.cluster.trainer.export(folder)
         return folder
-
-
-def pid_of(member: Member) -> int:
-    pid: int = ray.get(member.handle.pid.remote(), timeout=PATIENCE_S)
-    return pid
 
 
 def kill(member: Member) -> None:
@@ -224,7 +202,7 @@ def test_logprobs_agree_before_and_after_a_publish(running: Running) -> None:
 def test_an_engine_killed_while_generating_is_replaced_and_every_request_is_answered_once(running: Running) -> None:
     engine, restarts = running.cluster._engines, running.cluster._engines.num_restarts
     requests = [RolloutRequest((1 + i % 20, 2), seed=i) for i in range(150)]
-    completions = running.kill_at(running.engine_member, "answered", lambda: engine.generate(requests, params()))
+    completions = kill_at(running.engine_member, "answered", lambda: engine.generate(requests, params()))
     assert len(completions) == len(requests)
     assert largest_gap(running.export(), requests, completions) < MAX_GAP
     assert all(set(c.weight_versions) == {running.version} for c in completions)
@@ -236,7 +214,7 @@ def test_an_engine_killed_while_generating_is_replaced_and_every_request_is_answ
 def test_an_engine_killed_during_a_publish_has_the_new_weights_afterwards(running: Running) -> None:
     engine, restarts = running.cluster._engines, running.cluster._engines.num_restarts
     version = running.learn()
-    running.kill_at(running.engine_member, "received", lambda: running.publish(version))
+    kill_at(running.engine_member, "received", lambda: running.publish(version))
     assert engine.num_restarts == restarts + 1
     assert running.largest_gap() < MAX_GAP
     assert set(engine.generate(REQUESTS[:1], params())[0].weight_versions) == {version}
@@ -264,7 +242,7 @@ def test_an_engine_that_died_idle_is_replaced_at_the_next_publish(running: Runni
 def test_a_rank_killed_while_it_learns_is_named(running: Running) -> None:
     (_, victim) = running.cluster._ranks.members
     with pytest.raises(MemberDied, match=r"trainer rank 1 died; .*The end of .*rank_1\.log") as caught:
-        running.kill_at(victim, "learn", running.learn)
+        kill_at(victim, "learn", running.learn)
     assert caught.value.member is victim
     with pytest.raises(MemberDied, match="trainer rank 1 died"):
         running.learn()

@@ -4,6 +4,8 @@ import json
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from patience import PATIENCE_S, wait_until
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from luffy.broadcast_group import BroadcastGroup, Meeting, TensorSpec
 from luffy.config.execution import VLLMConfig
 from luffy.errors import ConfigError, LuffyError
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
@@ -84,7 +87,7 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if not request.param:
         init_process_group()
     had_group = dist.is_initialized()
-    engine = VLLMEngine.from_folder(folder, config, "float32", transfer_backend="nccl", wait_timeout_s=60)
+    engine = VLLMEngine.from_folder(folder, config, "float32", wait_timeout_s=60)
     yield Started(engine, request.param, {t: engine.generate(REQUESTS, params) for t, params in PARAMS.items()})
     engine.close()
     assert dist.is_initialized() is had_group, "vLLM ends its own process groups and no other"
@@ -264,21 +267,59 @@ def test_a_sleeping_engine_does_not_generate(started: Started) -> None:
     assert len(started.engine.generate(REQUESTS, PARAMS[1.0])) == len(REQUESTS)
 
 
-def test_a_transfer_pauses_generation_for_a_bounded_time(started: Started) -> None:
-    # Without NCCL and its GPUs nothing can be sent: the transfer begins and ends, and the weights stay.
-    model = started.load(seed=0)
-    started.engine.start_weight_update()
-    started.engine._lock._timeout_s = 0.2
-    with pytest.raises(LuffyError, match=r"busy for 0\.2 s"):
-        started.engine.generate(REQUESTS, PARAMS[1.0])
-    started.engine._lock._timeout_s = 60
-    said: list[Completion] = []
+def test_an_update_pauses_generation_for_a_bounded_time(started: Started) -> None:
+    model, said = started.model(0), list[Completion]()
     waiting = threading.Thread(target=lambda: said.extend(started.engine.generate(REQUESTS, PARAMS[1.0])), daemon=True)
-    waiting.start()
-    started.engine.finish_weight_update(version=9)
+    with started.engine.weight_update(version=9) as update:
+        started.engine._lock._timeout_s = 0.2
+        with pytest.raises(LuffyError, match=r"busy for 0\.2 s"):
+            started.engine.generate(REQUESTS, PARAMS[1.0])
+        started.engine._lock._timeout_s = 60
+        waiting.start()
+        for name, tensor in weights_of(model):
+            update.load(name, tensor)
     waiting.join(timeout=PATIENCE_S)
     assert {version for completion in said for version in completion.weight_versions} == {9}
     assert largest_gap({9: model}, REQUESTS, said, 1.0) < MAX_GAP
+
+
+@contextmanager
+def broadcasts_to(engine: VLLMEngine) -> Iterator[BroadcastGroup]:
+    """A group in which this process sends and the engine receives."""
+    meeting = Meeting("127.0.0.1", 2, timeout_s=60)
+    with ThreadPoolExecutor(1) as threads:
+        leading = threads.submit(meeting.lead, torch.device("cpu"), ["engine"])
+        assert engine.join_broadcasts(meeting.invitation, first_rank=1) is None
+        group = leading.result()
+    yield group
+    group.close()
+
+
+def specs_of(weights: dict[str, Tensor]) -> list[TensorSpec]:
+    return [TensorSpec(name, tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()]
+
+
+def test_weights_from_a_broadcast_sample_the_same_bits(started: Started) -> None:
+    weights = dict(weights_of(started.load(seed=13)))
+    expected = started.engine.generate(REQUESTS, PARAMS[1.0])
+    started.load(seed=0)
+    with broadcasts_to(started.engine) as group, started.engine.weight_update(version=13) as update:
+        sent = group.start(list(weights.values()))
+        assert update.receive(specs_of(weights)) is None
+        group.finish(sent)
+        update.load_received()
+    assert started.engine.generate(REQUESTS, PARAMS[1.0]) == expected
+
+
+def test_an_update_survives_the_loss_of_its_sender(started: Started) -> None:
+    weights = dict(weights_of(started.load(seed=13)))
+    expected = started.engine.generate(REQUESTS, PARAMS[1.0])
+    with broadcasts_to(started.engine) as group, started.engine.weight_update(version=13) as update:
+        group.close()
+        assert "a member is gone" in str(update.receive(specs_of(weights)))
+        for name, tensor in weights.items():
+            update.load(name, tensor)
+    assert started.engine.generate(REQUESTS, PARAMS[1.0]) == expected
 
 
 def test_turns_that_share_a_cache_agree_with_the_model_over_the_whole_conversation(started: Started) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from luffy.broadcast_group import TensorSpec
+from luffy.cluster import weights
 from luffy.cluster.engine_actor import EngineActor
 from luffy.cluster.rank_actor import ProcessSetup, RankActor
 
@@ -45,7 +47,8 @@ class Gate:
 
 
 class GatedEngineActor(EngineActor):
-    """Gates: `answered` (the first responses of a call are complete), `received` (a bucket of weights has come)."""
+    """Gates: `answered` (the first responses of a call are complete), `received` (a bucket of weights has come),
+    `receiving` (a broadcast of the last layer is announced; rank 0 and the other engines wait in it)."""
 
     def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)
@@ -67,13 +70,25 @@ class GatedEngineActor(EngineActor):
         super().receive(bucket)
         Gate(self._log, "received").enter()
 
+    def receive_broadcast(self, specs: Sequence[TensorSpec]) -> str | None:
+        if any(spec.name.startswith("model.layers.1.") for spec in specs):
+            Gate(self._log, "receiving").enter()
+        return super().receive_broadcast(specs)
+
 
 class GatedRankActor(RankActor):
-    """Gates: the names of the methods that it is asked for, before it begins with them."""
+    """Gates: the names of the methods that it is asked for, before it begins with them.
+
+    Weights go in buckets so small that a tiny model fills several.
+    """
 
     def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)
         self._log = setup.log
+
+    def open(self, *arguments: Any) -> None:
+        super().open(*arguments)
+        weights._BUCKET_BYTES = 2**14
 
     def call(self, method: Callable[..., Any], *arguments: object) -> Any:
         Gate(self._log, method.__name__).enter()

@@ -12,6 +12,7 @@ LAYERS = (
         "config",
         "errors",
         "types",
+        "broadcast_group",
         "seeds",
         "files",
         "confidential",

@@ -43,6 +43,7 @@ _RULES: tuple[Callable[[ExperimentConfig], None], ...] = (
     rl_rules.curriculum_has_a_measure,
     engine_rules.server_settings_have_an_effect,
     engine_rules.several_engines_have_an_effect,
+    engine_rules.broadcast_has_receivers,
     engine_rules.engine_supports_temperatures,
     chain_rules.base_has_a_corpus,
     model_rules.endpoint_is_only_evaluated,

@@ -49,6 +49,21 @@ def several_engines_have_an_effect(config: ExperimentConfig) -> None:
         )
 
 
+def broadcast_has_receivers(config: ExperimentConfig) -> None:
+    """Weights are broadcast to the engines of RL under `cluster: ray`."""
+    if config.execution.ray.weight_transfer == "object_store":
+        return
+    if (
+        "rl" not in config.stages
+        or config.cluster == "local"
+        or (config.rl is not None and config.rl.engine != "cluster")
+    ):
+        raise ValueError(
+            f"execution.ray.weight_transfer: {config.execution.ray.weight_transfer} has no effect without the stage rl "
+            "on the engines of cluster: ray; remove it"
+        )
+
+
 def engine_supports_temperatures(config: ExperimentConfig) -> None:
     """vLLM does not sample below a lowest temperature."""
     by_vllm: dict[str, float] = {}

@@ -461,6 +461,29 @@ def test_colocated_engines_stand_beside_the_ranks(tmp_path: Path, layout: str) -
         load_experiment(file)
 
 
+def test_broadcasts_need_gpus_of_their_own() -> None:
+    layout = ["execution.ray={placement: colocated, weight_transfer: broadcast}"]
+    with pytest.raises(ConfigError, match=r"ray\.weight_transfer: broadcast needs engines on GPUs of their own"):
+        load_experiment(SMOKE, ["chain=rl", "method=luffy", "cluster=ray", *layout])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["chain=rl", "method=luffy"],
+        ["chain=sft", "cluster=ray"],
+        ["chain=rl", "method=luffy", "cluster=ray", "rl.engine=openai", "execution.server.urls=[http://a:8000]"],
+    ],
+    ids=["local", "without RL", "servers"],
+)
+def test_broadcasts_need_engines_under_ray(overrides: list[str]) -> None:
+    broadcast = "execution.ray.weight_transfer=broadcast"
+    with pytest.raises(ConfigError, match=r"weight_transfer: broadcast has no effect without the stage rl"):
+        load_experiment(SMOKE, [*overrides, broadcast])
+    config = load_experiment(SMOKE, ["chain=rl", "method=luffy", "cluster=ray", broadcast])
+    assert config.execution.ray.weight_transfer == "broadcast"
+
+
 def test_several_engines_need_someone_who_uses_them() -> None:
     several = "execution.vllm.engines=2"
     for overrides in ([], ["chain=rl", "method=luffy", "cluster=ray"]):

@@ -1,0 +1,53 @@
+"""Groups of three members over gloo, one in each thread of this process."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from luffy.broadcast_group import BroadcastFailed, BroadcastGroup, Meeting, TensorSpec
+
+CPU = torch.device("cpu")
+SENT = [torch.arange(6.0).reshape(2, 3), torch.tensor([1.5, -2.0], dtype=torch.bfloat16), torch.tensor(7)]
+SPECS = [TensorSpec(str(i), tuple(tensor.shape), tensor.dtype) for i, tensor in enumerate(SENT)]
+
+
+@contextmanager
+def group_of_three() -> Iterator[tuple[BroadcastGroup, list[BroadcastGroup], ThreadPoolExecutor]]:
+    meeting = Meeting("127.0.0.1", 3, timeout_s=60)
+    with ThreadPoolExecutor(2) as threads:
+        joining = [threads.submit(meeting.invitation.join, rank, CPU) for rank in (1, 2)]
+        sender = meeting.lead(CPU, ["first", "second"])
+        receivers = [future.result() for future in joining]
+        yield sender, receivers, threads
+        for group in (sender, *receivers):
+            group.close()
+
+
+def test_every_receiver_gets_the_tensors_of_rank_0() -> None:
+    with group_of_three() as (sender, receivers, threads):
+        receiving = [threads.submit(group.receive, SPECS, CPU) for group in receivers]
+        sender.finish(sender.start(SENT))
+        for future in receiving:
+            for sent, received in zip(SENT, future.result(), strict=True):
+                assert sent.dtype == received.dtype and torch.equal(sent, received)
+
+
+def test_a_receiver_that_leaves_ends_the_wait_of_the_others() -> None:
+    with group_of_three() as (sender, receivers, threads):
+        receivers[0].close()
+        staying = threads.submit(receivers[1].receive, SPECS, CPU)
+        with pytest.raises(BroadcastFailed, match="a member is gone"):
+            sender.finish(sender.start(SENT))
+        sender.close()
+        assert not sender.is_open
+        with pytest.raises(BroadcastFailed, match="a member is gone"):
+            staying.result()
+
+
+def test_a_group_that_a_member_never_joins_fails_in_time() -> None:
+    meeting = Meeting("127.0.0.1", 2, timeout_s=0.5)
+    with pytest.raises(BroadcastFailed, match="a member did not join"):
+        meeting.lead(CPU, ["nobody"])
