@@ -140,7 +140,7 @@ class ExecutionConfig(StrictModel):
     `flash_attention_3`: flash-attn, or its kernels from the package `kernels`; bfloat16 on GPUs only. `flex`: torch's
     flex_attention; packed rows on GPUs only. The embedded engine always generates with sdpa."""
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """DeepSpeed ZeRO stage."""
+    """DeepSpeed ZeRO stage. 3 also shards frozen models, and no rank ever holds a model whole."""
     offload_optimizer: bool = False
     """Keep optimizer states in CPU memory (ZeRO 1-3)."""
     gradient_checkpointing: bool = False
