@@ -51,7 +51,10 @@ def deepspeed_config(
 
 
 def _zero_config(execution: ExecutionConfig) -> dict[str, object]:
-    return {"stage": execution.zero_stage, "overlap_comm": False}
+    config: dict[str, object] = {"stage": execution.zero_stage, "overlap_comm": False}
+    if execution.offload_parameters:
+        config["offload_param"] = {"device": "cpu"}
+    return config
 
 
 def _basic_config(dtype: DType, zero: Mapping[str, object]) -> dict[str, object]:

@@ -278,6 +278,8 @@ class _TrainerMemory:
         if self._execution.zero_stage < 3 or always_whole:
             return Component(name, parameters * size / GIB, f"{words}, whole on each rank")
         live = min(parameters, _LIVE_PARAMETERS)
+        if self._execution.offload_parameters:
+            return Component(name, live * size / GIB, f"{words}, in CPU memory but for {live:,} gathered")
         share = parameters / self.num_ranks
         return Component(name, (share + live) * size / GIB, f"{words} / {self.num_ranks} ranks, and {live:,} gathered")
 

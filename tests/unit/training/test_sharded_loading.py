@@ -71,7 +71,7 @@ def test_weights_that_are_stored_in_another_form_are_loaded_whole(
     assert all(torch.equal(tensor, tensors(mixture)[name]) for name, tensor in tensors(found).items())
 
 
-@pytest.mark.parametrize("layout", [{"packing": True}, {"packing": False}], ids=json.dumps)
+@pytest.mark.parametrize("layout", [{"packing": True}, {"offload_parameters": True}], ids=json.dumps)
 def test_a_frozen_policy_in_shares_scores_as_a_whole_one(layout: dict[str, object], tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     where = execution(zero_stage=3, micro_batch_tokens=50, **layout)

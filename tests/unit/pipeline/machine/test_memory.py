@@ -414,16 +414,17 @@ def test_a_reference_that_follows_the_policy_is_not_also_the_teacher() -> None:
     assert stays.gib("moving reference") == 0
 
 
-def test_under_zero_3_frozen_models_are_sharded() -> None:
+def test_under_zero_3_frozen_models_are_sharded_or_in_cpu_memory() -> None:
     """One that follows the policy is whole; DeepSpeed gathers about a billion weights of each model at a time."""
     whole, live, sharded = 7_615_616_512, 1_050_000_000, "execution.zero_stage=3"
-    follows = "rl.reference={refresh_every: 10}"
+    offloaded, follows = "execution.offload_parameters=true", "rl.reference={refresh_every: 10}"
 
     def trainer(*overrides: str) -> GpuMemory:
         return estimate_memory(seven_b(), experiment("method=reinforce_pp", sharded, *overrides), 79.0)[0]
 
     for name in ("weights", "frozen reference"):
         assert trainer().gib(name) == pytest.approx(2 * (whole / 8 + live) / GIB)
+        assert trainer(offloaded).gib(name) == pytest.approx(2 * live / GIB)
     assert trainer(follows).gib("moving reference") == pytest.approx(2 * whole / GIB)
     assert trainer(follows).gib("frozen reference") == 0
 
