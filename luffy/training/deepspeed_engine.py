@@ -66,7 +66,7 @@ def _basic_config(dtype: DType, zero: Mapping[str, object]) -> dict[str, object]
     }
 
 
-def sharding(dtype: DType, execution: ExecutionConfig) -> deepspeed.zero.Init:
+def building_in_shares(dtype: DType, execution: ExecutionConfig) -> deepspeed.zero.Init:
     """A context in which every module that is made has its parameters sharded over the ranks; a collective call."""
     assert execution.zero_stage == 3
     _join()

@@ -22,7 +22,7 @@ from transformers.initialization import no_init_weights
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
-from luffy.training.deepspeed_engine import sharding
+from luffy.training.deepspeed_engine import building_in_shares
 from luffy.training.policy import load_causal_lm
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def load_to_train(folder: Path, dtype: DType, execution: ExecutionConfig) -> Pre
     """The model in a Hugging Face folder; under ZeRO 3 in shares, a collective call.
 
     A folder whose weights are not stored as the model has them (transformers fuses the experts of some mixtures) is
-    loaded whole on every rank, and the engine shards it after that.
+    loaded whole on every rank. The engine of a trained model then shards it; a frozen one stays whole.
     """
     if execution.zero_stage < 3:
         return load_causal_lm(folder, dtype)
@@ -42,7 +42,7 @@ def load_to_train(folder: Path, dtype: DType, execution: ExecutionConfig) -> Pre
     if not _has_all(stored, outline):
         logger.warning("%s is loaded whole on every rank: its weights are not stored as the model has them", folder)
         return load_causal_lm(folder, dtype)
-    with sharding(dtype, execution), no_init_weights():
+    with building_in_shares(dtype, execution), no_init_weights():
         causal_lm = _empty_model(folder, dtype)
     causal_lm.tie_weights()
     for name, parameter in causal_lm.named_parameters():
