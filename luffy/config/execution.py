@@ -145,9 +145,11 @@ class ExecutionConfig(StrictModel):
     `flash_attention_3`: flash-attn, or its kernels from the package `kernels`; bfloat16 on GPUs only. `flex`: torch's
     flex_attention; packed rows on GPUs only. The embedded engine always generates with sdpa."""
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """DeepSpeed ZeRO stage."""
+    """DeepSpeed ZeRO stage. 3 also shards frozen models, and no rank ever holds a model whole."""
     offload_optimizer: bool = False
     """Keep optimizer states in CPU memory (ZeRO 1-3)."""
+    offload_parameters: bool = False
+    """Keep each rank's share of the weights in CPU memory, also those of frozen models (ZeRO 3)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     logprob_chunk_tokens: PositiveInt = 4096
@@ -201,6 +203,11 @@ class ExecutionConfig(StrictModel):
     def _effective(self) -> "ExecutionConfig":
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError("offload_optimizer has no effect with zero_stage: 0; use 1, 2 or 3")
+        if self.offload_parameters and self.zero_stage < 3:
+            raise ValueError(
+                f"offload_parameters has no effect with zero_stage: {self.zero_stage}, which keeps whole weights on "
+                "each rank; use 3"
+            )
         if self.attention == "flex" and not self.packing:
             raise ValueError("attention: flex has no advantage on padded rows; set packing: true or use sdpa")
         if self.ray.placement == "colocated" and (

@@ -69,8 +69,8 @@ class Critic:
             causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
         causal_lm.train()
         model = ValueModel(causal_lm).to(device())
-        set_attention(causal_lm, execution)
         self.engine = start_engine(model, config.optimizer, execution, dtype)
+        set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
         self._step = ClippedStep(self.engine, config.optimizer)
         self._config = config
         self._execution = execution

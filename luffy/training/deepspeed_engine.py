@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Mapping
 
 import deepspeed
 import torch
@@ -29,40 +30,58 @@ def deepspeed_config(
     sequence lengths, and the loss is already normalised over the whole step.
     """
     zero: dict[str, object] = {
-        "stage": execution.zero_stage,
-        "overlap_comm": False,
+        **_zero_config(execution),
         # The engine allocates a buffer of this size, however little is trained.
         "reduce_bucket_size": min(_REDUCE_BUCKET, num_trained),
     }
     if execution.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     return {
-        "train_micro_batch_size_per_gpu": 1,
+        **_basic_config(dtype, zero),
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
         # At stage 0 `ClippedStep` clips, since it also reports the norm.
         "gradient_clipping": optimizer.max_grad_norm if execution.zero_stage else 0.0,
-        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         # DeepSpeed's CPU Adam would compile C++ on first use.
         "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": dtype == "bfloat16"},
         # The default is the model's dtype, and a sum in bfloat16 would depend on the split into micro-batches.
         "data_types": {"grad_accum_dtype": "fp32"},
+    }
+
+
+def _zero_config(execution: ExecutionConfig) -> dict[str, object]:
+    config: dict[str, object] = {"stage": execution.zero_stage, "overlap_comm": False}
+    if execution.offload_parameters:
+        config["offload_param"] = {"device": "cpu"}
+    return config
+
+
+def _basic_config(dtype: DType, zero: Mapping[str, object]) -> dict[str, object]:
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": zero,
+        "bf16": {"enabled": dtype == "bfloat16"},
         "steps_per_print": 10**9,
     }
+
+
+def building_in_shares(dtype: DType, execution: ExecutionConfig) -> deepspeed.zero.Init:
+    """A context in which every module that is made has its parameters sharded over the ranks; a collective call."""
+    assert execution.zero_stage == 3
+    _join()
+    # Tensors get the type and the device that they would get without the context.
+    config = _basic_config(dtype, _zero_config(execution))
+    return deepspeed.zero.Init(config_dict_or_path=config, tensor_overrides=[])
 
 
 def start_engine(
     model: nn.Module, optimizer: OptimizerConfig, execution: ExecutionConfig, dtype: DType
 ) -> deepspeed.DeepSpeedEngine:
     """A DeepSpeed engine around `model` with torch's AdamW over its parameters that require a gradient."""
-    _skip_shared_memory_kernel()
-    init_process_group()
+    _join()
     if execution.zero_stage == 3:
-        # The head loops over chunks; as a leaf module its weight is gathered once, however many chunks a rank has.
-        # A critic has no such head.
-        set_z3_leaf_modules(model, [LogProbHead], raise_if_not_found=False)
+        _gather_heads_once(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adamw = torch.optim.AdamW(
         trained,
@@ -73,9 +92,33 @@ def start_engine(
         # One kernel for a whole step; never run here. None is torch's own choice, which is not the same as False.
         fused=(torch.cuda.is_available() and not execution.offload_optimizer) or None,
     )
-    config = deepspeed_config(optimizer, execution, dtype, sum(parameter.numel() for parameter in trained))
+    config = deepspeed_config(optimizer, execution, dtype, sum(map(_numel, trained)))
     engine, *_ = deepspeed.initialize(model=model, optimizer=adamw, config=config, dist_init_required=False)
     return engine
+
+
+def _numel(parameter: nn.Parameter) -> int:
+    return int(getattr(parameter, "ds_numel", parameter.numel()))  # a parameter that is sharded is empty
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ZeRO 3 has sharded the parameters of a model that has no engine yet."""
+    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
+def start_frozen_engine(model: nn.Module, execution: ExecutionConfig, dtype: DType) -> deepspeed.DeepSpeedEngine:
+    """An engine without an optimizer, which gathers the weights of a sharded `model` module by module."""
+    _join()
+    _gather_heads_once(model)
+    config = _basic_config(dtype, _zero_config(execution))
+    engine, *_ = deepspeed.initialize(model=model, config=config, dist_init_required=False)
+    return engine
+
+
+def _gather_heads_once(model: nn.Module) -> None:
+    # The head loops over chunks; as a leaf module its weight is gathered once, however many chunks a rank has.
+    # A critic has no such head.
+    set_z3_leaf_modules(model, [LogProbHead], raise_if_not_found=False)
 
 
 class ClippedStep:
@@ -147,6 +190,11 @@ def check_finite(name: str, value: float) -> None:
     """Raise NumericalError when a value is NaN or infinite."""
     if not math.isfinite(value):
         raise NumericalError(f"the {name} is {value}; lower the learning rate or check the data")
+
+
+def _join() -> None:
+    _skip_shared_memory_kernel()
+    init_process_group()
 
 
 def _skip_shared_memory_kernel() -> None:

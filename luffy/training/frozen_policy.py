@@ -5,11 +5,14 @@ Shape legend: `B` rows, `T` tokens.
 
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from luffy.config.execution import ExecutionConfig
+from luffy.config.model import DType
 from luffy.training.attention import set_attention
+from luffy.training.deepspeed_engine import is_sharded, start_frozen_engine
 from luffy.training.distributed import device
 from luffy.training.policy import Policy
 from luffy.training.policy_model import PolicyModel
@@ -39,16 +42,20 @@ class UnadaptedPolicy:
 
 
 class FrozenPolicy:
-    """A causal language model that only computes log-probabilities; not sharded, at any ZeRO stage.
+    """A causal language model that only computes log-probabilities; whole on every rank, or in shares.
 
-    Takes over `causal_lm`: moves it to the device and freezes it. `temperature` is that of the trained policy.
+    Takes over `causal_lm`: moves it to the device and freezes it. It stays sharded where `load_to_train` has sharded
+    it; every call is then a collective one. `temperature` is that of the trained policy.
     """
 
     def __init__(self, causal_lm: PreTrainedModel, execution: ExecutionConfig, temperature: float) -> None:
         causal_lm.eval()
         causal_lm.requires_grad_(False)
-        self._model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
-        set_attention(causal_lm, execution)
+        model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
+        dtype: DType = "bfloat16" if causal_lm.dtype == torch.bfloat16 else "float32"
+        self._run: nn.Module = start_frozen_engine(model, execution, dtype) if is_sharded(causal_lm) else model
+        self._model = model
+        set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
         self._execution = execution
 
     @property
@@ -61,4 +68,4 @@ class FrozenPolicy:
         return score(self._model, self._forward, batch, self._execution)
 
     def _forward(self, micro: TrainBatch) -> Tensor:
-        return self._model(*model_inputs(micro, self._execution), entropy_gradient=False)[0]
+        return self._run(*model_inputs(micro, self._execution), entropy_gradient=False)[0]

@@ -17,8 +17,8 @@ from luffy.types import TrainBatch
 class MovingReference:
     """A frozen copy of the policy that is refreshed after every `refresh_every`-th RL step.
 
-    Whole on each rank at any ZeRO stage, like the frozen reference that it takes over. An average is kept in float32,
-    in CPU memory: in bfloat16 a small share of the policy would be rounded away.
+    Whole on each rank at any ZeRO stage, as the frozen policy that it takes over has to be. An average is kept in
+    float32, in CPU memory: in bfloat16 a small share of the policy would be rounded away.
     """
 
     def __init__(self, policy: Policy, initial: FrozenPolicy, config: MovingReferenceConfig) -> None:

@@ -63,8 +63,8 @@ class Policy:
         causal_lm.train()
         model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
         refuse_processed_logits(causal_lm)
-        set_attention(causal_lm, execution)
         self.engine = start_engine(model, optimizer, execution, dtype)
+        set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
         self.adapter = adapter
         self._temperature = temperature
         self._execution = execution

@@ -3,11 +3,13 @@
 Shape legend: `B` rows, `T` tokens, `N` response tokens of all rows, `H` hidden size, `V` vocabulary.
 """
 
+import deepspeed
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from luffy.errors import DataError
 from luffy.training.attention import AttentionInputs
@@ -106,20 +108,36 @@ def refuse_processed_logits(causal_lm: PreTrainedModel) -> None:
     """Raise DataError for architectures that scale or cap the logits after their output embeddings.
 
     `LogProbHead` applies the embeddings alone, so that it can work in chunks; for such a model it would train on other
-    log-probabilities than the rollouts were sampled from.
+    log-probabilities than the rollouts were sampled from. A collective call for a model that is sharded: it gathers the
+    output embeddings and nothing else.
     """
-    was_training = causal_lm.training
-    causal_lm.eval()  # dropout would make two passes differ
-    input_ids_BT = torch.arange(4, device=causal_lm.device).unsqueeze(0) % causal_lm.config.vocab_size
-    hidden_BTH = causal_lm.get_decoder()(input_ids=input_ids_BT, use_cache=False).last_hidden_state
-    plain_BTV = causal_lm.get_output_embeddings()(hidden_BTH).float()
-    full_BTV = causal_lm(input_ids=input_ids_BT, use_cache=False).logits.float()
-    causal_lm.train(was_training)
+    head = causal_lm.get_output_embeddings()
+    with deepspeed.zero.GatheredParameters(list(head.parameters())):
+        hidden_BTH = torch.linspace(-1.0, 1.0, 4 * head.weight.shape[1], device=causal_lm.device).view(1, 4, -1)
+        hidden_BTH = hidden_BTH.to(head.weight.dtype)
+        # Large enough for a cap to show.
+        hidden_BTH *= _LARGE_LOGIT / head(hidden_BTH).abs().max()
+        plain_BTV = head(hidden_BTH).float()
+        full_BTV = _logits_after(causal_lm, hidden_BTH).float()
     if not torch.allclose(plain_BTV, full_BTV, rtol=1e-2, atol=1e-2):
         raise DataError(
             f"model.path: {type(causal_lm).__name__} scales or caps its logits, which training does not support; "
             "use an architecture whose logits are its output embeddings (Qwen2, Llama, Mistral, ...)"
         )
+
+
+_LARGE_LOGIT = 100.0
+
+
+def _logits_after(causal_lm: PreTrainedModel, hidden_BTH: Tensor) -> Tensor:
+    """The logits that the model computes from given hidden states; its decoder does not run."""
+    decoder = causal_lm.get_decoder()
+    decoder.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=hidden_BTH)
+    try:
+        ids_BT = torch.zeros(hidden_BTH.shape[:2], dtype=torch.long, device=hidden_BTH.device)
+        return causal_lm(input_ids=ids_BT, use_cache=False).logits
+    finally:
+        del decoder.forward  # that of its class again
 
 
 def scatter(value_N: Tensor, mask_BT: Tensor) -> Tensor:

@@ -25,9 +25,10 @@ from luffy.training.batching import collate
 from luffy.training.checkpoint import CheckpointStore
 from luffy.training.memory_use import peak_memory
 from luffy.training.part_times import PartTimes
-from luffy.training.policy import Policy, check_fits, load_causal_lm
+from luffy.training.policy import Policy, check_fits
 from luffy.training.rank_calls import Ranks, call_everywhere
 from luffy.training.sampler import batch_indices
+from luffy.training.sharded_loading import load_to_train
 from luffy.training.sharding import Shard, branches_of, shard_rows
 from luffy.types import FinishReason, Outcome, Source, Trajectory
 
@@ -66,7 +67,7 @@ class SupervisedSpec:
 
     def open_rank(self) -> "SupervisedRank":
         """Load the model and prepare it for training; a collective call."""
-        model, plan = load_causal_lm(self.model, self.dtype), self.plan
+        model, plan = load_to_train(self.model, self.dtype, self.execution), self.plan
         adapter = None if self.lora is None else Adapter(model, self.lora, derive_seed(plan.seed, "adapter"))
         policy = Policy(model, plan.optimizer, self.execution, self.dtype, adapter=adapter)
         return SupervisedRank(policy, self.plan, CheckpointStore(self.out, self.execution.checkpoint.keep), self.pad_id)

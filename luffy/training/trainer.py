@@ -33,6 +33,7 @@ from luffy.training.moving_reference import MovingReference
 from luffy.training.policy import Policy, check_fits, load_causal_lm
 from luffy.training.policy_model import refuse_processed_logits
 from luffy.training.rank_calls import Ranks, call_everywhere
+from luffy.training.sharded_loading import load_to_train
 from luffy.training.sharding import Shard, shard_rows
 from luffy.types import Group, Trajectory
 
@@ -209,7 +210,7 @@ def _learner(spec: TrainerSpec) -> Learner:
     rl, objective = settings.rl, settings.objective
 
     def start() -> PreTrainedModel:
-        return load_causal_lm(spec.model, settings.dtype)
+        return load_to_train(spec.model, settings.dtype, execution)
 
     model = start()
     check_fits(model, spec.longest, "a prompt and its response")
@@ -224,7 +225,8 @@ def _learner(spec: TrainerSpec) -> Learner:
     def reference() -> ReferencePolicy:
         if rl.reference is None:
             return initial()
-        return MovingReference(policy, FrozenPolicy(start(), execution, rl.temperature), rl.reference)
+        whole = load_causal_lm(spec.model, settings.dtype)
+        return MovingReference(policy, FrozenPolicy(whole, execution, rl.temperature), rl.reference)
 
     return Learner(
         policy=policy,
@@ -248,7 +250,7 @@ def _teacher(spec: TrainerSpec, policy: Policy, initial: Callable[[], ReferenceP
             policy.causal_lm, spec.teacher.longest, "a prompt with its trace in rl.teacher.prompt, and a response,"
         )
         return DistillationTeacher(initial(), policy.flops, spec.pad_id)
-    model = load_causal_lm(spec.teacher.folder, teacher.dtype or settings.dtype)
+    model = load_to_train(spec.teacher.folder, teacher.dtype or settings.dtype, spec.execution)
     check_fits(model, spec.teacher.longest, "a prompt and its response, scored by the teacher of rl.teacher,")
     refuse_processed_logits(model)
     frozen = FrozenPolicy(model, spec.execution, settings.rl.temperature)

@@ -15,7 +15,7 @@ ZERO = (
     {"zero_stage": 2},
     {"zero_stage": 3},
     {"zero_stage": 2, "offload_optimizer": True},
-    {"zero_stage": 3, "offload_optimizer": True},
+    {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True},
 )
 
 

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from luffy.config.model import DType
 from luffy.config.training import CriticConfig, OptimizerConfig, SFTConfig
@@ -21,7 +20,7 @@ from luffy.training.checkpoint import CheckpointStore
 from luffy.training.critic import Critic
 from luffy.training.distributed import init_process_group
 from luffy.training.policy import Policy
-from reference.gradient_case import execution, tiny_model
+from reference.gradient_case import execution, loaded_model
 from reference.value_case import at_tokens, rows, targets
 
 # The gradient of a key's bias is rounding alone; under a smaller eps Adam would make a full step of it.
@@ -30,14 +29,12 @@ Trained = dict[str, Policy | Critic]
 
 
 def trained(seed: int, dtype: DType = "float32", **settings: object) -> Trained:
-    """A policy and a critic; `settings` are of the execution."""
-
-    def model() -> PreTrainedModel:
-        return tiny_model(seed).to(getattr(torch, dtype))
-
+    """A policy and a critic, loaded as a stage loads them; `settings` are of the execution."""
+    where = execution(**settings)
+    policy, critic = (loaded_model(where, seed, dtype) for _ in range(2))
     return {
-        "policy": Policy(model(), OPTIMIZER, execution(**settings), dtype),
-        "critic": Critic(model(), CriticConfig(optimizer=OPTIMIZER, value_clip=0.2), execution(**settings), dtype),
+        "policy": Policy(policy, OPTIMIZER, where, dtype),
+        "critic": Critic(critic, CriticConfig(optimizer=OPTIMIZER, value_clip=0.2), where, dtype),
     }
 
 

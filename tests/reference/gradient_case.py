@@ -4,16 +4,19 @@ import copy
 import dataclasses
 import functools
 import json
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import yaml
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
 from luffy.config.execution import ExecutionConfig
+from luffy.config.model import DType
 from luffy.config.objective import ObjectiveConfig, TermConfig
 from luffy.config.training import OptimizerConfig
 from luffy.objectives.step import StepObjective, objective_at
@@ -21,6 +24,7 @@ from luffy.training.batching import collate, take_rows
 from luffy.training.distributed import init_process_group
 from luffy.training.group_sharding import one_shard
 from luffy.training.learner import batch_of
+from luffy.training.sharded_loading import load_to_train
 from luffy.training.sharding import branches_of
 from luffy.types import FinishReason, Group, Outcome, Source, TrainBatch, Trajectory
 from reference.losses import REFERENCES
@@ -56,6 +60,15 @@ def tiny_model(seed: int = 0, tie: bool = False) -> PreTrainedModel:
         initializer_range=0.2,
     )  # fmt: skip
     return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+
+
+def loaded_model(where: ExecutionConfig, seed: int = 0, dtype: DType = "float32") -> PreTrainedModel:
+    """The tiny model as a stage loads it: in shares under ZeRO 3."""
+    model = tiny_model(seed)
+    with tempfile.TemporaryDirectory() as folder:  # one for each rank, where save_pretrained would write only rank 0's
+        model.config.save_pretrained(folder)
+        save_file(model.state_dict(), Path(folder, "model.safetensors"), {"format": "pt"})
+        return load_to_train(Path(folder), dtype, where)
 
 
 def reference_of(case: str) -> Reference:

@@ -27,6 +27,7 @@ from reference.gradient_case import (
     adamw_step,
     as_groups,
     execution,
+    loaded_model,
     objective_of,
     reference_of,
     reference_optimizer,
@@ -74,12 +75,14 @@ def shard_of(
 def make_learner(preset: str, passes: int = 1, **settings: object) -> Learner:
     config = objective(preset)
     where = execution(**settings)
-    reference = FrozenPolicy(tiny_model(seed=1), where, 1.0) if config.needs_reference else None
-    taught = (
-        DistillationTeacher(FrozenPolicy(tiny_model(seed=2), where, 1.0), None, 0) if config.needs_teacher else None
-    )
+
+    def frozen(seed: int) -> FrozenPolicy:
+        return FrozenPolicy(loaded_model(where, seed), where, 1.0)
+
+    reference = frozen(1) if config.needs_reference else None
+    taught = DistillationTeacher(frozen(2), None, 0) if config.needs_teacher else None
     rl = RL.model_copy(update={"passes": passes})
-    policy = Policy(tiny_model(), RL.optimizer, where, "float32")
+    policy = Policy(loaded_model(where), RL.optimizer, where, "float32")
     return Learner(policy, config, rl, pad_id=0, reference=reference, teacher=taught)
 
 

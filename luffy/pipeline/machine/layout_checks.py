@@ -230,4 +230,6 @@ def _remedies(config: ExperimentConfig, gpu: GpuMemory) -> list[str]:
         remedies.append("raise execution.zero_stage")
     elif not execution.offload_optimizer:
         remedies.append("set execution.offload_optimizer: true")
+    elif not execution.offload_parameters:
+        remedies.append("set execution.offload_parameters: true")
     return [*remedies, "raise execution.ray.trainer_ranks"]

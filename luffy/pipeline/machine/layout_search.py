@@ -38,6 +38,7 @@ _PRICES = {
     "zero_stage": 6.0,  # a stage
     "gradient_checkpointing": 12.0,
     "offload_optimizer": 30.0,
+    "offload_parameters": 40.0,
 }
 _SAVING = {
     "logprob_chunk_tokens",
@@ -90,8 +91,7 @@ def _axes(placement: Placement) -> Iterator[_Axis]:
     execution = placement.config.execution
     if placement.trains_on_ray:
         yield _axis("ray.trainer_ranks", _more_ranks(placement))
-        stages = range(execution.zero_stage + 1, 4)
-        yield _axis("zero_stage", [(stage, stage - execution.zero_stage) for stage in stages])
+        yield _more_sharded(execution)
         for switch in ("gradient_checkpointing", "offload_optimizer"):
             yield _axis(switch, [] if getattr(execution, switch) else [(True, 1)])
         yield _axis("micro_batch_tokens", _halved(execution.micro_batch_tokens, _FEWEST_TOKENS))
@@ -108,7 +108,20 @@ def _axes(placement: Placement) -> Iterator[_Axis]:
 
 def _axis(name: str, others: Sequence[tuple[object, float]]) -> _Axis:
     """`others` are the other values of the setting, with the number of steps to each."""
-    return [_Choice({}, 0.0), *(_Choice({name: value}, _CHANGE + _PRICES[name] * steps) for value, steps in others)]
+    return [_Choice({}, 0.0), *(_choice(name, value, steps) for value, steps in others)]
+
+
+def _choice(name: str, value: object, steps: float) -> _Choice:
+    return _Choice({name: value}, _CHANGE + _PRICES[name] * steps)
+
+
+def _more_sharded(execution: ExecutionConfig) -> _Axis:
+    """Higher ZeRO stages, and the last one with the parameters in CPU memory."""
+    stages = range(execution.zero_stage + 1, 4)
+    axis = _axis("zero_stage", [(stage, stage - execution.zero_stage) for stage in stages])
+    if execution.offload_parameters:
+        return axis
+    return [*axis, _joined((axis[-1], _choice("offload_parameters", True, 1)))]
 
 
 def _more_ranks(placement: Placement) -> list[tuple[int, int]]:

@@ -142,9 +142,10 @@ class _Workload:
     """Whether a term differentiates the entropy."""
     untempered: bool = False
     """Whether a term uses the policy at temperature 1 besides the rollouts' temperature."""
-    num_frozen: int = 0
-    """Frozen models of the policy's shape: a reference, and the initial policy where it is the teacher. One that is
-    both counts once."""
+    has_frozen: bool = False
+    """Whether the initial policy stays in memory, as a reference, as the teacher or as both."""
+    has_moving: bool = False
+    """Whether there is a reference that follows the policy."""
     has_critic: bool = False
     teacher: "_Teaching | None" = None
     lora: LoRAConfig | None = None
@@ -188,13 +189,14 @@ def _rl_workload(config: ExperimentConfig) -> _Workload:
     shown = 0 if objective.learns_without_hints else hint_tokens(config)
     teaches_itself = isinstance(rl.teacher, SelfTeacher)
     # A reference that follows the policy is not the initial policy for long.
-    shared = objective.needs_reference and teaches_itself and rl.reference is None
+    moves = objective.needs_reference and rl.reference is not None
     return _Workload(
         longest=config.data.max_prompt_tokens + rl.max_response_tokens + shown,
         entropy_gradient=_differentiates_entropy(terms),
         untempered=rl.temperature != 1.0 and any(is_untempered(term.loss) for term in terms),
         # With an adapter the initial policy is the policy without it.
-        num_frozen=0 if lora is not None else objective.needs_reference + teaches_itself - shared,
+        has_frozen=lora is None and (teaches_itself or (objective.needs_reference and not moves)),
+        has_moving=lora is None and moves,
         has_critic=rl.critic is not None,
         teacher=_teaching(config),
         lora=None if lora is None else lora.without_dropout,
@@ -261,22 +263,25 @@ class _TrainerMemory:
         return self._execution.zero_stage == 1 and self._bytes != FLOAT32
 
     def _learning(self, owner: str, parameters: int, trained: int) -> list[Component]:
-        named = f"{parameters:,} parameters"
         of_adapter = "" if trained == parameters else f"{trained:,} parameters of the adapter; "
-        weights = self._weights(parameters)
         gradients, gradient_words = self._gradient_bytes()
         optimizer, optimizer_words = self._optimizer_bytes()
         return [
-            Component(f"{owner}weights", weights[0] / GIB, f"{named} x {self._bytes} bytes{weights[1]}"),
+            self._weights(f"{owner}weights", parameters, self._bytes),
             Component(f"{owner}gradients", gradients * trained / GIB, of_adapter + gradient_words),
             Component(f"{owner}optimizer", optimizer * trained / GIB, of_adapter + optimizer_words),
         ]
 
-    def _weights(self, parameters: int) -> tuple[float, str]:
-        if self._execution.zero_stage < 3:
-            return float(parameters * self._bytes), ", whole on each rank"
+    def _weights(self, name: str, parameters: int, size: int, *, always_whole: bool = False) -> Component:
+        """Weights of `size` bytes each: whole, or under ZeRO 3 this rank's share and what is gathered for a time."""
+        words = f"{parameters:,} parameters x {size} bytes"
+        if self._execution.zero_stage < 3 or always_whole:
+            return Component(name, parameters * size / GIB, f"{words}, whole on each rank")
         live = min(parameters, _LIVE_PARAMETERS)
-        return (parameters / self.num_ranks + live) * self._bytes, f" / {self.num_ranks} ranks, and {live:,} gathered"
+        if self._execution.offload_parameters:
+            return Component(name, live * size / GIB, f"{words}, in CPU memory but for {live:,} gathered")
+        share = parameters / self.num_ranks
+        return Component(name, (share + live) * size / GIB, f"{words} / {self.num_ranks} ranks, and {live:,} gathered")
 
     def _gradient_bytes(self) -> tuple[float, str]:
         """Per parameter: sums in float32, sharded from ZeRO 2 on; with ZeRO 1 also the gradients of the pass."""
@@ -299,19 +304,17 @@ class _TrainerMemory:
         return 3.0 * FLOAT32 / self.num_ranks, words
 
     def _reference(self) -> list[Component]:
-        if not self._workload.num_frozen:
-            return []
-        parameters = self._workload.num_frozen * self._shape.num_parameters
-        words = f"{parameters:,} parameters x {self._bytes} bytes, whole on each rank"
-        return [Component("frozen reference", parameters * self._bytes / GIB, words)]
+        workload, parameters = self._workload, self._shape.num_parameters
+        frozen = [self._weights("frozen reference", parameters, self._bytes)] if workload.has_frozen else []
+        if not workload.has_moving:
+            return frozen
+        return [*frozen, self._weights("moving reference", parameters, self._bytes, always_whole=True)]
 
     def _teacher(self) -> list[Component]:
         teacher = self._workload.teacher
         if teacher is None or teacher.model is None:
             return []
-        parameters = teacher.model.num_parameters
-        words = f"{parameters:,} parameters x {teacher.dtype_bytes} bytes, whole on each rank"
-        return [Component("frozen teacher", parameters * teacher.dtype_bytes / GIB, words)]
+        return [self._weights("frozen teacher", teacher.model.num_parameters, teacher.dtype_bytes)]
 
     def _in_teacher(self) -> tuple[Component, ...]:
         """A pass without gradient: what one layer allocates, and a chunk's logits."""

@@ -35,14 +35,14 @@ def _equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) ->
 
 
 @pytest.mark.parametrize(
-    ("zero_stage", "dtype", "offload"),
-    [(0, "float32", False), (2, "float32", True), (3, "float32", False), (1, "bfloat16", False), (2, "bfloat16", False),
-     (3, "bfloat16", True)],
+    ("zero_stage", "dtype", "offloads"),
+    [(0, "float32", ()), (2, "float32", ("optimizer",)), (3, "float32", ("parameters",)), (1, "bfloat16", ()),
+     (2, "bfloat16", ()), (3, "bfloat16", ("optimizer", "parameters"))],
 )  # fmt: skip
 def test_resumed_policy_and_critic_continue_bit_for_bit(
-    zero_stage: int, dtype: DType, offload: bool, tmp_path: Path
+    zero_stage: int, dtype: DType, offloads: tuple[str, ...], tmp_path: Path
 ) -> None:
-    settings = {"zero_stage": zero_stage, "offload_optimizer": offload}
+    settings: dict[str, object] = {"zero_stage": zero_stage, **{f"offload_{what}": True for what in offloads}}
     store, parts = CheckpointStore(tmp_path, keep=2), trained(0, dtype, **settings)
     take_step(parts)
     store.save(engines(parts), 1)

@@ -47,6 +47,12 @@ def experiment(*overrides: str) -> ExperimentConfig:
             [40.0] * 64,
             "ray.trainer_ranks=32 zero_stage=3 vllm.gpu_memory_utilization=0.9 vllm.tensor_parallel_size=2",
         ),
+        # Weights that do not fit beside an engine, however they are sharded, stay in CPU memory.
+        (
+            LARGE,
+            [79.0] * 8,
+            "zero_stage=3 offload_parameters=true offload_optimizer=true vllm.gpu_memory_utilization=0.9",
+        ),
         ([*SFT, "execution.gradient_checkpointing=false"], [79.0] * 8, "gradient_checkpointing=true"),
         ([*SFT, "execution.micro_batch_tokens=262144"], [79.0] * 8, "micro_batch_tokens=65536"),
         ([*SFT, "execution.ray={trainer_ranks: 1, engines: 1}"], [79.0] * 8, "ray.trainer_ranks=4 ray.engines=4"),

@@ -28,6 +28,7 @@ from luffy.errors import DataError
 from luffy.pipeline.machine.adapter_shape import adapter_activation_bytes, adapter_parameters, linear_layers
 from luffy.pipeline.machine.architecture import TINY_VOCABULARY, ModelArchitecture, architecture_of, from_model_config
 from luffy.pipeline.machine.engine_memory import generation_memory, kv_cache_bytes_per_token, rl_engine_memory
+from luffy.pipeline.machine.gpu_memory import GpuMemory
 from luffy.pipeline.machine.memory import activation_bytes, estimate_memory, head_bytes, layer_activation_bytes
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
@@ -406,10 +407,26 @@ def test_a_reference_that_follows_the_policy_is_not_also_the_teacher() -> None:
     distilled = terms.format("distillation", "{kind: distillation}")
     kl = f"objective.terms=[{distilled}, {terms.format('kl', '{kind: kl, estimator: k3}')}]"
     stays, follows = (
-        estimate_memory(seven_b(), experiment("method=opsd", kl, *more), 79.0)[0].gib("frozen reference")
+        estimate_memory(seven_b(), experiment("method=opsd", kl, *more), 79.0)[0]
         for more in ((), ("rl.reference={refresh_every: 10}",))
     )
-    assert follows == pytest.approx(2 * stays) and stays > 0
+    assert follows.gib("frozen reference") == follows.gib("moving reference") == stays.gib("frozen reference") > 0
+    assert stays.gib("moving reference") == 0
+
+
+def test_under_zero_3_frozen_models_are_sharded_or_in_cpu_memory() -> None:
+    """One that follows the policy is whole; DeepSpeed gathers about a billion weights of each model at a time."""
+    whole, live, sharded = 7_615_616_512, 1_050_000_000, "execution.zero_stage=3"
+    offloaded, follows = "execution.offload_parameters=true", "rl.reference={refresh_every: 10}"
+
+    def trainer(*overrides: str) -> GpuMemory:
+        return estimate_memory(seven_b(), experiment("method=reinforce_pp", sharded, *overrides), 79.0)[0]
+
+    for name in ("weights", "frozen reference"):
+        assert trainer().gib(name) == pytest.approx(2 * (whole / 8 + live) / GIB)
+        assert trainer(offloaded).gib(name) == pytest.approx(2 * live / GIB)
+    assert trainer(follows).gib("moving reference") == pytest.approx(2 * whole / GIB)
+    assert trainer(follows).gib("frozen reference") == 0
 
 
 def experiment(*overrides: str) -> ExperimentConfig:
