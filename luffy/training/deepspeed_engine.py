@@ -12,7 +12,7 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import OptimizerConfig
 from luffy.errors import NumericalError
-from luffy.training.distributed import init_process_group
+from luffy.training.distributed import init_deepspeed_comm, init_process_group
 from luffy.training.policy_model import LogProbHead
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -57,8 +57,8 @@ def start_engine(
     model: nn.Module, optimizer: OptimizerConfig, execution: ExecutionConfig, dtype: DType
 ) -> deepspeed.DeepSpeedEngine:
     """A DeepSpeed engine around `model` with torch's AdamW over its parameters that require a gradient."""
-    _skip_shared_memory_kernel()
     init_process_group()
+    init_deepspeed_comm()
     if execution.zero_stage == 3:
         # The head loops over chunks; as a leaf module its weight is gathered once, however many chunks a rank has.
         # A critic has no such head.
@@ -147,9 +147,3 @@ def check_finite(name: str, value: float) -> None:
     """Raise NumericalError when a value is NaN or infinite."""
     if not math.isfinite(value):
         raise NumericalError(f"the {name} is {value}; lower the learning rate or check the data")
-
-
-def _skip_shared_memory_kernel() -> None:
-    """Keep DeepSpeed from compiling its shared-memory all-reduce (C++, a minute, and a stale lock when killed)."""
-    if not torch.cuda.is_available():
-        deepspeed.ops.__dict__["__compatible_ops__"] = {"deepspeed_shm_comm": False}

@@ -13,6 +13,7 @@ from luffy.training.attention import set_attention
 from luffy.training.distributed import device
 from luffy.training.policy import Policy
 from luffy.training.policy_model import PolicyModel
+from luffy.training.rank_mesh import rank_mesh
 from luffy.training.scoring import model_inputs, score
 from luffy.types import TrainBatch
 
@@ -47,7 +48,8 @@ class FrozenPolicy:
     def __init__(self, causal_lm: PreTrainedModel, execution: ExecutionConfig, temperature: float) -> None:
         causal_lm.eval()
         causal_lm.requires_grad_(False)
-        self._model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
+        mesh = rank_mesh(execution.sequence_parallel)
+        self._model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens, mesh).to(device())
         set_attention(causal_lm, execution)
         self._execution = execution
 

@@ -21,6 +21,7 @@ CASES: list[dict[str, object]] = [
     {"zero_stage": 1},
     {"zero_stage": 2, "packing": True},
     {"zero_stage": 3, "micro_batch_tokens": 40},
+    {"zero_stage": 0, "micro_batch_tokens": 40, "sequence_parallel": 2},
 ]
 DRIVER = Path(__file__).with_name("ray_run.py")
 
@@ -78,11 +79,16 @@ def test_two_ranks_learn_what_one_learns(
 def test_an_interrupted_run_resumes_on_a_different_number_of_ranks(
     tmp_path: Path, start: Path, alone: tuple[Path, list[dict[str, float]]]
 ) -> None:
-    from_two, from_one = folder(tmp_path, "from_two"), folder(tmp_path, "from_one")
-    resumed_at = ENDS_AFTER - 1
-    on_two_ranks([{"model": start, "out": from_two, "zero_stage": 2, "ends": True}])
-    assert len(sft(start, from_two, start=resumed_at, zero_stage=0)) == PLAN.steps - resumed_at
-    assert_same(from_two / "model", alone[0], start)
+    resumed_at, from_one = ENDS_AFTER - 1, folder(tmp_path, "from_one")
+    shared: list[dict[str, object]] = [{"zero_stage": 2}, {"zero_stage": 3, "sequence_parallel": 2}]
+    runs = [
+        {"model": start, "out": folder(tmp_path, f"from_two_{i}"), "ends": True, **settings}
+        for i, settings in enumerate(shared)
+    ]
+    on_two_ranks(runs)
+    for out in (Path(str(run["out"])) for run in runs):
+        assert len(sft(start, out, start=resumed_at, zero_stage=0)) == PLAN.steps - resumed_at
+        assert_same(out / "model", alone[0], start)
     sft(start, from_one, zero_stage=0, ends=True)
     on_two_ranks([{"model": start, "out": from_one, "zero_stage": 3, "start": resumed_at}])
     assert_same(from_one / "model", alone[0], start)
