@@ -23,6 +23,7 @@ CASES: list[dict[str, object]] = [
     {"zero_stage": 3, "micro_batch_tokens": 40},
     {"zero_stage": 0, "micro_batch_tokens": 40, "sequence_parallel": 2},
 ]
+SHARED = "execution.sequence_parallel=2"
 DRIVER = Path(__file__).with_name("ray_run.py")
 
 
@@ -95,11 +96,12 @@ def test_an_interrupted_run_resumes_on_a_different_number_of_ranks(
 
 
 def test_the_stage_survives_the_death_of_a_rank_under_ray(tmp_path: Path) -> None:
-    """With `cluster: ray` SFT has as many ranks as RL; a lost one ends the stage, which then resumes."""
+    """With `cluster: ray` SFT has as many ranks as RL, here sharing sequences; a lost one ends the stage, which then
+    resumes."""
 
     def run(*overrides: str, **environment: str) -> subprocess.Popen[str]:
         chain = ["chain=sft_then_luffy", "execution.ray={trainer_ranks: 2, start_timeout_s: 600, call_timeout_s: 600}"]
-        command = [sys.executable, str(DRIVER), str(tmp_path), "prepare_data,base,sft", *chain, *overrides]
+        command = [sys.executable, str(DRIVER), str(tmp_path), "prepare_data,base,sft", *chain, SHARED, *overrides]
         return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
 
     hold = Hold(tmp_path, "sft", 3)
@@ -123,6 +125,8 @@ def test_the_stage_survives_the_death_of_a_rank_under_ray(tmp_path: Path) -> Non
     (stage / "manifest.json").unlink()
     for path in (stage / "checkpoints").iterdir():
         path.rename(tmp_path / path.name)
-    said, _ = (alone := run("cluster=local", "rl.max_staleness=0")).communicate(timeout=PATIENCE_S)
+    said, _ = (alone := run("cluster=local", "rl.max_staleness=0", "execution.sequence_parallel=1")).communicate(
+        timeout=PATIENCE_S
+    )
     assert alone.returncode == 0, said
     assert relative_l2(weights_in(ray_model), weights_in(stage / "model")) < 1e-5

@@ -237,7 +237,7 @@ def noisy_logp(model: PreTrainedModel, rows: Sequence[Trajectory], seed: int = 5
 
 @functools.cache
 def _constants(case: str, model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Of every row: log-probabilities of the old policy, the reference and the teacher; kept, as both sides use them."""
+    """Log-probabilities of each row under the old policy, the reference and the teacher; kept for both sides."""
     rows, _ = trajectories(case)
     return noisy_logp(model, rows), noisy_logp(model, rows, seed=6), noisy_logp(model, rows, seed=7)
 
