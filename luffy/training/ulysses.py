@@ -7,7 +7,8 @@ Shape legend: `B` rows, `T` tokens, `A` attention heads, `D` size of a head.
 """
 
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import TypeAlias
 
 from deepspeed.sequence.layer import DistributedAttention
 from torch import Tensor, nn
@@ -18,18 +19,8 @@ _TOKENS, _HEADS = 1, 2
 """Dimensions of what DeepSpeed exchanges, `(B, T, A, D)`."""
 
 
-class Attention(Protocol):
-    """An entry of transformers' attention interface: from `(B, A, T, D)` to `(B, T, A, D)`."""
-
-    def __call__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **settings: object,
-    ) -> tuple[Tensor, None]: ...
+Attention: TypeAlias = Callable[..., tuple[Tensor, None]]
+"""An entry of transformers' attention interface: from `(B, A, T, D)` to `(B, T, A, D)`."""
 
 
 def over_slices(attend: Attention, mesh: RankMesh) -> Attention:
