@@ -1,6 +1,6 @@
 """Placement of ranks and engines: one Ray placement group, with the bundles of the ranks first."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
@@ -87,6 +87,28 @@ def _claim(wanted: Layout) -> str:
     if not wanted.ranks:  # an evaluation
         return f"execution.vllm: engines {len(wanted.engines)} over tensor_parallel_size GPUs each"
     return f"execution.ray: trainer_ranks {len(wanted.ranks)} and engines {len(wanted.engines)}"
+
+
+def by_machine(places: Sequence[Place], machine_of: Mapping[int, str], together: int) -> list[Place]:
+    """The places of the ranks, reordered so that each `together` consecutive ones are on one machine.
+
+    `machine_of` has the machine of each bundle. Raises ClusterError where the reserved places do not allow it.
+    """
+    ordered = sorted(places, key=lambda place: (machine_of[place.bundle], place.bundle))
+    for first in range(0, len(ordered), together):
+        machines = {machine_of[place.bundle] for place in ordered[first : first + together]}
+        if len(machines) > 1:
+            raise ClusterError(
+                f"execution.sequence_parallel: {together} ranks share each sequence and have to be on one machine, but "
+                f"Ray has placed some of them on {len(machines)}; use a number that divides the GPUs of every machine"
+            )
+    return ordered
+
+
+def machines_of(group: PlacementGroup) -> dict[int, str]:
+    """The machine of each bundle of a reserved group."""
+    found: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    return found
 
 
 def stand_at(place: Place, group: PlacementGroup) -> dict[str, object]:

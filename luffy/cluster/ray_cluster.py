@@ -17,7 +17,7 @@ from luffy.cluster.supervision import Member, Supervisor
 from luffy.cluster.weights import send_weights
 from luffy.errors import ClusterError
 from luffy.rollout.engine import RolloutEngine
-from luffy.training.rank_calls import Result, call_everywhere
+from luffy.training.rank_calls import Result, ShardRanks, call_everywhere
 from luffy.training.trainer import Trainer, TrainerRank, TrainerSpec
 
 _UPDATE_THREADS = 3
@@ -69,7 +69,7 @@ class RayCluster:
                 # In parallel: both load libraries and a model.
                 opened = self._open_engines(engines) + self._ranks.open()
                 self._wait([*engines, *self._ranks.members], opened)
-            self.trainer = Trainer(spec.settings, self)
+            self.trainer = Trainer(spec.settings, ShardRanks(self, spec.execution.sequence_parallel))
             self._engines = RayEngine(engines, self._replace_engine, self._supervisor, config.call_timeout_s)
             self._stack = self._stack.pop_all()
         return self

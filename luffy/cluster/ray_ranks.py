@@ -11,7 +11,7 @@ import torch
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 
-from luffy.cluster.placement import Place, layout, reserve, stand_at
+from luffy.cluster.placement import Place, by_machine, layout, machines_of, reserve, stand_at
 from luffy.cluster.rank_actor import ProcessSetup, RankActor
 from luffy.cluster.ray_session import ray_session
 from luffy.cluster.supervision import Member, Supervisor
@@ -32,8 +32,9 @@ class RayRanks(Generic[Rank]):
         self._config = spec.execution.ray
         self._supervisor = supervisor
         self._submitting = threading.Lock()
-        self._places = places
-        self.members = [self._start(rank, place, group) for rank, place in enumerate(places)]
+        slices = spec.execution.sequence_parallel
+        self._places = places if slices == 1 else by_machine(places, machines_of(group), slices)
+        self.members = [self._start(rank, place, group) for rank, place in enumerate(self._places)]
 
     @property
     def num_ranks(self) -> int:

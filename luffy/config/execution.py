@@ -144,6 +144,10 @@ class ExecutionConfig(StrictModel):
     `sdpa`: torch's scaled_dot_product_attention, sequence by sequence on packed rows. `flash_attention_2` and
     `flash_attention_3`: flash-attn, or its kernels from the package `kernels`; bfloat16 on GPUs only. `flex`: torch's
     flex_attention; packed rows on GPUs only. The embedded engine always generates with sdpa."""
+    sequence_parallel: PositiveInt = 1
+    """Trainer ranks that share the tokens of each sequence, for sequences too long for one GPU: a rank keeps the
+    activations of its slice alone (DeepSpeed Ulysses, arXiv 2309.14509). Must divide `ray.trainer_ranks` and the
+    model's number of attention heads. `cluster: ray` only."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage. 3 also shards frozen models, and no rank ever holds a model whole."""
     offload_optimizer: bool = False
@@ -210,6 +214,16 @@ class ExecutionConfig(StrictModel):
             )
         if self.attention == "flex" and not self.packing:
             raise ValueError("attention: flex has no advantage on padded rows; set packing: true or use sdpa")
+        if self.ray.trainer_ranks % self.sequence_parallel:
+            raise ValueError(
+                f"sequence_parallel: {self.sequence_parallel} does not divide ray.trainer_ranks: "
+                f"{self.ray.trainer_ranks}, the ranks of cluster: ray that share sequences; set ray.trainer_ranks to a "
+                "multiple of it"
+            )
+        if self.sequence_parallel > 1 and self.attention != "sdpa":
+            raise ValueError(
+                f"sequence_parallel: {self.sequence_parallel} does not support attention: {self.attention}; use sdpa"
+            )
         if self.ray.placement == "colocated" and (
             self.ray.engines != self.ray.trainer_ranks or self.vllm.tensor_parallel_size > 1
         ):

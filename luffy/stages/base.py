@@ -59,7 +59,9 @@ def run(settings: BaseSettings, context: StageContext) -> StageResult:
         seed=settings.seed,
     )
     model = new_tiny_model(settings.model.architecture, tokenizer, settings.seed)
-    policy = Policy(model, plan.optimizer, context.execution, settings.model.dtype)
+    # A base is trained in one process, whatever the ranks of SFT and RL share.
+    execution = context.execution.model_copy(update={"sequence_parallel": 1})
+    policy = Policy(model, plan.optimizer, execution, settings.model.dtype)
     checkpoints = CheckpointStore(context.out, context.execution.checkpoint.keep)
     rank = SupervisedRank(policy, plan, checkpoints, tokenizer.pad_token_id)
     return run_supervised(settings, context, LocalRanks(rank), examples, plan, hours)

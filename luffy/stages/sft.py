@@ -19,7 +19,7 @@ from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.supervised_run import run_supervised, trace_examples
 from luffy.stages.unmeasured import HeldOutMeasure
 from luffy.tracking.gpu_hours import GpuHours
-from luffy.training.rank_calls import Ranks
+from luffy.training.rank_calls import Ranks, ShardRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedSpec
 from luffy.types import Prompt
 
@@ -66,8 +66,9 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
     with ExitStack() as stack:
         measuring = _measuring(settings, context, plan.steps, stack)
         ranks = stack.enter_context(open_ranks(settings.cluster, spec))
+        shards = ShardRanks(ranks, context.execution.sequence_parallel)
         return run_supervised(
-            settings, context, ranks, examples, plan, hours, measuring(ranks), settings.sft.max_tokens
+            settings, context, shards, examples, plan, hours, measuring(ranks), settings.sft.max_tokens
         )
 
 

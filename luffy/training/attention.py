@@ -18,6 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from luffy.config.execution import AttentionKind, ExecutionConfig
 from luffy.errors import ConfigError, DataError
+from luffy.training.rank_mesh import WHOLE_SEQUENCES, RankMesh, rank_mesh
+from luffy.training.ulysses import over_slices
 
 AttentionInputs: TypeAlias = Mapping[str, Tensor | int]
 """Further keyword arguments of a decoder, which it passes on to each of its attention layers."""
@@ -39,19 +41,14 @@ _LEAK = 0.05
 def set_attention(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> None:
     """Let a model attend as `execution.attention` says, on the device where it is now.
 
-    Raises ConfigError where the implementation cannot run, DataError for a model that cannot use it or whose packed
-    sequences would see each other.
+    Raises ConfigError where the implementation cannot run, DataError for a model that cannot use it, whose packed
+    sequences would see each other, or whose sequences cannot be shared by ranks. Collective where they are shared.
     """
     wanted = execution.attention
     if wanted != "sdpa" and causal_lm.device.type != "cuda":
         raise ConfigError(f"execution.attention: {wanted} needs a GPU, and torch sees none; use sdpa")
     if not _attends_plainly(causal_lm):
-        if execution.packing or wanted != "sdpa":
-            setting = "packing: true" if execution.packing else f"attention: {wanted}"
-            raise DataError(
-                f"execution.{setting} does not support {type(causal_lm).__name__}; use packing: false and "
-                "attention: sdpa"
-            )
+        _refuse_settings(causal_lm, execution)
         return  # transformers' sdpa, with whatever masks this model needs
     try:
         causal_lm.set_attn_implementation(_NAMES[wanted])
@@ -60,6 +57,8 @@ def set_attention(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> Non
         raise ConfigError(f"execution.attention: {wanted} is not available ({reason}); use sdpa") from None
     if execution.packing:
         _refuse_mixed_sequences(causal_lm, execution)
+    if execution.sequence_parallel > 1:
+        _share_sequences(causal_lm, rank_mesh(execution.sequence_parallel))
 
 
 @contextmanager
@@ -162,6 +161,20 @@ AttentionInterface.register(SDPA_BY_SEQUENCE, attend_by_sequence)
 AttentionMaskInterface.register(SDPA_BY_SEQUENCE, _no_mask)
 
 
+def _refuse_settings(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> None:
+    """Raise DataError for a setting that needs our own attention, which this model cannot use."""
+    settings = {
+        "packing: true": execution.packing,
+        f"attention: {execution.attention}": execution.attention != "sdpa",
+        f"sequence_parallel: {execution.sequence_parallel}": execution.sequence_parallel > 1,
+    }
+    for setting in (name for name, is_set in settings.items() if is_set):
+        raise DataError(
+            f"execution.{setting} does not support {type(causal_lm).__name__}; use packing: false, attention: sdpa and "
+            "sequence_parallel: 1"
+        )
+
+
 def _attends_plainly(causal_lm: PreTrainedModel) -> bool:
     """Whether the model takes its attention from transformers' interface, and only looks back, or through a window."""
     kinds = set(getattr(causal_lm.config, "layer_types", None) or ())
@@ -187,3 +200,38 @@ def _refuse_mixed_sequences(causal_lm: PreTrainedModel, execution: ExecutionConf
         raise DataError(
             f"execution.packing: the packed sequences of {type(causal_lm).__name__} see each other; use packing: false"
         )
+
+
+def _share_sequences(causal_lm: PreTrainedModel, mesh: RankMesh) -> None:
+    """Let the ranks of `mesh` share each sequence; raises DataError for a model that then computes something else."""
+    heads = causal_lm.config.num_attention_heads
+    if heads % mesh.slices:
+        raise DataError(
+            f"execution.sequence_parallel: {mesh.slices} does not divide the {heads} attention heads of "
+            f"{type(causal_lm).__name__}; use a number that does"
+        )
+    alone = _states(causal_lm, WHOLE_SEQUENCES, 4 * mesh.slices)
+    name = f"{SDPA_BY_SEQUENCE}_over_{mesh.slices}_ranks"
+    AttentionInterface.register(name, over_slices(attend_by_sequence, mesh))
+    AttentionMaskInterface.register(name, _no_mask)
+    causal_lm.set_attn_implementation(name)
+    together = _states(causal_lm, mesh, 4 * mesh.slices)
+    if (together - alone).norm() > _LEAK * alone.norm():
+        raise DataError(
+            f"execution.sequence_parallel: the layers of {type(causal_lm).__name__} need whole sequences; use 1"
+        )
+
+
+@torch.no_grad()
+def _states(causal_lm: PreTrainedModel, mesh: RankMesh, num_tokens: int) -> Tensor:
+    """`(1, H, T)` hidden states of a sequence, computed by all ranks that share it."""
+    was_training = causal_lm.training
+    causal_lm.eval()
+    position_1T = torch.arange(num_tokens, device=causal_lm.device).unsqueeze(0)
+    found = causal_lm.get_decoder()(
+        input_ids=mesh.own_slice(position_1T % causal_lm.config.vocab_size),
+        position_ids=mesh.own_slice(position_1T),
+        use_cache=False,
+    )
+    causal_lm.train(was_training)
+    return mesh.join(found.last_hidden_state.float().transpose(1, 2))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from luffy.types import Source, TrainBatch, Trajectory
 
@@ -74,27 +75,29 @@ def take_rows(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
 
 
 def split_into_micro_batches(
-    batch: TrainBatch, weight_KBT: Tensor, max_tokens: int, packing: bool
+    batch: TrainBatch, weight_KBT: Tensor, max_tokens: int, packing: bool, multiple: int = 1
 ) -> list[tuple[TrainBatch, Tensor]]:
     """Micro-batches of at most `max_tokens` tokens with their weights, longest rows first; a longer row gets its own.
 
     `weight_KBT` are the token weights of the whole step (`luffy.objectives.normalisation`), split alike. With `packing`
-    the sequences of a micro-batch follow one another in a single row, without padding.
+    the sequences of a micro-batch follow one another in a single row, without padding. `multiple` divides the width of
+    every micro-batch, by padding at its end.
     """
     length_B = batch.attention_mask_BT.sum(dim=-1).tolist()
     order = sorted(range(len(batch)), key=lambda b: (-length_B[b], b))
     cut = _packed if packing else _padded
-    return [cut(batch, weight_KBT, rows) for rows in _fill(order, length_B, max_tokens, packing)]
+    cuts = [cut(batch, weight_KBT, rows) for rows in _fill(order, length_B, max_tokens, packing)]
+    return [_widened(micro, micro_weight_KBT, multiple) for micro, micro_weight_KBT in cuts]
 
 
-def dummy_micro_batch(batch: TrainBatch, weight_KBT: Tensor) -> tuple[TrainBatch, Tensor]:
-    """A micro-batch of a single token that is no response token.
+def dummy_micro_batch(batch: TrainBatch, weight_KBT: Tensor, multiple: int = 1) -> tuple[TrainBatch, Tensor]:
+    """A micro-batch of a single token that is no response token, and padding up to `multiple` tokens.
 
     Ranks with fewer micro-batches than others run it to make the same collective calls.
     """
     dummy = batch.map(lambda tensor_BT: tensor_BT.new_zeros(1, 1))
     attended = torch.ones_like(dummy.attention_mask_BT)  # attention over nothing is NaN
-    return replace(dummy, attention_mask_BT=attended), weight_KBT.new_zeros(len(weight_KBT), 1, 1)
+    return _widened(replace(dummy, attention_mask_BT=attended), weight_KBT.new_zeros(len(weight_KBT), 1, 1), multiple)
 
 
 def _fill(order: Sequence[int], length_B: Sequence[int], max_tokens: int, packing: bool) -> list[list[int]]:
@@ -120,3 +123,11 @@ def _packed(batch: TrainBatch, weight_KBT: Tensor, rows: Sequence[int]) -> tuple
     keep_BT = batch.attention_mask_BT[index]
     part = batch.map(lambda tensor_BT: tensor_BT[index][keep_BT].unsqueeze(0))
     return part, torch.stack([weight_BT[index][keep_BT].unsqueeze(0) for weight_BT in weight_KBT])
+
+
+def _widened(micro: TrainBatch, weight_KBT: Tensor, multiple: int) -> tuple[TrainBatch, Tensor]:
+    """Zeros at the end of each row up to a multiple of tokens; in a packed row, each is a sequence at position 0."""
+    missing = -micro.input_ids_BT.shape[1] % multiple
+    if not missing:
+        return micro, weight_KBT
+    return micro.map(lambda tensor_BT: F.pad(tensor_BT, (0, missing))), F.pad(weight_KBT, (0, missing))

@@ -10,10 +10,12 @@ from transformers import PreTrainedModel
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import CriticConfig
+from luffy.objectives.ranks import SumOverRanks
 from luffy.training.attention import AttentionInputs, set_attention
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
-from luffy.training.distributed import device, sum_over_ranks
-from luffy.training.policy_model import scatter
+from luffy.training.distributed import device
+from luffy.training.policy_model import response_scores
+from luffy.training.rank_mesh import WHOLE_SEQUENCES, RankMesh, rank_mesh
 from luffy.training.scoring import micro_batches, model_inputs, score
 from luffy.types import TrainBatch
 
@@ -34,9 +36,10 @@ class ValueHead(nn.Module):
 class ValueModel(nn.Module):
     """The decoder of a causal language model with a value head in place of the output embeddings."""
 
-    def __init__(self, causal_lm: PreTrainedModel) -> None:
+    def __init__(self, causal_lm: PreTrainedModel, mesh: RankMesh = WHOLE_SEQUENCES) -> None:
         super().__init__()
         self.decoder = causal_lm.get_decoder()
+        self._mesh = mesh
         self.head = ValueHead(causal_lm.config.hidden_size)
 
     def forward(
@@ -50,10 +53,14 @@ class ValueModel(nn.Module):
 
         Packed rows are passed like to `PolicyModel.forward`.
         """
-        hidden_BTH = self.decoder(
-            input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False, **attention
-        ).last_hidden_state
-        return scatter(self.head(hidden_BTH[:, :-1][response_mask_BT[:, 1:]]), response_mask_BT)
+
+        def head(hidden_NH: Tensor, target_N: Tensor) -> tuple[Tensor, ...]:
+            return (self.head(hidden_NH),)
+
+        (value_BT,) = response_scores(
+            self.decoder, head, input_ids_BT, position_ids_BT, response_mask_BT, attention, self._mesh
+        )
+        return value_BT
 
 
 class Critic:
@@ -68,7 +75,8 @@ class Critic:
         if execution.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
         causal_lm.train()
-        model = ValueModel(causal_lm).to(device())
+        self._mesh = rank_mesh(execution.sequence_parallel)
+        model = ValueModel(causal_lm, self._mesh).to(device())
         self.engine = start_engine(model, config.optimizer, execution, dtype)
         set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
         self._step = ClippedStep(self.engine, config.optimizer)
@@ -92,7 +100,7 @@ class Critic:
         """Add the gradient of a batch to the engine without stepping; returns the batch's metrics."""
         mask_BT = batch.response_mask_BT.double()
         return_sum = (mask_BT * batch.return_BT.double()).sum()
-        num_tokens, return_sum = sum_over_ranks(torch.stack([mask_BT.sum(), return_sum]))
+        num_tokens, return_sum = self._mesh.sum_over_shards(torch.stack([mask_BT.sum(), return_sum]))
         weight_BT = mask_BT / num_tokens.clamp(min=1)
         metrics = _ValueMetrics(float(return_sum / num_tokens.clamp(min=1)))
         for micro, (micro_weight_BT,) in micro_batches(batch, weight_BT.unsqueeze(0), self._execution):
@@ -103,7 +111,7 @@ class Critic:
             # DeepSpeed averages gradients over ranks; the weights already divide by the total over all of them.
             self.engine.backward((micro_weight_BT * token_loss_BT).sum() * self.engine.world_size)
             metrics.add(micro.response_mask_BT, token_loss_BT, value_BT, return_BT, is_clipped_BT)
-        summary = metrics.summary()
+        summary = metrics.summary(self._mesh.sum_over_shards)
         check_finite("critic's loss", summary["critic/loss"])
         return summary
 
@@ -149,7 +157,7 @@ class _ValueMetrics:
         )  # fmt: skip
         self._sums += torch.stack([column_BT[mask_BT].double().sum() for column_BT in columns]).cpu()
 
-    def summary(self) -> dict[str, float]:
+    def summary(self, sum_over_ranks: SumOverRanks) -> dict[str, float]:
         """Means over the whole optimizer step and all ranks.
 
         `explained_variance` is 1 - Var(R - V) / Var(R), left out when all returns are equal.

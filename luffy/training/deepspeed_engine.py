@@ -13,7 +13,7 @@ from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.config.training import OptimizerConfig
 from luffy.errors import NumericalError
-from luffy.training.distributed import init_process_group
+from luffy.training.distributed import init_deepspeed_comm, init_process_group
 from luffy.training.policy_model import LogProbHead
 
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -193,11 +193,5 @@ def check_finite(name: str, value: float) -> None:
 
 
 def _join() -> None:
-    _skip_shared_memory_kernel()
     init_process_group()
-
-
-def _skip_shared_memory_kernel() -> None:
-    """Keep DeepSpeed from compiling its shared-memory all-reduce (C++, a minute, and a stale lock when killed)."""
-    if not torch.cuda.is_available():
-        deepspeed.ops.__dict__["__compatible_ops__"] = {"deepspeed_shm_comm": False}
+    init_deepspeed_comm()

@@ -3,6 +3,7 @@
 import os
 from datetime import timedelta
 
+import deepspeed
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -26,6 +27,14 @@ def init_process_group() -> None:
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=_TIMEOUT)
 
 
+def init_deepspeed_comm() -> None:
+    """Let DeepSpeed communicate through torch's process group, which has to exist."""
+    if not torch.cuda.is_available():
+        # Its shared-memory all-reduce would be compiled: C++, a minute, and a stale lock when killed.
+        deepspeed.ops.__dict__["__compatible_ops__"] = {"deepspeed_shm_comm": False}
+    deepspeed.comm.init_distributed(dist_init_required=False)
+
+
 def device() -> torch.device:
     """This rank's device."""
     if torch.cuda.is_available():
@@ -33,12 +42,12 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
-def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """The sum of `tensor` over all ranks, on its own device."""
-    if dist.get_world_size() == 1:
+def sum_over_ranks(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The sum of `tensor` over the ranks of `group`, on its own device; None: over all ranks."""
+    if dist.get_world_size(group) == 1:
         return tensor
     total = tensor.to(device())
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=group)
     return total.to(tensor.device)
 
 

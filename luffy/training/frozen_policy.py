@@ -16,6 +16,7 @@ from luffy.training.deepspeed_engine import is_sharded, start_frozen_engine
 from luffy.training.distributed import device
 from luffy.training.policy import Policy
 from luffy.training.policy_model import PolicyModel
+from luffy.training.rank_mesh import rank_mesh
 from luffy.training.scoring import model_inputs, score
 from luffy.types import TrainBatch
 
@@ -51,7 +52,8 @@ class FrozenPolicy:
     def __init__(self, causal_lm: PreTrainedModel, execution: ExecutionConfig, temperature: float) -> None:
         causal_lm.eval()
         causal_lm.requires_grad_(False)
-        model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
+        mesh = rank_mesh(execution.sequence_parallel)
+        model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens, mesh).to(device())
         dtype: DType = "bfloat16" if causal_lm.dtype == torch.bfloat16 else "float32"
         self._run: nn.Module = start_frozen_engine(model, execution, dtype) if is_sharded(causal_lm) else model
         self._model = model

@@ -18,12 +18,12 @@ from luffy.config.objective import (
 )
 from luffy.config.training import OptimizerConfig, RLConfig
 from luffy.objectives.gae import generalized_advantages, whiten
+from luffy.objectives.ranks import SumOverRanks
 from luffy.objectives.schedules import AdaptiveCoefficients, schedule_multiplier
 from luffy.objectives.step import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
 from luffy.training.critic import Critic
 from luffy.training.distillation_teacher import TokenScorer
-from luffy.training.distributed import sum_over_ranks
 from luffy.training.frozen_policy import ReferencePolicy
 from luffy.training.memory_use import peak_memory
 from luffy.training.part_times import PartTimes
@@ -34,19 +34,25 @@ from luffy.types import TrainBatch, Trajectory
 Metrics = dict[str, float]
 
 
-def batch_of(shard: Shard, config: AdvantageConfig, pad_id: int, critic: Critic | None = None) -> TrainBatch:
+def batch_of(
+    shard: Shard, config: AdvantageConfig, pad_id: int, sum_over_ranks: SumOverRanks, critic: Critic | None = None
+) -> TrainBatch:
     """This rank's rows as one batch with advantages per token; with a critic, also its values and targets."""
     accuracy_B = torch.tensor([shard.accuracies[group] for group in shard.groups], dtype=torch.float64)
     batch = collate(shard.rows, torch.tensor(shard.advantages), pad_id, accuracy_B, shard.episodes)
     if isinstance(config, GeneralizedAdvantage):
         assert critic is not None, "GAE needs a critic"
-        batch = _with_gae(batch, shard.rows, config, critic)
+        batch = _with_gae(batch, shard.rows, config, critic, sum_over_ranks)
     scale_BT = _advantage_scale(batch, shard.rows, config)
     return replace(batch, advantage_BT=batch.advantage_BT * scale_BT)
 
 
 def _with_gae(
-    batch: TrainBatch, rows: Sequence[Trajectory], config: GeneralizedAdvantage, critic: Critic
+    batch: TrainBatch,
+    rows: Sequence[Trajectory],
+    config: GeneralizedAdvantage,
+    critic: Critic,
+    sum_over_ranks: SumOverRanks,
 ) -> TrainBatch:
     value_BT = critic.values(batch)
     reward_B = torch.tensor([row.reward for row in rows], dtype=torch.float64)
@@ -95,9 +101,9 @@ class Learner:
         """
         if not shard.updates:
             return {}
-        times = PartTimes()
+        times, mesh = PartTimes(), self.policy.mesh
         with times.part("batch"):  # with a critic, also its values
-            batch = batch_of(shard, self._objective.advantage, self._pad_id, self.critic)
+            batch = batch_of(shard, self._objective.advantage, self._pad_id, mesh.sum_over_shards, self.critic)
         if len(shard.updates) > 1:
             # With several updates the policy moves away from the old one; with a single update they are equal.
             with times.part("logp_old"):
@@ -111,8 +117,8 @@ class Learner:
         with times.part("update"):
             history = [self._update(take_rows(batch, rows), step, update) for update, rows in enumerate(shard.updates)]
         teaching = 0.0 if self._teacher is None else self._teacher.forward_flops(shard.rows)
-        times.count(self._flops(batch, len(shard.updates), step) + teaching)
-        shares = {"batch/zero_advantage_share": _zero_variance_share(shard, batch)}
+        times.count((self._flops(batch, len(shard.updates), step) + teaching) / mesh.slices)
+        shares = {"batch/zero_advantage_share": _zero_variance_share(shard, batch, mesh.sum_over_shards)}
         return _mean_over_updates(history) | shares | times.metrics() | peak_memory()
 
     def sft_step(self, shard: Shard, step: int) -> Metrics:
@@ -146,7 +152,7 @@ class Learner:
         return metrics
 
     def _flops(self, batch: TrainBatch, num_updates: int, step: int) -> float:
-        """Operations of this rank's part of the step; 0 where they are not counted."""
+        """Operations of this shard's part of the step; 0 where they are not counted."""
         flops, lengths = self.policy.flops, batch.row_lengths
         if flops is None:
             return 0.0
@@ -172,7 +178,7 @@ class Learner:
         return optimizer.lr * schedule_multiplier(optimizer.schedule, place, total)
 
 
-def _zero_variance_share(shard: Shard, batch: TrainBatch) -> float:
+def _zero_variance_share(shard: Shard, batch: TrainBatch, sum_over_ranks: SumOverRanks) -> float:
     """Share of zero-variance groups: all their tokens, on every rank, have advantage 0."""
     learned_P = torch.zeros(len(shard.accuracies))
     group_B = torch.tensor(shard.groups, dtype=torch.long)

@@ -24,9 +24,10 @@ from luffy.pipeline.machine.flops import ModelFlops
 from luffy.training.adapter import ADAPTER_FOLDER, Adapter
 from luffy.training.attention import attention_for_generation, set_attention
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
-from luffy.training.distributed import device, sum_over_ranks
+from luffy.training.distributed import device
 from luffy.training.model_folder import FolderWeight, own_weights, write_model_folder
 from luffy.training.policy_model import PolicyModel, refuse_processed_logits
+from luffy.training.rank_mesh import rank_mesh
 from luffy.training.scoring import micro_batches, model_inputs, score
 from luffy.training.update_metrics import UpdateMetrics
 from luffy.types import TrainBatch
@@ -61,7 +62,8 @@ class Policy:
         if execution.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
         causal_lm.train()
-        model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens).to(device())
+        self.mesh = rank_mesh(execution.sequence_parallel)
+        model = PolicyModel(causal_lm, temperature, execution.logprob_chunk_tokens, self.mesh).to(device())
         refuse_processed_logits(causal_lm)
         self.engine = start_engine(model, optimizer, execution, dtype)
         set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
@@ -95,17 +97,17 @@ class Policy:
 
     def accumulate(self, batch: TrainBatch, objective: StepObjective) -> dict[str, float]:
         """Add the gradient of a batch to the engine without stepping; returns the batch's metrics."""
-        weight_KBT = token_weights(objective, batch, sum_over_ranks)
+        weight_KBT = token_weights(objective, batch, self.mesh.sum_over_shards)
         entropy_gradient = needs_entropy_gradient(objective.terms)
         untempered = self._temperature != 1.0 and needs_untempered(objective.terms)
         metrics = UpdateMetrics(objective.terms)
         for micro, micro_weight_KBT in micro_batches(batch, weight_KBT, self._execution):
             tokens = _token_batch(micro, self._forward(micro, entropy_gradient, untempered))
             output = objective_loss(objective.terms, tokens, micro_weight_KBT)
-            # DeepSpeed averages gradients over ranks, but the weights are already normalised over all ranks.
+            # DeepSpeed averages gradients over ranks, but the weights are already normalised over all shards.
             self.engine.backward(output.loss * self.engine.world_size)
             metrics.add(micro, tokens, micro_weight_KBT, output)
-        summary = metrics.summary(sum_over_ranks)
+        summary = metrics.summary(self.mesh.sum_over_shards)
         check_finite("loss", summary["actor/loss"])
         return summary
 

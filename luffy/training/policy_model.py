@@ -1,7 +1,10 @@
 """Log-probabilities of given tokens under a causal language model, in bounded memory.
 
-Shape legend: `B` rows, `T` tokens, `N` response tokens of all rows, `H` hidden size, `V` vocabulary.
+Shape legend: `S` scores of a token, `B` rows, `T` tokens, `N` response tokens of all rows, `H` hidden size, `V`
+vocabulary.
 """
+
+from collections.abc import Callable
 
 import deepspeed
 import torch
@@ -13,6 +16,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from luffy.errors import DataError
 from luffy.training.attention import AttentionInputs
+from luffy.training.rank_mesh import WHOLE_SEQUENCES, RankMesh
 
 
 class LogProbHead(nn.Module):
@@ -68,10 +72,13 @@ class PolicyModel(nn.Module):
     Owns the decoder and the output embeddings; `causal_lm` holds the same weights, named as in the model folder.
     """
 
-    def __init__(self, causal_lm: PreTrainedModel, temperature: float, chunk_tokens: int) -> None:
+    def __init__(
+        self, causal_lm: PreTrainedModel, temperature: float, chunk_tokens: int, mesh: RankMesh = WHOLE_SEQUENCES
+    ) -> None:
         super().__init__()
         self.decoder = causal_lm.get_decoder()
         self.head = LogProbHead(causal_lm.get_output_embeddings(), temperature, chunk_tokens)
+        self._mesh = mesh
         # In a tuple, so that torch does not register the weights a second time under other names.
         self._causal_lm = (causal_lm,)
 
@@ -93,14 +100,41 @@ class PolicyModel(nn.Module):
         Padding is on the right. In packed rows positions restart with every sequence, and `attention` says where; see
         `luffy.training.attention`.
         """
-        hidden_BTH = self.decoder(
-            input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False, **attention
-        ).last_hidden_state
-        predicted_BT = response_mask_BT[:, 1:]
-        found = self.head(
-            hidden_BTH[:, :-1][predicted_BT], input_ids_BT[:, 1:][predicted_BT], entropy_gradient, untempered
+
+        def head(hidden_NH: Tensor, target_N: Tensor) -> tuple[Tensor, ...]:
+            return self.head(hidden_NH, target_N, entropy_gradient, untempered)
+
+        return response_scores(
+            self.decoder, head, input_ids_BT, position_ids_BT, response_mask_BT, attention, self._mesh
         )
-        return tuple(scatter(value_N, response_mask_BT) for value_N in found)
+
+
+def response_scores(
+    decoder: nn.Module,
+    head: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+    input_ids_BT: Tensor,
+    position_ids_BT: Tensor,
+    response_mask_BT: Tensor,
+    attention: AttentionInputs,
+    mesh: RankMesh,
+) -> tuple[Tensor, ...]:
+    """`(B, T)` for each score that `head` computes: the scores of response tokens, 0 elsewhere.
+
+    `head` maps `(N, H)` hidden states and the `(N,)` tokens that follow them to scores `(N,)`. Where ranks share
+    sequences, each computes those of its slice, and all get the whole rows.
+    """
+    hidden_BTH = decoder(
+        input_ids=mesh.own_slice(input_ids_BT),
+        position_ids=mesh.own_slice(position_ids_BT),
+        use_cache=False,
+        **attention,
+    ).last_hidden_state
+    next_id_BT, predicts_BT = (
+        mesh.own_slice(F.pad(tensor_BT[:, 1:], (0, 1))) for tensor_BT in (input_ids_BT, response_mask_BT)
+    )
+    found = head(hidden_BTH[predicts_BT], next_id_BT[predicts_BT])
+    score_SBT = mesh.join(torch.stack([scatter(score_N, predicts_BT) for score_N in found]))
+    return tuple(F.pad(score_SBT[..., :-1], (1, 0)))
 
 
 @torch.no_grad()

@@ -59,6 +59,30 @@ def call_everywhere(
     return ranks.call(method, [arguments] * ranks.num_ranks)[0]
 
 
+class ShardRanks(Generic[Rank]):
+    """Ranks of which each `slices` consecutive ones share their sequences (`luffy.training.rank_mesh`), as one each."""
+
+    def __init__(self, ranks: Ranks[Rank], slices: int) -> None:
+        self._ranks = ranks
+        self._slices = slices
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of shards."""
+        return self._ranks.num_ranks // self._slices
+
+    @property
+    def num_gpus(self) -> int:
+        return self._ranks.num_gpus
+
+    def call(
+        self, method: Callable[[Rank, *_Arguments], Result], arguments: Sequence[tuple[*_Arguments]]
+    ) -> list[Result]:
+        """Call `method` on every rank with the arguments of its shard; one result for each shard."""
+        repeated = [of_shard for of_shard in arguments for _ in range(self._slices)]
+        return self._ranks.call(method, repeated)[:: self._slices]
+
+
 class LocalRanks(Generic[Rank]):
     """A single rank in this process."""
 

@@ -43,9 +43,10 @@ def micro_batches(
 
     Every rank gets the same number, so that all make the same collective calls.
     """
-    micros = split_into_micro_batches(batch, weight_KBT, execution.micro_batch_tokens, execution.packing)
+    slices = execution.sequence_parallel
+    micros = split_into_micro_batches(batch, weight_KBT, execution.micro_batch_tokens, execution.packing, slices)
     missing = max_over_ranks(len(micros)) - len(micros)
-    for micro, micro_weight_KBT in micros + [dummy_micro_batch(batch, weight_KBT)] * missing:
+    for micro, micro_weight_KBT in micros + [dummy_micro_batch(batch, weight_KBT, slices)] * missing:
         yield micro.map(lambda tensor_BT: tensor_BT.to(device())), micro_weight_KBT.to(device())
 
 

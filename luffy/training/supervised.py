@@ -102,7 +102,8 @@ class SupervisedRank:
         with times.part("update"):
             metrics = self._policy.update(batch, objective, lr)
         if self._policy.flops is not None:
-            times.count(self._policy.flops.training(batch.row_lengths, batch.num_scored))
+            flops = self._policy.flops.training(batch.row_lengths, batch.num_scored)
+            times.count(flops / self._policy.mesh.slices)
         return metrics | times.metrics() | peak_memory()
 
     def save(self, step: int, is_extra: bool) -> None:

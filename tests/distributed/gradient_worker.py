@@ -1,5 +1,7 @@
 """One ZeRO setting on every rank of a process group, looping over presets and splits; rank 0 prints the errors.
 
+With `sequence_parallel: 2` both ranks share every sequence.
+
 Run: torchrun --nproc-per-node 2 tests/distributed/gradient_worker.py '{"zero_stage": 2}' FOLDER
 """
 
@@ -29,6 +31,7 @@ from reference.gradient_case import (
 from luffy.processes import exit_without_finalizing
 from luffy.training.distributed import init_process_group
 from luffy.training.policy import Policy
+from luffy.training.rank_mesh import rank_mesh
 from luffy.types import TrainBatch
 
 MODEL = tiny_model()
@@ -48,8 +51,10 @@ def layouts_of(preset: str) -> list[tuple[str, dict[str, object]]]:
     return [("by_source", PADDED)]
 
 
-def share(preset: str, how: str) -> TrainBatch:
-    """This rank's rows."""
+def share(preset: str, how: str, slices: int) -> TrainBatch:
+    """This rank's rows; all rows if it shares every sequence with the other rank."""
+    if slices == 2:
+        return make_batch(preset, MODEL, total=rank_mesh(slices).sum_over_shards)
     if how == "by_group":
         return make_batch(preset, MODEL, GROUPS_OF_RANK[dist.get_rank()])
     return shard_by_source(make_batch(preset, MODEL), dist.get_rank())
@@ -74,7 +79,7 @@ def errors(preset: str, how: str, settings: dict[str, object]) -> dict[str, floa
     gradients, parameters = reference_step(preset, MODEL)
     start = {name: parameter.detach().double() for name, parameter in MODEL.named_parameters()}
     policy = Policy(copy.deepcopy(MODEL), OPTIMIZER, execution(**settings), "float32")
-    policy.accumulate(share(preset, how), step_of(preset))
+    policy.accumulate(share(preset, how, policy.mesh.slices), step_of(preset))
     found = capture_gradients(policy)
     policy.engine.step()
     moved = exported(policy) if preset == "luffy" else gathered(policy, settings["zero_stage"] == 3)

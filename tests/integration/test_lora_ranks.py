@@ -21,6 +21,7 @@ ZERO: list[dict[str, object]] = [
     {"zero_stage": 2, "offload_optimizer": True},
     {"zero_stage": 3, "offload_optimizer": True},
     {"zero_stage": 3, "offload_parameters": True},
+    {"zero_stage": 1, "sequence_parallel": 2},
 ]
 LAYOUTS = [(0, 0), (2, 2), (3, 3), (2, 0), (3, 1)]
 """ZeRO when written and when resumed."""

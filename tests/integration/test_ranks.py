@@ -22,10 +22,19 @@ ZERO = (
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", ZERO, ids=json.dumps)
 def test_two_ranks_give_the_reference_gradient_and_step(zero: dict[str, object], tmp_path: Path) -> None:
+    assert_reference_step(zero, tmp_path)
+
+
+@pytest.mark.slow
+def test_two_ranks_that_share_every_sequence_give_the_reference_gradient_and_step(tmp_path: Path) -> None:
+    assert_reference_step({"zero_stage": 2, "sequence_parallel": 2}, tmp_path)
+
+
+def assert_reference_step(settings: dict[str, object], folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     worker = str(ROOT / "tests/distributed/gradient_worker.py")
     done = subprocess.run(
-        [*command, worker, json.dumps(zero), str(tmp_path)],
+        [*command, worker, json.dumps(settings), str(folder)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -22,7 +22,9 @@ CASES: list[dict[str, object]] = [
     {"zero_stage": 1},
     {"zero_stage": 2, "packing": True},
     {"zero_stage": 3, "micro_batch_tokens": 40},
+    {"zero_stage": 0, "micro_batch_tokens": 40, "sequence_parallel": 2},
 ]
+SHARED = "execution.sequence_parallel=2"
 DRIVER = Path(__file__).with_name("ray_run.py")
 
 
@@ -79,23 +81,29 @@ def test_two_ranks_learn_what_one_learns(
 def test_an_interrupted_run_resumes_on_a_different_number_of_ranks(
     tmp_path: Path, start: Path, alone: tuple[Path, list[dict[str, float]]]
 ) -> None:
-    from_two, from_one = folder(tmp_path, "from_two"), folder(tmp_path, "from_one")
-    resumed_at = ENDS_AFTER - 1
-    on_two_ranks([{"model": start, "out": from_two, "zero_stage": 2, "ends": True}])
-    assert len(sft(start, from_two, start=resumed_at, zero_stage=0)) == PLAN.steps - resumed_at
-    assert_same(from_two / "model", alone[0], start)
+    resumed_at, from_one = ENDS_AFTER - 1, folder(tmp_path, "from_one")
+    shared: list[dict[str, object]] = [{"zero_stage": 2}, {"zero_stage": 3, "sequence_parallel": 2}]
+    runs = [
+        {"model": start, "out": folder(tmp_path, f"from_two_{i}"), "ends": True, **settings}
+        for i, settings in enumerate(shared)
+    ]
+    on_two_ranks(runs)
+    for out in (Path(str(run["out"])) for run in runs):
+        assert len(sft(start, out, start=resumed_at, zero_stage=0)) == PLAN.steps - resumed_at
+        assert_same(out / "model", alone[0], start)
     sft(start, from_one, zero_stage=0, ends=True)
     on_two_ranks([{"model": start, "out": from_one, "zero_stage": 3, "start": resumed_at}])
     assert_same(from_one / "model", alone[0], start)
 
 
 def test_the_stage_survives_the_death_of_a_rank_and_sigterm_under_ray(tmp_path: Path) -> None:
-    """With `cluster: ray` SFT has as many ranks as RL; a lost one ends the stage, which then resumes."""
+    """With `cluster: ray` SFT has as many ranks as RL, here sharing sequences; a lost one ends the stage, which then
+    resumes."""
 
     def run(*overrides: str, **environment: str) -> subprocess.Popen[str]:
         chain = ["chain=sft_then_luffy", "execution.ray={trainer_ranks: 2, start_timeout_s: 600, call_timeout_s: 600}"]
-        grace = f"execution.grace_s={PATIENCE_S}"
-        command = [sys.executable, str(DRIVER), str(tmp_path), "prepare_data,base,sft", *chain, grace, *overrides]
+        given = [SHARED, f"execution.grace_s={PATIENCE_S}", *overrides]
+        command = [sys.executable, str(DRIVER), str(tmp_path), "prepare_data,base,sft", *chain, *given]
         return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
 
     def struck_at_step_3(strike: Callable[[list[psutil.Process]], None]) -> tuple[int, str]:
@@ -131,6 +139,8 @@ def test_the_stage_survives_the_death_of_a_rank_and_sigterm_under_ray(tmp_path: 
     (stage / "manifest.json").unlink()
     for path in (stage / "checkpoints").iterdir():
         path.rename(tmp_path / path.name)
-    said, _ = (alone := run("cluster=local", "rl.max_staleness=0")).communicate(timeout=PATIENCE_S)
+    said, _ = (alone := run("cluster=local", "rl.max_staleness=0", "execution.sequence_parallel=1")).communicate(
+        timeout=PATIENCE_S
+    )
     assert alone.returncode == 0, said
     assert relative_l2(weights_in(ray_model), weights_in(stage / "model")) < 1e-5

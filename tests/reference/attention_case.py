@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
@@ -40,6 +42,16 @@ def model_of(kind: str, attention: str = "sdpa") -> PreTrainedModel:
     torch.manual_seed(0)
     config = copy.deepcopy(CONFIGS[kind])  # the implementation of attention belongs to the configuration
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+
+
+def recurrent_model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = FalconH1Config(
+        vocab_size=23, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, mamba_d_ssm=16, mamba_n_heads=2, mamba_d_head=8, mamba_d_state=8,
+        mamba_chunk_size=8, initializer_range=0.4, tie_word_embeddings=False,
+    )  # fmt: skip
+    return FalconH1ForCausalLM._from_config(config, attn_implementation="sdpa")
 
 
 def rows_of(lengths: Sequence[tuple[int, int]], seed: int = 0) -> list[Trajectory]:

@@ -15,13 +15,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.config import load_experiment
-from luffy.config.execution import ExecutionConfig
+from luffy.config.execution import ExecutionConfig, RayConfig
 from luffy.config.model import DType
 from luffy.config.objective import ObjectiveConfig, TermConfig
 from luffy.config.training import OptimizerConfig
+from luffy.objectives.ranks import SumOverRanks
 from luffy.objectives.step import StepObjective, objective_at
 from luffy.training.batching import collate, take_rows
-from luffy.training.distributed import init_process_group
+from luffy.training.distributed import init_process_group, sum_over_ranks
 from luffy.training.group_sharding import one_shard
 from luffy.training.learner import batch_of
 from luffy.training.sharded_loading import load_to_train
@@ -247,6 +248,13 @@ def noisy_logp(model: PreTrainedModel, rows: Sequence[Trajectory], seed: int = 5
     return noisy
 
 
+@functools.cache
+def _constants(case: str, model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Log-probabilities of each row under the old policy, the reference and the teacher; kept for both sides."""
+    rows, _ = trajectories(case)
+    return noisy_logp(model, rows), noisy_logp(model, rows, seed=6), noisy_logp(model, rows, seed=7)
+
+
 def critic_values(rows: Sequence[Trajectory]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(11)
     return [torch.rand(row.num_learnable, generator=generator).double() for row in rows]
@@ -269,10 +277,15 @@ def _placed(batch: TrainBatch, per_row: Sequence[Tensor]) -> Tensor:
     return placed_BT
 
 
-def make_batch(case: str, model: PreTrainedModel, group_numbers: Sequence[int] | None = None) -> TrainBatch:
+def make_batch(
+    case: str,
+    model: PreTrainedModel,
+    group_numbers: Sequence[int] | None = None,
+    total: SumOverRanks = sum_over_ranks,
+) -> TrainBatch:
     """The engine's side of the case: collated rows, advantages, and the noisy log-probabilities.
 
-    `group_numbers` are those of this rank; None: all of them.
+    `group_numbers` are those of this rank; None: all of them. `total` sums over the ranks that have other groups.
     """
     all_rows, all_groups = trajectories(case)
     kept = [i for i, number in enumerate(all_groups) if group_numbers is None or number in group_numbers]
@@ -291,13 +304,9 @@ def make_batch(case: str, model: PreTrainedModel, group_numbers: Sequence[int] |
         critic = _GivenCritic(of_kept(critic_values(all_rows)))
         shard = one_shard(as_groups(all_rows, all_groups), objective.advantage)
         of_rank = [i for i, episode in enumerate(shard.episodes) if episode in kept]
-        batch = batch_of(shard.part([of_rank]), objective.advantage, 0, critic)  # type: ignore[arg-type]
-    return dataclasses.replace(
-        batch,
-        logp_old_BT=_placed(batch, of_kept(noisy_logp(model, all_rows))),
-        logp_ref_BT=_placed(batch, of_kept(noisy_logp(model, all_rows, seed=6))),
-        logp_teacher_BT=_placed(batch, of_kept(noisy_logp(model, all_rows, seed=7))),
-    )
+        batch = batch_of(shard.part([of_rank]), objective.advantage, 0, total, critic)  # type: ignore[arg-type]
+    old, start, teacher = (_placed(batch, of_kept(logps)) for logps in _constants(case, model))
+    return dataclasses.replace(batch, logp_old_BT=old, logp_ref_BT=start, logp_teacher_BT=teacher)
 
 
 def shard_by_source(batch: TrainBatch, rank: int) -> TrainBatch:
@@ -378,8 +387,7 @@ def reference_loss(case: str, model: PreTrainedModel, temperature: float = 1.0) 
 
 def _written(case: str, model: PreTrainedModel) -> list[ReferenceRow]:
     rows, groups = trajectories(case)
-    old, start, teacher = (noisy_logp(model, rows, seed) for seed in (5, 6, 7))
-    return reference_rows(case, rows, groups, old, start, teacher)
+    return reference_rows(case, rows, groups, *_constants(case, model))
 
 
 def reference_optimizer(model64: torch.nn.Module) -> torch.optim.Optimizer:
@@ -405,5 +413,6 @@ def relative_l2(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return float((difference / sum(tensor.square().sum() for tensor in expected.values())).sqrt())
 
 
-def execution(**settings: object) -> ExecutionConfig:
-    return ExecutionConfig(logprob_chunk_tokens=7, **settings)
+def execution(sequence_parallel: int = 1, **settings: object) -> ExecutionConfig:
+    ray = RayConfig(trainer_ranks=sequence_parallel)  # or a multiple
+    return ExecutionConfig(logprob_chunk_tokens=7, sequence_parallel=sequence_parallel, ray=ray, **settings)

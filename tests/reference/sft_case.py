@@ -9,6 +9,7 @@ import torch.distributed as dist
 from luffy.config.model import LoRAConfig
 from luffy.config.training import ScheduleConfig
 from luffy.training.distributed import init_process_group
+from luffy.training.rank_calls import ShardRanks
 from luffy.training.supervised import SupervisedPlan, SupervisedRank, SupervisedSpec, SupervisedTrainer
 from reference.gradient_case import OPTIMIZER, execution, terms_of, trajectories
 
@@ -27,6 +28,8 @@ ENDS_AFTER = 3
 
 class OwnRank:
     """All ranks, each of which calls itself, as every process of the group runs the same program."""
+
+    num_gpus = 0
 
     def __init__(self, rank: SupervisedRank) -> None:
         self._rank = rank
@@ -50,7 +53,8 @@ def sft(
     init_process_group()
     lora = None if rank is None else LoRAConfig(rank=rank, alpha=2.0 * rank)
     spec = SupervisedSpec(PLAN, execution(**settings), "float32", model, out, pad_id=0, lora=lora)
-    trainer = SupervisedTrainer(PLAN, OwnRank(spec.open_rank()))
+    ranks = ShardRanks(OwnRank(spec.open_rank()), spec.execution.sequence_parallel)
+    trainer = SupervisedTrainer(PLAN, ranks)
     history: list[dict[str, float]] = []
 
     def on_step(step: int, metrics: dict[str, float]) -> None:

@@ -51,6 +51,7 @@ _RULES: tuple[Callable[[ExperimentConfig], None], ...] = (
     model_rules.adapter_suits_rl,
     model_rules.half_precision_has_master_weights,
     model_rules.flash_attention_has_its_dtype,
+    model_rules.ranks_share_sequences,
     rl_rules.traces_fit_the_rollouts,
 )
 """In the order in which their mistakes are reported."""

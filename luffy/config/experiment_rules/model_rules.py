@@ -60,6 +60,16 @@ def half_precision_has_master_weights(config: ExperimentConfig) -> None:
         )
 
 
+def ranks_share_sequences(config: ExperimentConfig) -> None:
+    """`execution.sequence_parallel` is for the ranks of `cluster: ray`."""
+    ways = config.execution.sequence_parallel
+    if ways > 1 and config.cluster == "local":
+        raise ValueError(
+            f"execution.sequence_parallel: {ways} needs as many ranks, and cluster: local trains in one process; use "
+            "cluster: ray, or remove it"
+        )
+
+
 def flash_attention_has_its_dtype(config: ExperimentConfig) -> None:
     """Flash attention does not compute in float32."""
     if config.execution.attention.startswith("flash") and config.model.dtype == "float32":

@@ -114,6 +114,7 @@ def complaints_about(placement: Placement) -> list[str]:
         *_too_few_gpus(placement),
         *_smaller_gpus(placement),
         *_heads_not_divided(placement),
+        *_heads_not_shared(placement),
         *_too_full(placement),
     ]
 
@@ -170,6 +171,18 @@ def _heads_not_divided(placement: Placement) -> Iterator[str]:
     yield (
         f"execution.vllm.tensor_parallel_size: {ways} does not divide the model's {heads} attention heads (with "
         f"{kv_heads} of keys and values); allowed are {allowed}"
+    )
+
+
+def _heads_not_shared(placement: Placement) -> Iterator[str]:
+    architecture, ways = placement.architecture, placement.config.execution.sequence_parallel
+    if architecture is None or not placement.trains_on_ray or architecture.num_heads % ways == 0:
+        return
+    heads = architecture.num_heads
+    allowed = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
+    yield (
+        f"execution.sequence_parallel: {ways} does not divide the model's {heads} attention heads; allowed are "
+        f"{allowed}"
     )
 
 

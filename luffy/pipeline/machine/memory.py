@@ -8,10 +8,13 @@ applied to a decoder with RMSNorm, rotary embeddings, a gated MLP and attention 
 
 Symbols: `P` parameters, `b` bytes of the compute type, `N` trainer ranks, `L` layers, `h` hidden size, `a` width of all
 attention heads, `k` of all key heads, `i` intermediate size, `V` vocabulary.
+
+With `execution.sequence_parallel` a rank's tokens are its slice of a micro-batch.
 """
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from luffy.config import ExperimentConfig
 from luffy.config.model import LoRAConfig, ModelConfig
@@ -322,7 +325,7 @@ class _TrainerMemory:
         if teacher is None:
             return ()
         shape = teacher.model or self._shape
-        tokens = max(self._execution.micro_batch_tokens, teacher.longest)
+        tokens = self._own_tokens(teacher.longest)
         chunk = self._execution.logprob_chunk_tokens
         logits, _ = head_bytes(shape, teacher.dtype_bytes, tokens, chunk, entropy_gradient=False)
         layer = layer_activation_bytes(shape, teacher.dtype_bytes, by_sequence=True)
@@ -384,10 +387,12 @@ class _TrainerMemory:
     @property
     def _activations(self) -> tuple[int, int]:
         lora, checkpointing = self._lora, self._checkpointing
-        by_sequence = self._execution.packing and self._execution.attention == "sdpa"
-        kept, one_layer = activation_bytes(
-            self._shape, self._bytes, checkpointing=checkpointing, by_sequence=by_sequence
-        )
+        slices = self._execution.sequence_parallel
+        # The output of attention is also copied where ranks exchange it.
+        by_sequence = (self._execution.packing and self._execution.attention == "sdpa") or slices > 1
+        # Ranks repeat key heads where there are too few for all.
+        shape = replace(self._shape, num_kv_heads=math.lcm(self._shape.num_kv_heads, slices))
+        kept, one_layer = activation_bytes(shape, self._bytes, checkpointing=checkpointing, by_sequence=by_sequence)
         if lora is None:
             return kept, one_layer
         of_layers, transient = adapter_activation_bytes(self._shape, lora, self._bytes)
@@ -401,8 +406,12 @@ class _TrainerMemory:
 
     @property
     def _tokens(self) -> int:
-        """Tokens of the largest micro-batch; a row longer than the budget forms its own."""
-        return max(self._execution.micro_batch_tokens, self._workload.longest)
+        """This rank's tokens of the largest micro-batch."""
+        return self._own_tokens(self._workload.longest)
+
+    def _own_tokens(self, longest: int) -> int:
+        """Ranks that share sequences have a slice each; a row longer than the budget forms its own micro-batch."""
+        return math.ceil(max(self._execution.micro_batch_tokens, longest) / self._execution.sequence_parallel)
 
 
 def _norm_bytes(size: int, dtype_bytes: int) -> int:

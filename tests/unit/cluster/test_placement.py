@@ -1,5 +1,8 @@
-from luffy.cluster.placement import Place, layout, layout_apart
+import pytest
+
+from luffy.cluster.placement import Place, by_machine, layout, layout_apart
 from luffy.config.execution import RayConfig
+from luffy.errors import ClusterError
 
 
 def test_without_gpus_every_process_takes_a_cpu():
@@ -36,3 +39,11 @@ def test_engines_without_ranks_have_bundles_of_their_own():
     assert (wanted.ranks, wanted.bundles) == ([], [{"CPU": 1, "GPU": 4}] * 2)
     assert wanted.engines == [Place(0, cpus=1, gpus=4), Place(1, cpus=1, gpus=4)]
     assert layout_apart(0, 3, 4, gpus=False).bundles == [{"CPU": 1}] * 3
+
+
+def test_ranks_that_share_sequences_are_on_one_machine():
+    places = [Place(bundle, cpus=1, gpus=1) for bundle in range(4)]
+    ordered = by_machine(places, {0: "b", 1: "a", 2: "b", 3: "a"}, together=2)
+    assert [place.bundle for place in ordered] == [1, 3, 0, 2]
+    with pytest.raises(ClusterError, match=r"sequence_parallel: 2 ranks share each sequence .* placed some .* on 2;"):
+        by_machine(places, {0: "a", 1: "a", 2: "a", 3: "b"}, together=2)

@@ -7,6 +7,7 @@ from luffy.config.settings import StageSettings
 from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.errors import ConfigError
 
+SHARED = ["execution.sequence_parallel=2"]
 HALF = ["model.dtype=bfloat16", "execution.zero_stage=1"]
 
 
@@ -17,6 +18,10 @@ HALF = ["model.dtype=bfloat16", "execution.zero_stage=1"]
         (["execution.attention=flash_attention_3"], "flash_attention_3 cannot compute in model.dtype: float32"),
         (["execution.attention=flex"], "attention: flex has no advantage on padded rows; set packing: true"),
         (["execution.attention=flash", *HALF], "sdpa"),
+        (SHARED, "sequence_parallel: 2 does not divide ray.trainer_ranks: 1"),
+        ([*SHARED, "execution.ray.trainer_ranks=2"], "needs as many ranks, and cluster: local trains in one process"),
+        ([*SHARED, "execution.ray.trainer_ranks=2", "execution.attention=flash_attention_2", *HALF],
+         "sequence_parallel: 2 does not support attention: flash_attention_2; use sdpa"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_one_line(overrides: list[str], message: str) -> None:

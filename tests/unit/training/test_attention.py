@@ -10,14 +10,14 @@ import transformers.modeling_flash_attention_utils as flash
 from deepspeed.utils import safe_get_full_grad
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.attention_case import CONFIGS, batch_of, model_of, rows_of, varlen_attention
+from reference.attention_case import CONFIGS, batch_of, model_of, recurrent_model, rows_of, varlen_attention
 from reference.gradient_case import OPTIMIZER, execution, relative_l2
 from reference.rows import evaluate
 from reference.value_case import config as critic_config
 from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import FalconH1Config, FalconH1ForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from luffy.config.execution import AttentionKind, ExecutionConfig
 from luffy.config.training import SFTConfig
@@ -223,16 +223,6 @@ def test_the_policy_generates_as_if_it_were_not_in_training(kind: str) -> None:
 def test_kernels_for_gpus_are_refused_without_one(wanted: AttentionKind) -> None:
     with pytest.raises(ConfigError, match=f"execution.attention: {wanted} needs a GPU, and torch sees none; use sdpa"):
         set_attention(model_of("qwen2"), ExecutionConfig(attention=wanted, packing=True))
-
-
-def recurrent_model() -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = FalconH1Config(
-        vocab_size=23, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=8, mamba_d_ssm=16, mamba_n_heads=2, mamba_d_head=8, mamba_d_state=8,
-        mamba_chunk_size=8, initializer_range=0.4, tie_word_embeddings=False,
-    )  # fmt: skip
-    return FalconH1ForCausalLM._from_config(config, attn_implementation="sdpa")
 
 
 def test_a_recurrent_model_is_padded_and_not_packed() -> None:

@@ -1,11 +1,12 @@
 """Layout: no token is lost or moved by collating, padding or packing."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.gradient_case import trajectories
 
-from luffy.training.batching import collate, split_into_micro_batches, take_rows
+from luffy.training.batching import collate, dummy_micro_batch, split_into_micro_batches, take_rows
 
 
 def _index_weights(shape: tuple[int, int]) -> torch.Tensor:
@@ -36,6 +37,22 @@ def test_micro_batches_keep_the_token_budget(max_tokens: int, packing: bool) -> 
     weight = _index_weights(tuple(batch.input_ids_BT.shape))
     for micro, _ in split_into_micro_batches(batch, weight, max_tokens, packing):
         assert micro.input_ids_BT.numel() <= max_tokens
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_width_that_ranks_can_share_adds_padding_without_weight_at_the_end(packing: bool) -> None:
+    rows, _ = trajectories("luffy", 2)
+    batch = collate(rows, torch.zeros(len(rows)), pad_id=0)
+    weight = _index_weights(tuple(batch.input_ids_BT.shape))
+    plain, wide = (split_into_micro_batches(batch, weight, 40, packing, multiple) for multiple in (1, 7))
+    for (micro, place_KBT), (wider, wider_place_KBT) in zip(plain, wide, strict=True):
+        width = micro.input_ids_BT.shape[1]
+        assert wider.input_ids_BT.shape[1] == width + -width % 7
+        assert torch.equal(wider.input_ids_BT[:, :width], micro.input_ids_BT)
+        assert torch.equal(wider_place_KBT[..., :width], place_KBT)
+        assert not wider_place_KBT[..., width:].any() and not wider.attention_mask_BT[:, width:].any()
+        assert not wider.position_ids_BT[:, width:].any()  # packed: sequences of one token each
+    assert dummy_micro_batch(batch, weight, 7)[0].input_ids_BT.shape == (1, 7)
 
 
 def test_packed_positions_restart_at_every_sequence() -> None:

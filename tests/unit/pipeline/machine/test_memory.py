@@ -439,6 +439,16 @@ def seven_b() -> ModelArchitecture:
     return known
 
 
+def test_ranks_that_share_sequences_hold_their_slice_of_the_activations() -> None:
+    alone, shared = (
+        estimate_memory(seven_b(), experiment("execution.logprob_chunk_tokens=32768", *more), 79.0)[0]
+        for more in ((), ("execution.sequence_parallel=4",))
+    )
+    for part in ("activations", "logits"):
+        assert shared.gib(part) == pytest.approx(alone.gib(part) / 4, rel=1e-3)
+    assert shared.gib("weights") == alone.gib("weights") and shared.gib("optimizer") == alone.gib("optimizer")
+
+
 def test_states_of_7b_by_hand() -> None:
     trainer = estimate_memory(seven_b(), experiment(), 79.0)[0]
     parameters = 7_615_616_512

@@ -186,6 +186,7 @@ SPLIT = ["execution.ray.placement=disaggregated"]
             "7 does not divide the model's 28 attention heads (with 4 of",
         ),
         (["execution.vllm.tensor_parallel_size=3", *SPLIT], "allowed are 1, 2, 4, 28"),
+        (["execution.sequence_parallel=8"], "8 does not divide the model's 28 attention heads; allowed are 1, 2, 4, 7"),
         (["execution.vllm.gpu_memory_utilization=0.9"], "lower execution.vllm.gpu_memory_utilization"),
         (["execution.vllm.gpu_memory_utilization=0.2"], "raise gpu_memory_utilization or tensor_parallel_size"),
         (["execution.gradient_checkpointing=false"], "set execution.gradient_checkpointing: true"),
