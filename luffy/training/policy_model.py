@@ -5,6 +5,7 @@ vocabulary.
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import deepspeed
 import torch
@@ -17,6 +18,9 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from luffy.errors import DataError
 from luffy.training.attention import AttentionInputs
 from luffy.training.rank_mesh import WHOLE_SEQUENCES, RankMesh
+
+_LARGE_LOGIT = 100.0
+"""Large enough for a cap of the logits to show (`refuse_processed_logits`)."""
 
 
 class LogProbHead(nn.Module):
@@ -149,7 +153,6 @@ def refuse_processed_logits(causal_lm: PreTrainedModel) -> None:
     with deepspeed.zero.GatheredParameters(list(head.parameters())):
         hidden_BTH = torch.linspace(-1.0, 1.0, 4 * head.weight.shape[1], device=causal_lm.device).view(1, 4, -1)
         hidden_BTH = hidden_BTH.to(head.weight.dtype)
-        # Large enough for a cap to show.
         hidden_BTH *= _LARGE_LOGIT / head(hidden_BTH).abs().max()
         plain_BTV = head(hidden_BTH).float()
         full_BTV = _logits_after(causal_lm, hidden_BTH).float()
@@ -160,13 +163,11 @@ def refuse_processed_logits(causal_lm: PreTrainedModel) -> None:
         )
 
 
-_LARGE_LOGIT = 100.0
-
-
 def _logits_after(causal_lm: PreTrainedModel, hidden_BTH: Tensor) -> Tensor:
     """The logits that the model computes from given hidden states; its decoder does not run."""
     decoder = causal_lm.get_decoder()
-    decoder.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=hidden_BTH)
+    found = MoeModelOutputWithPast(last_hidden_state=cast(torch.FloatTensor, hidden_BTH))
+    decoder.forward = lambda *_, **__: found
     try:
         ids_BT = torch.zeros(hidden_BTH.shape[:2], dtype=torch.long, device=hidden_BTH.device)
         return causal_lm(input_ids=ids_BT, use_cache=False).logits

@@ -103,6 +103,6 @@ def _has_all(stored: _StoredWeights, outline: PreTrainedModel) -> bool:
 @torch.no_grad()
 def _fill(parameter: nn.Parameter, whole: Tensor) -> None:
     """Copy this rank's share of a parameter; DeepSpeed leaves padding after the end of the last one."""
-    share = parameter.ds_tensor
+    share: Tensor = vars(parameter)["ds_tensor"]
     mine = whole.view(-1)[dist.get_rank() * share.numel() :][: share.numel()]
     share.narrow(0, 0, mine.numel()).copy_(mine)
