@@ -3,7 +3,7 @@
 Run: python tests/benchmarks/weight_transfer.py [rounds] [size in MB ...]
 
 One rank and two vLLM engines under Ray, on models with random weights in float32. The two ways take turns, on the same
-cluster; the first update of each, which forms the group, is not counted. The table shows median and fastest round.
+cluster; the first update of each, which forms the group, is not counted. The tables show median and fastest round.
 """
 
 import statistics
@@ -62,14 +62,16 @@ def measure(megabytes: int, rounds: int) -> tuple[float, dict[str, list[float]]]
 
 
 def main() -> None:
-    """Print one line a model and a way."""
+    """Print one table a model, as soon as it is measured."""
     rounds, *sizes = [int(argument) for argument in sys.argv[1:]] or [5]
-    table = Table("weights", "way", "median", "fastest", title="seconds of an update of two engines")
     for megabytes in sizes or [100, 400]:
         size, times = measure(megabytes, rounds)
+        table = Table(
+            "way", "median", "fastest", title=f"{size:.0f} MB of weights: seconds of an update of two engines"
+        )
         for way, found in times.items():
-            table.add_row(f"{size:.0f} MB", way, f"{statistics.median(found):.2f}", f"{min(found):.2f}")
-    Console().print(table)
+            table.add_row(way, f"{statistics.median(found):.2f}", f"{min(found):.2f}")
+        Console().print(table)
 
 
 if __name__ == "__main__":
