@@ -26,15 +26,15 @@ _POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Renewal:
     """How often a lease is renewed, and how long it is honoured without."""
 
-    renewal_s: float = 10.0
+    every_s: float = 10.0
     expiry_s: float = 90.0
     """Longer than NFS keeps attributes without asking its server (60 s)."""
 
 
-_PACE = Pace()
+_RENEWAL = Renewal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Lease:
 _FORMAT = TypeAdapter(Lease)
 
 
-class Watch:
+class LeaseWatch:
     """Whether a lease has been seen unchanged for longer than it is honoured."""
 
     def __init__(self, expiry_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,7 +75,7 @@ def leased(
     lost: Callable[[str], None],
     *,
     boot: str | None = None,
-    pace: Pace = _PACE,
+    renewal: Renewal = _RENEWAL,
 ) -> Iterator[None]:
     """Inside, no other machine works in `directory`; the lock keeps other processes of this one out.
 
@@ -84,10 +84,10 @@ def leased(
     """
     path = directory / LEASE_FILE
     own = Lease(f"pid {os.getpid()} on {socket.gethostname()}", boot or boot_id(), uuid.uuid4().hex)
-    _wait(path, own.boot, waiting, Watch(pace.expiry_s))
+    _wait(path, own.boot, waiting, LeaseWatch(renewal.expiry_s))
     write_atomic(path, _as_text(own))
     ended = threading.Event()
-    renewing = threading.Thread(target=_renew, args=(path, own, lost, pace, ended), name="lease", daemon=True)
+    renewing = threading.Thread(target=_renew, args=(path, own, lost, renewal, ended), name="lease", daemon=True)
     renewing.start()
     try:
         yield
@@ -98,7 +98,7 @@ def leased(
             path.unlink(missing_ok=True)
 
 
-def _wait(path: Path, boot: str, waiting: Callable[[str], None], watch: Watch) -> None:
+def _wait(path: Path, boot: str, waiting: Callable[[str], None], watch: LeaseWatch) -> None:
     announced = False
     while (lease := _read(path)) is not None and lease.boot != boot and not watch.is_expired(lease):
         if not announced:
@@ -107,8 +107,8 @@ def _wait(path: Path, boot: str, waiting: Callable[[str], None], watch: Watch) -
         time.sleep(_POLL_S)
 
 
-def _renew(path: Path, own: Lease, lost: Callable[[str], None], pace: Pace, ended: threading.Event) -> None:
-    while not ended.wait(pace.renewal_s):
+def _renew(path: Path, own: Lease, lost: Callable[[str], None], renewal: Renewal, ended: threading.Event) -> None:
+    while not ended.wait(renewal.every_s):
         with contextlib.suppress(OSError):  # a full disk or a server that is away: the next renewal may succeed
             found = _read(path)
             if not _is_of(own, found):

@@ -4,10 +4,10 @@ import threading
 
 from patience import wait_until
 
-from luffy.pipeline.workspace.lease import LEASE_FILE, Lease, Pace, Watch, leased
+from luffy.pipeline.workspace.lease import LEASE_FILE, Lease, LeaseWatch, Renewal, leased
 
-OFTEN = Pace(renewal_s=0.01)
-EXPIRING = Pace(renewal_s=60.0, expiry_s=0.2)
+OFTEN = Renewal(every_s=0.01)
+EXPIRING = Renewal(every_s=60.0, expiry_s=0.2)
 
 
 def ignored(holder):
@@ -24,7 +24,7 @@ def abandon(directory, boot):
 
 def test_a_lease_expires_when_it_was_seen_unchanged_for_long_enough():
     now = 0.0
-    watch = Watch(90.0, clock=lambda: now)
+    watch = LeaseWatch(90.0, clock=lambda: now)
     lease = Lease("pid 17 on west", "west", "a", renewals=3)
     assert not watch.is_expired(lease)
     now = 90.0
@@ -42,7 +42,7 @@ def test_a_second_machine_waits_until_the_first_has_ended(tmp_path):
             entered.set()
 
     second = threading.Thread(target=on_another_machine)
-    with leased(tmp_path, ignored, ignored, boot="west", pace=OFTEN):
+    with leased(tmp_path, ignored, ignored, boot="west", renewal=OFTEN):
         second.start()
         wait_until(waited.is_set)
         assert not entered.is_set()
@@ -54,7 +54,7 @@ def test_a_second_machine_waits_until_the_first_has_ended(tmp_path):
 def test_the_lease_of_a_machine_that_was_lost_is_taken_after_its_expiry(tmp_path):
     abandon(tmp_path, "west")
     waited = []
-    with leased(tmp_path, waited.append, ignored, boot="east", pace=EXPIRING):
+    with leased(tmp_path, waited.append, ignored, boot="east", renewal=EXPIRING):
         assert len(waited) == 1
     assert "or until its lease expires" in waited[0]
 
@@ -68,7 +68,7 @@ def test_on_the_same_machine_the_lock_alone_decides(tmp_path):
 
 def test_a_holder_whose_lease_was_taken_is_told_and_leaves_the_new_one_alone(tmp_path):
     lost = []
-    with leased(tmp_path, ignored, lost.append, boot="west", pace=OFTEN):
+    with leased(tmp_path, ignored, lost.append, boot="west", renewal=OFTEN):
         abandon(tmp_path, "west")
         taken = (tmp_path / LEASE_FILE).read_bytes()
         wait_until(lambda: lost)
