@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from luffy.config import load_experiment
-from luffy.config.many_runs.comparison import load_comparison
 from luffy.errors import ConfigError
 
 EXPERIMENTS = Path(__file__).parents[3] / "exp_configs"
@@ -49,14 +48,3 @@ def test_what_cannot_be_is_refused_in_one_line(overrides, line):
 
 def test_several_engines_sample():
     assert loaded("sample.engine=vllm", "execution.vllm.engines=2").sampled_traces.engine == "vllm"
-
-
-def test_a_comparison_does_not_take_a_chain_whose_samples_no_budget_counts(tmp_path):
-    file = tmp_path / "compare.yaml"
-    arm = "{chain: expert_iteration, method: sft}"
-    file.write_text(
-        f"name: c\nexperiment: {SMOKE}\nseeds: [1]\nreference: a\nbudget: {{optimizer_steps: 4}}\n"
-        f"arms:\n  a: {arm}\n  b: {arm}\n"
-    )
-    with pytest.raises(ConfigError, match=r"arms\.a: chain expert_iteration has the stage sample"):
-        load_comparison(file)
