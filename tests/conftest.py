@@ -1,12 +1,13 @@
-"""What all tests share: skipped tests are named at the end of a run, hypothesis has no deadline, and Ray's workers have
-the priority of everything else."""
+"""What all tests share: failed tests are named at once, skipped tests at the end of a run; hypothesis has no deadline;
+Ray's workers have the priority of everything else."""
 
 import os
 
+from failed_tests import pytest_sessionstart
 from hypothesis import settings
 from skipped_tests import pytest_terminal_summary
 
-__all__ = ["pytest_terminal_summary"]
+__all__ = ["pytest_sessionstart", "pytest_terminal_summary"]
 
 settings.register_profile("patient", deadline=None)  # a loaded machine is no failure
 settings.load_profile("patient")
