@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from luffy.config.evaluation import StopText
 from luffy.config.kept_answers import KeepAnswers
-from luffy.config.strict import StrictModel
+from luffy.config.strict import StrictModel, is_none
 
 
 class SampleConfig(StrictModel):
@@ -14,6 +14,8 @@ class SampleConfig(StrictModel):
 
     num_samples: PositiveInt = 8
     """Responses per prompt."""
+    seed: NonNegativeInt | None = Field(default=None, exclude_if=is_none)
+    """Seed of this stage alone; None: the experiment's. Lets seeds share data and base."""
     temperature: PositiveFloat = 1.0
     max_response_tokens: PositiveInt | None = None
     """None: `data.max_trace_tokens`."""

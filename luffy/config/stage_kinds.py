@@ -143,9 +143,9 @@ def _synthesize(config: ExperimentConfig) -> SynthesizeSettings:
 def _sample(config: ExperimentConfig) -> SampleSettings:
     assert config.sampled_traces is not None
     return SampleSettings(
-        seed=config.seed,
+        seed=_seed(config, config.sampled_traces),
         dtype=config.model.dtype,
-        sample=config.sampled_traces,
+        sample=config.sampled_traces.model_copy(update={"seed": None}),
         grading=config.grading,
         environment=without_groups(config.environment),
     )
@@ -200,7 +200,7 @@ def _held_out_data(settings: StageSettings) -> Mapping[str, Role]:
     return {"held_out": "data"} if getattr(settings, "validation", None) else {}
 
 
-def _seed(config: ExperimentConfig, stage: SFTConfig | RLConfig) -> int:
+def _seed(config: ExperimentConfig, stage: SampleConfig | SFTConfig | RLConfig) -> int:
     return config.seed if stage.seed is None else stage.seed
 
 

@@ -76,8 +76,8 @@ def is_made_as(config: ExperimentConfig) -> str:
 
 
 def seeded(config: ExperimentConfig, seed: int) -> ExperimentConfig:
-    """The experiment whose SFT and RL have that seed, named after it."""
-    sections = {"sft": config.sft, "rl": config.rl}
+    """The experiment in which everything after the base has that seed, named after it."""
+    sections = {"sample": config.sample, "sft": config.sft, "rl": config.rl}
     own = {name: section.model_copy(update={"seed": seed}) for name, section in sections.items() if section is not None}
     return config.model_copy(update={"name": f"{config.name}.{seed}", **own})
 

@@ -17,7 +17,7 @@ from luffy.config.training import RLConfig
 from luffy.errors import ConfigError
 
 _BUDGETED = ("rl.steps", "rl.max_tokens", "sft.steps", "sft.epochs", "sft.max_tokens")
-_SEEDED = ("seed", "sft.seed", "rl.seed")
+_SEEDED = ("seed", "sample.seed", "sft.seed", "rl.seed")
 _SHARED = ("data", "model", "base", "evaluation", "grading", "synthesize", "difficulty")
 _NAMED = ("name", "chain", "method", "stages")
 _REASONS = {

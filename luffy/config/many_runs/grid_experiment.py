@@ -21,7 +21,7 @@ from luffy.config.validation_errors import explain
 from luffy.config.yaml_source import KeyPath
 from luffy.errors import ConfigError
 
-_SEEDED = ("sft.seed", "rl.seed")
+_SEEDED = ("sample.seed", "sft.seed", "rl.seed")
 
 
 class GridConfig(StrictModel):

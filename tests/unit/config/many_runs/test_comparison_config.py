@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from luffy.config.many_runs.comparison import load_comparison
+from luffy.config.stage_kinds import STAGE_KINDS
 from luffy.errors import ConfigError
 
 SMOKE = Path(__file__).parents[4] / "exp_configs" / "smoke.yaml"
@@ -98,6 +99,7 @@ def test_a_budget_of_rollouts_refuses_arms_that_it_does_not_bound(load, arm, say
         ("rl.steps=9", "rl.steps is not to be overridden here: it would be another budget"),
         ("sft.epochs=9", "sft.epochs is not to be overridden here: it would be another budget"),
         ("rl.seed=3", "the comparison's seeds say it"),
+        ("sample.seed=3", "the comparison's seeds say it"),
         ("data.train.num_prompts=9", "all arms share it"),
         ("data={}", "all arms share it"),
         ("method=dapo", "chain and method"),
@@ -216,6 +218,15 @@ arms:
   rounds: {chain: expert_iteration, method: sft}
   then_rl: {chain: expert_iteration_then_rl, method: on_policy, sft_steps: 6}
 """
+
+
+def test_every_reported_seed_samples_its_own_answers_in_a_round(load):
+    runs = [run for run in load(HEAD + STEPS + ROUNDS).runs if "sample_1" in run.nodes]
+    sampled = [STAGE_KINDS["sample"].configure(run.config) for run in runs]
+    assert [settings.seed for settings in sampled] == [run.seed for run in runs] == [1, 1, 2, 2]
+    assert {run.config.seed for run in runs} == {7}  # that of the base
+    # A seed that is given and one that is not are the same stage.
+    assert {settings.sample.seed for settings in sampled} == {None}
 
 
 def test_the_steps_of_all_rounds_are_the_budget_of_expert_iteration(load):
