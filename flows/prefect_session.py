@@ -26,6 +26,7 @@ from luffy.errors import LuffyError
 from luffy.flows.basic_auth import LOOPBACK, reachable_host, share_auth_string
 from luffy.flows.database_backup import back_up_before_upgrade, note_opened
 from luffy.pipeline.workspace.lock import StageLock
+from luffy.pipeline.workspace.lock_reach import is_of_one_machine
 from luffy.processes import die_with, end
 
 _API_VARIABLE = "PREFECT_API_URL"
@@ -68,7 +69,7 @@ def prefect_api() -> "ApiServer | None":
         return None
     if configured is not None:
         sys.stderr.write(f"note: no Prefect API at {configured}; using an embedded server for this run\n")
-    server = ApiServer(Path(os.environ["PREFECT_HOME"]))
+    server = ApiServer(_embedded_home(Path(os.environ["PREFECT_HOME"])))
     atexit.register(server.stop)
     os.environ[_API_VARIABLE] = server.url
     return server
@@ -112,7 +113,7 @@ class ApiServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **mode, _API_VARIABLE: self.url},
+                env={**os.environ, **mode, _API_VARIABLE: self.url, "PREFECT_HOME": str(home)},
                 start_new_session=True,  # a Ctrl-C is for the flow, which must still report how it ended
                 preexec_fn=lambda: die_with(parent, signal.SIGKILL),
             )
@@ -135,6 +136,12 @@ class ApiServer:
         """End the server; what it holds is in its database already."""
         self._starting.close()
         end(self._process, _STOP_TIMEOUT_S)
+
+
+def _embedded_home(home: Path) -> Path:
+    """A folder of this machine alone where others may write `home`: SQLite does not work for several machines."""
+    home.mkdir(parents=True, exist_ok=True)
+    return home if is_of_one_machine(home) else home / "embedded" / socket.gethostname()
 
 
 def _command(host: str, port: int) -> list[str]:

@@ -118,7 +118,7 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int, alerts: Ale
         worker = stack.enter_context(_worker(api, limit, home / "worker.log"))
         _wait_for_pool(api, worker, home / "worker.log")
         _deploy()
-        # Not before: a server that has just begun to answer sends no notification of it yet.
+        # Not before: a server that has just begun to answer does not yet notify of runs that end.
         _close(api, dead & _open_runs(api))
         _say(api, address, workspace, num_gpus)
         while worker.poll() is None and not server.has_ended():
@@ -241,8 +241,8 @@ def _open_runs(api: ApiClient) -> set[str]:
 
 def _close(api: ApiClient, runs: set[str]) -> None:
     """End the runs as crashed (or cancelled), which frees their slots."""
-    with suppress(httpx.HTTPError):
-        for run in runs:
+    for run in runs:
+        with suppress(httpx.HTTPError):  # one that was deleted meanwhile
             is_cancelled = api.ask("GET", f"flow_runs/{run}").json()["state_type"] == "CANCELLING"
             ended = "CANCELLED" if is_cancelled else "CRASHED"
             state = {"type": ended, "name": ended.capitalize(), "message": _ENDED}

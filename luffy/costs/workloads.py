@@ -94,7 +94,7 @@ def _machine(facts: Mapping[str, str], gpus: Sequence[str]) -> str:
 
 
 def _timed(stage: str, settings: dict[str, Json]) -> dict[str, Json]:
-    timed = {name: value for name, value in settings.items() if name not in ("seed", "validation")}
+    timed = {name: value for name, value in settings.items() if name not in ("seed", "round", "validation")}
     section = timed.get(stage)
     if isinstance(section, dict):
         timed[stage] = {name: value for name, value in section.items() if name not in _NOT_TIMED.get(stage, ())}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from luffy.config.many_runs.grid import value_text
 from luffy.evaluation.method_comparison.arms import Costs
 from luffy.evaluation.method_comparison.seed_scores import Score
-from luffy.evaluation.method_comparison.tuning import ArmTuning, Halving, Try, Tuning
+from luffy.evaluation.method_comparison.tuning import ArmTuning, Try, Tuning
 from luffy.pages.cost_tables import costs_by_name
 from luffy.pages.panels import Figure
 from luffy.pages.plotter import Dot, place_plot
@@ -81,19 +81,21 @@ def _words(tuning: Tuning) -> str:
     ran = f"seed {seeds}" if len(tuning.seeds) == 1 else f"seeds {seeds}"
     return (
         f"Every arm had {tries}{drawn}, each run with {ran} and evaluated on {tuning.on} alone ({tuning.decoding}); "
-        f"nothing that is reported above was used. {_words_of_halving(tuning.halving)}The highest mean accuracy"
+        f"nothing that is reported above was used. {_words_of_halving(tuning)}The highest mean accuracy"
         f"{'' if tuning.halving is None else ' of the last rung'} was chosen, of equal ones the first in the grid."
     )
 
 
-def _words_of_halving(halving: Halving | None) -> str:
+def _words_of_halving(tuning: Tuning) -> str:
+    halving = tuning.halving
     if halving is None:
         return ""
+    failed = any(each.failures for arm in tuning.arms for each in arm.tries)
     first, *later = zip(halving.num_tries, halving.lengths, strict=True)
     went_on = ", ".join(f"the best {count} to {length}" for count, length in later)
     return (
         f"Successive halving, reduction factor {halving.eta}: {first[0]} tries trained for {first[1]} {halving.unit}, "
-        f"and went on, {went_on}. "
+        f"and went on, {went_on}{', fewer where tries failed' if failed else ''}. "
     )
 
 

@@ -53,7 +53,7 @@ from luffy.pipeline.chain.reuse import clear, examine
 from luffy.pipeline.machine.events import EVENTS_FILE, EventWriter
 from luffy.pipeline.workspace.lease import leased
 from luffy.pipeline.workspace.lock import StageLock
-from luffy.pipeline.workspace.lock_reach import ends_at_machine
+from luffy.pipeline.workspace.lock_reach import is_of_one_machine
 from luffy.pipeline.workspace.space import READ_ONLY, lack_of_space
 from luffy.processes import (
     MARK_VARIABLE,
@@ -245,15 +245,15 @@ def _read(stage: StageName, path: Path) -> StageJob:
 
 
 def _leased(out: Path, events: EventWriter, supervisor: int | None) -> AbstractContextManager[None]:
-    """Keeps other machines out where they do not see the lock."""
-    if ends_at_machine(out) is None:
+    """Keeps other machines out, which may not see the lock: how they mount the file system is not known here."""
+    if is_of_one_machine(out):
         return contextlib.nullcontext()
     return leased(out, partial(_waiting, events), partial(_lose_lease, events, supervisor))
 
 
-def _lose_lease(events: EventWriter, supervisor: int | None, holder: str) -> None:
-    """Called when another machine has taken the stage: no further write of this one may reach its directory."""
-    _end_at_once(events, supervisor, f"this machine was away for too long; the stage went to {holder}", EXIT_TEMPORARY)
+def _lose_lease(events: EventWriter, supervisor: int | None, fate: str) -> None:
+    """Called when another machine has the stage, or may take it: this one may not write any more of it."""
+    _end_at_once(events, supervisor, f"this machine was away for too long; {fate}", EXIT_TEMPORARY)
 
 
 def _waiting(events: EventWriter, holder: str) -> None:
@@ -288,11 +288,11 @@ def _give_up(events: EventWriter, supervisor: int | None) -> None:
 
 
 def _end_at_once(events: EventWriter, supervisor: int | None, why: str, code: int) -> NoReturn:
-    """End all processes of this stage."""
-    _record_failure(events, why)
+    """End all processes of this stage. The event comes after the others have ended: its disk may hang."""
     mark = os.environ.get(MARK_VARIABLE)
     if mark:
         end_processes(mark, 0.0, spared=supervisor)
+    _record_failure(events, why)
     os._exit(code)
 
 

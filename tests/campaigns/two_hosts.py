@@ -248,7 +248,7 @@ for process in psutil.process_iter(["cmdline"]):
 PROGRAM = """
 import sys
 from luffy.stages import base, program
-program.ends_at_machine = lambda folder: "simulated"
+program.is_of_one_machine = lambda folder: False
 arguments = ["--config", sys.argv[1] + "/config.yaml", "--out", sys.argv[1]]
 sys.exit(program.run_program("base", base.run, arguments, defers_stop_requests=True))
 """

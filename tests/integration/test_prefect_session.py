@@ -15,6 +15,7 @@ import pytest
 from patience import PATIENCE_S, wait_until
 
 from luffy.errors import LuffyError
+from luffy.flows import prefect_session
 from luffy.flows.launch import call_flow
 from luffy.flows.prefect_session import answers, configured_api, free_port, prefect_api
 
@@ -146,6 +147,8 @@ def test_prefect_itself_bypasses_the_proxy_for_this_machine(tmp_path, before, af
 
 @pytest.mark.slow
 def test_an_embedded_server_takes_the_place_of_an_api_that_does_not_answer(project, monkeypatch, capsys):
+    """Where other machines may write the workspace, it has a folder of its own."""
+    monkeypatch.setattr(prefect_session, "is_of_one_machine", lambda folder: False)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     server = prefect_api()
     try:
@@ -153,6 +156,7 @@ def test_an_embedded_server_takes_the_place_of_an_api_that_does_not_answer(proje
         assert os.environ["PREFECT_API_URL"] == server.url
         server.wait()
         assert prefect_api() is None
+        assert [path.parent.name for path in (project / "home").rglob("prefect.db")] == [socket.gethostname()]
     finally:
         server.stop()
 

@@ -83,7 +83,7 @@ def load_arm(arm: ArmPlan, comparison: ComparisonConfig, experiment: Path, point
     named = [f"name={comparison.name}.{arm.name}", f"chain={arm.config.chain}", f"method={arm.config.method}"]
     overrides = [*comparison.overrides, *arm.config.overrides, *point.overrides, *named]
     # How many steps an arm's share of the budget makes depends on the rest of its experiment.
-    unmeasured = load_experiment(experiment, [*overrides, *_lengths(stages, 1, _ANY_LENGTH)], given_at=where)
+    unmeasured = load_experiment(experiment, [*overrides, *_lengths(stages, _ANY_LENGTH, _ANY_LENGTH)], given_at=where)
     _check_training(arm, unmeasured)
     budget = comparison.budget
     lengths = (
@@ -93,31 +93,44 @@ def load_arm(arm: ArmPlan, comparison: ComparisonConfig, experiment: Path, point
 
 
 def check_continues(arm: ArmPlan, config: ExperimentConfig, budget: BudgetConfig, rungs: Sequence[Rung]) -> None:
-    """Raise ConfigError if a run that ends at one of `rungs` cannot be continued to the next one."""
+    """Raise ConfigError if the runs of one of `rungs` do not continue those of the one before."""
     if "sample" in config.stages:
         arm.refuse(
             f"select.halving: the rounds of chain {arm.config.chain} cannot be continued by longer ones; remove "
             "select.halving"
         )
-    for rung in rungs[:-1]:
+    for rung in rungs:
         try:
             shorter = at_resource(config, budget, rung.resource)
         except ValueError as error:
             arm.refuse(f"select.halving: {error}; change min_resource or eta")
         if part := _part_that_depends_on_length(shorter):
+            remedy = "make it independent of them"
+            if part.endswith(".validation"):
+                remedy = "let its every divide the steps of all rungs, without keep_best"
             arm.refuse(
-                f"select.halving: {part} depends on how many steps its stage makes, so that rung {rung.number + 1} "
-                "could not continue a run; make it independent of them, or remove select.halving"
+                f"select.halving: {part} depends on how many steps its stage makes, here {_last_steps(shorter)} on "
+                f"rung {rung.number}, so that no rung could continue the one before; {remedy}, or remove select.halving"
             )
 
 
 def _part_that_depends_on_length(config: ExperimentConfig) -> str:
     """The section of the last stage of training that a longer run would not share; empty where none is."""
-    last = "rl" if "rl" in config.stages else "sft"
+    last = _last_training(config)
     configure = STAGE_KINDS[last].configure
     settings = None if configure is None else configure(config)
     assert isinstance(settings, SFTSettings | RLSettings)
     return (_planned_by_steps(config, (last,)) or f"{last}.validation") if settings.depends_on_length else ""
+
+
+def _last_training(config: ExperimentConfig) -> str:
+    return "rl" if "rl" in config.stages else "sft"
+
+
+def _last_steps(config: ExperimentConfig) -> int | None:
+    section = getattr(config, _last_training(config))
+    steps: int | None = section.steps
+    return steps
 
 
 def _lengths(stages: Sequence[str], sft_steps: int, rl_steps: int) -> list[str]:

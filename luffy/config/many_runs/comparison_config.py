@@ -116,7 +116,8 @@ class ComparisonConfig(StrictModel):
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for all arms."""
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    """For SFT and RL: order of prompts, choice of traces, rollouts. Data, base and evaluation keep the experiment's."""
+    """For all after the base: order of prompts, choice of traces, responses. Data, base and evaluation keep the
+    experiment's."""
     reference: str
     """The arm that all others are tested against."""
     budget: BudgetConfig

@@ -50,6 +50,8 @@ def _resources(halving: HalvingConfig, budget: int) -> Iterator[int]:
 def check_rungs(halving: HalvingConfig, budget: BudgetConfig, num_points: int) -> None:
     """Raise ValueError, beginning with the key of `select.halving`, where a rung would decide nothing."""
     rungs = rungs_of(halving, budget.amount, num_points)
+    if budget.amount < halving.eta:
+        raise ValueError(f"eta: {halving.eta} is above the budget of {budget.text}, so there is no shorter rung")
     if len(rungs) < 2:
         raise ValueError(
             f"min_resource: {halving.min_resource} leaves no rung below the budget of {budget.text}; give at most "

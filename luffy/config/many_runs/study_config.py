@@ -67,7 +67,7 @@ class StudyConfig(StrictModel):
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for all cells; a level's overrides come after them."""
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    """Reported seeds of SFT and RL at the centre. Data, base and evaluation keep the experiment's."""
+    """Reported at the centre, for all after the base. Data, base and evaluation keep the experiment's."""
     seeds_elsewhere: tuple[NonNegativeInt, ...] = Field(min_length=1)
     """In every other cell."""
     reference: str

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 from luffy.config.many_runs.grid import GridPoint, is_number, value_text
@@ -90,8 +89,10 @@ class ArmTuning:
         """An estimate of `costs` without rungs, whose lengths are `lengths`: the last stage of each try at its pace."""
         spent = stage_costs(seed for seed, _ in self._longest())
         for seed, rung in self._longest():
-            last = _last_stage(seed)
-            spent[last] = _prolonged(spent[last], resource, lengths[-1] - lengths[rung])
+            *earlier, last = seed.trained.values()
+            # What the last stage was to make, not what it made: a step whose groups are all filtered out makes none.
+            own = _less(lengths[rung], [getattr(spent[stage], resource) for stage in earlier])
+            spent[last] = _prolonged(spent[last], 1 + (lengths[-1] - lengths[rung]) / own if own else None)
         return total_costs(spent.values())
 
     def _longest(self) -> Iterator[tuple[FinishedSeed, int]]:
@@ -114,7 +115,7 @@ class ArmTuning:
             kept = {each.point.number for each in following}
             dropped = _accuracies([each for each in tries if each.point.number not in kept])
             if set(dropped) & set(_accuracies([each for each in tries if each.point.number in kept])):
-                yield f"{self.arm}: rung {number}: equally accurate tries were kept and dropped, by their order"
+                yield f"{self.arm}: rung {number}: of tries with equal accuracy, the first in the grid went on"
 
     def _edges(self, chosen: Try) -> Iterator[str]:
         for key, value in chosen.point.values:
@@ -236,14 +237,13 @@ def _accuracies(tries: Sequence[Try]) -> list[float]:
     return [each.score.estimate.value for each in tries if each.score is not None]
 
 
-def _last_stage(seed: FinishedSeed) -> Path:
-    return list(seed.trained.values())[-1]
+def _less(total: int, parts: Sequence[int | None]) -> int | None:
+    known = [part for part in parts if part is not None]
+    return total - sum(known) if len(known) == len(parts) else None
 
 
-def _prolonged(costs: Costs, resource: Resource, more: int) -> Costs:
-    """`costs` of a stage that spends `more` of `resource`, the rest in proportion; unknown where it spent none."""
-    own = getattr(costs, resource)
-    factor = 1 + more / own if own else None
+def _prolonged(costs: Costs, factor: float | None) -> Costs:
+    """`costs` of a stage that is longer by `factor`; unknown with it."""
     scaled = {
         name: None if value is None or factor is None else value * factor for name, value in costs.values().items()
     }

@@ -23,14 +23,14 @@ from luffy.pipeline.chain.job import JOB_FILE
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.chain.partial_writes import partial_writes
 from luffy.pipeline.machine.events import EVENTS_FILE
-from luffy.pipeline.workspace.lease import LEASE_FILE
+from luffy.pipeline.workspace.lease import LEASE_FOLDER
 from luffy.pipeline.workspace.lock import LOCK_FILE
 
 LOG_FILE = "log.txt"
 PAID_ANSWERS = "paid_answers.jsonl"
 """Paid answers. The key of each covers the whole question, so they stay valid after any change."""
 _EXPORT_FOLDER = "model"
-_KEPT = frozenset({JOB_FILE, EVENTS_FILE, LOG_FILE, LOCK_FILE, LEASE_FILE, PAID_ANSWERS})
+_KEPT = frozenset({JOB_FILE, EVENTS_FILE, LOG_FILE, LOCK_FILE, LEASE_FOLDER, PAID_ANSWERS})
 
 
 @dataclass(frozen=True, slots=True)

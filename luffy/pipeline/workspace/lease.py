@@ -1,8 +1,10 @@
-"""The lease of a stage's directory, which keeps other machines out where locks end at each machine.
+"""The lease of a stage's directory, which keeps other machines out where they may not see its lock.
 
-The process that works in the directory renews a file there. Another machine takes the lease once it has seen no renewal
-for some time; it compares the file with itself, not with a clock. A holder that finds its lease taken, after it was
-suspended or cut off from the disk for so long, has to end at once.
+Leases are numbered files in a folder, and the highest number holds. Whoever wants the next lease creates the next
+file, which the file system grants to one process alone, and which no earlier holder writes. The holder renews its own
+file until it ends. Another machine goes on once the file says that its holder has ended, or once it has looked at it
+for a while without seeing a renewal: the file is compared with itself, not with a clock. A holder that finds a higher
+number, or that has not renewed its own lease for that long, has to end at once.
 """
 
 import contextlib
@@ -21,8 +23,16 @@ from pydantic import TypeAdapter, ValidationError
 from luffy.files import write_atomic
 from luffy.pipeline.workspace.process_start import boot_id
 
-LEASE_FILE = ".lease"
+LEASE_FOLDER = ".lease"
 _POLL_S = 0.2
+_LOOK_S = 1.0
+_LONGEST_GAP_S = 5.0
+"""Between two looks at a lease. In a longer one, the disk was away from this machine, and perhaps from its holder."""
+
+
+def time_since_boot() -> float:
+    """Seconds, those of a suspended machine included."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +49,36 @@ _RENEWAL = Renewal()
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The contents of the file."""
+    """The contents of a file."""
 
+    number: int
     holder: str
     """`pid 17 on host`."""
     boot: str
     """`boot_id` of its machine, on which the lock is decisive."""
-    token: str
-    """Different for each holder."""
     renewals: int = 0
+    is_ended: bool = False
+    """Whether its holder has left the directory."""
 
 
 _FORMAT = TypeAdapter(Lease)
 
 
 class LeaseWatch:
-    """Whether a lease has been seen unchanged for longer than it is honoured."""
+    """Whether a lease was looked at for longer than it is honoured, and never seen renewed."""
 
-    def __init__(self, expiry_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, expiry_s: float, clock: Callable[[], float] = time_since_boot) -> None:
         self._expiry_s, self._clock = expiry_s, clock
         self._seen: Lease | None = None
-        self._since = 0.0
+        self._since = self._looked = clock()
 
     def is_expired(self, lease: Lease) -> bool:
-        """To be asked again and again with the present contents."""
-        if lease != self._seen:
-            self._seen, self._since = lease, self._clock()
-        return self._clock() - self._since > self._expiry_s
+        """To be asked with the present contents, again and again."""
+        now = self._clock()
+        if lease != self._seen or now - self._looked > _LONGEST_GAP_S:
+            self._seen, self._since = lease, now
+        self._looked = now
+        return now - self._since > self._expiry_s
 
 
 @contextmanager
@@ -79,56 +92,113 @@ def leased(
 ) -> Iterator[None]:
     """Inside, no other machine works in `directory`; the lock keeps other processes of this one out.
 
-    `waiting` is called once with the holder that is waited for. `lost` is called from a thread with the new holder when
-    the lease was taken meanwhile; it should end the process.
+    `waiting` is called once with the holder that is waited for. `lost` is called from a thread when the lease is lost,
+    with what became of it; it should end the process.
     """
-    path = directory / LEASE_FILE
-    own = Lease(f"pid {os.getpid()} on {socket.gethostname()}", boot or boot_id(), uuid.uuid4().hex)
-    _wait(path, own.boot, waiting, LeaseWatch(renewal.expiry_s))
-    write_atomic(path, _as_text(own))
+    folder = directory / LEASE_FOLDER
+    folder.mkdir(exist_ok=True)
+    own = _take(folder, boot or boot_id() or uuid.uuid4().hex, waiting, LeaseWatch(renewal.expiry_s))
     ended = threading.Event()
-    renewing = threading.Thread(target=_renew, args=(path, own, lost, renewal, ended), name="lease", daemon=True)
+    renewing = threading.Thread(target=_renew, args=(folder, own, lost, renewal, ended), name="lease", daemon=True)
     renewing.start()
     try:
         yield
     finally:
         ended.set()
         renewing.join()
-        if _is_of(own, _read(path)):
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # then it expires
+            _write(folder, replace(own, is_ended=True))
 
 
-def _wait(path: Path, boot: str, waiting: Callable[[str], None], watch: LeaseWatch) -> None:
+def foreign_holder(directory: Path) -> str | None:
+    """The holder of a lease of another machine ("pid 17 on host"), which may be lost; None where there is none."""
+    lease = _newest(directory / LEASE_FOLDER)
+    return None if lease is None or lease.is_ended or lease.boot == boot_id() else lease.holder
+
+
+def _take(folder: Path, boot: str, waiting: Callable[[str], None], watch: LeaseWatch) -> Lease:
+    """The next lease, once the newest one does not hold any more."""
     announced = False
-    while (lease := _read(path)) is not None and lease.boot != boot and not watch.is_expired(lease):
+    while True:
+        newest = _newest(folder)
+        if newest is None or newest.is_ended or newest.boot == boot or watch.is_expired(newest):
+            own = Lease(newest.number + 1 if newest else 1, f"pid {os.getpid()} on {socket.gethostname()}", boot)
+            if _create(folder, own):
+                return own
+            continue  # another process was faster
         if not announced:
-            waiting(f"{lease.holder}, or until its lease expires")
+            waiting(f"{newest.holder}, or until its lease expires")
             announced = True
         time.sleep(_POLL_S)
 
 
-def _renew(path: Path, own: Lease, lost: Callable[[str], None], renewal: Renewal, ended: threading.Event) -> None:
-    while not ended.wait(renewal.every_s):
+def _create(folder: Path, own: Lease) -> bool:
+    """Whether the number was still free."""
+    try:
+        descriptor = os.open(_path(folder, own.number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_FORMAT.dump_json(own))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        _path(folder, own.number).unlink(missing_ok=True)
+        raise
+    for number in _numbers(folder):
+        if number < own.number:
+            _path(folder, number).unlink(missing_ok=True)
+    return True
+
+
+def _renew(folder: Path, own: Lease, lost: Callable[[str], None], renewal: Renewal, ended: threading.Event) -> None:
+    renewed = time_since_boot()
+    while not ended.wait(min(_LOOK_S, renewal.every_s)):
+        now = time_since_boot()
+        if now - renewed > renewal.expiry_s:
+            lost(_fate(folder, own))
+            return
+        if now - renewed < renewal.every_s:
+            continue
         with contextlib.suppress(OSError):  # a full disk or a server that is away: the next renewal may succeed
-            found = _read(path)
-            if not _is_of(own, found):
-                lost(found.holder if found else "another process, which has ended")
+            if (newest := _newest(folder)) is None or newest.number != own.number:
+                lost(_fate(folder, own))
                 return
             own = replace(own, renewals=own.renewals + 1)
-            write_atomic(path, _as_text(own))
+            _write(folder, own)
+            renewed = now  # not later: a write that hangs is no renewal
 
 
-def _is_of(own: Lease, found: Lease | None) -> bool:
-    return found is not None and found.token == own.token
+def _fate(folder: Path, own: Lease) -> str:
+    with contextlib.suppress(OSError):
+        newest = _newest(folder)
+        if newest is not None and newest.number != own.number:
+            return f"the stage went to {newest.holder}"
+    return "its lease has expired"
 
 
-def _read(path: Path) -> Lease | None:
-    """None where there is none, or one that a failing disk has cut short."""
-    try:
-        return _FORMAT.validate_json(path.read_bytes())  # opened each time, which makes NFS ask its server
-    except (FileNotFoundError, ValidationError):
-        return None
+def _newest(folder: Path) -> Lease | None:
+    """The lease with the highest number; None before the first."""
+    while numbers := _numbers(folder):
+        number = max(numbers)
+        try:
+            return _FORMAT.validate_json(_path(folder, number).read_bytes())  # opened, which makes NFS ask its server
+        except ValidationError:
+            # It is being written, or a failing disk has cut it short.
+            return Lease(number, "another machine", "")
+        except FileNotFoundError:  # the holder of a higher one has deleted it
+            time.sleep(_POLL_S)
+    return None
 
 
-def _as_text(lease: Lease) -> str:
-    return _FORMAT.dump_json(lease).decode()
+def _numbers(folder: Path) -> list[int]:
+    return [int(path.stem) for path in folder.glob("[0-9]*.json")]
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"{number:06d}.json"
+
+
+def _write(folder: Path, lease: Lease) -> None:
+    write_atomic(_path(folder, lease.number), _FORMAT.dump_json(lease).decode())

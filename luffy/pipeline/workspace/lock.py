@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from luffy.errors import LuffyError
+from luffy.pipeline.workspace.lease import foreign_holder
 
 LOCK_FILE = ".lock"
 _POLL_S = 0.2
@@ -63,7 +64,13 @@ class StageLock:
 
 @contextmanager
 def lock_if_free(directory: Path) -> Iterator[bool]:
-    """Holds the lock of `directory` inside the block if it is free; yields whether it is held. Creates no file."""
+    """Holds the lock of `directory` inside the block if it is free; yields whether it is held. Creates no file.
+
+    It is not free where another machine has left a lease, since its process may live.
+    """
+    if foreign_holder(directory) is not None:
+        yield False
+        return
     try:
         descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -76,7 +83,9 @@ def lock_if_free(directory: Path) -> Iterator[bool]:
 
 
 def holder_of(directory: Path) -> str | None:
-    """The current holder of the lock of `directory` ("pid 17 on host"); None when it is free."""
+    """Who works in `directory` ("pid 17 on host"): the holder of its lock, or of another machine's lease; else None."""
+    if (elsewhere := foreign_holder(directory)) is not None:
+        return elsewhere
     try:
         descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -20,11 +20,18 @@ _LOCAL_OPTIONS = {
 }
 """Mount options with which the kernel keeps locks to itself: nfs(5), mount.lustre(8), mount.ocfs2(8), mount.cifs(8)."""
 _ALWAYS_LOCAL = ("fuse.sshfs",)
-LOCAL_LOCKS_REMEDY = (
-    "mount it with locks that all machines see; until then run luffy gc and luffy serve on one machine only; leases "
-    "keep stages apart, and those of a lost machine are free after 90 s"
+_SHARED_BY_DEFAULT = (*_LOCAL_OPTIONS, "ceph", "gfs2", "gpfs")
+"""Their locks reach all machines, unless an option above says otherwise."""
+_OF_ONE_MACHINE = (
+    *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "tmpfs", "ramfs", "overlay"),
+    *("fuse.fuse-overlayfs", "fuseblk", "vfat", "exfat", "ntfs3", "squashfs", "erofs"),
 )
-"""For a workspace whose locks end at the machine; stages are kept apart by a lease."""
+LOCAL_LOCKS_REMEDY = (
+    "mount it with locks that all machines see. Until then, run luffy serve on one machine only, and luffy gc only "
+    "while no machine starts runs. A lease keeps machines out of each other's stages, and that of a lost machine "
+    "expires after 90 s"
+)
+"""For a workspace whose locks end at the machine, or may."""
 
 
 def check_locks(folder: Path) -> None:
@@ -48,6 +55,17 @@ def ends_at_machine(folder: Path, mounts: Path = _MOUNTS) -> str | None:
         return kind
     found = [option for option in _LOCAL_OPTIONS.get(kind, ()) if option in options]
     return f"{kind} with {found[0]}" if found else None
+
+
+def is_of_one_machine(folder: Path, mounts: Path = _MOUNTS) -> bool:
+    """Whether only this machine can write there, by the kind of its file system."""
+    return _mount_of(folder.resolve(), mounts)[0] in _OF_ONE_MACHINE
+
+
+def of_unknown_reach(folder: Path, mounts: Path = _MOUNTS) -> str | None:
+    """The kind of a file system of whose locks nothing is known (`fuse.s3fs`, `beegfs`); None for others."""
+    kind, _ = _mount_of(folder.resolve(), mounts)
+    return None if kind in (*_OF_ONE_MACHINE, *_SHARED_BY_DEFAULT, *_ALWAYS_LOCAL) else kind
 
 
 def lock_note(folder: Path) -> str | None:

@@ -124,8 +124,11 @@ def test_checking_a_workspace_that_does_not_exist_makes_none(tmp_path):
 
 def test_locks_that_end_at_the_machine_are_a_note(tmp_path):
     workspace = Workspace(tmp_path)
-    assert check_lock_reach(workspace, reach=lambda folder: None).severity == "ok"
-    finding = check_lock_reach(workspace, reach=lambda folder: "nfs with nolock")
+    assert check_lock_reach(workspace, ends=lambda folder: None, unknown=lambda folder: None).severity == "ok"
+    unknown = check_lock_reach(workspace, ends=lambda folder: None, unknown=lambda folder: "fuse.s3fs")
+    assert unknown.severity == "note"
+    assert "fuse.s3fs: whether other machines see them is not known" in unknown.found
+    finding = check_lock_reach(workspace, ends=lambda folder: "nfs with nolock")
     assert (finding.severity, finding.check) == ("note", "locks")
     assert "nfs with nolock: other machines do not see them" in finding.found and "luffy gc" in finding.remedy
 

@@ -6,6 +6,7 @@ import pytest
 
 from luffy.config import load_experiment
 from luffy.costs.measurable import choose
+from luffy.costs.workloads import workload_of
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.workspace import Workspace
 
@@ -55,5 +56,12 @@ def test_stages_that_answer_training_prompts_are_measured_rounds_once_and_teache
     assert "difficulty" in chosen(tmp_path, "smoke", "difficulty.policy=base")[0]
     names, _ = chosen(tmp_path, "expert_iteration")
     assert [name for name in names if not name.startswith("evaluate_")] == ["base", "sample_1", "sft_1"]
+    # A measured round is the measure of all.
+    config = load_experiment(ROOT / "exp_configs" / "expert_iteration.yaml", [])
+    nodes = [plan.node for plan in open_experiment(config, Workspace(tmp_path), fingerprint=lambda stage: {}).plan()]
+    for stage in ("sample", "sft"):
+        rounds = [node for node in nodes if node.stage == stage]
+        assert len(rounds) == 3
+        assert len({workload_of(config, nodes, node, "this machine").key for node in rounds}) == 1
     names, refusals = chosen(tmp_path, "taught_by_endpoint")
     assert "synthesize" not in names and "models of others" in refusals["synthesize"]

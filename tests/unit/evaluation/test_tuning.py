@@ -125,6 +125,18 @@ def test_a_continued_run_costs_once_and_a_full_grid_is_estimated_at_the_pace_of_
     assert arm.costs_of_full_grid("rollouts", (14, 28)).rollouts == 3 * 28
 
 
+def test_a_full_grid_is_estimated_by_the_steps_that_were_planned_although_some_made_no_update(tmp_path):
+    """Two of three RL steps had no group left; the rest of the grid is four times as long all the same."""
+    points = grid_points({"a": (1, 2)})
+    rungs = [
+        (tried(points[0], [finished(100, 3, {"rl": trained(tmp_path / "one", 2)})], {}, CELL, 0.95),),
+        (tried(points[1], [finished(100, 4, {"rl": trained(tmp_path / "two", 24)})], {}, CELL, 0.95),),
+    ]
+    # Two optimizer steps in each RL step: 12 and 48 were planned, 4 and 48 made.
+    full = ArmTuning("luffy", tuple(rungs)).costs_of_full_grid("optimizer_steps", (12, 48))
+    assert full.rollouts == 14 * 4 + 24 * 7
+
+
 def test_page_and_data_tell_the_rungs_and_what_was_dropped_on_each(tmp_path):
     arm = halved(tmp_path)
     found = replace(tuning(arm), halving=Halving(2, "optimizer_steps", (5, 9), (3, 2)))

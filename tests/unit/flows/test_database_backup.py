@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 
+from luffy.errors import UserError
 from luffy.flows.database_backup import back_up_before_upgrade, installed_version, note_opened
 
 
@@ -39,7 +40,28 @@ def test_a_database_of_another_version_is_copied_and_one_of_this_version_is_not(
     assert copies(home) == []
     (home / "prefect.version").write_text("3.4.25")
     back_up_before_upgrade(home)
-    assert [copy.name for copy in copies(home)] == [f"prefect.db.before-{installed_version()}"]
+    (copy,) = copies(home)
+    assert copy.name.startswith(f"prefect.db.before-{installed_version()}-")
+
+
+def test_a_copy_that_was_put_back_is_copied_again_before_the_next_update(home):
+    """Between the two, an older luffy that knows nothing of copies may have worked with it."""
+    with closing(sqlite3.connect(home / "prefect.db", isolation_level=None)) as database:
+        database.execute("CREATE TABLE alembic_version (version_num)")
+        database.execute("INSERT INTO alembic_version VALUES ('new')")
+        note_opened(home)
+        back_up_before_upgrade(home)
+        assert copies(home) == []
+        database.execute("UPDATE alembic_version SET version_num = 'old'")
+        back_up_before_upgrade(home)
+    assert len(copies(home)) == 1
+
+
+def test_a_damaged_database_is_one_line(home):
+    (home / "prefect.db").write_bytes(b"no database" * 1000)
+    (home / "prefect.db-wal").unlink()
+    with pytest.raises(UserError, match=r"prefect\.db: cannot be copied before Prefect .* updates it: file is not a"):
+        back_up_before_upgrade(home)
 
 
 def test_a_new_database_and_one_elsewhere_are_not_copied(home, tmp_path_factory, monkeypatch):

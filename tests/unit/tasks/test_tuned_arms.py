@@ -110,4 +110,4 @@ def test_a_rung_of_equal_tries_keeps_the_first_of_the_grid_and_says_so(halved):
     found, rungs = climbed(halved, lambda folder: 7)
     assert [sorted({run.point.number for run in runs}) for runs in rungs] == [[1, 2, 3, 4, 5, 6], [1, 2, 3], [1, 2]]
     assert found.chosen("luffy").point.number == 1
-    assert "luffy: rung 1: equally accurate tries were kept and dropped, by their order" in found.warnings
+    assert "luffy: rung 1: of tries with equal accuracy, the first in the grid went on" in found.warnings

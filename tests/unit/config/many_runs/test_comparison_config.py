@@ -42,7 +42,7 @@ def complaint(load, *arguments):
 
 
 def updates(run):
-    """Optimizer steps behind the base."""
+    """Optimizer steps after the base."""
     config = run.config
     sft = config.sft.num_steps(10**9) if "sft" in config.stages else 0
     return sft + (config.rl.steps * config.rl.updates_per_step if "rl" in config.stages else 0)
@@ -56,6 +56,12 @@ def test_every_run_makes_the_optimizer_steps_of_the_budget(load):
     assert [updates(run) for run in comparison.runs] == [12] * 6
     # smoke.yaml makes two updates an RL step.
     assert [run.config.rl.steps for run in comparison.runs[1:3]] == [6, 4]
+
+
+def test_an_arm_may_look_at_held_out_prompts_while_sft_trains(load):
+    looks = "overrides: ['sft.validation={every: 12, source: validation}', data.validation_prompts=2]\n"
+    sft, *_ = load(HEAD + looks + STEPS + ARMS).runs
+    assert (sft.config.sft.steps, sft.config.sft.validation.every) == (12, 12)
 
 
 def test_seeds_are_those_of_the_stages_that_learn(load):

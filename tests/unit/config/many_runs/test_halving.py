@@ -100,8 +100,14 @@ def test_a_budget_of_rollouts_has_rungs_of_rollouts(load):
         (
             "method: luffy}",
             "method: luffy, overrides: ['rl.validation={every: 2, source: validation}']}",
-            "arms.luffy: select.halving: rl.validation depends on how many steps",
+            "arms.luffy: select.halving: rl.validation depends on how many steps its stage makes, here 3 on rung 1",
         ),
+        (
+            "method: luffy}",
+            "method: luffy, overrides: ['rl.validation={every: 3, source: validation, keep_best: {}}']}",
+            "let its every divide the steps of all rungs, without keep_best, or remove select.halving",
+        ),
+        ("min_resource: 6", "min_resource: 6, eta: 25", "select.halving.eta: 25 is above the budget of 24 optimizer"),
     ],
 )  # fmt: skip
 def test_what_has_no_rungs_or_cannot_continue_is_one_line_that_says_where(load, change, to, says):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from luffy.pipeline.workspace.lock_reach import ends_at_machine, lock_note
+from luffy.pipeline.workspace.lock_reach import ends_at_machine, is_of_one_machine, lock_note, of_unknown_reach
 
 FLOCK = """
 #include <errno.h>
@@ -39,6 +39,7 @@ filer:/old /lab/old nfs rw,vers=3,nolock,local_lock=all 0 0
 filer:/a\\040b /lab/a\\040b nfs rw,vers=3,local_lock=flock 0 0
 me@host:/ /mnt/ssh fuse.sshfs rw,user_id=0 0 0
 tmpfs /lab/old/tmp tmpfs rw 0 0
+bucket /mnt/bucket fuse.s3fs rw 0 0
 """
 
 
@@ -75,6 +76,24 @@ def test_a_mount_tells_whether_its_locks_end_at_the_machine(tmp_path, folder, ex
     mounts = tmp_path / "mounts"
     mounts.write_text(MOUNTS)
     assert ends_at_machine(Path(folder), mounts) == expected
+
+
+@pytest.mark.parametrize(
+    ("folder", "alone", "unknown"),
+    [
+        ("/work", True, None),
+        ("/lab/old/tmp", True, None),
+        ("/lab", False, None),
+        ("/lab/old", False, None),
+        ("/mnt/ssh", False, None),
+        ("/mnt/bucket", False, "fuse.s3fs"),
+    ],
+)
+def test_a_lease_is_held_wherever_other_machines_may_write(tmp_path, folder, alone, unknown):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(MOUNTS)
+    assert is_of_one_machine(Path(folder), mounts) is alone
+    assert of_unknown_reach(Path(folder), mounts) == unknown
 
 
 def test_a_disk_of_this_machine_needs_no_note(tmp_path):
