@@ -35,7 +35,7 @@ class GridConfig(StrictModel):
     grid: Grid
     """Values by `key.path`; every combination is a point."""
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    """Of every point, for all after the base. Data, base and evaluation keep the experiment's."""
+    """For all after the base, at every point. Data, base and evaluation keep the experiment's."""
     workers: PositiveInt = 1
     """Number of concurrent runs. Never affects their results."""
 

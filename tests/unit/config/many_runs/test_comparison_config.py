@@ -59,9 +59,9 @@ def test_every_run_makes_the_optimizer_steps_of_the_budget(load):
 
 
 def test_an_arm_may_look_at_held_out_prompts_while_sft_trains(load):
-    looks = "overrides: ['sft.validation={every: 12, source: validation}', data.validation_prompts=2]\n"
+    looks = "overrides: ['sft.validation={every: 4, source: validation}', data.validation_prompts=2]\n"
     sft, *_ = load(HEAD + looks + STEPS + ARMS).runs
-    assert (sft.config.sft.steps, sft.config.sft.validation.every) == (12, 12)
+    assert (sft.config.sft.steps, sft.config.sft.validation.every) == (12, 4)
 
 
 def test_seeds_are_those_of_the_stages_that_learn(load):
