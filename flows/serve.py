@@ -56,6 +56,7 @@ _POINTER_HEAD = "# Written by `luffy serve` and removed when it ends; not to be 
 _ENVIRONMENT = {
     "PREFECT_SERVER_UI_API_URL": "/api",  # under whatever name the browser has for this machine
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "luffy.flows.event_order",
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
     "PREFECT_WORKER_QUERY_SECONDS": "2",
 }
@@ -118,7 +119,6 @@ def _serve(workspace: Workspace, address: ServerAddress, limit: int, alerts: Ale
         worker = stack.enter_context(_worker(api, limit, home / "worker.log"))
         _wait_for_pool(api, worker, home / "worker.log")
         _deploy()
-        # Not before: a server that has just begun to answer does not yet notify of runs that end.
         _close(api, dead & _open_runs(api))
         _say(api, address, workspace, num_gpus)
         while worker.poll() is None and not server.has_ended():
