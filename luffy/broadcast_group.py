@@ -51,11 +51,15 @@ class Invitation:
 
 
 class Meeting:
-    """The place where the members of a group find each other, opened by the process that will send."""
+    """The place where the members of a group find each other, opened by the process that will send.
+
+    Raises BroadcastFailed where this machine cannot be reached at `host`.
+    """
 
     def __init__(self, host: str, size: int, timeout_s: float) -> None:
         timeout = timedelta(seconds=timeout_s)
-        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        with _failing(f"{host} cannot be reached"):
+            self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         self.invitation = Invitation(host, self._store.port, size, timeout_s)
 
     def lead(self, device: torch.device, members: Sequence[str]) -> "BroadcastGroup":

@@ -1,5 +1,6 @@
 """Stages that stop at a step until a test lets them go on."""
 
+import subprocess
 from pathlib import Path
 
 from patience import wait_until
@@ -17,9 +18,10 @@ class Hold:
         self._file.touch()
         self.environment = {"TEST_HOLD": f"{stage}:{step}:{self._file}", "PYTHONPATH": str(_FOLDER)}
 
-    def wait(self) -> None:
-        """Return once the stage has stopped."""
-        wait_until(self._reached.exists, "the stage's stop")
+    def wait(self, run: subprocess.Popen[str] | None = None) -> None:
+        """Return once the stage has stopped; `run` is the process that runs it, and does not end before that."""
+        wait_until(lambda: self._reached.exists() or (run is not None and run.poll() is not None), "the stage's stop")
+        assert run is None or run.poll() is None, run.communicate()
 
     def release(self) -> None:
         """Let the stage go on, and let later ones pass."""

@@ -4,7 +4,9 @@ Long enough for a loaded or slow machine. Only a test that fails waits this long
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import psutil
 
 PATIENCE_S = 600.0
 _LOOK_S = 0.02
@@ -20,3 +22,21 @@ def wait_until(condition: Callable[[], object], what: str = "the awaited event")
         assert time.monotonic() < deadline, f"{what} has not come for {PATIENCE_S:g} s"
         # A look that is costly, at all processes, say, leaves the processor to those that are waited for.
         time.sleep(max(_LOOK_S, 4 * (time.process_time() - looked)))
+
+
+def wait_until_ended(processes: Iterable[psutil.Process]) -> None:
+    """Return once all have ended; whether somebody has taken note of their end does not matter."""
+    left = list(processes)
+
+    def have_ended() -> bool:
+        left[:] = filter(_runs, left)
+        return not left
+
+    wait_until(have_ended, "the end of processes")
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

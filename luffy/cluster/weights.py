@@ -60,9 +60,46 @@ def _group(
     if group is not None and (not group.is_open or group.members != members):
         group.close()
         group = None
-    if group is None and _all_answer(engines, timeout_s / 4):
-        group = _form_group(engines, members, num_receivers, timeout_s / 4)
+    if group is None:
+        group = _formed(rank, engines, members, num_receivers, timeout_s / 4)
     rank.broadcast_group = group
+    return group
+
+
+def _formed(
+    rank: TrainerRank, engines: Sequence[ActorHandle], members: Sequence[str], num_receivers: int, timeout_s: float
+) -> BroadcastGroup | None:
+    """A new group; None when it did not form, and this update goes through the object store.
+
+    Raises ClusterError when a group of living engines fails at two updates in a row: once may be a busy machine.
+    """
+    if not _all_answer(engines, timeout_s):
+        logger.warning(
+            "an engine has not answered for %g s: no group for broadcasts, the object store is used", timeout_s
+        )
+        return None
+    joining: list[Any] = []
+    try:
+        meeting = Meeting(ray.util.get_node_ip_address(), 1 + num_receivers * len(engines), timeout_s)
+        joining += [
+            engine.join_broadcasts.remote(meeting.invitation, 1 + place * num_receivers)
+            for place, engine in enumerate(engines)
+        ]
+        group = meeting.lead(device(), members)
+    except BroadcastFailed as failure:
+        done, hanging = ray.wait(joining, num_returns=len(joining), timeout=timeout_s) if joining else ([], [])
+        if not hanging and not any(isinstance(_outcome(answer), RayActorError) for answer in done):
+            rank.broadcast_failures += 1
+        if rank.broadcast_failures > 1:
+            raise ClusterError(
+                f"execution.ray.weight_transfer: broadcast: no group of rank 0 and the engines formed within "
+                f"{timeout_s:g} s, twice ({failure}); let their machines reach each other on any port "
+                "(GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names the interface), or use object_store"
+            ) from failure
+        logger.warning("no group for broadcasts formed (%s); the object store is used", failure)
+        return None
+    rank.broadcast_failures = 0
+    logger.info("weights are broadcast from %s to %d workers", device().type, len(engines) * num_receivers)
     return group
 
 
@@ -70,31 +107,6 @@ def _all_answer(engines: Sequence[ActorHandle], timeout_s: float) -> bool:
     answers: list[Any] = [engine.pid.remote() for engine in engines]
     done, _ = ray.wait(answers, num_returns=len(answers), timeout=timeout_s)
     return len(done) == len(answers) and not any(isinstance(_outcome(answer), RayError) for answer in done)
-
-
-def _form_group(
-    engines: Sequence[ActorHandle], members: Sequence[str], num_receivers: int, timeout_s: float
-) -> BroadcastGroup | None:
-    """A new group; None when an engine died or hangs. Raises ClusterError when the group fails without such a cause."""
-    meeting = Meeting(ray.util.get_node_ip_address(), 1 + num_receivers * len(engines), timeout_s)
-    joining: list[Any] = [
-        engine.join_broadcasts.remote(meeting.invitation, 1 + place * num_receivers)
-        for place, engine in enumerate(engines)
-    ]
-    try:
-        group = meeting.lead(device(), members)
-    except BroadcastFailed as failure:
-        done, hanging = ray.wait(joining, num_returns=len(joining), timeout=timeout_s)
-        if hanging or any(isinstance(_outcome(answer), RayActorError) for answer in done):
-            logger.warning("no group for broadcasts formed (%s); the object store is used", failure)
-            return None
-        raise ClusterError(
-            f"execution.ray.weight_transfer: broadcast: no group of rank 0 and the engines formed within "
-            f"{timeout_s:g} s ({failure}); let their machines reach each other on any port (GLOO_SOCKET_IFNAME or "
-            "NCCL_SOCKET_IFNAME names the interface), or use object_store"
-        ) from failure
-    logger.info("weights are broadcast from %s to %d workers", device().type, len(engines) * num_receivers)
-    return group
 
 
 class WeightSender:

@@ -149,7 +149,7 @@ class ExecutionConfig(StrictModel):
     activations of its slice alone (DeepSpeed Ulysses, arXiv 2309.14509). Must divide `ray.trainer_ranks` and the
     model's number of attention heads. `cluster: ray` only."""
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """DeepSpeed ZeRO stage. 3 also shards frozen models, and no rank ever holds a model whole."""
+    """DeepSpeed ZeRO stage. 3 also shards frozen models, and no rank loads or trains a model whole."""
     offload_optimizer: bool = False
     """Keep optimizer states in CPU memory (ZeRO 1-3)."""
     offload_parameters: bool = False

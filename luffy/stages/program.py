@@ -86,7 +86,7 @@ class StageContext:
     tracking: TrackingConfig
     events: EventWriter
     extends: Path | None = None
-    """`rl` only: a finished, shorter run of the same series whose checkpoints and journal may be continued."""
+    """A finished, shorter run of the same series, whose checkpoint may be continued."""
 
 
 @dataclass(frozen=True, slots=True)

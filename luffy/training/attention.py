@@ -66,8 +66,10 @@ def attention_for_generation(causal_lm: PreTrainedModel) -> Iterator[None]:
     """transformers' own sdpa for the length of the context: generation has a cache, and rows padded on the left."""
     own = causal_lm.config._attn_implementation
     causal_lm.set_attn_implementation("sdpa")
-    yield
-    causal_lm.set_attn_implementation(own)
+    try:
+        yield
+    finally:
+        causal_lm.set_attn_implementation(own)
 
 
 def attention_inputs(position_ids_BT: Tensor, execution: ExecutionConfig) -> AttentionInputs:

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_TIMEOUT = timedelta(minutes=10)
+TIMEOUT = timedelta(minutes=10)
+"""Of a collective call: how long a rank waits for one that hangs."""
 
 
 def init_process_group() -> None:
@@ -21,10 +22,10 @@ def init_process_group() -> None:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     # A launcher sets MASTER_ADDR. RANK alone may be inherited from a parent process that set it below.
     if "MASTER_ADDR" in os.environ:
-        dist.init_process_group(backend, timeout=_TIMEOUT)
+        dist.init_process_group(backend, timeout=TIMEOUT)
         return
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=_TIMEOUT)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
 
 
 def init_deepspeed_comm() -> None:

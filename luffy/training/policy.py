@@ -36,7 +36,7 @@ _CPU = torch.device("cpu")
 
 
 def load_causal_lm(folder: Path | str, dtype: DType) -> PreTrainedModel:
-    """The model in a Hugging Face folder (or hub id), without the sampling defaults of its `generation_config`."""
+    """The model in a Hugging Face folder (or hub id)."""
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
     )
@@ -120,9 +120,11 @@ class Policy:
         parameters = list(self.causal_lm.parameters()) if self._execution.zero_stage == 3 else []
         self.causal_lm.eval()
         gathered = deepspeed.zero.GatheredParameters(parameters, enabled=bool(parameters))
-        with gathered, attention_for_generation(self.causal_lm):
-            yield self.causal_lm
-        self.causal_lm.train()
+        try:
+            with gathered, attention_for_generation(self.causal_lm):
+                yield self.causal_lm
+        finally:
+            self.causal_lm.train()
 
     def weights(self, to: torch.device = _CPU) -> Iterator[tuple[str, Tensor]]:
         """Name in the model folder and a copy on `to` of every weight, one at a time; an adapter is merged into them.

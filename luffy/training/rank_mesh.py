@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from luffy.training.distributed import init_deepspeed_comm, sum_over_ranks
+from luffy.training.distributed import TIMEOUT, init_deepspeed_comm, sum_over_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def rank_mesh(slices: int) -> RankMesh:
 
 
 def _own_group(groups: Sequence[list[int]]) -> dist.ProcessGroup:
-    own, _ = dist.new_subgroups_by_enumeration(groups)
+    own, _ = dist.new_subgroups_by_enumeration(groups, timeout=TIMEOUT)
     return own
 
 

@@ -1,4 +1,4 @@
-"""Loading of models for training; under ZeRO 3 no rank ever holds a model whole.
+"""Loading of models for training; under ZeRO 3 each rank loads its share alone.
 
 There the model is built under `deepspeed.zero.Init`, which shards the parameters of each module as soon as the module
 exists. Each rank then reads its own shares from the memory-mapped safetensors files. The peak of a rank is its share
@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter
 from transformers.initialization import no_init_weights
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
@@ -47,6 +48,8 @@ def load_to_train(folder: Path, dtype: DType, execution: ExecutionConfig) -> Pre
     causal_lm.tie_weights()
     for name, parameter in causal_lm.named_parameters():
         _fill(parameter, stored.read(name))
+    if causal_lm.can_generate() and (folder / GENERATION_CONFIG_NAME).exists():
+        causal_lm.generation_config = GenerationConfig.from_pretrained(folder)
     return causal_lm
 
 

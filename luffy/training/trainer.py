@@ -78,6 +78,7 @@ class TrainerRank:
         self.version = 0
         """Number of RL steps that the current weights were trained for."""
         self.broadcast_group: BroadcastGroup | None = None
+        self.broadcast_failures = 0
         """The group in which rank 0 sends its weights to the engines, once formed."""
         self._checkpoints = CheckpointStore(spec.out, spec.execution.checkpoint.keep)
 

@@ -1,17 +1,13 @@
 """A run goes on over another number of ranks, or under another ZeRO stage, as if nothing had happened."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from ranks import on_ranks
 from reference.elastic_case import assert_resumed_as_if_undisturbed, resume_and_go_on, write_and_go_on
 
 from luffy.config.model import DType
 
-ROOT = Path(__file__).resolve().parents[2]
 LAYOUTS: list[tuple[int, int, DType]] = [
     (0, 0, "float32"), (2, 2, "float32"), (3, 3, "float32"), (3, 0, "float32"), (1, 1, "bfloat16"), (2, 3, "bfloat16"),
 ]  # fmt: skip
@@ -19,13 +15,7 @@ LAYOUTS: list[tuple[int, int, DType]] = [
 
 
 def _two_ranks(write: list[object], resume: list[object], fail: Path | None = None) -> list[dict[str, str]]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    worker = str(ROOT / "tests/distributed/elastic_worker.py")
-    work = json.dumps({"write": write, "resume": resume, "fail": fail}, default=str)
-    done = subprocess.run([*command, worker, work], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    return json.loads(line.removeprefix("RESULT "))
+    return on_ranks("elastic_worker.py", {"write": write, "resume": resume, "fail": fail})
 
 
 def _stages(folder: Path) -> list[Path]:

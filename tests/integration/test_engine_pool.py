@@ -14,7 +14,7 @@ import psutil
 import pytest
 import ray
 import torch
-from patience import PATIENCE_S, wait_until
+from patience import PATIENCE_S, wait_until, wait_until_ended
 from synthetic.arithmetic import problems
 from synthetic.gated_actors import Gate, GatedEngineActor
 from synthetic.stage_jobs import write_stage_job, write_wide_model
@@ -172,8 +172,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, Path]) -> I
         found.close()
         found.close()
     assert not ray.is_initialized()
-    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=PATIENCE_S)
-    assert left == []
+    wait_until_ended(set(psutil.Process().children(recursive=True)) - before)
 
 
 def gates_of(pool: EnginePool, place: str = "answered") -> list[Gate]:

@@ -1,28 +1,16 @@
 """The learner over two ranks that share each step's rows by their tokens: every preset against its reference."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from ranks import on_ranks
 from reference.learner_case import METHODS, shard_of, trajectories, two_updates
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [{"zero_stage": 2, "packing": True}, {"zero_stage": 3}], ids=json.dumps)
 def test_two_ranks_learn_what_the_reference_learns(zero: dict[str, object]) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    worker = str(ROOT / "tests/distributed/learner_worker.py")
-    done = subprocess.run(
-        [*command, worker, json.dumps(zero)], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    found = json.loads(line.removeprefix("RESULT "))
+    found = on_ranks("learner_worker.py", zero)
     assert set(found["errors"]) == {*METHODS, "one demonstration", "moving average"}
     for case, error in found["errors"].items():
         assert error < 3e-3, (case, error)

@@ -1,13 +1,10 @@
 """A LoRA adapter on two ranks: the reference's step, the weights of one rank, and resumption on other ranks."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
-from reference.gradient_case import ROOT, relative_l2, tiny_model
+from ranks import on_ranks
+from reference.gradient_case import relative_l2, tiny_model
 from reference.lora_case import assert_resumed_as_if_undisturbed, resume_and_go_on, write_and_go_on
 from reference.ray_case import movement, weights_in
 from reference.sft_case import ENDS_AFTER, PLAN, sft
@@ -27,19 +24,8 @@ LAYOUTS = [(0, 0), (2, 2), (3, 3), (2, 0), (3, 1)]
 """ZeRO when written and when resumed."""
 
 
-def on_two_ranks(worker: str, *arguments: object) -> str:
-    """What rank 0 prints."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    given = [one if isinstance(one, str) else json.dumps(one, default=str) for one in arguments]
-    script = str(ROOT / "tests/distributed" / worker)
-    done = subprocess.run([*command, script, *given], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    return line.removeprefix("RESULT ")
-
-
 def test_two_ranks_give_the_reference_gradient_and_step(tmp_path: Path) -> None:
-    found = json.loads(on_two_ranks("lora_worker.py", {"steps": ZERO, "write": [], "resume": []}, str(tmp_path)))
+    found = on_ranks("lora_worker.py", {"steps": ZERO, "write": [], "resume": []}, str(tmp_path))
     assert len(found) == 3 * len(ZERO)
     for case, errors in found.items():
         assert errors["gradient"] < 1e-5, (case, errors)
@@ -50,7 +36,7 @@ def test_two_ranks_give_the_reference_gradient_and_step(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_two_ranks_resumes_on_one(tmp_path: Path) -> None:
     stages = [(tmp_path / f"{written}_{read}", written, read) for written, read in LAYOUTS]
-    on_two_ranks("lora_worker.py", {"steps": [], "write": [at[:2] for at in stages], "resume": []}, str(tmp_path))
+    on_ranks("lora_worker.py", {"steps": [], "write": [at[:2] for at in stages], "resume": []}, str(tmp_path))
     for stage, _, read in stages:
         resume_and_go_on(stage, read)
         assert_resumed_as_if_undisturbed(stage)
@@ -61,7 +47,7 @@ def test_a_checkpoint_of_one_rank_resumes_on_two(tmp_path: Path) -> None:
     for stage, written, _ in stages:
         write_and_go_on(stage, written)
     resume = [(stage, read) for stage, _, read in stages]
-    on_two_ranks("lora_worker.py", {"steps": [], "write": [], "resume": resume}, str(tmp_path))
+    on_ranks("lora_worker.py", {"steps": [], "write": [], "resume": resume}, str(tmp_path))
     for stage, _, _ in stages:
         assert_resumed_as_if_undisturbed(stage)
 
@@ -73,7 +59,7 @@ def test_sft_of_an_adapter_learns_on_two_ranks_what_it_learns_on_one(tmp_path: P
     alone = tmp_path / "alone" / "model"
     cases = [{"zero_stage": 1}, {"zero_stage": 2, "packing": True}, {"zero_stage": 3, "micro_batch_tokens": 40}]
     runs = [{"model": start, "out": tmp_path / str(i), "rank": 4, **case} for i, case in enumerate(cases)]
-    on_two_ranks("sft_worker.py", runs)
+    on_ranks("sft_worker.py", runs)
     expected = movement(alone, start)
     assert expected["model.layers.0.mlp.up_proj.weight"].any() and not expected["lm_head.weight"].any()
     for run in runs:
@@ -85,7 +71,7 @@ def test_an_interrupted_adapter_resumes_on_a_different_number_of_ranks(tmp_path:
     tiny_model().save_pretrained(start)
     sft(start, tmp_path / "alone", rank=4, zero_stage=0)
     resumed_at, out = ENDS_AFTER - 1, tmp_path / "two"
-    on_two_ranks("sft_worker.py", [{"model": start, "out": out, "rank": 4, "zero_stage": 2, "ends": True}])
+    on_ranks("sft_worker.py", [{"model": start, "out": out, "rank": 4, "zero_stage": 2, "ends": True}])
     assert len(sft(start, out, start=resumed_at, rank=4, zero_stage=0)) == PLAN.steps - resumed_at
     expected = movement(tmp_path / "alone" / "model", start)
     assert relative_l2(movement(out / "model", start), expected) < 1e-3

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from patience import PATIENCE_S
+from ranks import torchrun
 
 # The main thread goes on to the end without giving the GIL up, while gloo's thread waits for it to release a tensor.
 RANK = """
@@ -32,8 +33,7 @@ exit_without_finalizing(3)
 def test_two_ranks_end_with_their_code_and_their_output(tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*launcher, str(script)], capture_output=True, text=True, timeout=PATIENCE_S)
+    done = torchrun(2, str(script))
     assert "terminate called" not in done.stderr
     assert done.stdout == "donedone"
     assert "exitcode  : 3" in done.stderr and "-6" not in done.stderr

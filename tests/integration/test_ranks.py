@@ -1,14 +1,11 @@
 """The proof over two ranks: every preset, for each ZeRO setting, against the float64 reference."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from patience import PATIENCE_S
+from ranks import on_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
 ZERO = (
     {"zero_stage": 0},
     {"zero_stage": 1},
@@ -31,18 +28,7 @@ def test_two_ranks_that_share_every_sequence_give_the_reference_gradient_and_ste
 
 
 def assert_reference_step(settings: dict[str, object], folder: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    worker = str(ROOT / "tests/distributed/gradient_worker.py")
-    done = subprocess.run(
-        [*command, worker, json.dumps(settings), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    for case, errors in json.loads(line.removeprefix("RESULT ")).items():
+    for case, errors in on_ranks("gradient_worker.py", settings, str(folder)).items():
         assert errors["gradient"] < 1e-5, (case, errors)
         assert errors["parameters"] < 1e-5, (case, errors)
         # The movement is 1e-3 of the parameters, so float32 rounding of the parameters shows in its fourth digit.

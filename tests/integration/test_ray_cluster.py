@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from patience import PATIENCE_S, wait_until
+from patience import PATIENCE_S, wait_until, wait_until_ended
 from reference.gradient_case import relative_l2
 from reference.ray_case import REQUESTS, groups_of, largest_gap, model_of, movement, params, spec_of
 from synthetic.gated_actors import GatedEngineActor, GatedRankActor
@@ -71,8 +71,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         patch.setattr(ray_ranks, "RankActor", GatedRankActor)
         with RayCluster(spec) as cluster:
             yield Pair(cluster, local, spec)
-    _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=PATIENCE_S)
-    assert left == []
+    wait_until_ended(set(psutil.Process().children(recursive=True)) - before)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("later")]
 
 

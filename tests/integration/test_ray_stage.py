@@ -4,6 +4,7 @@ and the same command resumes it.
 The tests are one story of one stage, in order: each goes on where the one before was ended.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import PATIENCE_S, wait_until
+from patience import PATIENCE_S, wait_until, wait_until_ended
 
 from luffy.errors import EXIT_TEMPORARY
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
@@ -93,13 +94,8 @@ def writes(process: psutil.Process, log: str) -> bool:
     return Path(f"/proc/{process.pid}/fd/1").resolve().name == log
 
 
-def assert_all_end(left: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
-    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
-
-
 def until_step(workspace: Path, driver: subprocess.Popen[str], step: int) -> None:
-    """Until this start of the stage has written the metrics of `step`, or of one behind it."""
+    """Until this start of the stage has written the metrics of `step`, or of a later one."""
 
     def is_there() -> bool:
         told = re.findall(rf"^progress: (\d+)/{NUM_STEPS}$", said(workspace), re.MULTILINE)
@@ -121,7 +117,7 @@ def test_a_killed_rank_ends_the_stage_and_is_named(workspace: Path) -> None:
         said(workspace),
         re.M,
     )
-    assert_all_end(everybody)
+    wait_until_ended(everybody)
 
 
 def test_the_loss_of_rays_head_ends_the_stage(workspace: Path) -> None:
@@ -142,7 +138,7 @@ def test_the_loss_of_rays_head_ends_the_stage(workspace: Path) -> None:
         said(workspace),
         re.M,
     )
-    assert_all_end(everybody)
+    wait_until_ended(everybody)
 
 
 def test_sigterm_to_every_process_of_the_stage_ends_it_with_a_checkpoint_of_its_step(workspace: Path) -> None:
@@ -152,12 +148,13 @@ def test_sigterm_to_every_process_of_the_stage_ends_it_with_a_checkpoint_of_its_
     until_step(workspace, driver, resumed + 1)
     everybody = processes(driver)
     for process in everybody:
-        process.terminate()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
     assert driver.wait(timeout=PATIENCE_S) == EXIT_TEMPORARY, said(workspace)
     step = max(complete_checkpoints(stage(workspace)))
     assert step > resumed
     assert f"error: rl was asked to end: step {step} of {NUM_STEPS} is saved; the same" in said(workspace)
-    assert_all_end(everybody)
+    wait_until_ended(everybody)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +171,7 @@ def test_no_process_outlives_the_stage_or_its_supervisor(
     pid = driver.pid if victim == "supervisor" else psutil.Process(driver.pid).children()[0].pid
     os.kill(pid, signal_sent)
     assert driver.wait(timeout=PATIENCE_S) == code
-    assert_all_end(everybody)
+    wait_until_ended(everybody)
 
 
 def test_the_same_command_finishes_the_ended_stage(workspace: Path) -> None:
@@ -182,7 +179,7 @@ def test_the_same_command_finishes_the_ended_stage(workspace: Path) -> None:
     wait_until(lambda: processes(driver, "ray::EngineActor") or driver.poll() is not None)
     everybody = processes(driver)
     assert driver.wait(timeout=PATIENCE_S) == 0, said(workspace)
-    assert_all_end(everybody)
+    wait_until_ended(everybody)
     assert steps(workspace) == list(range(1, NUM_STEPS + 1))
     manifest = json.loads((stage(workspace) / "manifest.json").read_text())
     assert 2 <= manifest["resumed_from"] < NUM_STEPS

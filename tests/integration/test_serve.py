@@ -156,7 +156,7 @@ class Checkout:
         """Until the stage of the long `run` shows steps and has a checkpoint."""
         wait_until(lambda: self.artifacts(run).get("smoke-base-progress", {"data": 0})["data"] > 0)
         events = max(self.workspace.glob("stages/base/*/events.jsonl"), key=lambda path: path.stat().st_mtime)
-        wait_until(lambda: list(events.parent.glob("checkpoints/step_*")))
+        wait_until(lambda: list(events.parent.glob("checkpoints/step_*/COMPLETE")))
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +264,7 @@ def test_a_retry_of_a_failed_run_resumes_the_stage_that_was_killed(served):
     _, run = served.submit([*(words for words in LONG if "steps" not in words), "base.steps=400", "seed=9"])
     # At its first checkpoint, long before its last step: on a loaded machine the artifacts come later.
     glob = served.workspace.glob
-    wait_until(lambda: any(holder_of(step.parents[1]) for step in glob("stages/base/*/checkpoints/step_*")))
+    wait_until(lambda: any(holder_of(step.parents[2]) for step in glob("stages/base/*/checkpoints/step_*/COMPLETE")))
     (stage,) = filter(holder_of, glob("stages/base/*"))
     psutil.Process(int(re.search(r"pid (\d+)", holder_of(stage))[1])).kill()
     wait_until(lambda: served.state(run) == "FAILED")

@@ -1,6 +1,6 @@
 """SFT on several ranks: the parameters of one, at every ZeRO stage, and on other ranks after an interruption."""
 
-import json
+import contextlib
 import os
 import re
 import subprocess
@@ -12,7 +12,8 @@ import psutil
 import pytest
 from holding import Hold
 from patience import PATIENCE_S
-from reference.gradient_case import ROOT, relative_l2, tiny_model
+from ranks import on_ranks
+from reference.gradient_case import relative_l2, tiny_model
 from reference.ray_case import movement, weights_in
 from reference.sft_case import ENDS_AFTER, PLAN, sft
 
@@ -29,13 +30,7 @@ DRIVER = Path(__file__).with_name("ray_run.py")
 
 
 def on_two_ranks(runs: list[dict[str, object]]) -> list[list[dict[str, float]]]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    worker = str(ROOT / "tests/distributed/sft_worker.py")
-    work = json.dumps(runs, default=str)
-    done = subprocess.run([*command, worker, work], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    return json.loads(line.removeprefix("RESULT "))
+    return on_ranks("sft_worker.py", runs)
 
 
 def folder(root: Path, name: str) -> Path:
@@ -110,10 +105,13 @@ def test_the_stage_survives_the_death_of_a_rank_and_sigterm_under_ray(tmp_path: 
         """Exit code and output of a run whose stage's processes are struck there."""
         hold = Hold(tmp_path, "sft", 3)
         driver = run(**hold.environment)
-        hold.wait()
-        strike(psutil.Process(driver.pid).children(recursive=True))
-        hold.release()
-        said, _ = driver.communicate(timeout=PATIENCE_S)
+        try:
+            hold.wait(driver)
+            strike(psutil.Process(driver.pid).children(recursive=True))
+            hold.release()
+            said, _ = driver.communicate(timeout=PATIENCE_S)
+        finally:
+            driver.kill()
         return driver.returncode, said
 
     def kill_a_rank(processes: list[psutil.Process]) -> None:
@@ -123,7 +121,8 @@ def test_the_stage_survives_the_death_of_a_rank_and_sigterm_under_ray(tmp_path: 
 
     def end_all(processes: list[psutil.Process]) -> None:
         for process in processes:
-            process.terminate()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
 
     code, said = struck_at_step_3(kill_a_rank)
     assert code != 0

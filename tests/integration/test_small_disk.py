@@ -138,7 +138,7 @@ def test_stages_may_be_on_a_different_disk_from_runs_and_other_stages(disk, tmp_
         folder.mkdir(parents=True)
     (shorter / "checkpoints" / "step_000004" / "COMPLETE").touch()
     (shorter / "journal" / "step_000001.parquet").write_bytes(b"rows")
-    adopt_shorter_run(shorter, longer)
+    adopt_shorter_run(shorter, longer, ("journal",))
     assert (longer / "checkpoints" / "step_000004" / "COMPLETE").is_file()
     assert (longer / "journal" / "step_000001.parquet").read_bytes() == b"rows"
     (longer / "config.yaml").touch()

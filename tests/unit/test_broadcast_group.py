@@ -47,6 +47,11 @@ def test_a_receiver_that_leaves_ends_the_wait_of_the_others() -> None:
             staying.result()
 
 
+def test_a_machine_that_cannot_be_reached_is_named() -> None:
+    with pytest.raises(BroadcastFailed, match=r"192\.0\.2\.1 cannot be reached"):  # an address for documentation
+        Meeting("192.0.2.1", 2, timeout_s=1)
+
+
 def test_a_group_that_a_member_never_joins_fails_in_time() -> None:
     meeting = Meeting("127.0.0.1", 2, timeout_s=0.5)
     with pytest.raises(BroadcastFailed, match="a member did not join"):

@@ -44,7 +44,9 @@ def gpt2() -> PreTrainedModel:
 
 @pytest.mark.parametrize(("kind", "dtype"), [("qwen3", "float32"), ("llama", "bfloat16"), ("gpt2", "float32")])
 def test_the_weights_and_buffers_are_those_of_an_ordinary_load(kind: str, dtype: DType, tmp_path: Path) -> None:
-    (gpt2() if kind == "gpt2" else model_of(kind)).save_pretrained(tmp_path, max_shard_size="4KB")
+    saved = gpt2() if kind == "gpt2" else model_of(kind)
+    saved.generation_config.max_new_tokens = 7
+    saved.save_pretrained(tmp_path, max_shard_size="4KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
     model, whole = load_to_train(tmp_path, dtype, SHARDED), load_causal_lm(tmp_path, dtype)
     assert is_sharded(model) and not any(parameter.numel() for parameter in model.parameters())
@@ -53,6 +55,7 @@ def test_the_weights_and_buffers_are_those_of_an_ordinary_load(kind: str, dtype:
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
     assert model.config.to_dict() == whole.config.to_dict()
+    assert model.generation_config.to_dict() == whole.generation_config.to_dict()
 
 
 def test_weights_that_are_stored_in_another_form_are_loaded_whole(
