@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 TIMEOUT = timedelta(minutes=10)
-"""Of a collective call: how long a rank waits for one that hangs."""
+"""How long a rank waits in a collective call for one that hangs."""
 
 
 def init_process_group() -> None:

@@ -35,7 +35,7 @@ def test_two_ranks_end_with_their_code_and_their_output(tmp_path):
     script.write_text(RANK)
     done = torchrun(2, str(script))
     assert "terminate called" not in done.stderr
-    assert done.stdout == "donedone"
+    assert done.stdout.endswith("donedone"), done.stdout  # after what DeepSpeed says
     assert "exitcode  : 3" in done.stderr and "-6" not in done.stderr
 
 
