@@ -10,8 +10,7 @@ from uuid import UUID
 
 import sqlalchemy
 from prefect.server.database import provide_database_interface
-from prefect.server.events.ordering import EventArrivedEarly
-from prefect.server.events.ordering import memory
+from prefect.server.events.ordering import EventArrivedEarly, memory
 from prefect.server.events.schemas.events import ReceivedEvent
 
 _STARTED = datetime.now(UTC)
@@ -32,7 +31,5 @@ class CausalOrdering(memory.CausalOrdering):
 async def _came_before_the_start(event: UUID) -> bool:
     database = provide_database_interface()
     async with database.session_context() as session:
-        received = await session.scalar(
-            sqlalchemy.select(database.Event.received).where(database.Event.id == event)
-        )
+        received = await session.scalar(sqlalchemy.select(database.Event.received).where(database.Event.id == event))
     return received is not None and received < _STARTED
