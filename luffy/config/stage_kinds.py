@@ -103,7 +103,9 @@ def engine_gpus(config: ExperimentConfig) -> int:
 def _prepare_data(config: ExperimentConfig) -> PrepareDataSettings:
     data = config.data
     if "synthesize" in config.stages:  # which chooses SFT's examples itself, once their traces are there
-        data = data.model_copy(update={"sft": data.sft.model_copy(update={"unique_train_examples": "all"})})
+        data = data.model_copy(
+            update={"sft": data.sft.model_copy(update={"unique_train_examples": "all"}), "rl": "train"}
+        )
     return PrepareDataSettings(
         seed=config.seed,
         data=data,

@@ -19,6 +19,11 @@ from luffy.data.shards import digest, finished_shards
 from luffy.files import replacing
 from luffy.types import Prompt
 
+EMPTY_COMPLEMENT = (
+    "data.rl: the complement is empty, for every training prompt has a trace that SFT gets; lower "
+    "data.sft.unique_train_examples, or use train"
+)
+
 Mask = npt.NDArray[np.bool_]
 
 LUFFY_SCHEMA = pa.schema(

@@ -48,7 +48,7 @@ from luffy.data.selection import (
 from luffy.data.shards import FilterJob, ShardStatistics, finished_shards, judge_source, read_statistics
 from luffy.data.sources import Row, TraceSource, open_source
 from luffy.data.sources.local_files import sha256_of
-from luffy.data.splits import write_complement, write_correct, write_luffy, write_rows
+from luffy.data.splits import EMPTY_COMPLEMENT, write_complement, write_correct, write_luffy, write_rows
 from luffy.data.tokenizer import adapt_tokenizer, build_tokenizer, save_tokenizer, texts_of
 from luffy.data.verify_traces import TraceReplayer
 from luffy.environments.players import open_scored
@@ -309,7 +309,9 @@ def _write_splits(out: Path, folder: Path, rows: PassedRows, kept: Mask, setting
     needs_care = data.sft.correct_only and not rows.all_verified[sft].all()
     (write_correct if needs_care else write_rows)(out / "sft.parquet", folder, sft)
     taken, problems = rows.uids[sft | held_out].tolist(), rows.problems[kept].tolist()
-    write_complement(out / "rl_complement.parquet", folder, training & ~sft, taken, problems)
+    left_to_rl = write_complement(out / "rl_complement.parquet", folder, training & ~sft, taken, problems)
+    if data.rl == "complement" and not left_to_rl:
+        raise DataError(EMPTY_COMPLEMENT)
     files = ["train.parquet", "sft.parquet", "rl_complement.parquet"]
     if data.validation_prompts:
         write_rows(out / "validation.parquet", folder, held_out)

@@ -11,6 +11,7 @@ from luffy.config.settings import RLSettings
 from luffy.data.conversations import encode_demonstrations
 from luffy.data.parquet import read_prompts
 from luffy.data.pass_rates import RATES_FILE, read_pass_rates
+from luffy.data.splits import EMPTY_COMPLEMENT
 from luffy.data.templates import render_prompts
 from luffy.errors import DataError
 from luffy.grading import problem_of
@@ -21,10 +22,7 @@ _FILES = {"train": "train.parquet", "complement": "rl_complement.parquet"}
 """Files of `RLSettings.prompts`."""
 _NONE_LEFT = {
     "train": "data.train: no prompts are left; see card.md for why rows were rejected",
-    "complement": (
-        "data.rl: the complement is empty, for every training prompt has a trace that SFT gets; lower "
-        "data.sft.unique_train_examples, or use train"
-    ),
+    "complement": EMPTY_COMPLEMENT,
 }
 
 

@@ -115,6 +115,13 @@ def test_nothing_left_says_how_many_rows_went_for_which_reason(tmp_path: Path) -
     assert "\n" not in str(caught.value)
 
 
+def test_rl_after_sft_without_a_prompt_left_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.rl: the complement is empty, .* lower data\.sft\.unique_train_exampl"):
+        prepare(tmp_path / "all", rl="complement")
+    prepare(tmp_path / "some", rl="complement", sft={"unique_train_examples": 20})
+    assert len(read_prompts(tmp_path / "some" / "rl_complement.parquet")) == 10
+
+
 def test_a_suite_keeps_its_long_problems(tmp_path: Path) -> None:
     rows = [row("1 + 1", "2", "\\boxed{2}"), row("1" * 90, "2", "\\boxed{2}")]
     suite = file_source(tmp_path / "suite.jsonl", rows)
