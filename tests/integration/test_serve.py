@@ -269,6 +269,8 @@ def test_a_retry_of_a_failed_run_resumes_the_stage_that_was_killed(served):
     psutil.Process(int(re.search(r"pid (\d+)", holder_of(stage))[1])).kill()
     wait_until(lambda: served.state(run) == "FAILED")
     assert "base was ended by SIGKILL" in served.ask(f"flow_runs/{run}")["state"]["message"]
+    # The worker would call the retried run crashed if it saw the end of the first try's process later.
+    wait_until(lambda: not served.processes("prefect.engine"))
     result = served.run("-m", "prefect", "flow-run", "retry", run)
     assert result.returncode == 0, result.stdout + result.stderr
     wait_until(lambda: served.state(run) in ("COMPLETED", "FAILED", "CRASHED"))

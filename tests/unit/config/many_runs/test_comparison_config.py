@@ -231,6 +231,10 @@ def test_every_reported_seed_samples_its_own_answers_in_a_round(load):
     sampled = [STAGE_KINDS["sample"].configure(run.config) for run in runs]
     assert [settings.seed for settings in sampled] == [run.seed for run in runs] == [1, 1, 2, 2]
     assert {run.config.seed for run in runs} == {7}  # that of the base
+    assert (
+        load(HEAD + "overrides: ['sample={num_samples: 2, seed: 5}']\n" + STEPS + ROUNDS).runs[1].config.sample.seed
+        == 1
+    )
     # A seed that is given and one that is not are the same stage.
     assert {settings.sample.seed for settings in sampled} == {None}
 
