@@ -78,8 +78,9 @@ class TrainerRank:
         self.version = 0
         """Number of RL steps that the current weights were trained for."""
         self.broadcast_group: BroadcastGroup | None = None
-        self.broadcast_failures = 0
         """The group in which rank 0 sends its weights to the engines, once formed."""
+        self.broadcast_failures = 0
+        """How often in a row none formed although all engines lived."""
         self._checkpoints = CheckpointStore(spec.out, spec.execution.checkpoint.keep)
 
     @property

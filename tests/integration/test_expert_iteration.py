@@ -33,7 +33,9 @@ START = [
     "execution.rollout_batch_size=8",  # a prompt a batch
 ]
 ROUNDS = [
-    "sample={num_samples: 8, max_response_tokens: 16, keep: {choose: first, max_per_prompt: 2}}",
+    "sample.num_samples=8",
+    "sample.max_response_tokens=16",
+    "sample.keep={choose: first, max_per_prompt: 2}",
     "expert_iteration.rounds=2",
     "sft.num_traces=null",
 ]

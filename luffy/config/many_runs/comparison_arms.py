@@ -281,13 +281,11 @@ def _keys(overrides: Sequence[str]) -> list[str]:
 def _refuse_fixed(keys: Sequence[str], fixed: Sequence[str], where: str, what: str) -> None:
     """What belongs to the comparison cannot be an arm's own, in whole or in part."""
     for key in keys:
-        if key == "sample":
-            continue  # of its fields, the seed alone is the comparison's, which overwrites it
         hit = next((name for name in fixed if f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.")), "")
-        if hit and key not in ("sft", "rl"):
+        if hit and key not in ("sample", "sft", "rl"):
             raise ConfigError(f"{where}: {what}: {key} is not to be overridden here: {_REASONS[_kind_of(hit)]}")
         if hit:
-            raise ConfigError(f"{where}: {what}: give the fields of {key} one by one (e.g. {key}.optimizer.lr=1e-4)")
+            raise ConfigError(f"{where}: {what}: give the fields of {key} one by one ({key}.FIELD=VALUE)")
 
 
 def _kind_of(name: str) -> str:

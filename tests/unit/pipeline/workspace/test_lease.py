@@ -38,7 +38,7 @@ def in_thread(directory, boot, **how):
             entered.set()
             leave.wait()
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return waited, entered, lambda: (leave.set(), thread.join())
 
