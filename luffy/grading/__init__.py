@@ -1,9 +1,13 @@
 """Answer extraction, kinds of graders, and the pool of killable workers."""
 
-from luffy.grading.extract import extract_answer
-from luffy.grading.judge import is_unjudged
-from luffy.grading.pool import JUDGE_CACHE, GraderPool
-from luffy.grading.request import Grade, Grader, GradeRequest, Problem, problem_of
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from luffy.grading.extract import extract_answer
+    from luffy.grading.judge import is_unjudged
+    from luffy.grading.pool import JUDGE_CACHE, GraderPool
+    from luffy.grading.request import Grade, Grader, GradeRequest, Problem, problem_of
 
 __all__ = [
     "JUDGE_CACHE",
@@ -16,3 +20,11 @@ __all__ = [
     "is_unjudged",
     "problem_of",
 ]
+_MODULES = {"extract_answer": "extract", "is_unjudged": "judge", "JUDGE_CACHE": "pool", "GraderPool": "pool"}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for: the worker's process imports this package, and needs neither the pool nor HTTP."""
+    if name not in __all__:
+        raise AttributeError(f"module 'luffy.grading' has no attribute {name!r}")
+    return getattr(import_module(f"luffy.grading.{_MODULES.get(name, 'request')}"), name)

@@ -1,11 +1,15 @@
 """Requests to a grader, and its grades."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from luffy.config.grading import GraderKind, JudgeGrader
 from luffy.types import Outcome, Prompt
+
+if TYPE_CHECKING:  # workers, which grade by what they are sent, do not load the configuration
+    from luffy.config.grading import GraderKind, JudgeGrader
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class Grade:
             return self.own_reward
         return 1.0 if self.outcome is Outcome.CORRECT else 0.0
 
-    def saying(self, note: str) -> "Grade":
+    def saying(self, note: str) -> Grade:
         """The same grade with `note` in front of its reason."""
         return replace(self, reason=f"{note}; {self.reason}" if note else self.reason)
 

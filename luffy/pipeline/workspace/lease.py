@@ -8,6 +8,7 @@ number, or that has not renewed its own lease for that long, has to end at once.
 """
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -26,6 +27,8 @@ from luffy.pipeline.workspace.process_start import boot_id
 LEASE_FOLDER = ".lease"
 _POLL_S = 0.2
 _LOOK_S = 1.0
+_DELETED = (errno.ENOENT, errno.ESTALE)
+"""Reading a file that the holder of a higher number has deleted; on NFS the second, if it was open already."""
 _LONGEST_GAP_S = 5.0
 """Between two looks at a lease. In a longer one, the disk was away from this machine, and perhaps from its holder."""
 
@@ -187,7 +190,9 @@ def _newest(folder: Path) -> Lease | None:
         except ValidationError:
             # It is being written, or a failing disk has cut it short.
             return Lease(number, "another machine", "")
-        except FileNotFoundError:  # the holder of a higher one has deleted it
+        except OSError as error:
+            if error.errno not in _DELETED:
+                raise
             time.sleep(_POLL_S)
     return None
 

@@ -1,7 +1,9 @@
 """A lease keeps a second machine out; the machines are boot ids here, and the lock plays no part."""
 
+import errno
 import itertools
 import threading
+from pathlib import Path
 
 from patience import wait_until
 
@@ -148,3 +150,17 @@ def test_what_another_machine_has_leased_is_in_use(tmp_path):
     assert holder_of(tmp_path) is None
     with lock_if_free(tmp_path) as is_ours:
         assert is_ours
+
+
+def test_a_lease_that_is_deleted_while_it_is_read_over_nfs_is_no_error(tmp_path, monkeypatch):
+    abandon(tmp_path, "west")
+    read, stale = Path.read_bytes, [OSError(errno.ESTALE, "Stale file handle")]
+
+    def read_bytes(path):
+        if stale:
+            raise stale.pop()
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert foreign_holder(tmp_path) is not None
+    assert not stale
