@@ -30,7 +30,7 @@ def create_app() -> Application:
 
 def begin_sqlite_transactions_at_once() -> None:
     """Have every transaction over SQLite take the lock for writing at its beginning (Prefect 3.7)."""
-    from prefect.server.database.configurations import AioSqliteConfiguration
+    from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 
     begin = AioSqliteConfiguration.begin_transaction
 
@@ -38,7 +38,14 @@ def begin_sqlite_transactions_at_once() -> None:
     async def begin_at_once(
         self: "AioSqliteConfiguration", session: "AsyncSession", with_for_update: bool = False
     ) -> "AsyncGenerator[AsyncSessionTransaction, None]":
-        async with begin(self, session, with_for_update=True) as transaction:
+        async with begin(self, session, with_for_update=False) as transaction:
+            # For this BEGIN alone. Prefect stops its event loop while another thread, which inherits the mode, reads an
+            # automation that was just stored: it would wait a minute for the lock of a transaction of the stopped loop.
+            mode = SQLITE_BEGIN_MODE.set("IMMEDIATE")
+            try:
+                await session.connection()
+            finally:
+                SQLITE_BEGIN_MODE.reset(mode)
             yield transaction
 
     AioSqliteConfiguration.begin_transaction = begin_at_once  # type: ignore[method-assign]
