@@ -1,15 +1,23 @@
 """What all tests share: failed tests are named at once, skipped tests at the end of a run; hypothesis has no deadline;
-Ray's workers have the priority of everything else."""
+pools share a grading server; Ray's workers have the priority of everything else."""
 
+import gc
 import os
 
 from failed_tests import pytest_sessionstart
 from hypothesis import settings
+from one_grading_server import grading_server
 from skipped_tests import pytest_terminal_summary
 
-__all__ = ["pytest_sessionstart", "pytest_terminal_summary"]
+__all__ = ["grading_server", "pytest_sessionstart", "pytest_terminal_summary"]
 
 settings.register_profile("patient", deadline=None)  # a loaded machine is no failure
 settings.load_profile("patient")
 # Ray's own default is 15: next to other work on the same cores its workers would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and all the libraries stay in memory; collections of garbage need not walk over them."""
+    gc.collect()
+    gc.freeze()

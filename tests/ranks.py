@@ -1,8 +1,14 @@
-"""Programs of tests/distributed on several ranks of this machine, started by torchrun."""
+"""Programs of tests/distributed on several ranks of this machine: forked from a process with their libraries, or by
+torchrun."""
 
+import functools
 import json
+import os
+import selectors
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +16,62 @@ import psutil
 from patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
+_PROGRAMS = ROOT / "tests" / "distributed"
 # The address is given, since torchrun would look this machine's own name up.
 _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
 
 
 def on_ranks(worker: str, *arguments: object, ranks: int = 2) -> Any:
     """What rank 0 of tests/distributed/`worker` prints after `RESULT `; arguments other than texts are JSON."""
-    script = str(ROOT / "tests" / "distributed" / worker)
-    done = torchrun(ranks, script, *arguments)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    given = [one if isinstance(one, str) else json.dumps(one, default=str) for one in arguments]
+    with tempfile.TemporaryDirectory() as output:
+        order = {"program": str(_PROGRAMS / worker), "arguments": given, "ranks": ranks, "port": _free_port()}
+        codes = _server().run({**order, "output": output})
+        said, errors = ((Path(output) / f"0.{suffix}").read_text() for suffix in ("out", "err"))
+        failed = next((rank for rank, code in enumerate(codes) if code not in (0, -9)), 0)
+        assert not any(codes), (codes, (Path(output) / f"{failed}.err").read_text()[-3000:], errors[-1000:])
+    (line,) = (line for line in said.splitlines() if line.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT "))
 
 
-def torchrun(ranks: int, script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+class _RankServer:
+    """tests/distributed/rank_server.py, which ends with this process: its standard input does."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(_PROGRAMS / "rank_server.py")]
+        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # each, as torchrun has it
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen(command, text=True, cwd=ROOT, env=one_thread, **pipes)
+
+    def run(self, order: dict[str, object]) -> list[int]:
+        """The exit codes of the ranks; those of one that takes too long are killed with the server."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._process.stdout, selectors.EVENT_READ)
+            line = self._process.stdout.readline() if waiting.select(PATIENCE_S) else ""
+        if not line:
+            self._process.kill()
+            _server.cache_clear()
+            raise AssertionError(f"{order['program']} has not ended for {PATIENCE_S:g} s, or its server has died")
+        return json.loads(line)
+
+
+@functools.cache
+def _server() -> _RankServer:
+    return _RankServer()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def torchrun(ranks: int, script: str) -> subprocess.CompletedProcess[str]:
     """The ended program; one that takes too long fails, and none of its ranks is left."""
-    given = [one if isinstance(one, str) else json.dumps(one, default=str) for one in arguments]
-    command = [*_TORCHRUN, "--nproc-per-node", str(ranks), script, *given]
+    command = [*_TORCHRUN, "--nproc-per-node", str(ranks), script]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         out, err = launcher.communicate(timeout=PATIENCE_S)

@@ -98,7 +98,8 @@ def two_updates(
     optimizer = reference_optimizer(model64)
     with torch.no_grad():  # before the first of the two updates
         old = [evaluate(model64, row)[0] for row in rows]
-        start, teacher = ([evaluate(tiny_model(seed).double(), row)[0] for row in rows] for seed in (1, 2))
+        frozen = (tiny_model(seed).double() for seed in (1, 2))
+        start, teacher = ([evaluate(model, row)[0] for row in rows] for model in frozen)
     written = reference_rows(preset, rows, index, old, start, teacher)
     whole = shard_of(rows, index, preset, passes=passes)
     dealt = [{whole.groups[row] for row in update} for update in whole.updates]
