@@ -27,6 +27,13 @@ LOADING_CPU_S = 1.5
 """A worker that has used twice as much has loaded, and works."""
 
 
+def test_the_server_of_the_workers_loads_neither_the_configuration_nor_http() -> None:
+    """Every stage that grades waits for it."""
+    code = "import sys, luffy.grading.worker, luffy.grading.checks; "
+    code += "sys.exit(any(name in sys.modules for name in ('pydantic', 'httpx')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
     with GraderPool(num_workers=2, timeout_s=PATIENCE_S) as shared:
