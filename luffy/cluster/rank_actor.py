@@ -55,20 +55,20 @@ class RankActor:
         return os.getpid()
 
     def meeting_point(self) -> tuple[str, int]:
-        """Address of this machine and a free port on it, for the process group's rendezvous."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+        """Where this rank, the first, listens for the others: the address of this machine and a port."""
+        address = ray.util.get_node_ip_address()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        # Kept from now on: until torch is loaded, which takes seconds, another process could take a free port.
+        self._listening = socket.create_server(("", 0), family=family)
+        return address, self._listening.getsockname()[1]
 
     def open(self, spec: RankSpec[object], rank: int, num_ranks: int, meeting_point: tuple[str, int]) -> None:
         """Join the process group and load the model; a collective call."""
-        address, port = meeting_point
         # Ray makes a single GPU visible to each process, so the local rank is always 0.
-        os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
-        from luffy.training.distributed import init_process_group
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": "0"}
+        from luffy.training.distributed import join_process_group
 
-        init_process_group()
+        join_process_group(*meeting_point, self._listening.detach() if rank == 0 else None)
         self._rank: Any = spec.open_rank()
 
     def call(self, method: Callable[[Rank, *_Arguments], _Result], *arguments: *_Arguments) -> _Result:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import psutil
 import ray
@@ -17,6 +18,7 @@ from luffy.errors import ClusterError, ConfigError, LuffyError
 _CONNECT_S = 5.0
 _LOOK_S = 0.05
 _OF_THIS_MACHINE = "auto"
+_PROGRAMS = str(Path(ray.__file__).parent)
 # gRPC runs over HTTP/2, where both sides start with a SETTINGS frame (RFC 9113, 3.4): a 9-byte header, type in byte 4.
 _SETTINGS = b"\x04"
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" * 5
@@ -68,7 +70,14 @@ def _start(config: RayConfig, num_actors: int) -> list[psutil.Process]:
             dashboard_host="127.0.0.1",
             log_to_driver=False,
         )
-    return [process for process in psutil.Process().children() if process not in earlier]
+    return [process for process in psutil.Process().children() if process not in earlier and _is_of_ray(process)]
+
+
+def _is_of_ray(process: psutil.Process) -> bool:
+    """Whether it runs a program of Ray's package; other threads may have started processes meanwhile."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(word.startswith(_PROGRAMS) for word in process.cmdline())
+    return False
 
 
 @contextlib.contextmanager

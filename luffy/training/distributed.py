@@ -19,13 +19,23 @@ def init_process_group() -> None:
     """
     if dist.is_initialized():
         return
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
     # A launcher sets MASTER_ADDR. RANK alone may be inherited from a parent process that set it below.
     if "MASTER_ADDR" in os.environ:
-        dist.init_process_group(backend, timeout=TIMEOUT)
+        dist.init_process_group(_backend(), timeout=TIMEOUT)
         return
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+    dist.init_process_group(_backend(), store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+
+
+def join_process_group(host: str, port: int, listening: int | None) -> None:
+    """Join the group of RANK and WORLD_SIZE at `host`; `listening` is the socket (its descriptor) of rank 0 there."""
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(host, port, num_ranks, rank == 0, TIMEOUT, master_listen_fd=listening)
+    dist.init_process_group(_backend(), store=store, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
+
+
+def _backend() -> str:
+    return "nccl" if torch.cuda.is_available() else "gloo"
 
 
 def init_deepspeed_comm() -> None:
