@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,9 +24,7 @@ from synthetic.placed_kill import kill_at, pid_of
 
 from luffy.cluster import ray_cluster, ray_ranks
 from luffy.cluster.ray_cluster import RayCluster
-from luffy.cluster.ray_session import ray_session
 from luffy.cluster.supervision import Member, MemberDied
-from luffy.config.execution import RayConfig
 from luffy.errors import ConfigError
 from luffy.rollout.engine import RolloutRequest
 from luffy.training.trainer import TrainerSpec
@@ -102,24 +99,6 @@ def test_a_start_that_fails_half_way_releases_everything(address: str, tmp_path:
         pass
     assert not ray.is_initialized()
     assert_all_cpus_become_free(address)
-
-
-def test_a_process_that_another_thread_starts_while_ray_starts_outlives_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    others, init = [], ray.init
-
-    def start_both(**options: object) -> object:
-        others.append(subprocess.Popen(["sleep", "1000"]))
-        return init(**options)
-
-    monkeypatch.setattr(ray, "init", start_both)
-    with ray_session(RayConfig(start_timeout_s=PATIENCE_S), num_actors=1):
-        pass
-    for thread in threading.enumerate():
-        if thread.name == "ray-end":  # it kills what Ray has started
-            thread.join(PATIENCE_S)
-    (other,) = others
-    assert other.poll() is None
-    other.kill()
 
 
 @dataclass
