@@ -37,7 +37,7 @@ def test_a_transaction_has_the_lock_for_writing_from_its_beginning_to_its_end(da
 
 
 def test_what_reads_inside_a_transaction_without_being_it_waits_for_no_lock(database):
-    """Prefect reads an automation this way, in a thread, while its event loop and all other transactions stand still."""
+    """Prefect reads an automation this way, in a thread, while its event loop and other transactions stand still."""
 
     async def read():
         async with await database.session(await database.engine()) as session:
