@@ -2,7 +2,9 @@
 
 With `sequence_parallel: 2` both ranks share every sequence.
 
-Run: torchrun --nproc-per-node 2 tests/distributed/gradient_worker.py '{"zero_stage": 2}' FOLDER
+Run: torchrun --nproc-per-node 2 tests/distributed/gradient_worker.py '{"zero_stage": 2}' FOLDER REFERENCES
+
+REFERENCES is a folder in which float64 references are kept for the next setting.
 """
 
 import copy
@@ -11,6 +13,7 @@ import sys
 from pathlib import Path
 
 import deepspeed
+import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
 from torch import Tensor
@@ -75,14 +78,19 @@ def capture_gradients(policy: Policy) -> dict[str, Tensor]:
 
 
 def errors(preset: str, how: str, settings: dict[str, object]) -> dict[str, float]:
-    """Relative L2 of gradients, parameters and movement of one step on this rank's share of the batch."""
-    gradients, parameters = reference_step(preset, MODEL)
+    """Relative L2 of gradients, parameters and movement of one step on this rank's share of the batch.
+
+    On rank 0; the others have a part in the step alone.
+    """
     start = {name: parameter.detach().double() for name, parameter in MODEL.named_parameters()}
     policy = Policy(copy.deepcopy(MODEL), OPTIMIZER, execution(**settings), "float32")
     policy.accumulate(share(preset, how, policy.mesh.slices), step_of(preset))
     found = capture_gradients(policy)
     policy.engine.step()
     moved = exported(policy) if preset == "luffy" else gathered(policy, settings["zero_stage"] == 3)
+    if dist.get_rank() != 0:
+        return {}
+    gradients, parameters = kept_reference(preset)
     return {
         "gradient": relative_l2(found, gradients),
         "parameters": relative_l2(moved, parameters),
@@ -91,6 +99,14 @@ def errors(preset: str, how: str, settings: dict[str, object]) -> dict[str, floa
             {name: parameters[name] - start[name] for name in start},
         ),
     }
+
+
+def kept_reference(preset: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Gradients and parameters of the float64 step, which no setting changes."""
+    file = Path(sys.argv[3]) / f"{preset}.pt"
+    if not file.exists():
+        torch.save(reference_step(preset, MODEL), file)
+    return torch.load(file)
 
 
 def gathered(policy: Policy, sharded: bool) -> dict[str, Tensor]:
