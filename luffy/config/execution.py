@@ -144,6 +144,10 @@ class ExecutionConfig(StrictModel):
     `sdpa`: torch's scaled_dot_product_attention, sequence by sequence on packed rows. `flash_attention_2` and
     `flash_attention_3`: flash-attn, or its kernels from the package `kernels`; bfloat16 on GPUs only. `flex`: torch's
     flex_attention; packed rows on GPUs only. The embedded engine always generates with sdpa."""
+    compile: bool = False
+    """Compile the decoder layers of the models in training, except for their attention (torch.compile). Takes up to a
+    minute at the start of a stage, less when it was compiled before; needs a C++ compiler, and changes only the last
+    bits of floats. The embedded engine generates without it. Not for ZeRO 3, `sequence_parallel` or `flex`."""
     sequence_parallel: PositiveInt = 1
     """Trainer ranks that share the tokens of each sequence, for sequences too long for one GPU: a rank keeps the
     activations of its slice alone (DeepSpeed Ulysses, arXiv 2309.14509). Must divide `ray.trainer_ranks` and the
@@ -214,6 +218,8 @@ class ExecutionConfig(StrictModel):
             )
         if self.attention == "flex" and not self.packing:
             raise ValueError("attention: flex has no advantage on padded rows; set packing: true or use sdpa")
+        if self.compile and (clashing := self._not_compiled()):
+            raise ValueError(f"compile: true does not support {clashing}; use compile: false or another setting")
         if self.ray.trainer_ranks % self.sequence_parallel:
             raise ValueError(
                 f"sequence_parallel: {self.sequence_parallel} does not divide ray.trainer_ranks: "
@@ -237,6 +243,17 @@ class ExecutionConfig(StrictModel):
                 "and ray.placement: colocated puts them on the ranks' GPUs; use object_store or disaggregated"
             )
         return self
+
+    def _not_compiled(self) -> str | None:
+        """The setting that compiled layers do not work with, if there is one."""
+        clashing = {
+            "zero_stage: 3": self.zero_stage == 3,
+            f"sequence_parallel: {self.sequence_parallel}": self.sequence_parallel > 1,
+            "attention: flex": self.attention == "flex",
+            # torch's compiler makes code for the instructions of the CPU at hand.
+            "cpu_instructions: avx2": self.cpu_instructions == "avx2",
+        }
+        return next((setting for setting, is_set in clashing.items() if is_set), None)
 
 
 class TrackingConfig(StrictModel):

@@ -12,6 +12,7 @@ from luffy.config.model import DType
 from luffy.config.training import CriticConfig
 from luffy.objectives.ranks import SumOverRanks
 from luffy.training.attention import AttentionInputs, set_attention
+from luffy.training.compilation import compile_layers
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.distributed import device
 from luffy.training.policy_model import response_scores
@@ -79,6 +80,7 @@ class Critic:
         model = ValueModel(causal_lm, self._mesh).to(device())
         self.engine = start_engine(model, config.optimizer, execution, dtype)
         set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
+        compile_layers(causal_lm, execution)
         self._step = ClippedStep(self.engine, config.optimizer)
         self._config = config
         self._execution = execution

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from luffy.config.execution import ExecutionConfig
 from luffy.config.model import DType
 from luffy.training.attention import set_attention
+from luffy.training.compilation import compile_layers
 from luffy.training.deepspeed_engine import is_sharded, start_frozen_engine
 from luffy.training.distributed import device
 from luffy.training.policy import Policy
@@ -58,6 +59,7 @@ class FrozenPolicy:
         self._run: nn.Module = start_frozen_engine(model, execution, dtype) if is_sharded(causal_lm) else model
         self._model = model
         set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
+        compile_layers(causal_lm, execution)
         self._execution = execution
 
     @property

@@ -23,6 +23,7 @@ from luffy.objectives.step import StepObjective
 from luffy.pipeline.machine.flops import ModelFlops
 from luffy.training.adapter import ADAPTER_FOLDER, Adapter
 from luffy.training.attention import attention_for_generation, set_attention
+from luffy.training.compilation import compile_layers, without_compiled_layers
 from luffy.training.deepspeed_engine import ClippedStep, check_finite, start_engine
 from luffy.training.distributed import device
 from luffy.training.model_folder import FolderWeight, own_weights, write_model_folder
@@ -67,6 +68,7 @@ class Policy:
         refuse_processed_logits(causal_lm)
         self.engine = start_engine(model, optimizer, execution, dtype)
         set_attention(causal_lm, execution)  # tries the decoder, whose weights the engine may have to gather
+        compile_layers(causal_lm, execution)
         self.adapter = adapter
         self._temperature = temperature
         self._execution = execution
@@ -121,7 +123,7 @@ class Policy:
         self.causal_lm.eval()
         gathered = deepspeed.zero.GatheredParameters(parameters, enabled=bool(parameters))
         try:
-            with gathered, attention_for_generation(self.causal_lm):
+            with gathered, attention_for_generation(self.causal_lm), without_compiled_layers(self._execution):
                 yield self.causal_lm
         finally:
             self.causal_lm.train()

@@ -92,3 +92,8 @@ def test_other_kernels_are_within_the_bound(attention: AttentionKind, layout: st
     except ConfigError as error:
         pytest.skip(str(error))
     assert found < BOUND
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_compiled_layers_are_within_the_bound(layout: str) -> None:
+    assert distance("luffy", compile=True, **LAYOUTS[layout]) < BOUND
