@@ -27,6 +27,21 @@ CELLS = {
 }
 
 
+THIRD_MACHINE = {
+    "another notation": "style-equations",
+    "every step twice": "style-checked",
+    "two traces a prompt": "style-both",
+    "own steps, 96 steps": "budget-long",
+}
+
+
+def table_of(section):
+    """The cells of the one table of a section of the findings, row by row; the second row are dashes."""
+    _, _, text = (FOLDER / "findings.md").read_text(encoding="utf-8").partition(f"\n## {section}\n")
+    lines = text.partition("\n## ")[0].splitlines()
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
+
+
 @pytest.fixture(scope="module")
 def study():
     return load_study(str(FOLDER / "design.yaml"))
@@ -67,11 +82,30 @@ def test_accuracies_in_the_prose_are_the_mean_over_seeds_and_problems(results, p
 def test_the_effects_on_a_second_machine_are_those_of_its_committed_results(study, results):
     again = find_effects(study, read_study_results(result_files(study.path, "second_machine")))
     first = find_effects(study, results)
-    page = (FOLDER / "findings.md").read_text(encoding="utf-8")
-    section = page[page.index("## Run again on another machine") :]
-    header, *rows = ([text.strip() for text in line.split("|")[1:-1]] for line in section.splitlines() if "|" in line)
+    header, *rows = table_of("Run again on another machine")
     cells = [text.split("`")[1] for text in header[1::2]]
     assert [row[0] for row in rows[1:]] == [f"`{arm}`" for arm in first.others]
     for arm, row in zip(first.others, rows[1:], strict=True):
         expected = [effect_words(side.effect(cell, arm)) for cell in cells for side in (first, again)]
         assert row[1:] == expected, arm
+
+
+def test_the_accuracies_on_a_third_machine_are_those_of_its_committed_results(study):
+    results = read_study_results(result_files(study.path, "third_machine"))
+    page = (FOLDER / "findings.md").read_text(encoding="utf-8")
+    section = page[page.index("## The other four cells, on a third machine") :]
+    header, _, *rows = (
+        [text.strip() for text in line.split("|")[1:-1]] for line in section.splitlines() if "|" in line
+    )
+    assert header[1:] == [f"`{arm}`" for arm in ("base", *ARMS)]
+    assert [row[0] for row in rows] == list(THIRD_MACHINE)
+    for label, *written in rows:
+        for arm, accuracy in zip(("", *ARMS), written, strict=True):
+            outcomes = [
+                row.correct
+                for row in results.outcomes
+                if (row.cell, row.arm) == (THIRD_MACHINE[label], arm)
+                and row.role != "tried"
+                and (row.suite, row.decoding) == ("in_distribution", "greedy")
+            ]
+            assert f"{100 * float(np.mean(outcomes)):.1f}" == accuracy, (label, arm)
