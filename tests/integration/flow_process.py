@@ -1,6 +1,5 @@
 """Flows of many runs as processes of their own, and what they say."""
 
-import os
 import re
 import signal
 import subprocess
@@ -8,14 +7,14 @@ import sys
 from pathlib import Path
 
 from patience import PATIENCE_S
+from prefect_api import shared_api, without_prefect
 
 ROOT = Path(__file__).parents[2]
 
 
 def start(workspace, *arguments, flow="compare_methods"):
     command = [sys.executable, f"flows/{flow}.py", *map(str, arguments)]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(workspace)}
+    env = without_prefect() | shared_api() | {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(workspace)}
     return subprocess.Popen(
         command,
         cwd=ROOT,

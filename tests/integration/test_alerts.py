@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+from prefect_api import place_empty_database
 from test_serve import Checkout
 from webhook import make_block, messages_to
 
@@ -159,6 +160,7 @@ def test_a_block_that_cannot_notify_is_refused_before_anything_is_changed(api, w
 
 def test_serving_with_a_block_that_is_not_there_ends_in_one_line_and_leaves_nothing(tmp_path):
     checkout = Checkout(tmp_path)
+    place_empty_database(checkout.workspace / "prefect")
     where = ("--port", str(checkout.port), "--workspace", str(checkout.workspace))
     result = checkout.run("flows/serve.py", *where, "--notify", "slack-webhook/lab")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr

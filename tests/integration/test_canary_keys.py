@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 from patience import PATIENCE_S
+from prefect_api import place_empty_database
 from synthetic.endpoint import CHAT, Endpoint, by_seed, completion, mortal, refusal
 from test_serve import Checkout
 
@@ -69,6 +70,7 @@ class Watcher:
 def served(tmp_path_factory):
     """A checkout whose server all machines reach, with every key in the environment; `said` is what it has printed."""
     checkout = Checkout(tmp_path_factory.mktemp("canary"))
+    place_empty_database(checkout.workspace / "prefect")
     ours = {"PREFECT_API_AUTH_STRING": KEYS["PREFECT_SERVER_API_AUTH_STRING"], "PYTHONUNBUFFERED": "1"}
     checkout.environment |= {**KEYS, **ours, "LUFFY_WORKSPACE": str(checkout.workspace)}
     command = [sys.executable, "flows/serve.py", "--port", str(checkout.port), "--workspace", str(checkout.workspace)]

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from holding import Hold
 from patience import PATIENCE_S
+from prefect_api import shared_api
 from toy_run import Recorder
 
 from luffy.config import load_experiment
@@ -45,7 +46,7 @@ def finished(tmp_path_factory):
     """A workspace after one undisturbed flow."""
     workspace = tmp_path_factory.mktemp("finished")
     command = [sys.executable, "flows/full_pipeline.py", str(SMOKE), *CHANGES]
-    env = {**os.environ, "LUFFY_WORKSPACE": str(workspace)}
+    env = {**os.environ, **shared_api(), "LUFFY_WORKSPACE": str(workspace)}
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert result.returncode == 0, result.stderr
     return workspace

@@ -12,6 +12,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from patience import PATIENCE_S, wait_until
+from prefect_api import shared_api
 
 from luffy.evaluation.results import read_results
 from luffy.evaluation.sample_files import read_samples_of
@@ -46,7 +47,7 @@ GAME = [
 
 def flow(workspace: Path, die_at: Path | None = None) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(Path(__file__).parent / "episodes"), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONPATH": path}
+    env = {**os.environ, **shared_api(), "LUFFY_WORKSPACE": str(workspace), "PYTHONPATH": path}
     if die_at is not None:
         env["TEST_DIE_AT"] = str(die_at)
     command = [sys.executable, "flows/full_pipeline.py", "exp_configs/guess_number.yaml", *GAME]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+from prefect_api import shared_api
 
 from luffy.cli.main import main
 from luffy.evaluation.results import read_results
-from luffy.flows.prefect_session import ApiServer
 from luffy.pipeline.machine.events import EventReader
 
 pytestmark = pytest.mark.slow
@@ -23,11 +23,8 @@ KEEP = "execution.checkpoint.keep=3"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    started = ApiServer(tmp_path_factory.mktemp("prefect"))
-    started.wait()
-    yield {"PREFECT_API_URL": started.url}
-    started.stop()
+def server():
+    return shared_api()
 
 
 def run(workspace, flow, *arguments, **environment):

@@ -17,9 +17,9 @@ import psutil
 import pytest
 from holding import Hold
 from patience import PATIENCE_S, wait_until
+from prefect_api import shared_api
 
 from luffy.cli.main import main
-from luffy.flows.prefect_session import ApiServer
 from luffy.pipeline.workspace.lock import holder_of
 
 pytestmark = pytest.mark.slow
@@ -116,12 +116,9 @@ def workspace(finished, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A Prefect server of its own, so that not every run has to start one."""
-    started = ApiServer(tmp_path_factory.mktemp("prefect"))
-    started.wait()
-    yield {"PREFECT_API_URL": started.url}
-    started.stop()
+def server():
+    """A Prefect server that runs already, so that not every run has to start one."""
+    return shared_api()
 
 
 def test_a_second_run_reuses_every_stage_and_loads_and_starts_nothing_heavy(workspace):
@@ -170,14 +167,14 @@ def test_a_run_is_shown_from_the_raw_data_to_samples(workspace, capsys, monkeypa
     assert "rl: finished in" in capsys.readouterr().out
 
 
-def test_nothing_of_a_run_can_go_until_it_is_given_up(workspace, capsys):
+def test_nothing_of_a_run_can_go_until_it_is_given_up(workspace, server, capsys):
     asked = ["gc", "--delete", "--only", "run", "--only", "result", "--workspace", str(workspace)]
     assert main(asked) == 0
     assert "nothing can go" in capsys.readouterr().out
-    assert states(run(workspace, SMOKE, "--workspace", str(workspace))) == only()
+    assert states(run(workspace, SMOKE, "--workspace", str(workspace), **server)) == only()
     assert main(["gc", "--delete", "--workspace", str(workspace)]) == 0  # older checkpoints of finished stages
     capsys.readouterr()
-    assert states(run(workspace, SMOKE, "--workspace", str(workspace))) == only()
+    assert states(run(workspace, SMOKE, "--workspace", str(workspace), **server)) == only()
     assert main([*asked, "--keep-runs", "0"]) == 0
     assert not any((workspace / "runs").iterdir()) and not list((workspace / "stages").glob("*/*"))
 

@@ -1,7 +1,6 @@
 """A stage of one's own takes two edits, its program and its entry in the registry: here in a copy of the project."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+from prefect_api import shared_api, without_prefect
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -59,8 +59,7 @@ def project(tmp_path):
 
 
 def flow(project, *arguments):
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"PYTHONPATH": str(project), "LUFFY_WORKSPACE": str(project / "workspace")}
+    env = without_prefect() | shared_api() | {"PYTHONPATH": str(project), "LUFFY_WORKSPACE": str(project / "workspace")}
     command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *arguments]
     return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
 

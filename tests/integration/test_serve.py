@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 from patience import PATIENCE_S, wait_until
+from prefect_api import place_empty_database
 from webhook import messages_to
 
 from luffy.config.form import form_of_file
@@ -161,7 +162,9 @@ class Checkout:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    return Checkout(tmp_path_factory.mktemp("serve"))
+    checkout = Checkout(tmp_path_factory.mktemp("serve"))
+    place_empty_database(checkout.workspace / "prefect")
+    return checkout
 
 
 @pytest.fixture(scope="module")

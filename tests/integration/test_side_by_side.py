@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from patience import PATIENCE_S
+from prefect_api import shared_api, without_prefect
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -28,8 +28,7 @@ def processes_of(workspace):
 
 
 def test_ctrl_c_ends_the_stages_that_run_side_by_side(tmp_path):
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    env |= {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(tmp_path)}
+    env = without_prefect() | shared_api() | {"PYTHONUNBUFFERED": "1", "LUFFY_WORKSPACE": str(tmp_path)}
     longer = ("execution.parallel_stages=2", "sft.epochs=5000", "evaluation.max_response_tokens=64")
     flow = subprocess.Popen(
         [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", *longer],

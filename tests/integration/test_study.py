@@ -1,6 +1,5 @@
 """`luffy study` with real stages of smoke size: stopped, killed, resumed, collected, shown, reproduced."""
 
-import os
 import re
 import signal
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
+from prefect_api import shared_api, without_prefect
 
 from luffy.config.many_runs.study import load_study
 from luffy.evaluation.study.study_results import read_study_results, result_files, write_results
@@ -20,11 +20,10 @@ CELLS = ("--cells", "centre")
 
 
 def start(folder, *options):
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return subprocess.Popen(
         [sys.executable, "-m", "luffy", "study", str(folder / "design.yaml"), *options],
         cwd=ROOT,
-        env=env | {"PYTHONUNBUFFERED": "1"},
+        env=without_prefect() | shared_api() | {"PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

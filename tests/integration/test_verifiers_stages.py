@@ -10,6 +10,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from patience import PATIENCE_S
+from prefect_api import shared_api
 
 from luffy.evaluation.sample_files import read_samples_of
 from luffy.tracking.metrics import METRICS_FILE, read_metrics
@@ -36,7 +37,7 @@ COUNTDOWNS = [
 
 
 def flow(workspace: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONPATH": str(FAKES), **variables}
+    env = {**os.environ, **shared_api(), "LUFFY_WORKSPACE": str(workspace), "PYTHONPATH": str(FAKES), **variables}
     command = [sys.executable, "flows/full_pipeline.py", "exp_configs/guess_number.yaml", *COUNTDOWNS]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
