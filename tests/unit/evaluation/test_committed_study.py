@@ -25,8 +25,6 @@ CELLS = {
     "1/16, the base never reasons": "few_traces_never",
     "1/4, the base often reasons": "base-often",
 }
-
-
 THIRD_MACHINE = {
     "another notation": "style-equations",
     "every step twice": "style-checked",
@@ -92,11 +90,7 @@ def test_the_effects_on_a_second_machine_are_those_of_its_committed_results(stud
 
 def test_the_accuracies_on_a_third_machine_are_those_of_its_committed_results(study):
     results = read_study_results(result_files(study.path, "third_machine"))
-    page = (FOLDER / "findings.md").read_text(encoding="utf-8")
-    section = page[page.index("## The other four cells, on a third machine") :]
-    header, _, *rows = (
-        [text.strip() for text in line.split("|")[1:-1]] for line in section.splitlines() if "|" in line
-    )
+    header, _, *rows = table_of("The other four cells, on a third machine")
     assert header[1:] == [f"`{arm}`" for arm in ("base", *ARMS)]
     assert [row[0] for row in rows] == list(THIRD_MACHINE)
     for label, *written in rows:
