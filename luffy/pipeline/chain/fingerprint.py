@@ -13,7 +13,8 @@ their section: a training without validation does not depend on how evaluations 
 import ast
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -54,21 +55,34 @@ def code_fingerprint(stage: str, package: Path = _PACKAGE) -> dict[str, str]:
 
 def module_fingerprint(modules: Sequence[str], package: Path = _PACKAGE) -> dict[str, str]:
     """The same for everything that `modules` reach, including themselves."""
+    files = _module_files(package)
     waiting, seen, reached = [*modules], set[str](), dict[str, str]()
     facts = _facts_file(package)
     while waiting:
         module = waiting.pop()
         left_out = _is_frame(module) or (module in _BY_SECTION.values() and module not in modules)
         if module not in reached and not left_out:
-            found = facts.of(module, _file(package, module), partial(_find_facts, package, module))
+            found = facts.of(module, files[module], partial(_find_facts, package, module, files[module]))
             reached[module] = found.code
-            named = {name for name in {*found.names} - seen if _file(package, name).is_file()}
-            seen.update(found.names)
-            waiting.extend(named | {parent for name in named for parent in _parents(name)})
+            named = (files.keys() & found.names) - seen
+            seen.update(named)
+            waiting.extend(named | {parent for name in named for parent in _parents(name) if parent in files})
     facts.save()
-    folders = {_file(package, module).parent for module in reached}
+    folders = {files[module].parent for module in reached}
     packaged = {file.relative_to(package.parent).as_posix(): _hash(file.read_bytes()) for file in _packaged(folders)}
     return dict(sorted({**reached, **packaged}.items()))
+
+
+def _module_files(package: Path) -> Mapping[str, Path]:
+    """The file of each module of the package. One walk over its folders is faster than a look for every name."""
+    found = {}
+    for folder, _, names in os.walk(package, followlinks=True):
+        inside = Path(folder)
+        dotted = ".".join((package.name, *inside.relative_to(package).parts))
+        for name in names:
+            if name.endswith(".py"):
+                found[dotted if name == "__init__.py" else f"{dotted}.{name[:-3]}"] = inside / name
+    return found
 
 
 @functools.cache
@@ -80,15 +94,9 @@ def _is_frame(module: str) -> bool:
     return any(module == frame or module.startswith(f"{frame}.") for frame in _FRAME)
 
 
-def _file(package: Path, module: str) -> Path:
-    path = package.parent.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def _find_facts(package: Path, module: str, content: bytes) -> ModuleFacts:
+def _find_facts(package: Path, module: str, file: Path, content: bytes) -> ModuleFacts:
     tree = _WithoutDocstrings().visit(ast.parse(content, filename=module))
-    is_package = _file(package, module).name == "__init__.py"
-    named = set(_named(tree, module if is_package else module.rpartition(".")[0]))
+    named = set(_named(tree, module if file.name == "__init__.py" else module.rpartition(".")[0]))
     own = sorted(name for name in named if name == package.name or name.startswith(f"{package.name}."))
     return ModuleFacts(_hash(ast.dump(tree, annotate_fields=False).encode()), tuple(own))
 

@@ -1,10 +1,13 @@
 """YAML from strangers: tags make no objects, aliases no bombs; each is one line that names the file."""
 
+from pathlib import Path
+
 import pytest
 
-from luffy.config.yaml_source import parse_scalar, read_yaml
+from luffy.config.yaml_source import _ExplainingLoader, _Loader, _parse_by, parse_scalar, read_yaml
 from luffy.errors import ConfigError
 
+EXPERIMENTS = Path(__file__).parents[3] / "exp_configs"
 LAUGHS = "a0: &a0 [1, 1]\n" + "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
 
 
@@ -15,13 +18,25 @@ LAUGHS = "a0: &a0 [1, 1]\n" + "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}']
         ("a: &a [*a]", "an alias that contains itself"),
         ("a: &a {b: *a}", "an alias that contains itself"),
         ("a: " + "[" * 5000, "nested too deeply"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
         ("a: !!python/object/apply:os.system [touch owned]", "could not determine a constructor"),
         ("a: !!python/name:os.system", "could not determine a constructor"),
         ("a: !!python/object/new:type [a]", "could not determine a constructor"),
         ("a: 2024-99-99", "month must be in 1..12"),
         ("a: " + "9" * 5000, "Exceeds the limit"),
     ],
-    ids=["laughs", "list in itself", "mapping in itself", "deep", "apply", "name", "new", "date", "integer"],
+    ids=[
+        "laughs",
+        "list in itself",
+        "mapping in itself",
+        "deep",
+        "deep and closed",
+        "apply",
+        "name",
+        "new",
+        "date",
+        "integer",
+    ],
 )
 def test_a_hostile_file_is_one_line_and_makes_nothing(tmp_path, monkeypatch, text, reason):
     monkeypatch.chdir(tmp_path)
@@ -36,3 +51,10 @@ def test_honest_aliases_are_read(tmp_path):
     (tmp_path / "own.yaml").write_text("a: &a {x: [1, 2]}\nb: *a\nc: {<<: *a, y: 3}\n")
     assert read_yaml(tmp_path / "own.yaml")[0] == {"a": {"x": [1, 2]}, "b": {"x": [1, 2]}, "c": {"x": [1, 2], "y": 3}}
     assert parse_scalar("") is None and parse_scalar("1e-4") == 1e-4
+
+
+@pytest.mark.parametrize("file", sorted(EXPERIMENTS.rglob("*.yaml")), ids=lambda file: file.stem)
+def test_both_parsers_read_the_same_values_and_lines(file):
+    fast, explaining = (_parse_by(kind, file.read_text()) for kind in (_Loader, _ExplainingLoader))
+    assert fast[1] == explaining[1]
+    assert [key.start_mark.line for key, _ in fast[0].value] == [key.start_mark.line for key, _ in explaining[0].value]
