@@ -7,8 +7,8 @@ import httpx
 from luffy.flows.basic_auth import authorization
 
 _TIMEOUT_S = 300.0
-"""Long, since the server is on this machine: it does not get lost, but where the machine trains it may have to wait for
-minutes until it gets a core."""
+"""Long, since the server is on this machine: it does not disappear, but on a machine that trains it may wait minutes
+for a core."""
 
 
 class ApiClient:

@@ -1,8 +1,8 @@
 """Prefect's server as luffy starts it: `uvicorn --factory luffy.flows.prefect_server:create_app`.
 
-It answers its own pages alone (`own_pages`), and its transactions over SQLite begin at once. Prefect begins most of
-them as DEFERRED: one that reads first and writes later fails at once with "database is locked" when another one has
-written in between, and SQLite's timeout does not apply to it. Begun as IMMEDIATE, it waits for its turn.
+It refuses requests from other servers' pages (`own_pages`), and its SQLite transactions begin as IMMEDIATE. Prefect
+begins most of them as DEFERRED: one that reads first and writes later fails at once with "database is locked" when
+another one has written in between, and SQLite's timeout does not apply to it. An IMMEDIATE one waits for its turn.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The one rule for what may be shown to nobody: problems whose authors ask that their text not be spread.
+"""The one rule for what must not be shown: problems whose authors ask that their text not be spread.
 
 Pages, logs, artifacts, terminals and exports ask `is_confidential` (or `may_show_prompt`) before they show the text of
 a problem, its reference answer, or a response to it.

@@ -8,10 +8,10 @@ EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 EXIT_NO_SPACE = 73
-"""`EX_CANTCREAT` of sysexits: a stage program met a full disk, on which it may not have been able to say so."""
+"""`EX_CANTCREAT` of sysexits: a stage program met a full disk, on which it may have been unable to report the error."""
 EXIT_TEMPORARY = 75
 """`EX_TEMPFAIL` of sysexits: a stage program failed for a reason that may have passed, or a scheduler's SIGTERM ended
-it, or the run, in order. The same command goes on."""
+it, or the run, cleanly. The same command continues."""
 EXIT_INTERRUPTED = 130
 
 

@@ -61,7 +61,7 @@ class Answer:
 
     status: int
     body: Mapping[str, Any]
-    """Empty when it was not a JSON object."""
+    """The response's JSON object; empty when it was something else."""
     retry_after: str | None = None
     text: str = ""
     """Beginning of an unsuccessful response that was not a JSON object."""
@@ -98,7 +98,7 @@ class RequestLimits:
     read_timeout_s: float
     """Longest silence of the server."""
     deadline_s: float | None = None
-    """For a whole attempt, however steadily bytes arrive; None: no deadline."""
+    """Time limit of a whole attempt, even while bytes arrive; None: no deadline."""
     max_retries: int = 0
     max_bytes: int | None = None
     """Longest response; None: any."""

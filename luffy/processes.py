@@ -1,7 +1,7 @@
 """Starting and ending child processes, so that none outlives the one that needs it (Linux).
 
-A child can die with its parent by the kernel's hand (`die_with`), end in order when asked to (`end`), or be killed with
-all that it has started (`end_group`).
+A child can get a signal from the kernel when its parent dies (`die_with`), end cleanly on request (`end`), or be killed
+with all that it has started (`end_group`).
 
 Every process of a stage also inherits a mark in its environment. The mark finds them again, in whatever session they
 put themselves, and after their parents have died. A warm server carries the mark of the stages that it forks; it is

@@ -1,4 +1,4 @@
-"""A request to end, as schedulers make it: SIGTERM, and SIGKILL when the grace is over.
+"""Stop requests from schedulers: SIGTERM, and SIGKILL after a grace period.
 
     with deferring_stop_requests(grace_s=20.0, at_deadline=give_up):
         for step in ...:
@@ -25,7 +25,7 @@ still a single request."""
 
 
 class StoppedOnRequest(LuffyError):
-    """The work ended because it was asked to, with everything saved that it had finished."""
+    """The work ended on request; everything that it had finished is saved."""
 
     exit_code = EXIT_TEMPORARY
 

@@ -1,4 +1,4 @@
-"""The data types shared by all floors: prompts, traces, trajectories, groups and training batches.
+"""The data types shared by all packages: prompts, traces, trajectories, groups and training batches.
 
 Shape legend: `B` sequences, `T` tokens (prompt and response, right-padded), `V` vocabulary.
 Importable without torch; `TrainBatch` names its tensors only for the type checker.
@@ -172,8 +172,8 @@ class Trajectory:
     """Per learnable response token: its log-probability under the teacher of `rl.teacher`, where that is served
     elsewhere; empty: the trainer's ranks hold the teacher, or there is none."""
     context_starts: tuple[int, ...] = ()
-    """Places in the response where the chat template wrote the whole conversation anew (`history: branching`). The
-    tokens from there to the policy's next turn are the environment's, and what follows sees none before them."""
+    """Positions in the response where the chat template rendered the whole conversation again (`history: branching`).
+    Tokens from there to the policy's next turn count as the environment's; later tokens see none before them."""
 
     @property
     def num_tokens(self) -> int:
@@ -205,7 +205,7 @@ class Trajectory:
 
     @property
     def is_off_policy(self) -> bool:
-        """Whether a token comes from elsewhere than this step's policy at the row's prompt: demonstrations,
+        """Whether a token was not sampled by this step's policy under the row's prompt: demonstrations,
         prefix-conditioned rows, replayed rows, rows learned without the hint that they were sampled with."""
         return any(source in self.source for source in (Source.OFF_POLICY, Source.REPLAY, Source.HINTED))
 

@@ -38,7 +38,7 @@ def read_accuracies(directories: Iterable[Path]) -> list[Accuracy]:
 
 
 def by_suite(accuracies: Iterable[Accuracy]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the table: a row a suite and decoding, a column a checkpoint."""
+    """Header and rows of the table: one row per suite and decoding, one column per checkpoint."""
     cells = list(accuracies)
     checkpoints = list(dict.fromkeys(cell.checkpoint for cell in cells))
     texts = {(cell.decoding, cell.suite, cell.checkpoint): cell.text for cell in cells}

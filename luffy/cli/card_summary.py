@@ -17,7 +17,7 @@ class CardSummary:
 
     header: tuple[str, ...]
     rows: list[list[str]]
-    """A row a source."""
+    """One row per source."""
     notes: list[str]
 
 

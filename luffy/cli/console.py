@@ -113,7 +113,7 @@ def stage_title(title: str, node: str) -> str:
 
 @contextmanager
 def stage_display(names: list[str], console: Console | None = None) -> Iterator[StageObserver]:
-    """Shows a running chain: one live line a stage on a terminal, plain lines elsewhere."""
+    """Shows a running chain: one live line per stage on a terminal, plain lines elsewhere."""
     console = console or terminal()
     progress = ChainProgress(names)
     if not console.is_terminal:
@@ -193,14 +193,14 @@ class PlainDisplay:
 
 @contextmanager
 def live_lines(lines: Callable[[], Iterable[StageLine]]) -> Iterator[Callable[[], None]]:
-    """One live line a stage on a terminal; the function it gives draws what `lines` returns by then."""
+    """One live line per stage on a terminal; yields a function that redraws with the present result of `lines`."""
     with Live(console=terminal(), get_renderable=lambda: lines_table(lines()), auto_refresh=False) as live:
         yield live.refresh
 
 
 @contextmanager
 def live_rows(header: Sequence[str], rows: Callable[[], Iterable[Sequence[str]]]) -> Iterator[Callable[[], None]]:
-    """One live table; the function it gives draws what `rows` returns by then."""
+    """One live table; yields a function that redraws with the present result of `rows`."""
     with Live(console=terminal(), get_renderable=lambda: text_table(header, rows()), auto_refresh=False) as live:
         yield live.refresh
 
@@ -211,7 +211,7 @@ def live_table(progress: ChainProgress) -> Table:
 
 
 def lines_table(lines: Iterable[StageLine]) -> Table:
-    """A row a stage."""
+    """One row per stage."""
     table = Table.grid(padding=(0, 2))
     for line in lines:
         style = _STYLES[line.state]
@@ -260,7 +260,7 @@ def hours_words(forecast: StageForecast) -> str:
 
 
 def memory_table(gpu: GpuMemory) -> Table:
-    """What a GPU of one kind would hold, and of how much."""
+    """The estimated memory of a GPU of one kind by component, and its size."""
     title = f"{gpu.name} (x {gpu.count}), estimate in GiB"
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 2), show_header=False

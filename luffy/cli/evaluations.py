@@ -35,13 +35,13 @@ _ANSWERS_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """What `rescore` has to show."""
+    """The result of `rescore` for display."""
 
     folder: Path
     scores: Rows
-    """A row a suite and decoding."""
+    """One row per suite and decoding."""
     changed: Rows
-    """A row a response whose verdict changed."""
+    """One row per response whose verdict changed."""
     notes: tuple[str, ...]
 
 
@@ -101,12 +101,12 @@ def diff(first: Path, second: Path) -> Changes:
 
 
 def comparison_rows(changes: Changes) -> Rows:
-    """A row a suite and decoding, `second` minus `first`."""
+    """One row per suite and decoding, `second` minus `first`."""
     return [_comparison_row(part) for part in changes.cells]
 
 
 def problem_rows(part: CellChanges, limit: int) -> Rows:
-    """A row a problem whose result changed, `limit` at most; of confidential ones no text."""
+    """One row per problem whose result changed, at most `limit`; without the text of confidential ones."""
     return [_problem_row(problem) for problem in part.changed[:limit]]
 
 

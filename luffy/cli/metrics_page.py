@@ -97,4 +97,4 @@ class _ScrapeHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the base class
-        """A scrape every few seconds is no news."""
+        """Log nothing: a scrape comes every few seconds."""

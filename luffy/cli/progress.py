@@ -32,7 +32,7 @@ class StageLine:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of this attempt; None while there is none."""
+        """Estimate of the time left at the pace of this attempt; None while there is no pace."""
         done = self.step - self._first_step
         if self._first_time is None or done <= 0 or not self.total:
             return None

@@ -1,4 +1,4 @@
-"""What became of one prompt over the RL steps that drew it: `luffy show RUN --prompt UID`."""
+"""History of one prompt over the RL steps that drew it: `luffy show RUN --prompt UID`."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Two runs beside each other, as rows: stages by key, newest metrics, accuracies with paired differences."""
+"""Comparison of two runs as table rows: stages by key, newest metrics, accuracies with paired differences."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -19,7 +19,7 @@ _ABSENT = "-"
 
 
 def stage_rows(first: RunRecord, second: RunRecord) -> Rows:
-    """A row a stage of either run: the keys, and what makes them differ."""
+    """One row per stage of either run: the keys, and why they differ."""
     rows, nodes = [], {entry.key: name for name, entry in second.stages.items()}
     for node in dict.fromkeys([*first.stages, *second.stages]):
         one, other = first.stages.get(node), second.stages.get(node)
@@ -30,7 +30,7 @@ def stage_rows(first: RunRecord, second: RunRecord) -> Rows:
 
 
 def metric_rows(first: RunRecord, second: RunRecord, *, everything: bool) -> Rows:
-    """A row a metric that both have logged in stages that are not the same; times are left out."""
+    """One row per metric that both have logged, in stages with different results; times are left out."""
     old, new = final_metrics(first), final_metrics(second)
     apart = {node for node in _shared(first, second) if first.stages[node].key != second.stages[node].key}
     rows = []
@@ -48,7 +48,7 @@ def _change(value: Json, other: Json) -> str:
 
 
 def compared_evaluations(first: RunRecord, second: RunRecord) -> list[tuple[str, StageEntry, StageEntry]]:
-    """The evaluations that both runs have finished, with what each made of them; those that are the same left out."""
+    """The evaluations that both runs have finished, with both results; identical ones are left out."""
     pairs = [(node, first.stages[node], second.stages[node]) for node in _shared(first, second)]
     return [pair for pair in pairs if pair[1].key != pair[2].key and all(map(_is_evaluated, pair[1:]))]
 

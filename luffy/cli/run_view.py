@@ -25,7 +25,7 @@ _CARD_FILE = "card.json"
 
 
 def stage_rows(record: RunRecord) -> Rows:
-    """A row a stage."""
+    """One row per stage."""
     return [
         [node, stage_state(entry.directory), entry.key, _took(read_manifest(entry.directory)), _done(entry)]
         for node, entry in record.stages.items()
@@ -33,7 +33,7 @@ def stage_rows(record: RunRecord) -> Rows:
 
 
 def lineage_rows(record: RunRecord) -> Rows:
-    """A row an input of a stage, down to the raw data: which stage's result or file, and the hash of its content."""
+    """One row per input of a stage, down to the raw data: which stage's result or file, and the hash of its content."""
     nodes = {entry.key: node for node, entry in record.stages.items()}
     rows = []
     for node, entry in record.stages.items():
@@ -45,7 +45,7 @@ def lineage_rows(record: RunRecord) -> Rows:
 
 
 def last_metrics(record: RunRecord, *, everything: bool = False) -> tuple[list[str], Rows]:
-    """Header and rows of the newest metrics: a row a metric, a column a stage that logs them."""
+    """Header and rows of the newest metrics: one row per metric, one column per stage that logs metrics."""
     newest = {node: values for node, entry in record.stages.items() if (values := newest_metrics(entry.directory))}
     names = list(dict.fromkeys(name for values in newest.values() for name in values if name != "step"))
     shown = names if everything else [name for name in HEADLINE_METRICS if name in names]
@@ -84,7 +84,7 @@ def accuracies(record: RunRecord) -> list[Accuracy]:
 
 
 def number(value: Json) -> str:
-    """Four digits that count; null is a value that was not finite."""
+    """A metric with four significant digits; null is a value that was not finite."""
     return _number(value)
 
 

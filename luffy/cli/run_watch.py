@@ -31,14 +31,14 @@ class RunWatch:
 
     @property
     def lines(self) -> Iterator[StageLine]:
-        """Those of the arms last."""
+        """The lines of all stages, those of the arms last."""
         yield from self._lines.values()
         for arm in self._arms.values():
             yield from arm.lines
 
     @property
     def own_lines(self) -> dict[str, StageLine]:
-        """By node, without those of the arms."""
+        """The run's own lines by node, without those of the arms."""
         return dict(self._lines)
 
     @property
@@ -56,7 +56,7 @@ class RunWatch:
 
     @property
     def exit_code(self) -> int:
-        """As the run's own command would have it."""
+        """The exit code that the run's own command would return."""
         return _EXIT_CODES.get(self.record.condition, EXIT_FAILURE)
 
     def look(self) -> bool:

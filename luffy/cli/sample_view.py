@@ -32,7 +32,7 @@ class ShownSample:
 
 @dataclass(frozen=True, slots=True)
 class RewardRange:
-    """Bounds included."""
+    """A range of rewards, bounds included."""
 
     low: float = float("-inf")
     high: float = float("inf")
@@ -131,7 +131,7 @@ def _responses(directory: Path) -> Iterator[ShownSample]:
 
 
 def columns_in(file: Path, wanted: Sequence[str]) -> list[str]:
-    """Those of the columns that a journal's file has."""
+    """The `wanted` columns that a journal's file has."""
     import pyarrow.parquet as pq
 
     return [name for name in wanted if name in pq.read_schema(file).names]

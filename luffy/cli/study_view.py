@@ -57,7 +57,7 @@ def show_study_plan(study: Study, cells: Sequence[str], workspace: Workspace, *,
 
 
 def reported_of(runs: Sequence[CellRun], cell: str) -> list[CellRun]:
-    """Those of one cell."""
+    """The runs of one cell."""
     return [run for run in runs if run.cell == cell]
 
 
@@ -95,7 +95,7 @@ def write_pages(study: Study) -> None:
 
 
 def _seconds(progress: StudyProgress, runs: Sequence[CellRun], done: set[str]) -> dict[str, float]:
-    """Mean time of a finished run, by arm; under "" that of all."""
+    """Mean time of a finished run by arm; under "" the mean over all arms."""
     times: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         if run.made_as in done and (finished := progress.finished(run)) is not None:

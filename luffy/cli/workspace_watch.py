@@ -31,7 +31,7 @@ class StageStatus:
     step: int
     total: int
     figures: dict[str, float]
-    """The known ones among `reward`, `loss`, `tokens_per_s`, `logp_gap` and `accuracy` (held-out)."""
+    """Known figures among `reward`, `loss`, `tokens_per_s`, `logp_gap` and `accuracy` (held-out)."""
     seconds_left: float | None
     silent_s: float | None
     """Seconds since the newest event of the stage; None before the first."""

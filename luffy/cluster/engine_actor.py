@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Weights that have come through the object store."""
+    """Weights received through the object store."""
 
     weights: list[tuple[str, Tensor]]
 
@@ -41,7 +41,7 @@ class _Broadcast:
 
     specs: Sequence[TensorSpec]
     failure: Future[str | None] = field(default_factory=Future)
-    """Why they were not received; None when they were."""
+    """None once the weights are received, else the reason why not."""
 
     def load(self, update: WeightUpdate) -> None:
         failure = update.receive(self.specs)
@@ -91,7 +91,7 @@ class EngineActor:
         )
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion a request, in the order of the requests."""
+        """One completion per request, in order."""
         return self._engine.generate(requests, params)
 
     def sleep(self) -> None:
@@ -117,11 +117,11 @@ class EngineActor:
         self._incoming.put(None if bucket is None else _Bucket(bucket), timeout=self._timeout_s)
 
     def join_broadcasts(self, invitation: Invitation, first_rank: int) -> str | None:
-        """Join a group for `receive_broadcast` with all workers; returns why it failed, None when all have joined."""
+        """Join a group for `receive_broadcast` with all workers; returns None on success, else the reason."""
         return self._engine.join_broadcasts(invitation, first_rank)
 
     def receive_broadcast(self, specs: Sequence[TensorSpec]) -> str | None:
-        """Receive one bucket by broadcast; returns why it has to be sent again, None when it has come."""
+        """Receive one bucket by broadcast; returns None on success, else why it has to be sent again."""
         part = _Broadcast(specs)
         self._incoming.put(part, timeout=self._timeout_s)
         return part.failure.result(timeout=self._timeout_s)

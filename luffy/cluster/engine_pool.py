@@ -1,8 +1,8 @@
 """Several vLLM engines on this machine, for the stages that sample from a finished model.
 
-The pool decides which engine generates what, and never what is generated: each call of `generate` goes whole to one
-engine. What vLLM samples in a call depends on the call's requests alone (`luffy.rollout.vllm_engine`), so the responses
-are those of a single engine, bit for bit. `luffy.pipeline.chain.fingerprint` relies on this and leaves this module out.
+The pool decides which engine serves a call, and has no influence on the responses: each call of `generate` goes to one
+engine as a whole, and vLLM's samples depend only on the requests of the call (`luffy.rollout.vllm_engine`). So the
+responses are bit for bit those of a single engine; `luffy.pipeline.chain.fingerprint` therefore leaves this module out.
 """
 
 import logging
@@ -72,7 +72,7 @@ class EnginePool:
         return self._engines.num_restarts
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion a request, in the order of the requests, by the next engine that is free.
+        """One completion per request, in order, from the next free engine.
 
         Raises MemberDied when engines keep dying.
         """

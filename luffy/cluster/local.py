@@ -30,7 +30,7 @@ class EmbeddedEngine:
         self.weight_version = 0
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion a request, in the order of the requests."""
+        """One completion per request, in order."""
         with self._policy.inference_model() as model:
             engine = TransformersEngine(model, self._batch_size, self.weight_version, self._folder)
             return engine.generate(requests, params)

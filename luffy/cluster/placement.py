@@ -38,7 +38,7 @@ class Layout:
 
 
 def layout(config: RayConfig, tensor_parallel_size: int, gpus: bool, num_engines: int) -> Layout:
-    """One GPU a rank, `tensor_parallel_size` an engine; without GPUs, a CPU each.
+    """One GPU per rank, `tensor_parallel_size` per engine; without GPUs, one CPU each.
 
     A bundle lies on one machine, so an engine, which is one process, is never split over two. When colocated on GPUs,
     a rank and its engine request half a GPU each, which is bookkeeping for Ray: both can use all of it.
@@ -83,7 +83,7 @@ def reserve(wanted: Layout, timeout_s: float) -> PlacementGroup:
 
 
 def _claim(wanted: Layout) -> str:
-    """The settings that a layout comes from."""
+    """The settings that a layout comes from, for error messages."""
     if not wanted.ranks:  # an evaluation
         return f"execution.vllm: engines {len(wanted.engines)} over tensor_parallel_size GPUs each"
     return f"execution.ray: trainer_ranks {len(wanted.ranks)} and engines {len(wanted.engines)}"

@@ -1,4 +1,4 @@
-"""The Ray actor of a trainer rank, and what an actor's process is set up with.
+"""The Ray actor of a trainer rank, and the setup of an actor's process.
 
 Each process imports this module before `ProcessSetup.apply`, so nothing heavy (torch) is imported at the top.
 """
@@ -55,7 +55,7 @@ class RankActor:
         return os.getpid()
 
     def meeting_point(self) -> tuple[str, int]:
-        """Where this rank, the first, listens for the others: the address of this machine and a port."""
+        """Address and port where this rank, which has to be rank 0, listens for the others."""
         address = ray.util.get_node_ip_address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         # Kept from now on: until torch is loaded, which takes seconds, another process could take a free port.

@@ -48,7 +48,7 @@ class RayEngine:
         self._replacing = threading.Lock()
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion a request, in the order of the requests, which are shared out over the engines.
+        """One completion per request, in order; the requests are distributed over the engines.
 
         The requests of a dead engine are sent again to its replacement, with the same seeds. Raises MemberDied when
         engines keep dying.
@@ -56,7 +56,7 @@ class RayEngine:
         return self._generate(shares(requests, len(self.members)), requests, params)
 
     def generate_at(self, place: int, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """The same with all requests sent to the engine at `place`, or to its replacement."""
+        """Like `generate`, with all requests sent to the engine at `place` or its replacement."""
         return self._generate({place: range(len(requests))}, requests, params)
 
     def _generate(
@@ -132,8 +132,8 @@ def shares(requests: Sequence[RolloutRequest], num_engines: int) -> dict[int, li
     """Indices of the requests for each engine; engines without requests are left out.
 
     Requests with the same prompt go to the same engine, where they share its KV cache: the engine with the fewest
-    prompt tokens so far or, where they share it with other calls (the turns of episodes), the one that a hash of the
-    prompt names in every call.
+    prompt tokens so far. Where they also share it with other calls (the turns of episodes), a hash of the prompt
+    chooses the engine, the same one in every call.
     """
     prompts: dict[tuple[int, ...], list[int]] = {}
     for i, request in enumerate(requests):

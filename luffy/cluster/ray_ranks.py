@@ -86,7 +86,7 @@ def ray_ranks(spec: RankSpec[Rank]) -> Iterator[RayRanks[Rank]]:
 
 
 def has_gpus(config: RayConfig) -> bool:
-    """Whether the cluster has GPUs: a joined one as Ray says, one of this machine as torch says."""
+    """Whether the cluster has GPUs, according to Ray for a joined cluster, and to torch for one of this machine."""
     return torch.cuda.is_available() if config.address is None else ray.cluster_resources().get("GPU", 0) > 0
 
 

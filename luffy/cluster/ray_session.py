@@ -28,9 +28,9 @@ _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + 
 def ray_session(config: RayConfig, num_actors: int) -> Iterator[None]:
     """Connect to Ray for the length of the context, with room for `num_actors` processes.
 
-    A cluster started here is stopped at the end, and dies with the stage if the stage is killed. SIGTERM does not reach
-    its processes, actors included: a scheduler sends it to all processes of a job, and the stage has yet to finish its
-    step. In a cluster joined at `config.address` only what this process created is removed. Raises ConfigError when no
+    A cluster started here is stopped at the end, and dies with the stage if the stage is killed. Its processes, actors
+    included, ignore SIGTERM: a scheduler sends it to all processes of a job, and the stage has to finish its step
+    first. In a cluster joined at `config.address` only what this process created is removed. Raises ConfigError when no
     Ray answers there.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -82,7 +82,7 @@ def _is_of_ray(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def _sigterm_blocked() -> Iterator[None]:
-    """Processes started inside never receive SIGTERM; the mask is inherited even where they install a handler.
+    """Processes started in this context never receive SIGTERM; they inherit the mask, whatever handler they install.
 
     Ray blocks Ctrl-C for its daemons in the same way. Other threads of this process still take the signal.
     """
@@ -94,10 +94,10 @@ def _sigterm_blocked() -> Iterator[None]:
 
 
 def _shut_down(daemons: Sequence[psutil.Process]) -> None:
-    """Disconnect, and end the daemons.
+    """Disconnect, and kill the daemons.
 
-    Ray ends them one by one, the raylet first: SIGTERM, which they do not receive, and SIGKILL a second later. Once the
-    first is gone the others have nothing left to do.
+    Ray would end them one by one, the raylet first: by SIGTERM, which they do not receive, and SIGKILL a second later.
+    Once the first is gone, the others have nothing left to do.
     """
     if daemons:
         threading.Thread(target=_kill_once_one_is_gone, args=(daemons,), name="ray-end", daemon=True).start()
@@ -128,7 +128,7 @@ def _join(address: str) -> None:
 
 @contextlib.contextmanager
 def _failing_with(explain: Callable[[str], LuffyError]) -> Iterator[None]:
-    """Raise what `explain` makes of an error's text."""
+    """Turn any error into `explain(text of the error)`."""
     try:
         yield
     except Exception as error:  # Ray raises plain Exception when one of its own processes does not come up

@@ -1,4 +1,4 @@
-"""Where RL runs."""
+"""Opens the cluster that RL runs on."""
 
 from luffy.cluster.local import LocalCluster
 from luffy.cluster.protocol import Cluster

@@ -1,4 +1,4 @@
-"""Generation by the ranks of supervised training, which have no engines beside them."""
+"""Generation by the ranks of supervised training, which have no separate engine."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ class RanksEngine:
         self._step = step
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion a request, in the order of the requests."""
+        """One completion per request, in order."""
         number = self._ranks.num_ranks
         shares = [(list(requests[rank::number]), params, self._batch_size, self._step) for rank in range(number)]
         answered = [iter(share) for share in self._ranks.call(_generate_on_rank, shares)]

@@ -1,4 +1,4 @@
-"""Where SFT runs."""
+"""Opens the ranks that SFT runs on."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal

@@ -69,8 +69,8 @@ class Supervisor:
     def answers(self, members: Sequence[Member], asked: Sequence[Any], timeout_s: float) -> list[Any]:
         """The results of all members, in order.
 
-        The first failure ends the wait, since the others may be waiting for the failed one. So does a time of
-        `timeout_s` without any result.
+        The first failure ends the wait, since the other members may be waiting for the failed one. So do `timeout_s`
+        seconds without any result.
         """
         waiting: dict[Any, Member] = dict(zip(asked, members, strict=True))
         found: dict[Any, Any] = {}

@@ -54,7 +54,7 @@ def send_weights(
 def _group(
     rank: TrainerRank, engines: Sequence[ActorHandle], num_receivers: int, timeout_s: float
 ) -> BroadcastGroup | None:
-    """The group of rank 0 and these engines, formed now unless it stands; None when one of them does not answer."""
+    """The group of rank 0 and these engines, formed now if there is none; None when one of them does not answer."""
     members = tuple(engine._actor_id.hex() for engine in engines)
     group = rank.broadcast_group
     if group is not None and (not group.is_open or group.members != members):
@@ -69,7 +69,7 @@ def _group(
 def _formed(
     rank: TrainerRank, engines: Sequence[ActorHandle], members: Sequence[str], num_receivers: int, timeout_s: float
 ) -> BroadcastGroup | None:
-    """A new group; None when it did not form, and this update goes through the object store.
+    """A new group; None when it did not form: this update then goes through the object store.
 
     Raises ClusterError when a group of living engines fails at two updates in a row: once may be a busy machine.
     """
@@ -154,7 +154,7 @@ class WeightSender:
             if self._all_receive(taking):
                 group.finish(started)
                 return []
-            del started  # or the connections would stay
+            del started  # otherwise the connections would stay open
         except BroadcastFailed as failure:
             logger.warning("a broadcast of weights failed: %s", failure)
         self._close_group()
@@ -163,7 +163,7 @@ class WeightSender:
     def _all_receive(self, taking: dict[int, Any]) -> bool:
         """Wait until every engine has received a broadcast; False as soon as one has not.
 
-        It takes at most half of the remaining time, so that the other half is left to those that live.
+        It takes at most half of the remaining time and leaves the other half for sending to the living engines.
         """
         until = (time.monotonic() + self._deadline) / 2
         waiting, updates = set(taking.values()), {self._loading[place] for place in taking}

@@ -1,4 +1,4 @@
-"""The stages of a chain as it comes by them: under which name, and `sample` and `sft` once for each round."""
+"""The sequence of stages in a chain with their names; `sample` and `sft` occur once per round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

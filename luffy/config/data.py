@@ -309,11 +309,11 @@ class VerifiersSource(VerifiersPackage):
     num_prompts: PositiveInt | None = None
     """Read only the first tasks; None: all."""
     grader: str = Field(default="environment", pattern=r"^[a-z][a-z0-9_]*$")
-    """Grades these rows: `environment` takes the environment's own reward, at least 1 being correct. Another bound is
-    one of `grading.named` of `kind: measure`."""
+    """Grades these rows: `environment` takes the environment's own reward, and 1 or more is correct. For another bound
+    give the name of a grader in `grading.named` with `kind: measure`."""
     equal_prompts: bool = False
-    """Whether tasks may differ in what the environment alone knows (games, which all begin alike): then equal prompts
-    are no repeats, and those of a suite are not looked for in training data."""
+    """Whether tasks with equal prompts may differ in a state that only the environment knows (as games do): then equal
+    prompts are not repeats, and training data is not searched for those of a suite."""
 
 
 class CustomSource(StrictModel):
@@ -444,8 +444,8 @@ class DataConfig(StrictModel):
     require_verified_traces: bool = True
     """Reject traces whose answer is not graded correct."""
     replay_traces: Literal["off", "keep", "reject"] = "off"
-    """Play training traces of many turns again in the `environment`: do its answers still come out as recorded? `keep`
-    counts on the data card how many do, and `reject` also removes the traces that do not."""
+    """Play training traces of many turns again in the `environment`, to check that it still answers as recorded. `keep`
+    counts the results on the data card, and `reject` also removes the traces with other answers."""
     system_prompt: str | None = None
     """Added to every prompt that has no system message; None: nothing is added."""
     filters: FiltersConfig = FiltersConfig()

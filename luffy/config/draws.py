@@ -20,7 +20,7 @@ class UniformSampling(StrictModel):
 
 
 class CurriculumSampling(StrictModel):
-    """Epochs of all prompts, sorted; equal ones are in an order of the seed's. What cannot be sorted comes last."""
+    """Epochs of all prompts in sorted order; the seed orders ties, and prompts without the measure come last."""
 
     kind: Literal["curriculum"]
     by: Literal["difficulty", "trace_length"]
@@ -54,9 +54,9 @@ class PoolShares(StrictModel):
 class PoolSampling(StrictModel):
     """Quotas from pools of prompts by their running pass rates (PRIME-RL's difficulty pools).
 
-    A step takes from every pool the prompts that were drawn longest ago. What a pool lacks comes from the others, from
-    one with share 0 only where nothing else is left. The pools of a step are those after the last step whose groups
-    are always available when it is planned: `rl.max_staleness` steps before the one that precedes it.
+    A step takes the least recently drawn prompts of every pool. The others make up for a pool with too few prompts; one
+    with share 0 only where nothing else is left. The pools of step s use the pass rates up to step s - 1 -
+    `rl.max_staleness`, which are always available when it is planned.
     """
 
     kind: Literal["pools"]
@@ -66,7 +66,7 @@ class PoolSampling(StrictModel):
     """Prompts with a running pass rate above this are easy; those between are normal."""
     shares: PoolShares = PoolShares()
     memory: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5
-    """Weight of the pass rate so far when that of a new group is averaged in; 0: the last group alone counts."""
+    """Weight of the previous running pass rate when a new group's is averaged in; 0: only the last group counts."""
 
     @property
     def depends_on_length(self) -> bool:

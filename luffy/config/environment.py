@@ -1,4 +1,4 @@
-"""What answers the policy between its turns: the kinds of environments."""
+"""The kinds of environments, which answer the policy between its turns."""
 
 from typing import Annotated, Literal
 
@@ -36,10 +36,10 @@ class EpisodeLimits(StrictModel):
     max_observation_tokens: PositiveInt = 1024
     """A longer message of the environment is truncated in the middle and marked as truncated."""
     history: History = "exact"
-    """What becomes of earlier turns under a chat template that rewrites them (Qwen3's drops their reasoning). `exact`
+    """How earlier turns are treated under a chat template that rewrites them (Qwen3's drops their reasoning). `exact`
     refuses such a template. `as_sampled` keeps the turns as they were sampled, which is not how such a model was
-    trained. `branching` has the template write the conversation anew before each turn, as a chat server does; RL then
-    learns a sequence for every context, and an episode still counts as one response."""
+    trained. `branching` renders the conversation again before each turn, as a chat server does; RL then learns a
+    sequence for every context, and an episode still counts as one response."""
     max_failed_share: float = Field(default=0.1, ge=0.0, le=1.0)
     """The stage ends when more than this share of a step's episodes failed by a fault of the environment."""
 
@@ -90,7 +90,7 @@ class JudgeMeasure(StrictModel):
 
 
 class EpisodeScoring(StrictModel):
-    """What is measured of an episode, and what of it is rewarded (the rubric)."""
+    """The measures of an episode, and their weights in its reward (the rubric)."""
 
     measures: dict[_Name, _Import | JudgeMeasure] = Field(default={})
     """Functions by name, `package.module:function`, of any of `prompt, completion, answer, info, task, counts`, as in
@@ -224,7 +224,7 @@ class MixtureEnvironment(StrictModel):
     parts: dict[_Name, EnvironmentPart] = Field(min_length=2)
     limits: EpisodeLimits = EpisodeLimits()
     scoring: EpisodeScoring = EpisodeScoring()
-    """What a part counts has the part's name in front: `tools/tool_errors: -0.1`. It weighs nothing in other parts."""
+    """Counts of a part are prefixed with its name: `tools/tool_errors: -0.1`. They weigh nothing in other parts."""
 
     @model_validator(mode="after")
     def _parts_are_told_apart(self) -> "MixtureEnvironment":

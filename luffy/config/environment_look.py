@@ -1,4 +1,4 @@
-"""From the name of an environment to the experiment that shows a model in it (`luffy eval`)."""
+"""Builds the experiment that shows a model in an environment given by name (`luffy eval`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _OWN_SECTIONS = ("environment", "data", "grading", "seed")
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentLook:
-    """What is to be shown, and of which model."""
+    """The environment to show, and the model that plays in it."""
 
     target: str
     """A built-in environment, a YAML file with a section `environment`, or the id of an environment of verifiers."""

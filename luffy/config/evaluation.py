@@ -42,7 +42,7 @@ class DecodingConfig(StrictModel):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus sampling: only the likeliest tokens that together have this probability are sampled."""
     num_samples: PositiveInt = 1
-    """Responses a problem; accuracy is their mean (avg@k)."""
+    """Responses per problem; accuracy is their mean (avg@k)."""
 
     @model_validator(mode="after")
     def _greedy_once(self) -> "DecodingConfig":
@@ -61,7 +61,7 @@ class SuiteConfig(StrictModel):
     """Overrides for one suite; fields left out keep the common setting."""
 
     num_samples: PositiveInt | None = None
-    """Responses a problem under every decoding that is not greedy."""
+    """Responses per problem under every decoding that is not greedy."""
     template: Template | None = None
     stop: tuple[StopText, ...] | None = None
     grader: GraderKind | None = None

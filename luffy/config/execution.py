@@ -140,7 +140,7 @@ class ExecutionConfig(StrictModel):
     packing: bool = False
     """Concatenate sequences into one row instead of padding them."""
     attention: AttentionKind = "sdpa"
-    """How the models in training attend; memory grows with the tokens of a micro-batch, packed or not, and no faster.
+    """Attention of the models in training; its memory grows linearly with the tokens of a micro-batch, packed or not.
     `sdpa`: torch's scaled_dot_product_attention, sequence by sequence on packed rows. `flash_attention_2` and
     `flash_attention_3`: flash-attn, or its kernels from the package `kernels`; bfloat16 on GPUs only. `flex`: torch's
     flex_attention; packed rows on GPUs only. The embedded engine always generates with sdpa."""
@@ -149,8 +149,8 @@ class ExecutionConfig(StrictModel):
     minute at the start of a stage, less when it was compiled before; needs a C++ compiler, and changes only the last
     bits of floats. The embedded engine generates without it. Not for ZeRO 3, `sequence_parallel` or `flex`."""
     sequence_parallel: PositiveInt = 1
-    """Trainer ranks that share the tokens of each sequence, for sequences too long for one GPU: a rank keeps the
-    activations of its slice alone (DeepSpeed Ulysses, arXiv 2309.14509). Must divide `ray.trainer_ranks` and the
+    """Trainer ranks that share the tokens of each sequence, for sequences too long for one GPU: a rank keeps only the
+    activations of its slice (DeepSpeed Ulysses, arXiv 2309.14509). Must divide `ray.trainer_ranks` and the
     model's number of attention heads. `cluster: ray` only."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage. 3 also shards frozen models, and no rank loads or trains a model whole."""

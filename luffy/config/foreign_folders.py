@@ -1,4 +1,4 @@
-"""What a model folder made by strangers may hold: numbers and JSON, never code that runs when it is opened."""
+"""Checks of model folders made by strangers: they may hold numbers and JSON, never code that runs when opened."""
 
 import json
 from pathlib import Path

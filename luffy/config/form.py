@@ -1,8 +1,8 @@
-"""The experiment as a form: a parameter with the JSON schema of `ExperimentConfig`, whose values count as a file's do.
+"""The experiment as a form: a flow parameter with the JSON schema of `ExperimentConfig`, treated like a YAML file.
 
-What is filled in lies over the presets that `chain` and `method` name, as an experiment's YAML does, so a form with the
-values of a file is the same experiment, stage by stage. The schema is what a server can check when the form is handed
-in; everything else (rules between fields, presets) is checked by `experiment_of_form`, as for a file.
+The values override the presets that `chain` and `method` name, as those of an experiment's YAML do, so a form with the
+values of a file is the same experiment, stage by stage. The schema is what a server can check when the form is
+submitted; everything else (rules between fields, presets) is checked by `experiment_of_form`, as for a file.
 """
 
 import json

@@ -231,9 +231,9 @@ class GradingConfig(StrictModel):
     """Grading in killable worker processes."""
 
     timeout_s: PositiveFloat = 5.0
-    """Limit of the time that one verification runs for; past it the worker is killed and the answer is `timed_out`. It
-    is wall-clock time without that for which shorter work overtakes it. Within a run a pair of texts that timed out
-    stays timed out, also after a resume."""
+    """Time limit of one verification; after it the worker is killed and the answer is `timed_out`. It is wall-clock
+    time, without pauses in which shorter work overtakes it. Within a run a pair of texts that timed out stays timed
+    out, also after a resume."""
     kind: GraderKind = MathGrader()
     """Grades every problem that names no grader."""
     named: dict[_Name, GraderKind] = Field(default_factory=dict)

@@ -11,7 +11,7 @@ class KeepAnswers(StrictModel):
     """The correct, complete answers to a prompt that are kept as its traces; equal texts count once."""
 
     choose: Literal["first", "shortest", "diverse"] = "first"
-    """`first` in the order of sampling (one a prompt: STaR, arXiv 2203.14465); `shortest` by tokens; `diverse`: the
+    """`first` in the order of sampling (one per prompt: STaR, arXiv 2203.14465); `shortest` by tokens; `diverse`: the
     first, then always the answer that is farthest from those already chosen (different reasoning paths as in RFT, arXiv
     2308.01825)."""
     max_per_prompt: PositiveInt = 1

@@ -1,10 +1,9 @@
-"""From an experiment's YAML and `key.path=value` overrides to a validated `ExperimentConfig`.
+"""Loads an experiment's YAML with `key.path=value` overrides as a validated `ExperimentConfig`.
 
-Later wins: chain preset < method preset < `extends` < the file < the command line. So what an extended file sets
-itself holds under another preset, too. Mappings merge key by key, lists replace, and a mapping whose `kind` changes
-replaces the old one. `null` removes a suite, or another entry whose name
-the user chose. An override may name an element of a list (`objective.terms.off_policy.coefficient=0.5`), whichever
-layer the list is from.
+Later wins: chain preset < method preset < `extends` < the file < the command line. So the values that an extended file
+sets itself also hold under another preset. Mappings merge key by key, lists replace, and a mapping whose `kind` changes
+replaces the old one. `null` removes a suite, or another entry whose name the user chose. An override may name an
+element of a list (`objective.terms.off_policy.coefficient=0.5`), whichever layer the list is from.
 """
 
 import json

@@ -44,8 +44,8 @@ _RESERVED = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens
 class EndpointModel(StrictModel):
     """A model on an OpenAI-compatible server; it can only be evaluated.
 
-    Where it is served is `execution.server.urls`, which is no part of a result's identity: models that differ must be
-    called differently.
+    Its servers are `execution.server.urls`, which are not part of a result's identity: different models must have
+    different names.
     """
 
     name: str = Field(min_length=1)
@@ -96,7 +96,7 @@ class LoRAConfig(StrictModel):
         return self.targets is None or any(_ends_with(layer, target) for target in self.targets)
 
     def complaint(self, layers: Sequence[str]) -> str | None:
-        """One line about the first target that means none of a model's linear layers; None if there is no such."""
+        """One line about the first target that matches none of a model's linear layers; None if all targets match."""
         for target in self.targets or ():
             if not any(_ends_with(layer, target) for layer in layers):
                 allowed = ", ".join(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
@@ -109,7 +109,7 @@ def _ends_with(layer: str, target: str) -> bool:
 
 
 class ModelConfig(StrictModel):
-    """Where the policy comes from, what the `base` stage changes in its folder, and what of it is trained."""
+    """Where the policy comes from, what the `base` stage changes in its folder, and which weights are trained."""
 
     path: str | None = None
     """A Hugging Face model folder or hub id, or a `.gguf` file, whose weights are dequantised."""

@@ -43,8 +43,8 @@ class SelfTeacher(StrictModel):
 class ServedTeacher(StrictModel):
     """A model on vLLM servers, which scores the policy's tokens in the policy's own context.
 
-    Where it is served is `execution.rl_teacher.urls`, which is no part of a result's identity: models that differ must
-    be called differently. Its tokenizer has to be the policy's.
+    Its servers are `execution.rl_teacher.urls`, which are not part of a result's identity: different models must have
+    different names. Its tokenizer has to be the policy's.
     """
 
     kind: Literal["served"]

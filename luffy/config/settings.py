@@ -1,4 +1,4 @@
-"""What each stage program is given: the part of the experiment that changes its result, and nothing else.
+"""Settings of each stage program: the part of the experiment that changes its result, and nothing else.
 
 A field that is not in a stage's settings cannot change what it computes, so the settings are its identity
 (`luffy.pipeline.chain.identity`); execution and tracking travel beside them.
@@ -50,7 +50,7 @@ class BaseSettings(StrictModel):
 
     seed: int
     model: ModelConfig
-    """Without `lora`, which is no business of this stage."""
+    """Without `lora`, which this stage does not use."""
     base: BaseConfig | None
 
 
@@ -60,7 +60,7 @@ class DifficultySettings(StrictModel):
     seed: int
     dtype: DType
     difficulty: DifficultyConfig
-    """Nothing left to other sections."""
+    """With the defaults from other sections filled in."""
     grading: GradingConfig
     environment: EnvironmentConfig | None = None
 
@@ -83,7 +83,7 @@ class SampleSettings(StrictModel):
     seed: int
     dtype: DType
     sample: SampleConfig
-    """Nothing left to other sections."""
+    """With the defaults from other sections filled in."""
     grading: GradingConfig
     round: PositiveInt = 1
     """Round of sampling and SFT, from 1; each round samples with different seeds."""

@@ -89,7 +89,7 @@ class TeacherConfig(StrictModel):
 
     @property
     def model(self) -> str:
-        """What traces call it: the endpoint's name for it, or its folder or hub id."""
+        """Its name in traces: the endpoint's name for it, or its folder or hub id."""
         return self.endpoint.name if self.endpoint is not None else str(self.path)
 
     @property

@@ -84,7 +84,7 @@ class BaseConfig(StrictModel):
 
     steps: PositiveInt
     batch_size: PositiveInt
-    """Examples an optimizer step."""
+    """Examples per optimizer step."""
     optimizer: OptimizerConfig
 
 
@@ -101,9 +101,9 @@ class SFTConfig(StrictModel):
     """Optimizer steps, in place of `epochs`."""
     max_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
     """End before `epochs` or `steps`, after the step at which the response tokens learned from reach this number; None:
-    their number does not matter."""
+    no such limit."""
     batch_size: PositiveInt
-    """Traces an optimizer step."""
+    """Traces per optimizer step."""
     optimizer: OptimizerConfig
     validation: ValidationConfig | None = Field(default=None, exclude_if=is_none)
     """Held-out accuracy while this stage trains; None: it is not measured."""
@@ -158,13 +158,13 @@ class RLConfig(StrictModel):
     """RL steps: each rolls out, grades and updates once. Extendable: a longer run continues a shorter one."""
     max_tokens: PositiveInt | None = Field(default=None, exclude_if=is_none)
     """End before `steps`, after the step at which the tokens sampled and the response tokens learned from, together,
-    reach this number; None: their number does not matter."""
+    reach this number; None: no such limit."""
     prompts_per_step: PositiveInt
     prompts_per_update: PositiveInt | None = None
-    """Mini-batch of one optimizer step, in prompts; None: one optimizer step a pass."""
+    """Mini-batch of one optimizer step, in prompts; None: one optimizer step per pass."""
     passes: PositiveInt = 1
-    """Times that the optimizer steps of an RL step go over its groups, all against the policy before the first of them
-    (`pi_old`). The mini-batches are those of the first pass; each later pass takes them in an order of its own."""
+    """Number of passes of an RL step's optimizer steps over its groups; `pi_old` is the policy before the first of them
+    in all passes. Later passes repeat the mini-batches of the first one, each in another order."""
     sampling: SamplingConfig = UniformSampling(kind="uniform")
     """Which prompts a step draws."""
     temperature: PositiveFloat = 1.0
@@ -175,15 +175,16 @@ class RLConfig(StrictModel):
     the first of them, and learned from up to the token that completes it. Traces are taken as they are, but a prefix
     ends before a stop text."""
     engine: Literal["cluster", "vllm", "openai"] = "cluster"
-    """What rolls out. `cluster`: the cluster's own engine, which is the embedded one in one process, and vLLM actors
+    """Engine of the rollouts. `cluster`: the cluster's own, which is the embedded one in one process, and vLLM actors
     under Ray. `vllm`: with `cluster: local` and without a GPU, vLLM in the trainer's process, which takes its weights
     after every RL step. `openai`: the vLLM servers of `execution.server`, which take them from a folder in the stage's
     directory."""
     max_staleness: NonNegativeInt = 0
     """RL steps by which the weights of a rollout may lag; above 0, generation overlaps with training."""
     correction: ImportanceCorrection | None = None
-    """Put on every term of the method that learns from rollouts alone and has none: it weighs each token by how much
-    likelier the trainer draws it than the engine did. What keeps `max_staleness` above 0 honest."""
+    """Importance correction for every term of the method that learns only from rollouts and has none of its own: it
+    weighs each token by its probability under the trainer relative to the engine. It corrects for `max_staleness` above
+    0."""
     optimizer: OptimizerConfig
     critic: CriticConfig | None = None
     """Value function for `objective.advantage.kind: gae` (PPO); None: no critic."""

@@ -29,7 +29,7 @@ class ValidationConfig(StrictModel):
     """Measures held-out accuracy before the first step, every N steps, and after the last one.
 
     The responses have seeds of their own, the same at every step, so that training is the same with and without it and
-    the steps of a curve differ by their weights alone. Suites are asked and graded as in the section `evaluation`.
+    the steps of a curve differ by their weights alone. Suites are sampled and graded as in the section `evaluation`.
     """
 
     every: PositiveInt
@@ -99,7 +99,7 @@ class ValidationConfig(StrictModel):
     def spelled_out(
         self, evaluation: EvaluationConfig | None, grading: GradingConfig, max_response_tokens: int
     ) -> "HeldOutSettings":
-        """What the stage is given; `max_response_tokens` is the default of this section's own."""
+        """The settings for the stage; `max_response_tokens` is the default for this section's field."""
         tokens = self.max_response_tokens or max_response_tokens
         protocol = EvaluationConfig(decodings={DECODING: self.decoding}, max_response_tokens=tokens)
         if evaluation is not None:

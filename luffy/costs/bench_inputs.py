@@ -1,4 +1,4 @@
-"""What a bench reads: the run's own data and starting policy where they are at hand, else made-up ones.
+"""Inputs of a bench: the run's own data and starting policy where they are available, else made-up ones.
 
 Data that needs no download, and a policy that is only copied, are made by their real stages first; they stay in the
 workspace, and the run reuses them.
@@ -46,7 +46,7 @@ class BenchInputs:
     own_base: bool
     own_rl_start: bool
     words: tuple[str, ...]
-    """What is used, for the user."""
+    """The inputs that are used, in words for the user."""
 
 
 def make_quick_stages(experiment: Experiment, folder: Path, observer: StageObserver) -> None:
@@ -85,13 +85,13 @@ def find_inputs(config: ExperimentConfig, plans: Mapping[str, StagePlan], folder
 
 @dataclass(frozen=True, slots=True)
 class SomeProblems:
-    """A part of what a stage answers, in the form of prepared suites."""
+    """A part of the problems that a stage answers, in the form of prepared suites."""
 
     data: Path
     num_responses: int
-    """To the problems in `data`."""
+    """Number of responses to the problems in `data`."""
     every: int
-    """To all problems."""
+    """Number of responses to all problems."""
 
 
 def some_suites(data: Path, settings: EvaluateSettings, most: int, folder: Path) -> SomeProblems:

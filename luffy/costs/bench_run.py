@@ -1,7 +1,7 @@
 """A bench of an experiment: each stage that trains or generates runs for a few steps, as it would run in the chain.
 
 The programs are the real ones (`luffy.costs.measured_stage`), in child processes, on the cluster, engine and layout of
-the settings. Nothing of their results is kept but the times.
+the settings. Only the times are kept, not the results.
 """
 
 import os
@@ -222,8 +222,8 @@ class Bench:
         return self._inputs.base, self._inputs.own_base and not (taught and policy.node.stage != "base")
 
     def _pace(self, plan: StagePlan, *, natural: bool) -> Pace:
-        """The lengths of responses: as the user says, as earlier runs had them, as the policy at hand answers, as long
-        as the traces that SFT teaches before, or the limit."""
+        """The lengths of responses: from the user's option, from earlier runs, from the policy itself, from the traces
+        that SFT teaches before, or the limit."""
         if self._options.response_tokens is not None:
             mean = self._options.response_tokens
             return Pace("mean", f"{mean:g} tokens on average, as given by --response-tokens", mean)

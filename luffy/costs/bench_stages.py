@@ -29,12 +29,12 @@ class OpenBench:
     scratch: Path
     inputs: BenchInputs | None
     plans: Sequence[StagePlan]
-    """Those to measure."""
+    """Plans of the stages to measure."""
     refusals: Sequence[str]
-    """A line for each other stage that a run would make."""
+    """The reason, in one line, for each stage of a run that is not measured."""
 
     def measure(self, plan: StagePlan) -> Reading | str:
-        """The reading of one stage, kept for later plans; or why there is none, in one line."""
+        """The reading of one stage, kept for later plans; or one line that says why there is none."""
         assert self.bench is not None
         reading = _measured(self.bench, plan)
         if isinstance(reading, Reading):

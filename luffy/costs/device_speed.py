@@ -1,4 +1,4 @@
-"""What this process's device can compute at most, against which utilisation is told."""
+"""Peak speed of this process's device, relative to which utilisation is reported."""
 
 import time
 

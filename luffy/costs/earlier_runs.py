@@ -1,4 +1,4 @@
-"""What finished stages of the workspace say about a stage of the same workload: its times, and lengths of responses."""
+"""Times and response lengths of finished stages in the workspace, for a stage of the same workload."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _LOOKED_AT = 50
 
 
 def earlier_times(workspace: Workspace, workload: Workload, node: str) -> StageTimes | None:
-    """From the newest finished stage with this workload, of the same `node` where there is one; None without any."""
+    """Times of the newest finished stage with this workload, if possible of the same `node`; None without any."""
     found = [
         (directory, manifest)
         for directory, manifest in _newest(workspace, workload.stage)

@@ -19,11 +19,11 @@ FindTimes = Callable[[StagePlan], StageTimes | None]
 
 @dataclass(frozen=True, slots=True)
 class StageForecast:
-    """What one stage of a run will take."""
+    """Predicted time and GPU-hours of one stage."""
 
     node: str
     seconds: float | None
-    """None: nothing has been measured that would say."""
+    """None: no measurement applies."""
     gpus: int
     source: str
     """Where the time comes from; for a stage without a time, empty."""

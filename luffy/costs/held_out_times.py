@@ -1,4 +1,4 @@
-"""The share of a validation (`sft.validation`, `rl.validation`) in a stage's time: what it measures, and how often."""
+"""Time of the validation (`sft.validation`, `rl.validation`) within a stage: what it measures, and how often."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from luffy.tracking.metrics import MetricRow
 
 _SECONDS = "perf/validation_s"
 _WHEN = ("every", "keep_best", "patience")
-"""Fields of the schedule on which the time of a single measurement does not depend."""
+"""Fields of the schedule that do not affect the time of a single measurement."""
 _DIGEST_LENGTH = 16
 
 

@@ -115,9 +115,9 @@ class PacedCluster:
 class EvenVerdicts:
     """The real grader, after which every second response counts as correct.
 
-    So no group is without variance, and no filter drops what an untrained policy has sampled. With `boxed`, the grader
-    reads answers in a box, half of them right: what a policy of random weights samples takes far longer to read than
-    what a run samples, as do responses that go on after their end.
+    So no group has zero variance, and no filter drops the samples of an untrained policy. With `boxed`, the grader gets
+    boxed answers instead, half of them right: the samples of a policy with random weights, and responses that go on
+    after their end, take far longer to grade than those of a real run.
     """
 
     def __init__(self, grader: Grader, *, boxed: bool) -> None:

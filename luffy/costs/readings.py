@@ -1,4 +1,4 @@
-"""What a measured stage has written, read as speeds and as times (`luffy.costs.stage_times`)."""
+"""Speeds and times (`luffy.costs.stage_times`) of a measured stage, read from the files that it wrote."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class MeasuredRun:
     out: Path
     """Its directory."""
     wall_s: float
-    """From its start to its end."""
+    """Wall-clock time from its start to its end."""
     progress: Sequence[tuple[int, float]]
     """Steps that it reported, and when (seconds since the epoch)."""
 
@@ -55,16 +55,16 @@ class Reading:
     measured: str
     """How much was measured, in words."""
     generated_tokens_per_s: float | None = None
-    """By the engine, while it generates; None where nothing is generated."""
+    """Speed of the engine while it generates; None where nothing is generated."""
     trained_tokens_per_s: float | None = None
-    """Tokens of prompts and responses in a step, by the time of the step without waiting for generation."""
+    """Tokens of prompts and responses in a step, divided by its time without waiting for generation."""
     step_s: float | None = None
     parts: Mapping[str, float] | None = None
     """Seconds of a step by part; None for an evaluation."""
     overlaps: bool = False
     """Whether generation of later steps goes on during the other parts."""
     mfu: float | None = None
-    """Counted operations of training by time, as a share of the device's peak."""
+    """Counted operations of training per second, as a share of the device's peak."""
     peak: str = ""
     """What the peak is and where it comes from, in words."""
     memory_gib: Mapping[str, float] | None = None
@@ -72,7 +72,7 @@ class Reading:
     same_as: str = ""
     """The evaluation that was measured in place of this one; empty: this one."""
     response_words: str = ""
-    """The assumption about the lengths of responses, and what came of it."""
+    """The assumption about the lengths of responses, and the resulting lengths."""
 
 
 def read_training(

@@ -1,4 +1,4 @@
-"""Made-up data and a policy of random weights, for a bench of an experiment whose own are not at hand.
+"""Made-up data and a policy with random weights, for a bench of an experiment whose own are not available.
 
 Run: python -m luffy.costs.stand_ins FOLDER
 
@@ -30,7 +30,7 @@ _SHORTEST = 12
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """What is to be made."""
+    """The request: which data and policy to make."""
 
     seed: int
     dtype: str

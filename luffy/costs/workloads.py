@@ -31,7 +31,7 @@ _RAY_LOGS = "logs"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One stage's."""
+    """The workload of one stage."""
 
     machine: str
     stage: str

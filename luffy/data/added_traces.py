@@ -1,9 +1,9 @@
-"""Training data to which traces are added: the files of prepare_data, with the rows that the traces make possible.
+"""Adds traces to training data: the files of prepare_data, with more traces and the rows that these make usable.
 
     written = add_traces(out, data_folder, traces_of, config, seed)
 
-A prompt keeps the traces that it came with, in front. A prompt that had lost all of its traces joins the training rows
-with a new one, and stays among the complement without. SFT's rows are chosen as prepare_data chooses them.
+A prompt keeps its own traces, in front of the new ones. A prompt that had lost all of its traces joins the training
+rows if it gets a new one, else it stays in the complement. SFT's rows are chosen as prepare_data chooses them.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ class WrittenData:
     train_rows: int
     sft_rows: int
     traces: Mapping[str, int]
-    """Traces that were added, by author (`author:origin` where the data was rewritten); a text that the prompt had
-    before is not."""
+    """Number of added traces by author (`author:origin` where the data was rewritten); texts that the prompt already
+    had are not added."""
     with_logprobs: Mapping[str, int]
-    """Those of them with log-probabilities, by author."""
+    """Number of added traces with log-probabilities, by author."""
     origins: Mapping[str, int]
     """Traces of the training rows by origin; empty where the data was not rewritten."""
 
@@ -104,7 +104,7 @@ def _signed(trace: Trace) -> str:
 
 
 def _rewritten(prompt: Prompt, fresh: tuple[Trace, ...]) -> tuple[Trace, ...]:
-    """The fresh traces, or the expert's own where there are none; an answer that copies the expert's text is none."""
+    """The fresh traces, or the expert's own where there are none."""
     return fresh or tuple(dataclasses.replace(trace, origin=Origin.EXPERT) for trace in prompt.traces)
 
 

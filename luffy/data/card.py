@@ -35,7 +35,7 @@ class SourceCard:
     quarantined: int
     """Malformed rows, all of them in `quarantine.jsonl`."""
     malformed: Mapping[str, int]
-    """The same by the field that is wrong; `(line)` is not JSON at all."""
+    """Malformed rows by the field that is wrong; `(line)`: not JSON at all."""
     rejected: Mapping[str, int]
     """Rows by reason."""
     rejected_traces: Mapping[str, int]
@@ -48,11 +48,11 @@ class SourceCard:
     data_sources: Mapping[str, int]
     """Rows that passed the rules of rows, by their `data_source`."""
     folded: int = 0
-    """Rows that became part of an earlier one with the same problem: training rows gave their traces to it."""
+    """Rows that were joined to an earlier row with the same problem, which got the traces of training rows."""
     repeats: Mapping[str, int] = field(default_factory=dict)
     """Number of problems that had 2, 3, ... rows."""
     replays: Mapping[str, int] = field(default_factory=dict)
-    """Traces that were played again in the environment: answered as recorded (`same`), otherwise, or not at all."""
+    """Traces that were played again in the environment, by result: `same` answers, different ones, or a crash."""
     golds: Mapping[str, int] = field(default_factory=dict)
     """Result of grading a suite's reference answers against themselves (`luffy.data.golds`)."""
     gold_findings: Sequence[Mapping[str, object]] = ()

@@ -5,8 +5,8 @@
     turns = encoder.trace(trace.turns)                 # ids with the source of each
 
 A conversation is append-only: the ids of a turn are those that were sampled, and nothing is tokenised twice. Chat
-templates that rewrite earlier turns (Qwen3's drops their reasoning) are refused, unless they may write the whole
-conversation anew before each turn (`rewritten`).
+templates that rewrite earlier turns (Qwen3's drops their reasoning) are refused, unless the whole conversation may be
+rendered again before each turn (`rewritten`).
 """
 
 import json
@@ -28,7 +28,7 @@ _REPLY = Message("assistant", "LUFFYREPLY")
 _ASKED = Message("user", "LUFFYASKED")
 _THOUGHT = "<think>\nLUFFYTHOUGHT\n</think>\n\nLUFFYANSWER"
 _AWKWARD = 'a "quoted"\n<word>'
-"""A content that shows how a template changes what it is given."""
+"""A content that reveals how a template changes contents."""
 _MASK = "\ue000"
 """Takes the place of special tokens in contents while the chat template is rendered."""
 _MASKED = re.compile(f"{_MASK}(\\d+){_MASK}")
@@ -43,7 +43,7 @@ class EncodedTurns:
     source: tuple[Source, ...]
     """`OFF_POLICY` for the author's tokens, `ENVIRONMENT` for those between the turns."""
     length: int
-    """Tokens that it takes after the prompt, in the longest of its contexts."""
+    """Number of tokens after the prompt, in the longest context."""
     context_starts: tuple[int, ...] = ()
     """`Trajectory.context_starts`."""
 
@@ -115,8 +115,8 @@ class ConversationEncoder:
     ) -> tuple[int, ...]:
         """Ids of a whole conversation as the chat template writes it now, up to where the policy begins to write.
 
-        What the template makes of earlier turns is its own matter. Special tokens in the contents of `turns` become
-        plain text; `prompt` is the data's. A content that is not the policy's is cut at `max_content_tokens`.
+        The template may change earlier turns. Special tokens in the contents of `turns` become plain text; those in
+        `prompt`, which comes from the data, stay. Contents of the environment are cut at `max_content_tokens`.
         """
         if max_content_tokens is not None:
             turns = [turn if turn.role == _REPLY.role else self._within(turn, max_content_tokens) for turn in turns]
@@ -161,7 +161,7 @@ class ConversationEncoder:
     def trace(self, turns: Sequence[Message], prompt: Sequence[Message] = ()) -> EncodedTurns:
         """Ids of a trace: `turns` begins and ends with an assistant's; the others are the environment's.
 
-        `prompt` is what contexts that are written anew begin with.
+        `prompt` is the start of every context that is rendered again.
         """
         ids: list[int] = []
         source: list[Source] = []
@@ -194,9 +194,9 @@ class ConversationEncoder:
         turns: Sequence[Message],
         max_content_tokens: int | None = None,
     ) -> tuple[tuple[int, ...], bool]:
-        """What comes before the next turn with `history: branching`, and whether it is a new context.
+        """The ids before the next turn with `history: branching`, and whether they are a new context.
 
-        Where the template only extends the ids that were `seen`, it is the ids after them; else it is the whole
+        Where the template only extends the ids that were `seen`, these are the ids after them; else they are the whole
         conversation (`rewritten`).
         """
         ids = self.rewritten(prompt, turns, max_content_tokens)
@@ -215,7 +215,7 @@ class ConversationEncoder:
         return Message(message.role, start + _HELD_OUT.format(count=len(ids) - 2 * half) + end)
 
     def _pieces_of(self, roles: tuple[str, ...]) -> tuple[list[_Piece], list[Callable[[str], str]]]:
-        """What the template writes for messages of these roles, and how it writes the content of each."""
+        """The template's text for messages of these roles, in pieces, and how it changes the content of each."""
         slots = [f"LUFFYSLOT{index}END" for index in range(len(roles))]
         text = self._after_reply(roles, slots)
         text = text.removeprefix(str(self._tokenizer.eos_token))  # the policy has sampled it
@@ -278,5 +278,5 @@ def _as_it_is(content: str) -> str:
 
 
 def _escaped(content: str) -> str:
-    """As inside a JSON string: Llama 3.1 writes tools' results so."""
+    """Escaped as in a JSON string, which is how Llama 3.1 writes the results of tools."""
     return json.dumps(content, ensure_ascii=False)[1:-1]

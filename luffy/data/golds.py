@@ -26,7 +26,7 @@ _AT_ONCE = 1024
 
 @dataclass(slots=True)
 class GoldCheck:
-    """What was found."""
+    """The result of the check."""
 
     counts: Counter[str] = field(default_factory=Counter)
     """Problems whose reference `meets_itself`, `fails`, is accepted as `text_alone`, or was `not_checked`."""

@@ -1,11 +1,10 @@
-"""Graded answers of one prompt to the traces that are kept of them.
+"""Chooses which graded answers to a prompt are kept as traces.
 
     traces = kept_traces(answers, KeepAnswers(choose="diverse", max_per_prompt=4))
 
-Only correct answers that ended by themselves are kept: a trace teaches where to stop. An answer with bytes that are no
-text (U+FFFD) is not kept either: SFT would teach the mark that stands for them. Answers are equal when they differ in
-whitespace alone; the earlier one stays. What is kept for a smaller `max_per_prompt` is a prefix of what is kept for a
-larger one.
+Only correct answers that ended by themselves are kept: a trace teaches where to stop. An answer with undecodable bytes
+(U+FFFD) is not kept either: SFT would teach the policy to write that character. Of answers that differ only in
+whitespace the first is kept. The choice for a smaller `max_per_prompt` is a prefix of the choice for a larger one.
 """
 
 from collections.abc import Sequence
@@ -32,16 +31,16 @@ class GradedAnswer:
     """By the model's own tokenizer, stop token included."""
     outcome: Outcome
     is_complete: bool
-    """Whether the model ended it, and no limit."""
+    """Whether the model ended it, rather than a limit."""
     author: str
     model: str | None = None
     """The model's folder, hub id or name at its endpoint."""
     decoding: str | None = None
     """How it was sampled, e.g. `temperature 1, top_p 1`."""
     logprobs: tuple[float, ...] | None = None
-    """One for each token of the trace by the policy's tokenizer, where the model sampled these very tokens."""
+    """One per token of the trace by the policy's tokenizer, where these are the tokens that the model sampled."""
     turns: tuple[Message, ...] = ()
-    """The model's turns in an episode and the environment's between them; `text` is then all of them as lines."""
+    """The turns of an episode: the model's, and the environment's between them; `text` then joins them as lines."""
     origin: Origin | None = None
     """Where training data is rewritten: whether the expert's trace was in the prompt."""
 

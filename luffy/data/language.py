@@ -12,7 +12,7 @@ _SCRIPTS = {
 }
 """Scripts, in the order in which they are tried: Japanese text also contains Chinese characters."""
 _SCRIPT_SHARE = 0.2
-"""Share of all letters from which on a script counts; a formula in the middle of a sentence adds Latin ones."""
+"""Minimum share of all letters for a script to count; formulas in a sentence add Latin letters."""
 _COMMON = {
     "en": "the of and to in is that for are with by as be this from what how many find which has if each we so",
     "de": "der die das und ist nicht ein eine zu den mit von für auf dem im wie viele wenn sind werden auch wir",

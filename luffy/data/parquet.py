@@ -68,14 +68,14 @@ def iterate_prompts(path: Path) -> Iterator[Prompt]:
 def read_rows(path: Path, columns: Sequence[str], required: Sequence[str]) -> Iterator[Mapping[str, object] | RowError]:
     """Yield the rows of any parquet file, in memory a few at a time; one with undecodable text as a `RowError`.
 
-    Only `present_columns` are read. Raises DataError where the file is missing, is no parquet, breaks off or lacks one
-    of the `required` columns.
+    Only `present_columns` are read. Raises DataError where the file is missing, is not parquet, is truncated or lacks
+    one of the `required` columns.
     """
     return _rows(path, _open(path, required), columns)
 
 
 def chunked(prompts: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Cut a sequence into what is held, and written, at once: `ROWS_AT_ONCE` rows or `_BYTES_AT_ONCE` of text."""
+    """Split a sequence into chunks for one write: `ROWS_AT_ONCE` rows or `_BYTES_AT_ONCE` of text."""
     chunk: list[Item] = []
     size = 0
     for item in prompts:
@@ -134,7 +134,7 @@ def _rows(path: Path, file: pq.ParquetFile, wanted: Sequence[str]) -> Iterator[M
 
 
 def _sizes(path: Path, metadata: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
-    """How many rows of each row group to read at once; DataError for a column that unfolds beyond measure.
+    """Number of rows of each row group to read at once; DataError for a decompression bomb.
 
     Arrow puts no more than 2 GiB of text into one array, and refuses nested columns whose batch holds more.
     """

@@ -47,7 +47,7 @@ class PassRate:
 
     uid: str
     outcomes: Mapping[str, int]
-    """Responses by what grading found; outcomes that never occurred are left out."""
+    """Number of responses by grading outcome; outcomes that never occurred are left out."""
     num_tokens: int
     """Tokens in all responses, stop tokens included."""
     num_truncated: int
@@ -68,7 +68,7 @@ class PassRate:
 
 @dataclass(frozen=True, slots=True)
 class RateSummary:
-    """The pass rates of all training prompts in numbers."""
+    """Summary statistics of the pass rates of all training prompts."""
 
     prompts: int
     num_samples: int
@@ -76,17 +76,17 @@ class RateSummary:
     """Prompts by the number of their correct responses, from 0 to `num_samples`."""
     mean_pass_rate: float
     ever_solved_share: float
-    """Prompts with a correct response at all (pass@`num_samples`)."""
+    """Share of prompts with at least one correct response (pass@`num_samples`)."""
     mean_tokens: float
     """Mean length of a response."""
     truncated_share: float
-    """Responses that ran into the length limit: longer ones might have been correct."""
+    """Share of responses that ran into the length limit: longer ones might have been correct."""
     outcomes: Mapping[str, int]
-    """Responses by what grading found."""
+    """Number of responses by grading outcome."""
 
     @property
     def sentences(self) -> list[str]:
-        """In words, as lines of Markdown."""
+        """The summary in words, as lines of Markdown."""
         outcomes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.outcomes.items() if count)
         return [
             f"Mean pass rate {self.mean_pass_rate:.3f}; {100 * self.ever_solved_share:.1f} % of the prompts are solved "
@@ -111,7 +111,7 @@ class DifficultyCard:
     fits: Mapping[str, int]
     """Number of prompts that are kept, too hard and too easy."""
     histogram: Mapping[str, int]
-    """This and what follows is that of `RateSummary`."""
+    """This field and the next ones, up to `outcomes`, are those of `RateSummary`."""
     mean_pass_rate: float
     ever_solved_share: float
     mean_tokens: float
@@ -122,12 +122,12 @@ class DifficultyCard:
 
     @property
     def summary(self) -> RateSummary:
-        """What holds without the bounds."""
+        """The part of the card that does not depend on the bounds."""
         return RateSummary(**{each.name: getattr(self, each.name) for each in fields(RateSummary)})
 
 
 def summarise_rates(rates: Sequence[PassRate], num_samples: int) -> RateSummary:
-    """The numbers of all prompts, each with `num_samples` responses."""
+    """The summary of all prompts, each with `num_samples` responses."""
     outcomes: Counter[str] = Counter()
     for rate in rates:
         outcomes.update(rate.outcomes)

@@ -19,12 +19,12 @@ def prompt_uid(data_source: str, messages: Sequence[Message]) -> str:
 
 
 def problem_key(messages: Sequence[Message]) -> str:
-    """Return what two wordings of one problem share: the turns without the system prompt, case and spacing."""
+    """Return a key that is equal for equal problems: the turns without the system prompt, case and spacing."""
     return text_key(" ".join(message.content for message in _problem(messages)))
 
 
 def text_key(text: str) -> str:
-    """Return what is left of a text without case and spacing."""
+    """Return the text without case and spacing."""
     return " ".join(text.split()).casefold()
 
 
@@ -34,5 +34,5 @@ def problem_text(messages: Sequence[Message]) -> str:
 
 
 def _problem(messages: Sequence[Message]) -> Sequence[Message]:
-    """A conversation of system messages alone asks by them."""
+    """The turns that state the problem: all but system messages, unless there are no others."""
     return [message for message in messages if message.role != "system"] or messages

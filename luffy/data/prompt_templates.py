@@ -6,7 +6,8 @@ r"""Prompt templates: how a benchmark's question becomes the text that a model c
 
 `own` is the model's chat template over all messages of the data. Every other template is a fixed text around the
 question, the one user message of the prompt; the data's system message is left out, since the template has its own or
-wants none. The texts of `PROMPT_TEMPLATES` are the authors', byte for byte: scores move by many points with a space.
+needs none. The texts of `PROMPT_TEMPLATES` are the authors', byte for byte: a single space can move scores by many
+points.
 """
 
 from collections.abc import Sequence
@@ -85,8 +86,8 @@ PROMPT_TEMPLATES = {
 def ask(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template: str) -> list[list[int]]:
     """Return the ids of each prompt under a template, given by name or as a text with `{question}`.
 
-    DataError where the template is `own` and the tokenizer has none, or is another one and a prompt has not exactly
-    one user message and nothing of an assistant.
+    Raises DataError where the template is `own` and the tokenizer has none, or where it is another one and a prompt
+    does not consist of exactly one user message, apart from system messages.
     """
     if template == OWN:
         return render_prompts(tokenizer, [prompt.messages for prompt in prompts])

@@ -39,9 +39,9 @@ class Rejection(StrEnum):
     NEAR_DUPLICATE = "near_duplicate"
     """Nearly the same problem occurred before."""
     OTHER_DIFFICULTY = "other_difficulty"
-    """On the other side of the boundary of `data.filters.difficulty`."""
+    """On the unwanted side of the boundary of `data.filters.difficulty`."""
     TRACE_TOO_LONG = "trace_too_long"
-    """Counted with the stop token."""
+    """The trace, stop token included, has more than `max_trace_tokens` tokens."""
     TRACE_HOLDS_STOP_TOKEN = "trace_holds_stop_token"  # noqa: S105 - a token of the vocabulary, no secret
     """The text of the stop token occurs inside the trace: the policy would learn to stop there."""
     TRACE_LOGPROBS_MISMATCH = "trace_logprobs_mismatch"
@@ -79,9 +79,9 @@ class Rules:
     keeps_traces: bool = True
     """False: an evaluation suite, whose demonstrations are dropped and which is not compared with the benchmarks."""
     history: History = "exact"
-    """What becomes of the earlier turns of a trace of many, under a chat template that rewrites them."""
+    """How a trace of many turns is encoded under a chat template that rewrites earlier turns."""
     requires_replay: bool = False
-    """Whether traces are rejected that an environment does not answer as recorded."""
+    """Whether to reject traces that the environment does not answer as recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,14 @@ class FilteredRow:
     prompt: Prompt
     """With only its usable traces."""
     reason: Rejection | None
-    """Why the row is rejected; for a row that loses all its traces, why the first one is."""
+    """Why the row is rejected; for a row that loses all its traces, why its first trace is."""
     prompt_tokens: int
     trace_tokens: tuple[int, ...]
     """Lengths of the usable traces, stop token included."""
     outcomes: tuple[Outcome, ...]
     """Grading outcomes of all traces."""
     replays: tuple[Replayed, ...]
-    """What came of all traces that were played again."""
+    """Results of all traces that were played again."""
     rejected_traces: tuple[tuple[Trace, Rejection], ...]
     hits: tuple[tuple[str, Hit], ...] = ()
     """`prompt` or `trace`, and the benchmark problem that it contains."""
@@ -107,7 +107,7 @@ class FilteredRow:
 
 
 class JudgedTrace(NamedTuple):
-    """A trace, and what was found out about it."""
+    """A trace, and the findings about it."""
 
     trace: Trace
     outcome: Outcome
@@ -128,7 +128,7 @@ class RowFilter:
     """Plays traces of many turns again; None: they are taken as recorded."""
 
     def apply(self, prompts: Sequence[Prompt], grader: GraderPool) -> list[FilteredRow]:
-        """Return one verdict a prompt, in order.
+        """Return one verdict per prompt, in order.
 
         A prompt that came with traces and loses all of them is rejected; one that came without any stays.
         """
@@ -140,7 +140,7 @@ class RowFilter:
         return [self._normalised(prompt) for prompt in prompts]
 
     def judged(self, prompts: Sequence[Prompt], outcomes: Sequence[Sequence[Outcome]]) -> list[FilteredRow]:
-        """Return what `apply` does for `normalised` prompts whose traces are graded already."""
+        """Return the result of `apply` for `normalised` prompts whose traces are already graded."""
         replays = self._replays(prompts)
         lengths = prompt_lengths(self.tokenizer, [prompt.messages for prompt in prompts])
         traces_of_all = [trace for prompt in prompts for trace in prompt.traces]

@@ -1,4 +1,4 @@
-"""Whether two models have one tokenizer, so that the tokens of one are tokens of the other."""
+"""Whether two models have the same tokenizer, so that one can score the other's tokens."""
 
 import json
 

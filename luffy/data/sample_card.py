@@ -1,4 +1,4 @@
-"""The card of the stage `sample`: how the policy answered the training prompts, and which traces were kept of it."""
+"""The card of the stage `sample`: how the policy answered the training prompts, and how many answers became traces."""
 
 import json
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ CARD_FILE = "card.json"
 
 @dataclass(frozen=True, slots=True)
 class KeptCount:
-    """What was kept, in numbers."""
+    """Number of kept traces, and of prompts with one."""
 
     prompts: int
     """Training prompts with a trace."""
@@ -22,7 +22,7 @@ class KeptCount:
     mean_tokens: float
     """Mean length of a trace."""
     with_logprobs: int
-    """Traces whose text is encoded as the very tokens that were sampled."""
+    """Traces whose text is tokenized into the same tokens that were sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SampleCard:
 
 
 class KeptCounter:
-    """Counts prompts with traces as they pass."""
+    """Counts prompts and traces while they are iterated over."""
 
     def __init__(self) -> None:
         self._prompts = self._traces = self._tokens = self._with_logprobs = 0
@@ -57,7 +57,7 @@ class KeptCounter:
 
     @property
     def count(self) -> KeptCount:
-        """What has passed."""
+        """The counts so far."""
         mean = self._tokens / self._traces if self._traces else 0.0
         return KeptCount(self._prompts, self._traces, mean, self._with_logprobs)
 

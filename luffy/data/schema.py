@@ -1,12 +1,12 @@
 """The rows of prepared data, and the parsing of one row of a file.
 
 Columns of LUFFY and verl (`data_source, prompt, target, ability, reward_model, extra_info`), plus `uid` and `traces`:
-several demonstrations a prompt, each with its author, verdict and log-probabilities, and for those that a model wrote
-what is known of it (`model`, `decoding`, `num_tokens`, and `origin` where data was rewritten). A trace of many turns
-has them as messages in `traces.turns`, in place of `text`. `target` repeats the first trace, if it is a single reply,
-for readers that know one. `reward_model.style` is `rule` for what the experiment's grader grades; another word names
-the grader of the row (`luffy.config.grading`). `extra_info` is written as JSON text, since its keys are arbitrary; on
-reading a struct (LUFFY's files) is as good.
+several demonstrations per prompt, each with its author, verdict and log-probabilities, and for those that a model wrote
+what is known of the model (`model`, `decoding`, `num_tokens`, and `origin` where data was rewritten). A trace of many
+turns has them as messages in `traces.turns`, in place of `text`. `target` repeats the first trace, if it is a single
+reply, for readers that expect one demonstration. `reward_model.style` is `rule` for rows that the experiment's grader
+grades; any other word names the grader of the row (`luffy.config.grading`). `extra_info` is written as JSON text, since
+its keys are arbitrary; a struct (as in LUFFY's files) can be read, too.
 """
 
 import difflib
@@ -97,9 +97,9 @@ def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Promp
 
 
 def present_columns(wanted: Collection[str], found: Iterable[str]) -> list[str]:
-    """Those of the columns `found` that are wanted, and those that may be wanted demonstrations, misspelt.
+    """The columns of `found` that are wanted, and those that may be misspelt columns of demonstrations.
 
-    The latter are read for `prompt_from_row` to refuse.
+    The latter are read so that `prompt_from_row` can refuse them.
     """
     found = list(found)
     misspelt = _misspelt_demonstrations(found) if {*_DEMONSTRATIONS} <= {*wanted} else {}
@@ -107,7 +107,7 @@ def present_columns(wanted: Collection[str], found: Iterable[str]) -> list[str]:
 
 
 def _misspelt_demonstrations(columns: Iterable[str]) -> dict[str, str]:
-    """Column to the one that it seems to mean; empty where there are demonstrations.
+    """Each suspicious column with the one that it seems to mean; empty where there are demonstrations.
 
     A row may have none, so a misspelt `target` would otherwise go unnoticed.
     """

@@ -96,7 +96,7 @@ class Selection:
 
 
 def select(rows: PassedRows, rules: Rules) -> Selection:
-    """Return which rows stay: those that repeat no earlier one in problem, or nearly so (`rules.repeats`)."""
+    """Return which rows stay: those whose problem repeats none of an earlier row, exactly or nearly (`rules`)."""
     kept, numbers = np.ones(len(rows), dtype=np.bool_), np.arange(len(rows))
     selection = Selection(kept, Counter(), numbers.copy(), np.ones(len(rows.trace_tokens), dtype=np.bool_))
     if rules.repeats == "allow":
@@ -108,7 +108,7 @@ def select(rows: PassedRows, rules: Rules) -> Selection:
     if rules.near_duplicates is not None:
         first = near_duplicate_clusters(rows.sketches, rules.near_duplicates)
         _reject(selection, kept & (first != numbers), Rejection.NEAR_DUPLICATE)
-        # Their own repeats go with them.
+        # Rows that were merged into a rejected near duplicate are rejected with it.
         orphans = selection.folded & ~kept[selection.owners]
         selection.owners[orphans] = numbers[orphans]
         _reject(selection, orphans, Rejection.NEAR_DUPLICATE)
@@ -116,7 +116,7 @@ def select(rows: PassedRows, rules: Rules) -> Selection:
 
 
 def merged(rows: PassedRows, selection: Selection) -> PassedRows:
-    """Return the rows with the traces that each has after merging; rows that are merged have none left."""
+    """Return the rows with their traces after merging; a row that was merged into another has none left."""
     if not selection.folded.any():
         return rows
     owners = np.repeat(selection.owners, rows.num_traces)[selection.taken]
@@ -175,7 +175,7 @@ def choose_for_sft(rows: PassedRows, training: Mask, data: DataConfig, seed: int
 
 
 def _firsts(values: np.ndarray, among: Mask) -> npt.NDArray[np.int64]:
-    """For each row the first one with its value, of those `among`; the others are their own."""
+    """For each row in `among`, the first row of them with the same value; all other rows map to themselves."""
     firsts, indices = np.arange(len(values)), np.flatnonzero(among)
     _, first, inverse = np.unique(values[indices], return_index=True, return_inverse=True)
     firsts[indices] = indices[first[inverse]]
@@ -201,7 +201,7 @@ def _settle_repeats(rows: PassedRows, rules: Rules, selection: Selection, firsts
 
 
 def _take_new_traces(rows: PassedRows, selection: Selection, repeats: Mask, firsts: npt.NDArray[np.int64]) -> Mask:
-    """Which of the `repeats` bring a trace that no row before them has; traces that they repeat are not taken."""
+    """Which of the `repeats` have a trace that no earlier row has; only such traces stay marked as taken."""
     ends = np.cumsum(rows.num_traces)
     known: dict[int, set[int]] = {}
     bringing = np.zeros(len(rows), dtype=np.bool_)

@@ -67,15 +67,15 @@ class FilterJob:
     benchmarks: BenchmarkIndex
     system_prompt: str | None
     instructions: Mapping[str | None, str]
-    """The environment's, for the system message, by data source; those under None are for all others."""
+    """Instructions of the environment, for the system message, by data source; those under None are for all others."""
     grading: GradingConfig
     judge_cache: Path
     """Folder of the judge's verdicts, shared by all processes."""
     samples: int
     """Number of rejected rows and traces that are shown for each reason."""
     inputs: str = ""
-    """What all sources of the stage are read from (`TraceSource.inputs`), as text. It includes the benchmarks, and the
-    texts from which a tokenizer is built, since the result depends on both."""
+    """The inputs of all sources of the stage (`TraceSource.inputs`) as text, benchmarks and the texts from which a
+    tokenizer is built included, since the result depends on all of them."""
     replayer: TraceReplayer | None = None
     """Plays traces of many turns again."""
 
@@ -141,7 +141,7 @@ def read_statistics(path: Path) -> ShardStatistics:
 
 
 def digest(text: str) -> int:
-    """Return a 64-bit hash, by which texts are compared."""
+    """Return a 64-bit hash for comparing texts."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -275,7 +275,7 @@ def _raise_failures(done: set[Future[None]]) -> None:
 
 
 _worker: tuple[ShardWorker, Path, GraderPool]
-"""What a worker process holds; unset in the parent."""
+"""State of a worker process; unset in the parent."""
 
 
 def _start_worker(job_bytes: bytes, folder: str, parent: int) -> None:
@@ -317,8 +317,8 @@ def _statistics(rows: Sequence[Row], judged: Sequence[FilteredRow], samples: int
 
 
 def _samples(row: FilteredRow) -> Iterator[dict[str, object]]:
-    """What a reader needs to check a rejection. The text of a row is left out when it is confidential or holds a
-    benchmark's problem: some benchmarks ask not to be redistributed."""
+    """Entries of `quarantine.jsonl` that show why the row or its traces were rejected. The text is left out when it is
+    confidential or contains a benchmark's problem: some benchmarks ask not to be redistributed."""
     prompt = row.prompt
     hidden = row.hits or not may_show_prompt(prompt)
     problem = "" if hidden else problem_text(prompt.messages)[:_SHOWN_CHARACTERS]

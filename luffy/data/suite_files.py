@@ -1,4 +1,4 @@
-"""Where a prepared suite lies, the validation split included."""
+"""Finds the files of prepared suites, the validation split included."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +10,9 @@ VALIDATION_FILE = f"{VALIDATION}.parquet"
 
 
 def suite_files(data: Path, only: Sequence[str] | None) -> dict[str, Path]:
-    """The files of the suites in the prepared `data` by name, sorted; of `only` those, in that order, if it is given.
+    """The files of the suites in the prepared `data` by name: all of them, sorted, or those in `only`, in that order.
 
-    Raises DataError for a suite that is not there.
+    Raises DataError for a suite that is missing.
     """
     files = {path.stem: path for path in sorted((data / "suites").glob("*.parquet"))}
     if only is None:

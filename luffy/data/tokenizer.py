@@ -66,7 +66,7 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerBase:
 
 
 def _without_whole_tokens(texts: Iterable[str]) -> Iterator[str]:
-    """Cut out what is always one token, so that no merge learns its letters."""
+    """The texts without `WHOLE_TOKENS`, so that no merge is learned from their letters."""
     cut = re.compile("|".join(map(re.escape, WHOLE_TOKENS)))
     for text in texts:
         yield from cut.split(text)

@@ -10,7 +10,7 @@ from luffy.types import Outcome, Prompt, Trace
 
 
 class Replayed(StrEnum):
-    """What came of playing a trace of many turns again."""
+    """Result of playing a trace of many turns again."""
 
     SAME = "same"
     """The environment answered every turn as recorded."""
@@ -23,7 +23,7 @@ class TraceReplayer(Protocol):
     """Plays recorded turns in an environment. It may be sent to another process."""
 
     def replay(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
-        """What came of each trace of each prompt; None for a trace of a single turn, which got no answer."""
+        """The result for each trace of each prompt; None for a single-turn trace, which has no answers to compare."""
         ...
 
 

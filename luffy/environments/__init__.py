@@ -1,4 +1,4 @@
-"""Environments: what answers the policy between its turns, and how episodes are played."""
+"""Environments, which answer the policy between its turns, and the players of episodes."""
 
 from luffy.environments.environment import Environment, EnvironmentFactory
 from luffy.environments.episode_state import EpisodeState

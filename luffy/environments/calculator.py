@@ -13,7 +13,7 @@ _MAX_BITS = 4096
 _MAX_DIGITS = 100
 """A longer whole number is rounded."""
 _MAX_PLACES = 20
-"""An exact result is written with at most so many digits after the point."""
+"""Most digits after the point with which an exact result is written."""
 _ROUNDED_DIGITS = 12
 _USE = "numbers, + - * / // % ** and parentheses"
 _ALLOWED = re.compile(r"[0-9eE.+\-*/%() ]+")
@@ -118,7 +118,7 @@ def _decimal(scaled: int, places: int) -> str:
 
 
 def _rounded(value: Fraction) -> str:
-    """With 12 significant digits, by integers alone: a float would overflow, and round twice."""
+    """`value` with 12 significant digits, computed with integers only: a float would overflow, and round twice."""
     size = abs(value)
     exponent = len(str(size.numerator)) - len(str(size.denominator))
     if size < Fraction(10) ** exponent:

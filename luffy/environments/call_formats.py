@@ -1,4 +1,4 @@
-r"""How the policy writes tool calls, and how it is told of the tools and their results.
+r"""Formats of tool calls: how the policy writes calls, and how tools and results are shown to it.
 
     syntax = CALL_FORMATS["hermes"]
     syntax.instructions(tools)                      # for the system message
@@ -7,8 +7,8 @@ r"""How the policy writes tool calls, and how it is told of the tools and their 
     syntax.render([call])                           # the call as a policy should write it
 
 Parsing takes time in proportion to the turn's length and never raises: what cannot be read is a `BrokenCall`.
-Reasoning between `<think>` and `</think>` holds no calls, and nothing after an unclosed `<think>` is one. The tags of
-reasoning may stand inside the arguments of a call.
+Text between `<think>` and `</think>`, or after an unclosed `<think>`, holds no calls. These tags may occur inside the
+arguments of a call.
 """
 
 import json
@@ -27,14 +27,14 @@ from luffy.types import Message
 
 
 class DescribedParameter(Protocol):
-    """What a format has to know of a tool's parameter."""
+    """The properties of a tool's parameter that a format needs."""
 
     @property
     def schema(self) -> Schema: ...
 
 
 class DescribedTool(Protocol):
-    """What a format has to know of a tool."""
+    """The properties of a tool that a format needs."""
 
     @property
     def name(self) -> str: ...
@@ -67,22 +67,22 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class BrokenCall:
-    """Something that was meant as a call."""
+    """Text that was meant as a call but cannot be parsed."""
 
     reason: str
-    """For the policy: what is wrong with it."""
+    """What is wrong with it, in words for the policy."""
 
 
 FoundCall = ToolCall | BrokenCall
 _Reading = tuple[FoundCall, int]
-"""A call, and the position in the turn where reading goes on."""
+"""A call, and the position in the turn where parsing continues."""
 
 
 class CallSyntax(Protocol):
     """A way to write calls."""
 
     def instructions(self, tools: Tools) -> str:
-        """Return the text that tells the policy of the tools; ConfigError where a tool cannot be called this way."""
+        """Return the text that describes the tools to the policy; ConfigError if a tool cannot be called this way."""
         ...
 
     def parse(self, turn: str, tools: Tools) -> list[FoundCall]:
@@ -166,7 +166,7 @@ class Llama3Calls:
 
     def _read(self, turn: str, opening: re.Match[str]) -> _Reading:
         start = opening.start() if opening.group().startswith("{") else opening.end()
-        line_end = turn.find("\n", opening.end())  # an object inside a broken one is no call
+        line_end = turn.find("\n", opening.end())  # an object inside a broken one is not a call
         return _read_json_call(turn, start, "parameters", resume=line_end if line_end >= 0 else len(turn))
 
 
@@ -351,7 +351,7 @@ def _xml_text(value: object) -> str:
 
 
 def _check_readable_as_xml(tool: DescribedTool) -> None:
-    """ConfigError where a value of a parameter could be text or something else, which XML does not tell apart."""
+    """Raise ConfigError for a parameter whose values may be text or another type, which XML cannot distinguish."""
     if tool.name in ("result", "think"):
         raise ConfigError(f"environment.tools: with calls: xml no tool can be called {tool.name}; rename the function")
     for name, parameter in tool.parameters.items():

@@ -1,13 +1,13 @@
-"""What the tools of one episode share.
+"""The state that the tools of one episode share.
 
     def remember(key: str, value: str, *, state: EpisodeState) -> str:
         \"\"\"Keep a value for later.\"\"\"
         state[key] = value
         return "kept"
 
-The parameter is given by the environment: it is not part of the tool's schema, and the policy cannot pass it.
-A tool tells the policy of a failure by an exception: of `ToolError` it is shown the message alone, of any other one its
-type and message.
+The environment passes the parameter: it is not part of the tool's schema, and the policy cannot set it.
+A tool reports a failure to the policy by an exception: the policy sees the message of a `ToolError`, and type and
+message of any other exception.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,14 +29,14 @@ class EpisodeState(dict[str, object]):
     def on_close(self, closing: Closing) -> None:
         """Call `closing` when the episode ends, before those that were registered earlier.
 
-        RuntimeError when the episode has ended, which a tool that ran past its time limit may meet: it then has to free
-        what it holds itself.
+        Raises RuntimeError when the episode has ended, as it may have for a tool that ran past its time limit: the tool
+        then has to free its resources itself.
         """
         if self._closings is None:
             raise RuntimeError("the episode has ended")
         self._closings.append(closing)
 
     def end(self) -> Sequence[Closing]:
-        """Return what has to be called, in order; nothing can be registered after that."""
+        """Return the registered functions in the order to call them; nothing can be registered after that."""
         closings, self._closings = self._closings or [], None
         return closings[::-1]

@@ -1,4 +1,4 @@
-"""From a finished episode to the turns of a trace.
+"""Turns a finished episode into a trace.
 
 turns = trace_turns(episode.completion, problem.data_source)
 """

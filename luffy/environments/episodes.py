@@ -48,7 +48,7 @@ class Episode:
     """A finished episode."""
 
     prompt_ids: tuple[int, ...]
-    """With what `Environment.reset` added."""
+    """The prompt, with the messages that `Environment.reset` added."""
     segments: tuple[Segment, ...]
     """After the given tokens; the last one is a completion. Empty where the policy had no turn. A context is among
     them only with `history: branching`."""
@@ -83,12 +83,12 @@ class _Play:
 
     @property
     def begins_with(self) -> tuple[int, ...]:
-        """What the present context begins with."""
+        """Tokens that the present context begins with: those of the prompt, or of the re-rendered conversation."""
         return self.prompt_ids if self.context_ids is None else self.context_ids
 
     @property
     def length(self) -> int:
-        """Tokens of the present context after as many as the prompt has: what the limit of the response is about."""
+        """Tokens of the present context minus those of the prompt; the limit of the response applies to this number."""
         return len(self.begins_with) - len(self.prompt_ids) + len(self.ids)
 
 
@@ -158,7 +158,7 @@ class EpisodePlayer:
         play.num_opening = len(live.conversation)
         for turn, is_followed in _complete_turns(live.start, self._encoder):
             messages = await live.respond(self._encoder.reply(turn))
-            if is_followed:  # what was recorded stands; the environment only had to get into this state
+            if is_followed:  # the recorded answer is kept; the replay only brings the environment into this state
                 live.observe(messages or ())
             elif messages is None:
                 return FinishReason.STOP
@@ -208,7 +208,7 @@ class EpisodePlayer:
         return True
 
     def _branch(self, play: _Play, messages: Sequence[Message], limit: int) -> bool:
-        """As `_observe`, with the conversation as the template writes it now.
+        """Like `_observe`, with the conversation as the template writes it now.
 
         Where that only extends what the policy has seen and written, the turn continues the present context.
         """
@@ -242,7 +242,7 @@ def _complete_turns(start: EpisodeStart, encoder: ConversationEncoder) -> list[t
 
 
 def _open_turn(play: _Play) -> tuple[int, ...]:
-    """Given tokens of the turn that the policy continues; empty where it begins one."""
+    """The given tokens of an unfinished turn, which the policy continues; empty where it begins a turn."""
     given = play.live.start.given_source
     if play.segments or not given or given[-1] is Source.ENVIRONMENT:
         return ()

@@ -25,7 +25,7 @@ class FiveLettersGame:
         self._is_found = False
 
     async def reset(self, problem: Problem) -> Sequence[Message]:
-        """Take up the problem's word; DataError where it has none of the list."""
+        """Read the problem's word; DataError where it has none, or one that is not in the list."""
         word = problem.extra_info.get("word")
         if not isinstance(word, str) or word not in _KNOWN:
             raise DataError(

@@ -21,7 +21,7 @@ class GuessingGame:
         self._is_found = False
 
     async def reset(self, problem: Problem) -> Sequence[Message]:
-        """Take up the problem's number; DataError where it has none."""
+        """Read the problem's number; DataError where it has none."""
         number = problem.extra_info.get("number")
         if type(number) is not int:
             raise DataError(

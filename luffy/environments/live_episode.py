@@ -1,4 +1,4 @@
-"""The environment's side of an episode: what every kind of player shares.
+"""The environment's side of an episode, shared by all kinds of players.
 
     live = LiveEpisode(start, make, scorer)
     end = await live.play(turns(live))      # `turns` has the policy write, and returns the finish reason
@@ -32,15 +32,15 @@ class EpisodeStart:
     problem: Problem
     ground_truth: str
     messages: tuple[Message, ...]
-    """The prompt's."""
+    """Messages of the prompt."""
     prompt_ids: tuple[int, ...]
     """Empty for a model that answers with text."""
     seed: int
     """Decides the sampled tokens of every turn."""
     given_ids: tuple[int, ...] = ()
-    """Start of the response. Its turns are replayed, so that the environment is in the state that they left."""
+    """Start of the response. Its turns are replayed, so that the environment is in the state after them."""
     given_source: tuple[Source, ...] = ()
-    """Who wrote each of them: an author or the environment."""
+    """Source of each of `given_ids`: an author or the environment."""
 
     def turn_seed(self, turn: int) -> int:
         """Seed of a turn, from 0. The first has the row's own, so that an episode of one turn is a plain rollout."""
@@ -49,7 +49,7 @@ class EpisodeStart:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEnd:
-    """How an episode ended, and what was measured of it."""
+    """How an episode ended, and its measures."""
 
     finish_reason: FinishReason
     measures: Mapping[str, float]
@@ -74,9 +74,9 @@ class LiveEpisode:
         return tuple(self.conversation[len(self.start.messages) :])
 
     async def play(self, turns: Awaitable[FinishReason]) -> EpisodeEnd:
-        """Await the turns and measure what they came to; the caller closes the episode in any case.
+        """Await the turns, then measure the episode; the caller has to close it in any case.
 
-        A failure of the environment is the finish reason, and logged; whatever else is raised is passed on.
+        A failure of the environment is logged and becomes the finish reason; any other exception is passed on.
         """
         try:
             return EpisodeEnd(await turns, await self._measured())
@@ -106,7 +106,7 @@ class LiveEpisode:
         self.conversation += messages
 
     async def _measured(self) -> dict[str, float]:
-        """Everything that is counted and measured of an episode that has ended."""
+        """All counts and measures of an episode that has ended."""
         if isinstance(self._environment, ScoringEnvironment):
             await called(self._environment.score(tuple(self.conversation)))
         counts = {**await called(self._counts()), TURNS: float(self.num_turns)}
@@ -116,10 +116,10 @@ class LiveEpisode:
         return self._environment.counts()
 
     async def close(self) -> None:
-        """Free what the environment holds; what fails is logged."""
+        """Free the environment's resources; failures are logged."""
         try:
             await called(self._environment.close())
-        except FailedEpisode as failure:  # the episode itself has ended well
+        except FailedEpisode as failure:  # the episode itself has ended without a failure
             source = self.start.problem.data_source
             logger.warning("%s: closing an episode failed", source, exc_info=failure.__cause__)
 

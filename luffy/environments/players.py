@@ -1,4 +1,4 @@
-"""From the configuration of an environment to a player of its episodes."""
+"""Opens players of episodes from the configuration of an environment."""
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,7 +16,7 @@ from luffy.grading.judge import Judges
 def open_player(
     config: EnvironmentConfig, tokenizer: PreTrainedTokenizerBase, lanes: int, judges: Judges
 ) -> EpisodePlayer:
-    """A player of the environment's episodes; `lanes` as in `EpisodePlayer`, `judges` for measures that ask one.
+    """A player of the environment's episodes; `lanes` as in `EpisodePlayer`, `judges` for measures that need one.
 
     Raises ConfigError for an environment that cannot be loaded, and DataError for a chat template that rewrites earlier
     turns.
@@ -33,7 +33,7 @@ def open_text_player(config: EnvironmentConfig, judges: Judges) -> TextEpisodePl
 
 
 def open_scored(config: EnvironmentConfig, judges: Judges | None = None) -> tuple[EnvironmentFactory, EpisodeScorer]:
-    """What makes environments, and what measures their episodes; ConfigError where one cannot be loaded."""
+    """The factory of environments and the scorer of their episodes; ConfigError where one cannot be loaded."""
     make = open_environment(config)
     environment = make()
     scores_itself = isinstance(environment, ScoringEnvironment)

@@ -1,6 +1,6 @@
-"""From an environment's configuration to its episodes: `open_environment` and `instructions_of`.
+"""Opens environments from their configuration: `open_environment` and `instructions_of`.
 
-To add a kind: a config class in `luffy/config/environment.py`, in its union, and a function registered here.
+A new kind needs a config class in `luffy/config/environment.py`, added to its union, and a function registered here.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _AWAITED = ("reset", "respond", "close")
 
 
 def open_environment(config: EnvironmentConfig) -> EnvironmentFactory:
-    """Return what makes the environment of each episode; ConfigError when the user's own code cannot be used."""
+    """Return the factory that makes an environment per episode; ConfigError when the user's code cannot be used."""
     return _factory(config)
 
 
@@ -106,7 +106,7 @@ def _custom(config: CustomEnvironment) -> EnvironmentFactory:
 
 
 def _refused_at_load(config: CustomEnvironment, make: EnvironmentFactory) -> EnvironmentFactory:
-    """`make`, after its first environment; ConfigError when the user's own code fails on that."""
+    """`make`, after it has made one environment as a test; ConfigError when the user's own code fails then."""
     try:
         dict(make().counts())
     except Exception as error:  # a user's class may raise anything

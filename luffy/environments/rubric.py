@@ -1,4 +1,4 @@
-"""Measures of finished episodes and of groups of them, and the reward that their weights make."""
+"""Measures of finished episodes and of groups of them, and their weighted sum, the reward."""
 
 import asyncio
 import inspect
@@ -22,7 +22,7 @@ TURNS = "turns"
 
 @dataclass(frozen=True, slots=True)
 class EpisodeView:
-    """What a measure may look at; its parameters have these names."""
+    """Input of a measure, whose parameters are named like these fields."""
 
     prompt: Sequence[Message]
     completion: Sequence[Message]
@@ -38,7 +38,7 @@ class EpisodeView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """What a measure of a group may look at; sequences have an entry for each episode."""
+    """Input of a group measure, whose parameters are named like these fields; sequences have an entry per episode."""
 
     prompt: Sequence[Message]
     completions: Sequence[Sequence[Message]]
@@ -46,9 +46,9 @@ class GroupView:
     info: Mapping[str, object]
     task: str
     counts: Sequence[Mapping[str, float]]
-    """With the measures of the single episodes."""
+    """Counts and measures of each single episode."""
     rewards: Sequence[float]
-    """The grader's."""
+    """Rewards of the grader."""
     correct: Sequence[bool]
 
 
@@ -62,12 +62,12 @@ class NoVerdict(Exception):
 
 
 class EpisodeScorer:
-    """Measures episodes and weighs what was found.
+    """Measures episodes and computes their reward as a weighted sum.
 
-    Raises ConfigError for a function that cannot be imported or asks for something else, and for a weight of a name
-    that nothing measures; `counted` are the names that the environment counts, and `of_parts` those that only the
-    episodes of one part of a mixture count, which weigh nothing in the others. `scores_itself` says that grades may be
-    the environment's own, which a demonstration has only once it is played. Judges are asked through `judges`.
+    Raises ConfigError for a function that cannot be imported or has other parameters, and for a weight of a name that
+    nothing measures. `counted` are the names that the environment counts, `of_parts` those of them that only one part
+    of a mixture counts; they are 0 in episodes of other parts. `scores_itself`: the environment grades episodes itself,
+    so demonstrations have to be played to be graded. `judges` sends the requests to judges.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class EpisodeScorer:
             raise ConfigError(f"{_WHERE}.weights: nothing measures {unknown[0]}; there are {', '.join(sorted(known))}")
 
     async def measure(self, view: EpisodeView) -> dict[str, float]:
-        """Each measure of an episode. Passes on what a function raises; TypeError for a result that is no number, and
-        NoVerdict for a judge that gives none."""
+        """All measures of an episode. Passes on exceptions of the functions; raises TypeError for a result that is not
+        a number, and NoVerdict for a judge that gives no verdict."""
         found = {name: _number(name, await _result(function, view)) for name, function in self._measures.items()}
         return found | {name: await self._judgement(name, kind, view) for name, kind in self._judged.items()}
 
@@ -132,7 +132,7 @@ class EpisodeScorer:
 
 
 def _shown(kind: JudgeMeasure, view: EpisodeView) -> str:
-    """What the judge reads of an episode."""
+    """The text of an episode that the judge reads."""
     if kind.shows == "reply":
         turns = [turn.content for turn in view.completion if turn.role == "assistant"]
         return (final_reply(turns[-1]) or "").strip() if turns else ""

@@ -27,8 +27,8 @@ from luffy.types import FinishReason, Message
 
 _POLICY = "assistant"
 _SENT_AS = {"system": "system", _POLICY: _POLICY}
-"""Roles that the protocol takes from a conversation. It has `tool` for the answers to calls with an id alone, so other
-roles are sent as `user`."""
+"""Roles that are sent as they are; others become `user`, since the protocol accepts `tool` only for answers to calls
+with an id."""
 CHARACTERS_PER_TOKEN = 4
 _LEFT_OUT = " ... [{count} characters left out] ... "
 
@@ -70,7 +70,7 @@ class Chat(Protocol):
 
 @dataclass(slots=True)
 class _EndpointChat:
-    """The endpoint of a play; after its first failure nothing more is asked."""
+    """The endpoint of a play; after its first failure no more requests are sent."""
 
     endpoint: TextEndpoint
     params: SamplingParams

@@ -1,4 +1,4 @@
-"""What a tool's docstring says: the description, and one text for each parameter of a Google-style `Args:` section."""
+"""Parses a tool's docstring: the description, and one text for each parameter of a Google-style `Args:` section."""
 
 import inspect
 import re

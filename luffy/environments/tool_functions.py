@@ -41,7 +41,7 @@ _UNREADABLE = "it is nested too deep, or is no valid Unicode"
 _MAX_FAULTS = 3
 """Faults of one argument that its message lists."""
 _MAX_NAME = 80
-"""Longer names of the policy's own are cut where they are shown."""
+"""Longer names that the policy made up are truncated in messages."""
 
 
 class WrongArguments(Exception):
@@ -50,7 +50,7 @@ class WrongArguments(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ToolParameter:
-    """A parameter that the policy gives."""
+    """A parameter that the policy passes."""
 
     schema: Schema
     is_required: bool
@@ -59,7 +59,7 @@ class ToolParameter:
     def read(self, value: object) -> object:
         """Return the value as the function's annotation wants it; WrongArguments where it is of another type."""
         try:
-            # By way of JSON, in which a member of an Enum is its value.
+            # Validated as JSON, where a member of an Enum is its value.
             return self.adapter.validate_json(json.dumps(value))
         except ValidationError as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_FAULTS]
@@ -80,7 +80,7 @@ class Tool:
     state_parameter: str | None = None
     """Parameter that takes the episode's state."""
     limits_itself: bool = False
-    """Whether every call ends by a limit of its own, so that `environment.timeout_s` is not for it."""
+    """Whether the tool limits every call itself, so that `environment.timeout_s` does not apply."""
 
     @property
     def schema(self) -> Schema:

@@ -52,7 +52,7 @@ class FailedCall(Exception):
 
 
 _Outcome = str | FailedCall | LuffyError
-"""The result of a call, what the policy is told instead, or a fault of what the tool depends on."""
+"""The result of a call, the failure that the policy is told, or an error of something that the tool depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class ToolRunner:
     ) -> str:
         """Return the function's result as text; FailedCall when it raises, or does not end in time.
 
-        A LuffyError of the function is no answer to the policy but raised here: what the tool depends on has failed.
+        A LuffyError of the function is not shown to the policy but raised: something that the tool depends on failed.
         """
         if is_async:
             task = asyncio.ensure_future(_awaited(function, arguments))

@@ -1,4 +1,4 @@
-"""Recorded turns played again in an environment: does it still answer as it did?
+"""Plays recorded turns again in an environment, to check that it still answers as recorded.
 
 replayer = EnvironmentReplayer(config)
 replayer.replay(prompts)        # for each trace of each prompt: same, differs, crashed; None for a single turn
@@ -36,7 +36,7 @@ class EnvironmentReplayer:
         return type(self), (self._config,)
 
     def replay(self, prompts: Sequence[Prompt]) -> list[list[Replayed | None]]:
-        """What came of each trace of each prompt."""
+        """The result for each trace of each prompt."""
         self._make = self._make or open_environment(self._config)
         return asyncio.run(_all(self._make, prompts, self._config.limits.max_observation_tokens))
 

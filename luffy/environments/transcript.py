@@ -19,8 +19,8 @@ def transcript(
 ) -> str:
     """The response, each turn under a heading that says who wrote it; a single turn has none.
 
-    A context that the chat template wrote anew (`Trajectory.context_starts`) is shown from where it differs from the
-    one before it.
+    A context that the chat template rendered again (`Trajectory.context_starts`) is shown from where it differs from
+    the one before it.
     """
     tokens = list(zip(token_ids, source, strict=True))
     shown = _without_repetition(tokens, prompt_ids, context_starts) if context_starts else tokens
@@ -51,9 +51,9 @@ def headed(turns: Sequence[tuple[Source, str]]) -> str:
 
 
 def turns_of(text: str) -> list[tuple[str, str]]:
-    """What `transcript` wrote as (who, text) for each turn; a single turn is nobody's in particular ("").
+    """Parse a transcript into (who, text) for each turn; a single turn without a heading has "" for who.
 
-    For display alone: a model may write a heading, too.
+    For display only: a model may write a heading, too.
     """
     start, *parts = _HEADING.split(text)
     turns = list(zip(parts[::2], parts[1::2], strict=True))

@@ -54,7 +54,7 @@ def hosted_tools(description: HostedDescription, calls: CallFormat) -> dict[str,
 
 
 class VerifiersEpisode:
-    """One episode: the environment answers, and scores it in the end."""
+    """One episode: the environment answers the turns, and scores the episode at the end."""
 
     def __init__(self, process: VerifiersProcess, syntax: CallSyntax, tools: Tools) -> None:
         self._process = process
@@ -93,7 +93,7 @@ class VerifiersEpisode:
         return dict(self._scores)
 
     async def close(self) -> None:
-        """End the episode there."""
+        """End the episode in the environment's process."""
         if self._number is None:
             return
         try:

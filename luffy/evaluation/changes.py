@@ -1,4 +1,4 @@
-"""Two evaluations beside each other: the paired comparison, and the problems whose result changed."""
+"""Comparison of two evaluations: paired tests, and the problems whose result changed."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ class _ProblemCounts:
 
 @dataclass(frozen=True, slots=True)
 class ChangedProblem:
-    """A problem that the two models solve to different shares."""
+    """A problem that the two models solve at different rates."""
 
     uid: str
     subject: str | None
@@ -67,15 +67,15 @@ class CellChanges:
 
     cell: Cell
     accuracies: tuple[float, float]
-    """On the problems that both have."""
+    """Accuracies on the problems that both evaluations have."""
     comparison: BenchmarkComparison
     changed: tuple[ChangedProblem, ...]
-    """Those that the second solves more often come first, the largest change first in both halves."""
+    """First the problems that the second evaluation solves more often, then the others; each by size of the change."""
     only_first: int
     """Problems that the other evaluation does not have; they are not compared."""
     only_second: int
     other_reference: int
-    """Problems whose reference answer is another one in the second evaluation."""
+    """Problems whose reference answer differs between the two evaluations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ class Changes:
 
     cells: tuple[CellChanges, ...]
     left_out: tuple[Cell, ...]
-    """In one of the two alone."""
+    """Cells that only one of the two evaluations has."""
 
 
 def find_changes(first: FinishedEvaluation, second: FinishedEvaluation) -> Changes:
-    """Compare problem by problem what both evaluations have; p-values are Holm's over all of it.
+    """Compare the problems that both evaluations have; p-values are Holm-corrected over all cells.
 
-    The confidence is that of the first. Raises DataError where they share no problem of a suite and decoding.
+    The confidence level is that of the first. Raises DataError where they share no problem of a suite and decoding.
     """
     before, after = _tally_problems(first.records()), _tally_problems(second.records())
     shared = {cell: [uid for uid in before[cell] if uid in after[cell]] for cell in before if cell in after}

@@ -1,4 +1,4 @@
-"""How often a checkpoint solved each problem: what comparisons on the same problems start from."""
+"""How often a checkpoint solved each problem: the input of paired comparisons."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ Progress = Callable[[Sequence[SampleRecord]], None]
 _REGRADING_BATCH = 1024
 _SUBJECTS = ("subject", "subfield", "category", "High-level domain", "course")
 _LEVELS = ("level", "difficulty")
-"""Names that data sets give them in `extra_info`."""
+"""Keys of a problem's subject or level in `extra_info`, which differ between data sets."""
 
 
 _WAITING_CALLS = 2

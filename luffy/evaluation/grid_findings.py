@@ -27,7 +27,7 @@ class PointResult:
         return mean_costs(self.seeds)
 
     def score(self, cell: Cell) -> Score | None:
-        """On a suite under a decoding; None without a finished seed, or where that was not evaluated."""
+        """Score on a suite under a decoding; None without a finished seed, or where it was not evaluated."""
         known = [seed for seed in self.seeds if seed.evaluation.row(cell) is not None]
         return score(known, cell, known[0].evaluation.results.confidence) if known else None
 
@@ -51,12 +51,12 @@ class GridFindings:
         return list(dict.fromkeys(decoding for _, decoding in self.cells))
 
     def suites(self, decoding: str) -> list[str]:
-        """Those that were evaluated under a decoding."""
+        """The suites that were evaluated under a decoding."""
         return [suite for suite, how in self.cells if how == decoding]
 
     @property
     def failures(self) -> list[str]:
-        """One line a failed run."""
+        """One line per failed run."""
         return [
             f"{each.point.text}, seed {seed}: {reason}"
             for each in self.results
@@ -65,7 +65,7 @@ class GridFindings:
 
 
 def grid_json(findings: GridFindings) -> str:
-    """Everything, for other programs."""
+    """All findings as JSON, for other programs."""
     content = {
         "name": findings.config.name,
         "grid": findings.config.grid,

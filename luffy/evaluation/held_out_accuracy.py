@@ -16,7 +16,7 @@ from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, Samp
 
 
 class OneVersionEngine:
-    """Passes requests on to an engine whose every token has to come from the weights of one version.
+    """Passes requests to an engine, and checks that one version of the weights sampled all tokens.
 
     Stop texts are left to the client, which cuts responses after them: engines for rollouts do not read text.
     """
@@ -26,7 +26,7 @@ class OneVersionEngine:
         self._version = version
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[Completion]:
-        """One completion a request, in order; LuffyError where other weights sampled a token."""
+        """One completion per request, in order; LuffyError where other weights sampled a token."""
         completions = self._engine.generate(requests, replace(params, stop=()))
         versions = {version for completion in completions for version in completion.weight_versions}
         if versions - {self._version}:

@@ -79,7 +79,7 @@ def write_regraded(
 ) -> list[Regraded]:
     """Write to `folder` what an evaluation with the new grader would have written.
 
-    Returns what the new verdicts change, a suite and decoding each, in the order of the results.
+    Returns the changes for each suite and decoding, in the order of the results.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tallies: dict[Cell, Tally] = {}
@@ -130,5 +130,5 @@ def _regraded(
 
 
 def _without_texts(record: SampleRecord) -> SampleRecord:
-    """What a list of changes needs of it: responses may be long, and many."""
+    """The record without its texts, for lists of changes: responses may be long, and many."""
     return replace(record, prompt="", response="")

@@ -56,14 +56,14 @@ class Agreement(StrictModel):
 
 
 class Choices(StrictModel):
-    """What a multiple-choice score has to be read with."""
+    """Figures that put a multiple-choice score into perspective."""
 
     unparsed_share: float
     """Responses that name none of the options."""
     guess_adjusted: float | None
     """The score if each of those had been a guess; not the accuracy. None if the number of options is unknown."""
     chance: float | None
-    """What guessing alone would give."""
+    """The accuracy of pure guessing."""
 
 
 class FormCounts(StrictModel):
@@ -85,7 +85,7 @@ class SamplingProtocol(StrictModel):
     top_p: float
     max_response_tokens: int
     stop: tuple[str, ...]
-    """Those of the template included."""
+    """Stop texts, those of the template included."""
     engine: str
 
 
@@ -96,13 +96,13 @@ class ResultRow(StrictModel):
     decoding: str
     num_problems: int
     num_samples: int
-    """Responses a problem."""
+    """Responses per problem."""
     accuracy: float
     """Mean over all responses (avg@k)."""
     interval: tuple[float, float]
-    """Over problems: what another set of problems of this kind would give (`luffy.statistics.accuracy`)."""
+    """Confidence interval over problems: for another set of problems of this kind (`luffy.statistics.accuracy`)."""
     outcomes: dict[str, int]
-    """Responses by what grading found; outcomes that never occurred are 0."""
+    """Number of responses by grading outcome; outcomes that never occurred are 0."""
     mean_tokens: float
     """Per response."""
     truncated_share: float
@@ -118,9 +118,9 @@ class ResultRow(StrictModel):
     graders: tuple[str, ...] = ()
     """Kinds of the graders, that of most responses first."""
     agreement: Agreement | None = None
-    """With the other grader, on a suite of mathematics."""
+    """Agreement with the other math grader, on a suite of mathematics."""
     choices: Choices | None = None
-    """On a multiple-choice suite."""
+    """Only on a multiple-choice suite."""
     form: FormCounts | None = None
     """For the form that the prompt template asks for; with another template, the strictest one that any response has.
     None where no response has any."""
@@ -165,7 +165,7 @@ def checkpoint_name(checkpoint: str) -> str:
 
 
 class Tally:
-    """Counts the graded responses of one suite under one decoding as they come, and keeps no text but the answers."""
+    """Counts the graded responses of one suite under one decoding as they arrive; keeps no text except the answers."""
 
     def __init__(self, suite: str, decoding: str) -> None:
         self._cell = suite, decoding
@@ -233,7 +233,7 @@ class Tally:
 
 @dataclass(slots=True)
 class _ProblemTally:
-    """What is kept of the responses to one problem."""
+    """Counts of the responses to one problem, and the answers."""
 
     subject: str | None
     level: str | None

@@ -54,7 +54,7 @@ def read_sample_records(path: Path) -> Iterator[SampleRecord]:
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Line by line; ValueError for one that unfolds beyond measure: a few kilobytes of zstd hold gigabytes."""
+    """Yield the lines; ValueError for a decompression bomb: a few kilobytes of zstd can hold gigabytes."""
     while line := file.readline(_MAX_LINE_BYTES):
         if len(line) == _MAX_LINE_BYTES:
             raise ValueError(f"a line is longer than {_MAX_LINE_BYTES} bytes")

@@ -14,7 +14,7 @@ class SampleRecord:
     suite: str
     decoding: str
     uid: str
-    """The problem's."""
+    """Uid of the problem."""
     sample: int
     """Which of the problem's responses, from 0."""
     seed: int
@@ -22,11 +22,11 @@ class SampleRecord:
     """As the model saw it: chat template applied."""
     response: str
     answer: str | None
-    """What was extracted and held against the reference."""
+    """The extracted answer, which was compared with the reference."""
     ground_truth: str
     outcome: str
     reason: str
-    """Why grading found that, in a short phrase."""
+    """Reason for the outcome, in a short phrase."""
     correct: bool
     finish_reason: str
     num_tokens: int
@@ -37,7 +37,7 @@ class SampleRecord:
     """Kind of the other grader of mathematics, which judged the same response; None where there is none."""
     second_outcome: str | None = None
     subject: str | None = None
-    """The problem's, where its data names one."""
+    """Subject of the problem, where its data names one."""
     level: str | None = None
     num_options: int | None = None
     """For multiple-choice questions."""

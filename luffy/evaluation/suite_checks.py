@@ -1,4 +1,4 @@
-"""Checks that a suite can be evaluated whole: evaluating the rest would be another benchmark under the same name."""
+"""Checks that a suite can be evaluated whole: a part of it would be another benchmark under the same name."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar

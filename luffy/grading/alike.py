@@ -1,6 +1,6 @@
-r"""Verdicts on answers that are written in another way than their reference, by rules for classes of writing.
+r"""Rules that recognise answers written differently from their reference.
 
-The rules read with a small grammar of their own (`expression`) and compare values (`numeric`), in about a millisecond
+The rules parse with a small grammar of their own (`expression`) and compare values (`numeric`), in about a millisecond
 and without sympy. They only ever answer "the same" or, for names, units and words that math-verify does not look at,
 "not the same"; where they do not apply, math-verify decides.
 """
@@ -23,11 +23,11 @@ _RATIO = re.compile(r"(?P<above>[^:,=]+):(?P<below>(?!\s*0)[^:,=]+)")
 """A ratio of two expressions; a text that ends in `:00` is a time instead."""
 
 MAX_CHARS = 1000
-"""A longer text is no answer with a class: math-verify decides alone."""
+"""The rules do not apply to longer texts; math-verify decides alone."""
 
 
 def alike(answer: str, gold: str) -> bool:
-    """Whether the rules find an answer to be its reference."""
+    """Whether the rules find that an answer equals its reference."""
     gold = last_box(gold) or gold
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False
@@ -41,7 +41,7 @@ def alike(answer: str, gold: str) -> bool:
 
 
 def conflicting(answer: str, gold: str) -> bool:
-    """Whether names, units or words set two answers apart that share their numbers."""
+    """Whether names, units or words distinguish two answers with the same numbers."""
     gold = last_box(gold) or gold
     if max(len(answer), len(gold)) > MAX_CHARS:
         return False

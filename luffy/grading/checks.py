@@ -1,4 +1,4 @@
-"""Checks that run in a worker process: each may run for ever, exhaust its memory or crash."""
+"""Checks that run in a worker process, since each may run forever, exhaust its memory or crash."""
 
 from collections.abc import Callable
 

@@ -39,7 +39,7 @@ def call(path: str, response: str, gold: str, context: str) -> Verdict:
     arguments = _STYLES[style](response, gold, known)
     try:
         result = function(**_accepted(function, arguments))
-    except Exception as error:  # noqa: BLE001 - an exception of the function decides its answer, not the pool
+    except Exception as error:  # noqa: BLE001 - an exception of the function fails this answer, not the pool
         return Outcome.CRASHED, f"{path} raised {type(error).__name__}: {str(error)[:200]}", 0.0
     score = _score(result)
     if score is None:

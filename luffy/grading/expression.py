@@ -1,8 +1,8 @@
-r"""A reader of LaTeX expressions that competition answers consist of, by recursive descent.
+r"""A recursive-descent parser of the LaTeX expressions that occur in competition answers.
 
 It reads numbers, variables, the four operations, powers, roots, factorials, binomials, absolute values, rounding and
-the named functions; a general grammar of LaTeX takes many times as long. What it does not know, and what people read
-in two ways (`1/2x`, `\sin 2x/3`), is `UnreadableError`: another reader decides then.
+the named functions; a general grammar of LaTeX takes many times as long. Unknown and ambiguous notation (`1/2x`,
+`\sin 2x/3`) raises `UnreadableError`: another parser decides then.
 """
 
 import re
@@ -36,12 +36,12 @@ _SHORT_WORDS = """
 is or and the for all no yes not cm mm km kg odd day if as so to of in on it at by
 """
 _WORDS = frozenset(_SHORT_WORDS.split())
-"""Runs of two or three letters that are no product of variables."""
+"""Runs of two or three letters that are not a product of variables."""
 DEGREE = "\u00b0"
 
 
 class UnreadableError(ValueError):
-    """The text is no expression, or more than one."""
+    """The text is not an expression, or more than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ CONSTANTS = frozenset(("\\pi", "e", "i", "\\infty"))
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Expression:
-    """Return the expression that the whole of `text` is; `UnreadableError` where it is none."""
+    """Parse the whole of `text` as one expression; `UnreadableError` where it is not one."""
     reader = _Reader(_tokens(text))
     expression = reader.sum(0)
     if reader.peek():
@@ -81,7 +81,7 @@ def read(text: str) -> Expression:
 
 
 def read_or_none(text: str) -> Expression | None:
-    """Return the expression that the whole of `text` is, if any."""
+    """Parse the whole of `text` as one expression; None where it is not one."""
     try:
         return read(text)
     except UnreadableError:
@@ -89,7 +89,7 @@ def read_or_none(text: str) -> Expression | None:
 
 
 def variables(expression: Expression) -> frozenset[str]:
-    """The names of what is not a constant in `expression`."""
+    """The names of the variables in `expression`."""
     if isinstance(expression, Variable):
         return frozenset() if expression.name in CONSTANTS else frozenset((expression.name,))
     if isinstance(expression, Apply):
@@ -145,18 +145,18 @@ def _letters(run: str, before: Sequence[str]) -> list[str]:
 
 
 class _Reader:
-    """Tokens, and how far they have been read."""
+    """The tokens and the current position of the parser."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens, self._at = tokens, 0
 
     def peek(self, ahead: int = 0) -> str:
-        """The next mark; empty at the end."""
+        """The next token; empty at the end."""
         at = self._at + ahead
         return self._tokens[at] if at < len(self._tokens) else ""
 
     def take(self, wanted: str = "") -> str:
-        """Go past the next mark, which has to be `wanted` if that is given."""
+        """Consume and return the next token, which has to be `wanted` if that is given."""
         mark = self.peek()
         if not mark or (wanted and mark != wanted):
             raise UnreadableError(f"{mark or 'the end'} instead of {wanted or 'an operand'}")

@@ -1,7 +1,7 @@
 r"""Families with an integer parameter: `\frac{\pi}{6} + k\pi`, `3k + 1`, `n \equiv 1 \pmod 3`.
 
-Two of them are one where they hold the same numbers, whatever the letter, the shift by a period and the number of
-families that they are written as: `\frac{\pi}{4} + \frac{k\pi}{2}` is `\frac{\pi}{4} + k\pi, \frac{3\pi}{4} + k\pi`.
+Answers are equal if their families contain the same numbers, whatever the letter, the shift by a period and the number
+of families: `\frac{\pi}{4} + \frac{k\pi}{2}` is `\frac{\pi}{4} + k\pi, \frac{3\pi}{4} + k\pi`.
 """
 
 import math
@@ -109,7 +109,7 @@ def _bodies(items: tuple[Item, ...]) -> Iterator[str]:
 
 
 def _parameter(expression: Expression, stated: Statement, integers: bool) -> str | None:
-    """The letter that counts: one that the statement says so of, or one beside `\\pi` or degrees."""
+    """The letter of the integer parameter: one that the statement declares, or one beside `\\pi` or degrees."""
     names = variables(expression) - {DEGREE}
     if len(names) != 1:
         return None

@@ -1,7 +1,7 @@
 """A process that has loaded the graders, and forks workers from itself in milliseconds.
 
-Loading sympy and meeting its grammars takes a second of CPU time. Paid once a pool, a worker that is killed at its time
-limit costs nothing more.
+Loading sympy and the first use of its grammars take a second of CPU time. A pool pays for it once, so that a worker
+killed at its time limit costs nothing more.
 """
 
 import os
@@ -51,7 +51,7 @@ class ForkServer:
                 ) from None
 
     def collect(self, pid: int) -> None:
-        """Wait for a worker that has been killed. Until then its process id is its own."""
+        """Reap a worker that has been killed. Until then its process id is not reused."""
         with self._asking:
             if self._control is None:
                 return  # the server has died, and init collects its workers
@@ -113,7 +113,7 @@ def _received(control: socket.socket) -> bytes:
 
 
 def _spawned(control_fd: int, functions: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the server from a thread that lasts as long as it does: the kernel takes that thread for its parent."""
+    """Start the server from a thread that lives as long as the server: to the kernel, that thread is its parent."""
     started: Future[subprocess.Popen[bytes]] = Future()
 
     def keep() -> None:

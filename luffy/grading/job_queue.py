@@ -1,4 +1,4 @@
-"""The order in which workers take up verifications: short work overtakes what runs long."""
+"""Queue of verifications for the workers, in which short ones overtake long ones."""
 
 import heapq
 import itertools
@@ -16,7 +16,7 @@ OVERTAKING_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A verification: what to decide, and how far it has come."""
+    """A verification and its progress."""
 
     work: Verification
     verdict: "Future[Grade]"
@@ -26,7 +26,7 @@ class Job:
     seconds: float = 0.0
     """Time that it has run for; counted against the time limit, and without the time for which it was put aside."""
     deaths: int = 0
-    """Workers that died of it."""
+    """Number of workers that died while running it."""
 
 
 class JobQueue:

@@ -39,7 +39,7 @@ _REFUSED_FOR_GOOD = (400, 401, 403, 404, 405, 422)
 
 
 class _Failed(Exception):
-    """An attempt without a verdict: its outcome, and why."""
+    """An attempt without a verdict, with the outcome and the reason."""
 
     def __init__(self, outcome: Outcome, reason: str, retry_after: str | None = None) -> None:
         super().__init__(reason)
@@ -58,7 +58,7 @@ class Judges:
         self._closed = False
 
     def submit(self, kind: JudgeGrader, request: JudgeRequest) -> "concurrent.futures.Future[Grade]":
-        """Start to ask for a verdict; the future is cancelled by `close`.
+        """Request a verdict in the background; `close` cancels the future.
 
         It holds a ConfigError where the endpoint refuses the request for good. An endpoint that cannot be reached or
         gives no verdict in `1 + retries` attempts is `timed_out`, `crashed` or `unparsable`, with the last reason.
@@ -181,7 +181,7 @@ def _key(kind: JudgeGrader, body: str) -> str:
 
 
 def _grade(kind: JudgeGrader, word: str, request: JudgeRequest, seconds: float = 0.0) -> Grade:
-    # Without a word on the cache: after a kill, samples have to be the same bytes as those of an undisturbed stage.
+    # The reason does not mention the cache: after a kill, samples have to be the same bytes as in an undisturbed stage.
     outcome = Outcome.CORRECT if word == kind.correct.upper() else Outcome.WRONG
     return Grade(outcome, request.answer, f"{_SAYS}{word}", seconds)
 

@@ -1,4 +1,4 @@
-r"""When two lists of items are one: by name, by place, or in any order.
+r"""Equality of two lists of items: matched by name, by position, or in any order.
 
 Items with names of their own are matched by name (`w = 16, d = 3`), or by place where the other side has no names.
 So are items with nouns ("7 goats and 4 helicopters"). Solutions of one unknown, sets and plain lists have no order.
@@ -38,7 +38,7 @@ def same_statements(left: Statement, right: Statement) -> bool:
 
 
 def contradict(left: Statement, right: Statement) -> bool:
-    """Whether items that belong together, by their names, nouns or places, are certainly not one."""
+    """Whether items that are matched by name, noun or position certainly differ."""
     one, other = _balanced(next(_readings(left.items)), next(_readings(right.items)))
     if len(one) != len(other):
         return False
@@ -49,7 +49,7 @@ def contradict(left: Statement, right: Statement) -> bool:
 
 
 def _grouped(items: Items) -> Items:
-    """Items whose names come round again as tuples: `x = 1, y = 2` or `x = 2, y = 1`."""
+    """Items whose names repeat, grouped into tuples: `x = 1, y = 2` or `x = 2, y = 1`."""
     labels = [item.label for item in items]
     if labels and labels[0] and labels.count(labels[0]) > 1:
         size = labels.index(labels[0], 1)
@@ -112,7 +112,7 @@ def _paired(left: Items, right: Items) -> list[tuple[Item, Item]] | None:
 
 
 def _keys(items: Items, kind: str) -> list[object]:
-    """What each item is known by, where that tells all of them apart; the roots `x_1, x_2` are one unknown's."""
+    """A key of each item, where the keys are distinct; the roots `x_1, x_2` belong to one unknown."""
     if kind == _NOUNS:
         keys: list[object] = [canonical_unit(item.noun) for item in items]
         return keys if len(set(keys)) == len(keys) and all(item.noun for item in items) else []

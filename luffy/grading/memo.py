@@ -1,9 +1,9 @@
-"""One verdict for each pair of texts: what a pool has decided it decides the same way again.
+"""Remembers verdicts, so that a pool always gives the same verdict on the same pair of texts.
 
 Whether a verification ends before its time limit depends on the machine, so a repetition could come out differently.
-Here it cannot: a pair that is being graded is not graded a second time, a verdict is remembered, and one that timed out
-stays timed out. Time-outs are rare and dear, so they are forgotten last, and a stage keeps them in a file: resumed, it
-grades new rollouts as it would have without the interruption.
+The memo prevents that: a pair that is being graded is not graded a second time, a verdict is remembered, and a pair
+that timed out stays timed out. Time-outs are rare and expensive, so they are forgotten last, and a stage keeps them in
+a file: when resumed, it grades new rollouts as it would have without the interruption.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ class VerdictMemo:
             _keep(self._timeouts, key, _done(timed_out(timeout_s)), size)
 
     def claim(self, work: Verification) -> tuple["Future[Grade]", bool]:
-        """Return the verdict on `work`, perhaps still to come, and whether the caller is the one who has to find it."""
+        """Return a future of the verdict on `work`, and whether the caller has to compute it."""
         key = self._key(work)
         with self._lock:
             for known in (self._verdicts, self._timeouts):
@@ -49,7 +49,7 @@ class VerdictMemo:
             return verdict, True
 
     def settle(self, work: Verification, verdict: "Future[Grade]", found: Grade | BaseException) -> None:
-        """Give everybody who waits for `verdict` what was found, a grade or the reason why there is none."""
+        """Complete `verdict` for all who wait for it, with a grade or the exception that prevented one."""
         if isinstance(found, BaseException):
             self._forget(self._key(work), verdict)
             verdict.set_exception(found)

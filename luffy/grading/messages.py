@@ -1,4 +1,4 @@
-"""What passes between the pool and a worker: one JSON message each way, over a socket pair.
+"""Messages between the pool and a worker: one JSON message each way, over a socket pair.
 
 JSON instead of pickle: a response is untrusted text, and ASCII escapes carry even lone surrogates.
 """

@@ -1,8 +1,8 @@
-r"""When two items are one, given what they are called: named quantities, functions and equations.
+r"""Equality of two items with names: named quantities, functions and equations.
 
-A name on one side only says nothing (`m_{\max} = n^2 - n - 1`). A function's bound variable may have any name that
-its definition does not use otherwise, a parameter that is said to be one any name at all. Items with two names are
-compared as equations, which may be multiplied by a constant.
+A name on only one side is ignored (`m_{\max} = n^2 - n - 1`). A function's bound variable may have any name that its
+definition does not use otherwise, a declared parameter any name at all. Items with two names are compared as equations,
+which may be multiplied by a constant.
 """
 
 import re
@@ -27,7 +27,7 @@ Domains = Mapping[str, str]
 
 
 def same_items(left: Item, right: Item, domains: tuple[Domains, Domains] = ({}, {})) -> bool:
-    """Whether two items are one."""
+    """Whether two items are equal."""
     if units_differ(left.noun, right.noun):
         return False
     functions = definition(left.label), definition(right.label)
@@ -44,14 +44,15 @@ def same_items(left: Item, right: Item, domains: tuple[Domains, Domains] = ({}, 
 
 
 def differ(left: Item, right: Item) -> bool:
-    """Whether two items are certainly not one: two units, or two constants that no rounding makes equal."""
+    """Whether two items certainly differ: in their units, or as constants that no rounding makes equal."""
     return units_differ(left.noun, right.noun) or are_far(_value(left), _value(right))
 
 
 def _is_equation(answer: Item, reference: Item) -> bool:
-    """Whether one side is an equation in variables, of which the other is a side and no more.
+    """Whether one item is an equation in variables, and the other only one side of it.
 
-    The reference is one where it gives a value to an expression (`2x + z = 1` for `1`), the answer where that is zero.
+    The reference counts as such an equation where it gives a value to an expression (`2x + z = 1` for `1`), the answer
+    where the value is zero.
     """
     if not reference.label and answer.label:
         return answer.body.strip() == "0" and _is_compound(answer.label)
@@ -59,20 +60,20 @@ def _is_equation(answer: Item, reference: Item) -> bool:
 
 
 def _is_compound(label: str) -> bool:
-    """Whether a label is an expression that is computed from variables, which is no name."""
+    """Whether a label is an expression that is computed from variables, and so not a name."""
     expression = read_or_none(label)
     return isinstance(expression, Apply) and expression.operation in ("+", "-", "*", "^") and not label.isupper()
 
 
 def called(label: str) -> str:
-    """A label as it is compared: `maximum value` is `\\max`."""
+    """A label in the form that is compared: `maximum value` becomes `\\max`."""
     plain = label.replace("\\", " ").lower().split()
     kept = [_SHORT.get(word, word) for word in plain if word not in _IDLE]
     return compact(" ".join(kept)) if kept else compact(label)
 
 
 def _is_words(left: Item, right: Item) -> bool:
-    """Whether words name one item and a symbol the other: the value of `k` is `k`."""
+    """Whether words name one item and a symbol the other, as in "the value of k" and `k`."""
     prose = [_PROSE.search(item.label) is not None for item in (left, right)]
     extremes = [set(re.findall("max|min", called(item.label))) for item in (left, right)]
     return prose[0] != prose[1] and (extremes[0] == extremes[1] or not all(extremes))
@@ -116,7 +117,7 @@ def one_range(left: Domains, right: Domains) -> bool:
 
 
 def _one_range(left: str, right: str) -> bool:
-    """A constant is a real number where nothing else is said."""
+    """Whether two ranges are the same; a constant without a stated range is a real number."""
     free = {"const", "R", "C"}
     return left == right or {left, right} <= free
 
@@ -124,7 +125,7 @@ def _one_range(left: str, right: str) -> bool:
 def _same_definitions(
     left: Item, right: Item, bound: tuple[str, ...], other: tuple[str, ...], domains: tuple[Domains, Domains]
 ) -> bool:
-    """Whether two functions are one, their variables renamed to what no text can hold."""
+    """Whether two functions are equal once their variables have the same reserved names."""
     if len(bound) != len(other):
         return False
     one, two = read_or_none(left.body), read_or_none(right.body)

@@ -1,7 +1,7 @@
-"""Equality of expressions by their values, to 60 digits, at points that are always the same.
+"""Equality of expressions by their values, computed with 60 digits at fixed points.
 
-Two expressions are one where they agree at every point at which both have a value. Rational values are exact, so that
-`10^{40} + 1` is not `10^{40}`; what would take long (a sine of a tower of powers) has no value here.
+Two expressions are equal if they agree at every point at which both have a value. Rational values are exact, so that
+`10^{40} + 1` is not `10^{40}`; an expression that would take long (a sine of a tower of powers) has no value here.
 """
 
 import math
@@ -15,7 +15,7 @@ from luffy.grading.expression import ANGULAR, DEGREE, Apply, Expression, Number,
 
 DIGITS = 60
 _TOLERANCE = 45
-"""Digits in which two values agree that are one."""
+"""Number of digits in which equal values agree."""
 _MIN_POINTS = 3
 _MAX_BITS = 20_000
 """Size of an exact power."""
@@ -26,7 +26,7 @@ Value = Any
 _REAL_POINTS = 6
 _INTEGER_POINTS = (2, 3, 4, 5, 6, 7, 8, 9)
 _STEPWISE = frozenset(("gcd", "lcm", "double factorial"))
-"""Operations that only integers have."""
+"""Operations that are defined only on integers."""
 
 
 class NoValueError(ArithmeticError):
@@ -87,7 +87,7 @@ def proportional(left: Expression, right: Expression) -> bool:
 
 
 def close(left: Value, right: Value) -> bool:
-    """Whether two values are one: exactly if they are rational, else in 45 digits."""
+    """Whether two values are equal: exactly if they are rational, else in 45 digits."""
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         return left == right
     with mp.workdps(DIGITS):

@@ -31,7 +31,7 @@ _AFTERNOON = re.compile(r"\b([ap])\.?\s?m\b\.?", re.IGNORECASE)
 
 
 def same_phrases(left: str, right: str) -> bool:
-    """Whether two answers say in words the same: no solution, or a word or two with nothing added but filler."""
+    """Whether two answers in words mean the same: no solution, or the same word or two apart from filler words."""
     times = [_TIME.fullmatch(strict_text(text).lower()) for text in (left, right)]
     if times[0] is not None and times[1] is not None:
         return times[0].groups() == times[1].groups()
@@ -45,7 +45,7 @@ def same_phrases(left: str, right: str) -> bool:
 
 
 def same_cases(left: str, right: str) -> bool | None:
-    """Whether two piecewise functions have the same branches; None where one is none."""
+    """Whether two piecewise functions have the same branches; None where one of them is not piecewise."""
     one, other = _branches(left), _branches(right)
     if one is None or other is None:
         return None

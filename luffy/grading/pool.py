@@ -1,12 +1,11 @@
-"""Grades responses; what may hang or crash runs in worker processes that can be killed.
+"""Grades responses; checks that may hang or crash run in worker processes that can be killed.
 
     with GraderPool(num_workers=2, timeout_s=5.0) as pool:
         grades = pool.grade([GradeRequest(response=r"... \boxed{52}", ground_truth="52")])
 
 A verification that hangs costs its time limit and its worker, and delays no other: after `SLICE_S` it is paused until
-the shorter ones are done. One whose worker dies gets a second worker, since something
-else may have killed the first; it is `crashed` when that dies too. Judges are called from one thread of this
-process, which only waits for sockets.
+the shorter ones are done. One whose worker dies gets a second worker, since something else may have killed the first;
+it is `crashed` when that dies too. Judges are called from one thread of this process, which only waits for sockets.
 """
 
 import logging
@@ -113,7 +112,7 @@ class GraderPool:
         self._verdicts([Verification(LOAD, function, "") for function in self._functions])
 
     def grade(self, requests: Sequence[GradeRequest]) -> list[Grade]:
-        """Return one grade a request, in order.
+        """Return one grade per request, in order.
 
         LuffyError when the pool is closed or no worker can start; DataError for a grader that a problem names and
         that does not exist; ConfigError for a custom function that cannot be imported and a judge that refuses.
@@ -226,7 +225,7 @@ class GraderPool:
             return self._graded(job, reply)
 
     def _worker_of(self, job: Job) -> WorkerProcess:
-        """The worker that a job is at, or is given now."""
+        """The paused worker of a job, resumed, or a new worker that begins it."""
         worker, job.worker = job.worker, None
         if worker is not None:
             worker.resume()
@@ -279,7 +278,7 @@ def _can_wait(work: Verification) -> bool:
 
 
 def _grade(work: Verification, verdict: "Future[Grade]", is_new: bool) -> Grade:
-    """The verdict on `work`, once there is one, with what only this piece of work says of itself."""
+    """Wait for the verdict on `work`; the grade gets the answer, time and note of this request."""
     grade = _result(verdict)
     answer = None if work.check == "custom" else work.answer
     return replace(grade, extracted=answer, seconds=grade.seconds if is_new else 0.0).saying(work.note)

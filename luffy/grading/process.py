@@ -95,13 +95,13 @@ class WorkerProcess:
         self._signal(signal.SIGKILL)
 
     def _signal(self, sent: signal.Signals) -> None:
-        # Until it has been collected, its process id is its own and that of its group, though it be dead.
+        # Until the process is reaped, its process id, which names its group, is not reused, even if it is dead.
         with self._ending:
             if not self._is_collected:
                 signal_group(self.pid, sent)
 
 
 def _limit_sending(connection: Connection) -> None:
-    """Let a send fail that the other end does not take up: a stopped worker must not hold its parent."""
+    """Limit the time of a send, so that a stopped worker cannot block its parent."""
     with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
         pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SENDING_TIMEOUT_S), 0))

@@ -1,9 +1,9 @@
 r"""Sets of real numbers: intervals, inequalities, set builders, unions, differences and their words.
 
 `(-\infty, 2) \cup (2, \infty)`, `\mathbb{R} \setminus \{2\}`, `x \ne 2`, `\{x \mid x \ne 2\}` and "all real numbers
-except 2" are one set. It is kept as its boundary points in order and whether each of them, and each gap, belongs to
-it, so that union, intersection and difference are the same three lines. Ends that hold a variable are compared as
-expressions where both sides are one interval.
+except 2" are the same set. A set is stored as its sorted boundary points and the membership of each point and each gap,
+so that union, intersection and difference are the same three lines. Ends with a variable are compared as expressions if
+each side is a single interval.
 """
 
 import re
@@ -62,7 +62,7 @@ _WITHOUT = re.compile(r"\\(?:setminus|backslash)(?![a-z])|\\\\|-(?=\s*\\\{)")
 
 
 class NoRegionError(ValueError):
-    """The text is no set of real numbers."""
+    """The text is not a set of real numbers."""
 
 
 class Region(NamedTuple):
@@ -83,7 +83,7 @@ class NamedRegion:
 
 
 def same_regions(left: str, right: str) -> bool | None:
-    """Whether two texts are the same set of real numbers; None where one of them is none, or neither is evidently."""
+    """Whether two texts are the same set of real numbers; None where one is not a set, or neither evidently is."""
     if not (_EVIDENT.search(left) or _EVIDENT.search(right)):
         return None
     one, other = strict_text(left), strict_text(right)
@@ -306,7 +306,7 @@ def _folded(regions: Iterator[Region], decide: Callable[[bool, bool], bool]) -> 
 
 
 def _combined(left: Region, right: Region, decide: Callable[[bool, bool], bool]) -> Region:
-    """The set of what `decide` says of membership in both, with its boundary points alone."""
+    """The set whose membership `decide` computes from that in `left` and `right`, with only its own boundary points."""
     points = list(left.points)
     for point in right.points:
         if not any(close(point, known) for known in points):

@@ -57,14 +57,14 @@ class GradeRequest:
     kind: GraderKind | None = None
     """Grades this response; None: the problem's grader, or the default."""
     measures: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """What was measured of the episode; empty without one."""
+    """Measures of the episode; empty without one."""
     has_failed: bool = False
     """Whether the episode's environment failed: there is nothing to grade, and the outcome is `crashed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What grading found, and why."""
+    """The result of grading, with the reason."""
 
     outcome: Outcome
     extracted: str | None = None
@@ -89,7 +89,7 @@ class Grade:
 
 
 class Verification(NamedTuple):
-    """What a worker process has to decide."""
+    """A check for a worker process."""
 
     check: str
     """A key of `luffy.grading.checks.CHECKS`."""

@@ -1,8 +1,8 @@
-r"""An answer as a list of items: what each is called, its value, its noun, and what is said of its parameters.
+r"""Parses an answer into a list of items, each with label, value and noun, and the conditions on its parameters.
 
 `w = 16, d = 3`, `16 \text{ and } 3`, `7 \text{ goats and } 4 \text{ helicopters}`, `x = \frac{\pi}{6} + k\pi, k \in
-\mathbb{Z}`. Only separators, names and words are looked at; values stay text. A text with a word that may change what
-it says ("more than 7") is no statement.
+\mathbb{Z}`. Only separators, names and words are parsed; values stay text. A text with a word that may change
+its meaning ("more than 7") is not a statement.
 """
 
 import re
@@ -27,7 +27,7 @@ class Item:
     """What it is called: the left-hand side of its equation, or words."""
     noun: str = ""
     scale: Fraction = Fraction(1)
-    """By a word such as "million"."""
+    """Factor from a word such as "million"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Statement:
 
     items: tuple[Item, ...]
     domains: Mapping[str, str] = field(default_factory=dict)
-    """Parameters and what they range over, by its letter: Z, N, R, C, Q; `const` for a constant."""
+    """Parameter to the letter of its range: Z, N, R, C, Q; `const` for a constant."""
 
 
 _NAMES = r"(?P<names>[A-Za-z](?:\s*,\s*[A-Za-z]){0,3})"
@@ -72,7 +72,7 @@ _ARTICLES = re.compile(r"^(?:the|so|thus|hence|therefore|a|an)\s+", re.IGNORECAS
 
 
 def statement(text: str) -> Statement | None:
-    """Return what `text` states; None where its words may say more than its values."""
+    """Return `text` as a statement; None where its words may say more than its values."""
     plain = strict_text(text)
     if "mod" not in plain:
         plain = plain.replace("\\equiv", "=")

@@ -1,7 +1,7 @@
 r"""The first two steps of `math_strict`: answers that are the same text, and answers that are the same number.
 
-What is thrown away is layout alone (spacing, `\left`, `\text`, dollars, a variable in front of an equals sign) and a
-unit that only one side gives. Numbers are exact fractions: `0.5`, `1/2`, `\frac12`, `50\%`, `5\times10^{-1}` are one.
+Only layout is dropped (spacing, `\left`, `\text`, dollars, a variable in front of an equals sign), and a unit that only
+one side gives. Numbers are exact fractions: `0.5`, `1/2`, `\frac12`, `50\%`, `5\times10^{-1}` are equal.
 """
 
 import re
@@ -63,7 +63,7 @@ def strict_text(text: str) -> str:
 
 
 def without_variable(text: str) -> str:
-    """Return the right-hand side of `x = ...`; `text` itself where it is no such equation."""
+    """Return the right-hand side of `x = ...`; `text` itself where it is not such an equation."""
     return _VARIABLE.sub("", text)
 
 

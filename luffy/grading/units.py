@@ -12,14 +12,14 @@ ml mL milliliter milliliters millilitre millilitres; l L liter liters litre litr
 dollar dollars; cent cents; degree degrees; radian radians
 """
 UNITS = {spelling: number for number, line in enumerate(_SPELLINGS.split(";")) for spelling in line.split()}
-"""Those that are told apart, each spelling with the number of its unit."""
+"""Known units: each spelling with the number of its unit."""
 SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _QUALIFYING = """
 not no none never more less fewer greater than between except without half over under above below exceeds exceed neither
 nor cannot otherwise am pm quarter twice double minus plus
 """
 QUALIFIERS = frozenset((*_QUALIFYING.split(), "at least", "at most"))
-"""Words that make another statement of the number beside them."""
+"""Words that change the meaning of the number beside them."""
 _WORD = re.compile(r"[A-Za-z]+(?:_[a-z]+)?")
 _HALF_OF_DAY = re.compile(r"(?<=[0-9])\s*([apAP])\.?\s?[mM]\b\.?")
 _SEGMENT = re.compile(r"(?<![A-Za-z])[A-Z]{2}(?![A-Za-z])")

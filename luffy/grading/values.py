@@ -1,4 +1,4 @@
-r"""Values with brackets, and when two of them are one: numbers, expressions, tuples, sets and matrices.
+r"""Values with brackets and their equality: numbers, expressions, tuples, sets and matrices.
 
 A tuple keeps its order, a set does not. A column vector is the tuple of its entries, and no row. `\pm` stands for the
 two values of its upper and its lower sign.
@@ -51,7 +51,7 @@ class Scalar:
 Value = Scalar | Compound
 Element = TypeVar("Element")
 Same = Callable[[Expression, Expression], bool]
-"""When two expressions are one."""
+"""Decides whether two expressions are equal."""
 
 
 def value(text: str) -> Value:
@@ -96,7 +96,7 @@ def expansions(text: str) -> list[list[str]]:
 
 
 def same_values(left: Value, right: Value, same_expressions: Same = same) -> bool:
-    """Whether two values are one."""
+    """Whether two values are equal."""
     if isinstance(left, Scalar) and isinstance(right, Scalar):
         return _same_scalars(left, right, same_expressions)
     if isinstance(left, Scalar) or isinstance(right, Scalar) or not _fit(left, right):
@@ -230,7 +230,7 @@ def _is_decimal(denominator: int) -> bool:
 
 
 def are_far(left: Value, right: Value) -> bool:
-    """Whether two values are constants that no rounding makes one."""
+    """Whether two values are constants that no rounding makes equal."""
     if isinstance(left, Compound) or isinstance(right, Compound) or left.expression is None or right.expression is None:
         return False
     one, other = (constant_value(expression) for expression in _in_one_unit(left.expression, right.expression))

@@ -37,7 +37,7 @@ Parsed = Sequence[Basic | MatrixBase | str]
 def verify_answer(answer: str, ground_truth: str) -> Outcome:
     """Return `CORRECT`, `WRONG`, or `UNPARSABLE` where either side cannot be read as mathematics.
 
-    May take for ever, exhaust its memory or crash the interpreter: `9^{9^{9^9}}` is a legal answer.
+    May take forever, exhaust its memory or crash the interpreter: `9^{9^{9^9}}` is a legal answer.
     """
     known = _by_text(answer, ground_truth)
     if known is not None:
@@ -91,7 +91,7 @@ def _is_read(parsed: Parsed) -> bool:
 
 
 def _disagree(answer: str, ground_truth: str, gold: Parsed, target: Parsed) -> bool:
-    """Whether two sides that math-verify takes for equal differ in what it does not look at."""
+    """Whether two sides that math-verify considers equal differ in something that it ignores."""
     if conflicting(answer, ground_truth):
         return True
     left, right = strict_text(answer), strict_text(ground_truth)
@@ -136,7 +136,7 @@ def _constant(parsed: Parsed) -> Expr | None:
 def _rounds_to(ground_truth: str, target: Parsed) -> bool:
     """Whether the reference is a decimal of three or more digits that an exact answer rounds to.
 
-    An answer that is a decimal itself is held against the reference as it stands.
+    An answer that is a decimal itself is compared with the reference as it stands.
     """
     reference = _ROUNDED.fullmatch(strict_text(ground_truth))
     value = _constant(target)

@@ -1,4 +1,4 @@
-"""The workers of a pool: those that wait for work, and those that are at it."""
+"""The workers of a pool, idle and busy ones."""
 
 import threading
 from collections.abc import Sequence

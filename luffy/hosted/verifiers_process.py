@@ -30,7 +30,7 @@ from luffy.processes import die_with, end_group, signal_group
 
 _HOST = Path(__file__).with_name("verifiers_host.py")
 _START_FACTOR = 10
-"""Loading may import much and make data sets: so many times the limit of a call."""
+"""The time limit of loading, which may import a lot and build data sets, in multiples of the limit of a call."""
 _ALIVE_S = 10.0
 """A process whose event loop does not answer for so long after a call's time limit is hung as a whole."""
 _CLOSE_S = 15.0
@@ -46,7 +46,7 @@ class HostedFault(LuffyError):
 
 @dataclass(frozen=True, slots=True)
 class HostedDescription:
-    """What an environment has."""
+    """Properties of an environment, as its process reports them."""
 
     version: str
     """Version of the package verifiers."""
@@ -200,7 +200,7 @@ class VerifiersProcess:
             raise self._late(op, number, timeout_s) from None
 
     def _late(self, op: str, number: int, timeout_s: float) -> LuffyError:
-        """What a call past its time limit means: one episode hangs, or the process, which is then killed."""
+        """The error for a call past its time limit: one episode hangs, or the whole process, which is then killed."""
         limit = f"did not answer ({op}) within {timeout_s:g} s (environment.call_timeout_s)"
         try:
             _, alive = self._send("cancel", {"target": number})

@@ -1,7 +1,7 @@
-"""What training minimises: pure torch, knows no engine and no file.
+"""What training minimises: pure torch functions, without engines or files.
 
-From a preset's YAML to the tensor line: `advantages` (or `gae`) -> `normalisation` (a weight for each token of each
-term) -> `losses` (token losses) and `modifiers` (constant factors on them) -> `objective` (their product and sum).
+The steps from rewards to the loss: `advantages` (or `gae`) -> `normalisation` (a weight for each token of each term)
+-> `losses` (token losses) and `modifiers` (constant factors on them) -> `objective` (their product and sum).
 
 A new loss is a config class in `luffy.config.objective.losses` and a function in `losses` that is registered for this
 class (and, when it weighs tokens by their advantage, what counts as clipped in `inspection`); a new estimator is a

@@ -30,7 +30,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class RowRewards:
-    """What estimators look at; every tensor is `(B,)`."""
+    """Input of the advantage estimators; every tensor is `(B,)`."""
 
     reward_B: Tensor
     length_B: Tensor
@@ -38,12 +38,12 @@ class RowRewards:
     group_B: Tensor
     """Index of the row's group, from 0."""
     is_off_policy_B: Tensor
-    """True for demonstrations, prefix-conditioned and replayed rows."""
+    """`Trajectory.is_off_policy` of each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Population:
-    """The rewards in float64 and who makes the baseline."""
+    """The rewards in float64, and the rows that the baseline is computed from."""
 
     reward_B: Tensor
     length_B: Tensor
@@ -58,20 +58,20 @@ class _Population:
         return total_P[self.group_B]
 
     def mean(self, weight_B: Tensor) -> Tensor:
-        """Mean reward of each row's group, weighted; 0 where the weights are."""
+        """`(B,)`: weighted mean reward of each row's group; 0 where all weights of the group are 0."""
         return self.sum(self.reward_B * weight_B) / self.sum(weight_B).clamp(min=1)
 
     def size(self) -> Tensor:
-        """`(B,)` rows in the population of each row's group."""
+        """`(B,)`: number of rows in the population of each row's group."""
         return self.sum(torch.ones_like(self.reward_B))
 
 
 def group_advantages(rows: RowRewards, config: AdvantageConfig) -> Tensor:
     """`(B,)` float64 advantages; rows outside the population have 0.
 
-    A row alone in its population has advantage 0 (but under `global_batch` without group baseline, which compares with
-    the whole batch); rewards that are all equal give exactly 0 everywhere. Neither holds for `raw`, which compares with
-    nothing. GAE has advantages of its own for every token (`luffy.objectives.gae`).
+    A row alone in its population has advantage 0, except under `global_batch` without a group baseline, which compares
+    with the whole batch. Rewards that are all equal give exactly 0 everywhere. Neither holds for `raw`, which has no
+    baseline. GAE computes advantages per token (`luffy.objectives.gae`).
     """
     assert isinstance(config, GroupAdvantage), f"{config.kind} gives no advantages to whole rows"
     joint = config.population == "joint"
@@ -123,7 +123,7 @@ def _pass_at_k(config: PassAtKAdvantage, population: _Population) -> Tensor:
     n_B, w_B = population.size(), population.sum(1 - right_B)
     mean_B = 1 - torch.tensor([_choose(w, k) / max(_choose(n, k), 1) for w, n in _pairs(w_B, n_B)], dtype=torch.float64)
     std_B = (mean_B * (1 - mean_B)).sqrt()
-    # The other k - 1 rows of a wrong row's subset: all wrong with this probability.
+    # Probability that the other k - 1 rows of a wrong row's subset are all wrong.
     fails_B = torch.tensor(
         [_choose(w - 1, k - 1) / max(_choose(n - 1, k - 1), 1) for w, n in _pairs(w_B, n_B)], dtype=torch.float64
     )
@@ -142,7 +142,7 @@ def _global_batch(config: GlobalBatchAdvantage, population: _Population) -> Tens
     mean = (weight_B * value_B).sum() / count.clamp(min=1)
     centred_B = value_B - mean
     std = ((weight_B * centred_B.square()).sum() / (count - 1).clamp(min=1)).sqrt()
-    # Deviations this small beside the mean are its rounding: all rewards are equal.
+    # Deviations this small relative to the mean are rounding errors: all rewards are equal.
     scale = mean.abs().clamp(min=1)
     return centred_B / (std + _EPS) if std > _ROUNDING * scale else torch.zeros_like(centred_B)
 

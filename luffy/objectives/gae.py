@@ -20,7 +20,7 @@ def generalized_advantages(
     Args:
         reward_B: reward of the whole response; it falls on the last token.
         value_BT: value of the state before each token.
-        mask_BT: response tokens. Tokens of an environment lie between them, in no state of their own: the state after
+        mask_BT: response tokens. Tokens of an environment between them are not states of their own: the state after
             the last token of a turn is the one before the first token of the next.
 
     A row without a response token has 0 everywhere.

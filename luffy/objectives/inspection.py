@@ -32,7 +32,7 @@ from luffy.objectives.shaping import shape
 def logp_gradients(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: Tensor) -> Tensor:
     """`(K, B, T)` derivative of each term's loss by logp: the factor on grad log pi_theta of every token.
 
-    A term is differentiated by the log-probability that it looks at, that of the rollouts' temperature or of 1.
+    Each term is differentiated by the log-probability that it uses: at the rollouts' temperature or at temperature 1.
     """
     leaves = [logp_BT.detach().requires_grad_() for logp_BT in (tokens.logp_BT, tokens.untempered_logp_BT)]
     alone = replace(
@@ -71,7 +71,7 @@ def _without_limits(term: TermConfig) -> object:
 
 @singledispatch
 def _limited(config: LossConfig, tokens: TokenBatch) -> Tensor:
-    """No default: a loss that is forgotten here must not report that nothing is clipped."""
+    """`(B, T)` bool of one kind of loss; without a default, so that a new loss cannot report 0 % clipped by mistake."""
     raise NotImplementedError(f"no limits for {type(config).__name__}")
 
 

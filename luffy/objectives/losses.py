@@ -1,4 +1,4 @@
-"""Per-token losses, the innermost line of every method.
+"""Per-token losses, the innermost formula of every method.
 
 Each takes the tokens of a micro-batch and returns a loss of shape `(B, T)`; which tokens count, and by how much, is
 decided outside (`luffy.objectives.normalisation`). Values at unselected tokens are arbitrary but finite.
@@ -37,7 +37,7 @@ _MAX_ABS_LOG_RATIO = 20.0
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """What a loss may look at; every tensor is `(B, T)`."""
+    """Input of the losses; every tensor is `(B, T)`."""
 
     logp_BT: Tensor
     """log pi_theta of the tokens at the temperature of the rollouts, with gradient."""

@@ -26,7 +26,7 @@ def token_factor(tokens: TokenBatch, term: TermConfig) -> Tensor | None:
 
 
 def importance_correction(tokens: TokenBatch, config: ImportanceCorrection) -> Tensor:
-    """w = pi_old / mu, truncated at `high` or blanked outside [low, high]; 1 where mu is unknown."""
+    """w = pi_old / mu, truncated at `high` or set to 0 outside [low, high]; 1 where mu is unknown."""
     known_BT = tokens.selected_BT & ~tokens.logp_behavior_BT.isnan()
     log_ratio_BT = torch.where(known_BT, tokens.logp_old_BT - tokens.logp_behavior_BT, 0.0)
     if config.level == "sequence":

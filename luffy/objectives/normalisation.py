@@ -1,7 +1,7 @@
-"""From terms to token weights: which tokens are selected, and what their sum is divided by.
+"""Token weights of the terms: which tokens are selected, and what their sum is divided by.
 
 A term is a sum over its tokens divided by a denominator that is counted once over the *whole optimizer step*: all
-micro-batches, all ranks. So every token has one weight, fixed before the first forward pass, and how the step is cut
+micro-batches, all ranks. So every token has one weight, fixed before the first forward pass, and the split of the step
 into micro-batches cannot change the gradient.
 
 Shape legend: `K` terms, `B` rows, `T` tokens.

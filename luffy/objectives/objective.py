@@ -37,9 +37,9 @@ def needs_untempered(terms: Sequence[TermConfig]) -> bool:
 def objective_loss(terms: Sequence[TermConfig], tokens: TokenBatch, weight_KBT: Tensor) -> LossOutput:
     """Sum over terms and tokens of weight x token loss.
 
-    `weight_KBT` comes from `token_weights` for the whole step, cut like the micro-batch; `tokens.selected_BT` is not
-    read. Tokens of weight 0 are blanked before the loss: an overflow at a token nobody selected would otherwise come
-    back as 0 x inf = NaN in the gradient.
+    `weight_KBT` is the micro-batch's part of `token_weights` for the whole step; `tokens.selected_BT` is not read.
+    Tokens of weight 0 are set to 0 before the loss: an overflow at an unselected token would otherwise come back as
+    0 x inf = NaN in the gradient.
     """
     shares = []
     for term, weight_BT in zip(terms, weight_KBT, strict=True):

@@ -1,4 +1,4 @@
-"""The seam to data-parallel training: objectives sum over ranks without knowing how."""
+"""The interface to data-parallel training: objectives sum over ranks through a function that they are given."""
 
 from collections.abc import Callable
 

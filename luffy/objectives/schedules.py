@@ -1,4 +1,4 @@
-"""Numbers over the steps of a stage: pure functions of the step, so that a resumed run agrees."""
+"""Values scheduled over the steps of a stage: pure functions of the step, so that a resumed run gets the same ones."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -75,9 +75,9 @@ def _half_cosine(progress: float) -> float:
 
 
 class AdaptiveCoefficients:
-    """The coefficients that react to the policy: state of the run, saved with its checkpoints.
+    """The coefficients that adapt to the policy's entropy; their values are saved with the checkpoints.
 
-    Every rank is told the same measured entropy (summed over all ranks), so every rank holds the same numbers.
+    Every rank gets the same measured entropy (a mean over all ranks), so every rank holds the same values.
     """
 
     def __init__(self, terms: Sequence[TermConfig]) -> None:

@@ -1,4 +1,4 @@
-"""Policy shaping: what becomes of the off-policy importance ratio (LUFFY, arXiv 2504.14945, eq. 6 and 7).
+"""Policy shaping: transforms of the off-policy importance ratio (LUFFY, arXiv 2504.14945, eq. 6 and 7).
 
 Each function takes `log_rho = log(pi_theta / pi_phi)` of any shape and returns `f(rho)` of the same shape. With
 surrogate -A f(rho), the coefficient on grad log pi_theta is `A rho f'(rho)`.

@@ -1,4 +1,4 @@
-"""What runs have spent, as a table."""
+"""Costs of runs as a table."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields

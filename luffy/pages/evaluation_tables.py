@@ -30,7 +30,7 @@ def scores(rows: Sequence[ResultRow]) -> Table:
 
 
 def votes(rows: Sequence[ResultRow]) -> Table:
-    """pass@k and maj@k, where there are several responses a problem."""
+    """pass@k and maj@k, where there are several responses per problem."""
     several = [row for row in rows if row.num_samples > 1]
     return text_table(
         ("suite", "k", "pass@k", "maj@k"), tuple((row.suite, str(row.num_samples), *_votes(row)) for row in several)
@@ -38,7 +38,7 @@ def votes(rows: Sequence[ResultRow]) -> Table:
 
 
 def health(rows: Sequence[ResultRow]) -> Table:
-    """What became of the responses besides right and wrong, and how long they are."""
+    """Shares of truncated, unanswered, unparsable and failed responses, with mean lengths and graders."""
     return text_table(
         ("suite", "truncated", "no answer", "unparsable", "timed out, crashed", "mean tokens", "graded by"),
         tuple((row.suite, *_health(row)) for row in rows),
@@ -64,7 +64,7 @@ def agreements(rows: Sequence[ResultRow]) -> Table:
 
 
 def choices(rows: Sequence[ResultRow]) -> Table:
-    """What scores of multiple choice have to be read with."""
+    """Figures that put multiple-choice scores into perspective."""
     found = tuple(
         (
             row.suite,

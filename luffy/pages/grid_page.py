@@ -49,7 +49,7 @@ def grid_table(findings: GridFindings, decoding: str) -> Table:
 
 
 def grid_costs(findings: GridFindings) -> Table:
-    """What a seed of each point has spent, on average."""
+    """Mean costs of a seed of each point."""
     return costs_by_name("point", {each.point.text: each.costs for each in findings.results})
 
 

@@ -23,13 +23,13 @@ _NOTE = (
 
 
 def held_out_plots(findings: Findings, colors: Mapping[str, str]) -> list[Figure]:
-    """Three figures a suite; none where no arm was measured while it trained."""
+    """Three figures per suite; none where no arm was measured while it trained."""
     suites = suites_of([arm.held_out for arm in _measured(findings)])
     return [_figure(findings, colors, suite, over) for suite in suites for over in _AXES]
 
 
 def steps_to_reach(findings: Findings) -> list[tuple[str, Table]]:
-    """For each suite a row an arm, a column a tenth of accuracy: optimizer steps until it was first measured."""
+    """For each suite, one row per arm and one column per tenth of accuracy: optimizer steps until it was reached."""
     tables = []
     for suite in suites_of([arm.held_out for arm in _measured(findings)]):
         curves = {arm.name: arm.held_out[suite] for arm in _measured(findings) if suite in arm.held_out}

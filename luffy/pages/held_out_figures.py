@@ -11,7 +11,7 @@ _COLOR = "c3"
 
 
 def held_out_figures(node: str, rows: Sequence[MetricRow]) -> list[Figure]:
-    """A figure a suite over optimizer steps, the first one before training; none without validation."""
+    """One figure per suite over optimizer steps, from before training on; none without validation."""
     return [
         Figure(
             f"Held-out accuracy, {suite}",

@@ -62,7 +62,7 @@ def confidence(table: BoardTable) -> str:
 
 
 def accuracy_table(table: BoardTable) -> Table:
-    """A row a model: who it is, then its accuracy on each suite, marked where it is clearly the best.
+    """One row per model: its name, then its accuracy on each suite, marked where it is clearly the best.
 
     Published rows follow, named as such.
     """

@@ -63,7 +63,7 @@ def render_comparison(findings: Findings) -> str:
 
 
 def accuracy_table(findings: Findings, decoding: str) -> Table:
-    """Accuracy in percent: a row an arm, a column a suite; the base first."""
+    """Accuracy in percent: one row per arm, one column per suite; the base first."""
     cells = [(suite, decoding) for suite in findings.suites(decoding)]
     base = (TableCell("base"), *(estimate_cell(findings.base[cell]) for cell in cells))
     rows = [(_arm_cell(findings, arm), *(_score_cell(findings, arm, cell) for cell in cells)) for arm in findings.arms]
@@ -71,7 +71,7 @@ def accuracy_table(findings: Findings, decoding: str) -> Table:
 
 
 def difference_table(findings: Findings, decoding: str) -> Table | None:
-    """Percentage points to the reference; None where nothing could be tested."""
+    """Differences from the reference in percentage points; None where nothing could be tested."""
     cells = [(suite, decoding) for suite in findings.suites(decoding)]
     rows = [
         (TableCell(arm.name), *(_test_cell(findings.tests.get((arm.name, cell))) for cell in cells))

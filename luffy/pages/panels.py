@@ -42,7 +42,7 @@ class Panel:
     curves: tuple[Curve, ...]
     percent: bool = False
     exact: bool = False
-    """Set, not measured: drawn without smoothing, from 0."""
+    """The metric is set, not measured: drawn without smoothing, from 0."""
 
 
 _REWARD_PANELS = (
@@ -153,7 +153,7 @@ def supervised_panels() -> tuple[Panel, ...]:
 
 
 def draw_panels(node: str, panels: Sequence[Panel], rows: Sequence[MetricRow]) -> list[Figure]:
-    """The panels that have something to show; `node` keeps apart what stages have in common."""
+    """The panels with data; `node` distinguishes the ids of equal panels of several stages."""
     return [figure for panel in panels if (figure := _draw(node, panel, rows)) is not None]
 
 

@@ -1,8 +1,8 @@
 """The one plotter: SVG for pages, for the Prefect UI and for files. The same input gives the same bytes.
 
 Colours are CSS variables (`var(--c1)`), so a plot inside a page follows its light or dark style; pictures that stand
-alone (`picture_svg`) get fixed colours. Written by hand, since a running flow draws again and again beside a training
-and has no time to import a plotting library.
+alone (`picture_svg`) get fixed colours. Written by hand, since a flow redraws repeatedly while a stage trains, and
+importing a plotting library would be too slow.
 """
 
 import base64

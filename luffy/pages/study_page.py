@@ -1,4 +1,4 @@
-"""The page of a study, its figure and its tables as Markdown: all of it out of the committed results."""
+"""The page of a study, its figure and its tables as Markdown, all made from the committed results."""
 
 from itertools import cycle
 
@@ -74,7 +74,7 @@ def accuracies_of_cells(findings: StudyFindings, measured: Cell) -> Table:
 
 
 def effects_of_cells(findings: StudyFindings, measured: Cell) -> Table:
-    """Differences to the reference on one suite; exploratory but for the planned tests."""
+    """Differences from the reference on one suite; exploratory except for the planned tests."""
     rows = [
         (
             TableCell(_situation(findings, cell)),
@@ -102,7 +102,7 @@ def tuning_of_cells(results: StudyResults) -> Table | None:
 
 
 def costs_of_cells(results: StudyResults) -> Table:
-    """What a reported run has spent, mean over seeds."""
+    """Mean costs of a reported run over seeds."""
     names = ("optimizer_steps", "rollouts", "generated_tokens", "trained_tokens", "seconds")
     spent: dict[tuple[str, str], dict[str, list[float]]] = {}
     for row in results.measures:

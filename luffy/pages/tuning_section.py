@@ -23,7 +23,7 @@ class TuningSection:
     warnings: list[str]
     tries: Table
     figures: list[Figure]
-    """For each key that some arms have alone in their grids, and each rung."""
+    """One figure for each rung and each key that is the only key in the grids of some arms."""
     costs: Table
 
 
@@ -52,7 +52,7 @@ def tries_table(tuning: Tuning) -> Table:
 
 
 def tuning_costs(tuning: Tuning) -> Table:
-    """What all tries of each arm have spent together; with rungs, also what the whole budget for each would have."""
+    """Total costs of all tries of each arm; with rungs, also the costs if every try had got the whole budget."""
     costs = dict[str, Costs | None]()
     for arm in tuning.arms:
         costs[arm.arm] = arm.costs

@@ -1,1 +1,1 @@
-"""Stage identity, chains, plans, processes and the workspace: all of caching and restart, without Prefect or torch."""
+"""Caching and restart of stages, without Prefect or torch: identities, chains, plans, processes and the workspace."""

@@ -34,7 +34,7 @@ RunState = Literal["running", "finished", "failed", "interrupted"]
 
 
 class StageObserver(Protocol):
-    """Receives what happens to a stage, to show it."""
+    """Receives the events of a stage, for display."""
 
     def planned(self, plan: StagePlan) -> None:
         """The stage has been planned."""

@@ -1,6 +1,6 @@
-"""Branches off a trace: how much of it the policy needs before it succeeds now and then.
+"""Anchor search: finds how much of a trace the policy has to be given before it sometimes succeeds.
 
-BREAD ("BREAD: Branched Rollouts from Expert Anchors", arXiv 2506.17211) calls the search episode anchor search.
+The method is the episode anchor search of "BREAD: Branched Rollouts from Expert Anchors" (arXiv 2506.17211).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from luffy.seeds import derive_seed
 from luffy.types import Group, Trajectory
 
 _FEWEST_LEFT = 2
-"""Tokens that the policy writes at least: a piece of the trace, and the stop token."""
+"""Minimum number of tokens after the last cut: one of the trace's text, and the stop token."""
 Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """A group that was sampled after some pieces of the trace."""
+    """A group whose rows were sampled after the first pieces of the trace."""
 
     num_pieces: int
     rows: tuple[Trajectory, ...]
@@ -29,14 +29,14 @@ class _Try:
 
 
 class AnchorSearch:
-    """A binary search for the number of pieces of a trace after which the policy's success is within bounds.
+    """A binary search for the number of pieces of a trace after which the policy's success rate is within bounds.
 
-    Too rare a success asks for more pieces, too frequent a success for fewer. It ends with the first try within the
-    bounds, or when no number is left.
+    Below the bounds it tries more pieces, above them fewer. It ends with the first try within the bounds, or when no
+    number is left.
     """
 
     def __init__(self, config: AnchorConfig, trace: Demonstration, ends: Sequence[int]) -> None:
-        """`ends`: the number of tokens that the first 1, 2, ... pieces of the trace have, without the last piece."""
+        """`ends`: number of tokens in the first 1, 2, ... pieces of the trace, up to the last piece but one."""
         self.trace = trace
         self._config = config
         self._ends = ends
@@ -58,7 +58,7 @@ class AnchorSearch:
         return self._ends[self.num_pieces - 1]
 
     def observe(self, rows: Sequence[Trajectory]) -> None:
-        """Take up the graded rows of the try that was asked for."""
+        """Record the graded rows of the try with `num_pieces` pieces."""
         assert self.num_pieces is not None, "the search has ended"
         tried = _Try(self.num_pieces, tuple(rows))
         if tried.success < self._config.success_at_least:
@@ -68,10 +68,10 @@ class AnchorSearch:
         self._tries.append(tried)
 
     def group(self, bare: Group) -> Group:
-        """The group to train on: of the tries with a correct row the one nearest to the bounds, then the shortest.
+        """The group to train on: among the tries with a correct row, the one nearest to the bounds, then the one with
+        the fewest pieces; `bare` where no try has a correct row.
 
-        The rows of `bare` and of the other tries are kept among those that were sampled and are not trained on. Without
-        a correct row in any try, `bare` stays.
+        All other rows go to `Group.replaced`.
         """
         solved = [each for each in self._tries if each.success > 0]
         if not solved:
@@ -81,7 +81,7 @@ class AnchorSearch:
         return Group(bare.uid, best.rows, replaced=(*bare.replaced, *bare.trajectories, *_rows(others)))
 
     def _distance(self, tried: _Try) -> float:
-        """From the bounds; 0 within them."""
+        """Distance of the success rate from the bounds; 0 within them."""
         return max(self._config.success_at_least - tried.success, tried.success - self._config.success_at_most, 0.0)
 
 
@@ -90,9 +90,9 @@ def _rows(tries: Sequence[_Try]) -> list[Trajectory]:
 
 
 class Anchors:
-    """Opens the search of a task. A pure function of the task, the step and the seed.
+    """Creates the anchor search of a task, a pure function of the task, the step and the seed.
 
-    A task without a trace of two pieces or more has none; one with several such traces uses another in each step.
+    A task needs a trace that can be cut into at least two pieces; of several, each step chooses one at random.
     """
 
     def __init__(self, config: AnchorConfig, decode: Decode, seed: int) -> None:
@@ -114,10 +114,10 @@ class Anchors:
 
 
 def piece_ends(texts: Sequence[str], pieces: int) -> tuple[int, ...]:
-    """Where a trace of tokens with these texts is cut into at most `pieces` pieces: tokens before each cut, rising.
+    """Cuts of a trace into at most `pieces` pieces: the number of tokens before each cut, ascending.
 
-    The steps of a trace are its lines, or its words where it has one line, or its tokens where these show no words;
-    pieces have as equal numbers of steps as they can. At least two tokens stay after the last cut. Empty for a trace of
+    `texts` are the texts of the trace's tokens. Pieces have nearly equal numbers of steps: lines, or words where the
+    trace is one line, or tokens where it shows no words. At least two tokens follow the last cut. Empty for a trace of
     one step.
     """
     places = range(1, len(texts) - _FEWEST_LEFT + 1)

@@ -25,7 +25,7 @@ class BusyTime:
             self._change(-1)
 
     def since_last(self) -> tuple[float, float]:
-        """Seconds since the last call, and seconds of work in them."""
+        """Seconds since the last call, and how many of them were busy."""
         self._change(0)
         with self._lock:
             elapsed, busy = self._changed - self._last_read, self._busy

@@ -64,7 +64,7 @@ class GroupCollector:
         return groups if self._fallback is None else self._fallback.apply(visits, groups, sample)
 
     def grading_s(self) -> float:
-        """Seconds since the last call in which responses were graded."""
+        """Seconds spent on grading since the last call."""
         return self._sampler.grading_s()
 
     def _open_fallback(self, decode: Callable[[Sequence[int]], str], hints: HintedPrompts | None) -> Fallback | None:
@@ -92,7 +92,7 @@ class GroupCollector:
         ]
 
     def _traces(self, task: RolloutTask, step: int) -> list[Demonstration]:
-        """The trace of each off-policy row; a task with more traces than rows rotates them over the steps."""
+        """The trace of each off-policy row: consecutive ones from a random start, which differs from step to step."""
         available, prefix = task.demonstrations, self._group.prefix
         if not available:
             return []
@@ -107,10 +107,10 @@ class GroupCollector:
             return len(trace.token_ids)
         row = PrefixedRow(visit.task.uid, index, count, visit.repeat)
         wanted = prefix_length(self._group.prefix, len(trace.token_ids), row, visit.step, self._total_steps, self._seed)
-        if self._stops is not None:  # the policy has something left to write
+        if self._stops is not None:  # no stop text in the prefix, so that the policy has something left to write
             wanted = self._stops.before_first(trace.token_ids[:wanted])
         while wanted and trace.source and trace.source[wanted - 1] is Source.ENVIRONMENT:
-            wanted -= 1  # the live environment answers the turn, so that its state is real
+            wanted -= 1  # the prefix ends with a turn of the assistant, which the live environment answers itself
         return wanted
 
 

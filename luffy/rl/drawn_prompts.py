@@ -1,4 +1,4 @@
-"""The prompts that a step has drawn, and where from."""
+"""The prompts that a step has drawn, and their shares by where they came from."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from luffy.types import Group
 
 
 def fresh_uids(groups: Sequence[Group]) -> list[str]:
-    """The prompts of a step that were drawn, and not replayed."""
+    """Uids of a step's prompts that the sampler drew; those of replayed rows are left out."""
     return [group.uid for group in groups if not group.is_replayed]
 
 

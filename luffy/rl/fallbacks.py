@@ -80,8 +80,8 @@ class HintFallback:
 
 @dataclass(frozen=True, slots=True)
 class AnchorFallback:
-    """Groups that continue the start of a trace (`group.anchor`): more or less of it, until the policy succeeds now and
-    then."""
+    """Groups that continue the start of a trace (`group.anchor`), as much of it as the policy needs to succeed
+    sometimes."""
 
     anchors: Anchors
     group_size: int
@@ -104,11 +104,11 @@ class AnchorFallback:
         ]
 
     def _branches(self, search: AnchorSearch | None, visit: Visit) -> list[Row]:
-        """A group of rows for the next try of a search; empty where there is none."""
+        """The rows of a group for the next try of a search; empty where the search is over."""
         if search is None or search.num_pieces is None:
             return []
         given, size = search.num_given, self.group_size
-        if self.stops is not None:  # the policy has something left to write
+        if self.stops is not None:  # no stop text in the prefix, so that the policy has something left to write
             given = self.stops.before_first(search.trace.token_ids[:given])
         seeds = (
             derive_seed(self.seed, "branch", visit.step, visit.task.uid, search.num_pieces, visit.repeat * size + index)

@@ -19,9 +19,9 @@ GradedRows = Sequence[tuple[Row, Grade]]
 def with_group_measures(
     scorer: EpisodeScorer, tasks: Sequence[RolloutTask], groups: Sequence[GradedRows]
 ) -> list[GradedRows]:
-    """The rows of each group with the measures of the group.
+    """The rows of each group, with the measures of the group added.
 
-    A row whose environment failed is no part of its group. Where a measure fails, all rows of the group are `crashed`.
+    Rows whose environment failed are not measured. Where a measure fails, all rows of the group are graded `crashed`.
     """
     return asyncio.run(_all(scorer, tasks, groups))
 

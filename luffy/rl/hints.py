@@ -27,7 +27,7 @@ class HintedPrompt:
 class HintedPrompts:
     """Writes the hinted prompts of a task. A pure function of the task, the step and the seed.
 
-    A task without a trace of two steps or more has none. One with several traces uses another in each step.
+    A task needs a trace of at least two steps; of several, each step chooses one at random.
     """
 
     def __init__(self, config: HintConfig, encode: EncodePrompt, seed: int, total_steps: int) -> None:
@@ -41,7 +41,7 @@ class HintedPrompts:
         return step >= self._first_step
 
     def of(self, task: RolloutTask, step: int) -> list[HintedPrompt]:
-        """One hinted prompt for each row to sample, level after level; empty without a usable trace."""
+        """One hinted prompt per row to sample, ordered by level; empty without a usable trace."""
         traces = [trace.reply for trace in task.demonstrations if hint_text(trace.reply, self.config.levels[0])]
         if not traces:
             return []
@@ -50,7 +50,7 @@ class HintedPrompts:
         return [prompt for prompt in levels for _ in range(self.config.rows_per_level)]
 
     def longest(self, tasks: Sequence[RolloutTask]) -> int:
-        """Most tokens of any hinted prompt of `tasks`; 0 without any."""
+        """Number of tokens in the longest hinted prompt of `tasks`; 0 without any."""
         level = len(self.config.levels)
         prompts = (self._written(task, trace.reply, level) for task in tasks for trace in task.demonstrations)
         return max((len(prompt.prompt_ids) for prompt in prompts), default=0)
@@ -68,7 +68,7 @@ def hint_text(trace: str, share: float) -> str:
     """The first steps of a trace: `share` of them, rounded down, at least one and never the last; empty where the trace
     has a single step.
 
-    Steps are the lines of the reasoning between the thinking tags, or of the whole text where there are none; of a
+    Steps are the lines of the reasoning between the thinking tags, or of the whole text without tags; where that is a
     single line, its words.
     """
     reasoning = trace.partition(_THINK_CLOSE)[0].replace(_THINK_OPEN, "", 1)
@@ -79,8 +79,8 @@ def hint_text(trace: str, share: float) -> str:
 
 
 def with_hinted_rows(group: Group, hinted: Sequence[Trajectory], config: HintConfig) -> Group:
-    """The group with its first wrong rollouts replaced by hinted rows (`HintConfig.keep`); the other hinted rows, and
-    the rollouts that left, are kept among those that were sampled and are not trained on."""
+    """The group with its first wrong rollouts replaced by hinted rows (`HintConfig.keep`); the replaced rollouts and
+    the unused hinted rows go to `Group.replaced`."""
     staying = [row for row in hinted if row.is_correct][:1] if config.keep == "first_correct" else list(hinted)
     wrong = [row for row in group.trajectories if not row.is_correct]
     assert len(staying) <= len(wrong), "checked by the configuration"

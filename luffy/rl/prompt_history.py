@@ -1,4 +1,4 @@
-"""What earlier steps tell of each prompt: its running pass rate, and when it was drawn last."""
+"""History of each prompt over the steps: its running pass rate, and the step that drew it last."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -9,7 +9,7 @@ from luffy.types import Group
 
 @dataclass(frozen=True, slots=True)
 class PromptRecord:
-    """One prompt."""
+    """The history of one prompt."""
 
     pass_rate: float | None = None
     """None until its rollouts were graded."""
@@ -21,29 +21,29 @@ NEVER_DRAWN = PromptRecord()
 
 
 class PromptHistory:
-    """Running pass rates and draws, as each step may know them.
+    """Running pass rates and draws of all prompts, limited to what each step may know when it is planned.
 
-    With `ahead` (`rl.max_staleness`) k, step s is planned when step s - 1 - k is trained on, so it looks at the pass
-    rates up to that step, even where a resumed run knows later ones: what it draws is the same. The draws of the steps
-    in between are known from their plans. A pure function of the observed groups and of the plans.
+    With `ahead` (`rl.max_staleness`) k, step s is planned after training on step s - 1 - k, so it sees pass rates only
+    up to that step. A resumed run may know later ones, but ignores them and so draws the same prompts. The draws of the
+    steps in between are known from their plans. A pure function of the observed groups and of the plans.
     """
 
     def __init__(self, memory: float, ahead: int) -> None:
         self._memory = memory
         self._ahead = ahead
         self._settled: dict[str, PromptRecord] = {}
-        """Up to the last step but `ahead` that was observed."""
+        """Records up to the last observed step minus `ahead`."""
         self._recent: dict[int, list[tuple[str, float | None, bool]]] = {}
-        """By later step: uid, accuracy of the rollouts and whether the step drew it anew, for each group."""
+        """For each later step and each of its groups: uid, accuracy of the rollouts, and whether it was drawn."""
         self._planned: dict[int, tuple[str, ...]] = {}
-        """Prompts drawn by steps that are not observed."""
+        """Prompts drawn by planned steps that are not observed yet."""
 
     def plan(self, step: int, uids: Sequence[str]) -> None:
         """Record the prompts that `step` has drawn."""
         self._planned[step] = tuple(uids)
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
-        """Record all groups of a step, before filtering; replayed ones count for the pass rate alone."""
+        """Record all groups of a step, before filtering; replayed ones count for the pass rate only."""
         self._planned.pop(step, None)
         self._recent[step] = [
             (group.uid, group.accuracy if group.rollouts else None, not group.is_replayed) for group in groups
@@ -52,7 +52,7 @@ class PromptHistory:
             self._enter(self._settled, earlier, self._recent.pop(earlier))
 
     def as_known_to(self, step: int) -> Mapping[str, PromptRecord]:
-        """The records that the plan of `step` looks at; prompts without one have never been drawn."""
+        """The records visible to the plan of `step`; prompts without one have never been drawn."""
         known = dict(self._settled)
         for earlier, observed in sorted(self._recent.items()):
             if earlier <= step - 1 - self._ahead:

@@ -1,4 +1,4 @@
-"""Prompts by quotas of pools, which their running pass rates make: `rl.sampling: {kind: pools}`."""
+"""Draws prompts by quota from pools of similar running pass rate: `rl.sampling: {kind: pools}`."""
 
 import heapq
 from collections import Counter
@@ -18,7 +18,7 @@ POOLS = ("new", "hard", "normal", "easy")
 
 
 class PoolSampler:
-    """Prompts by quotas of pools, from each pool those that were drawn longest ago (`PoolSampling`)."""
+    """Draws a quota of prompts from each pool, least recently drawn first (`PoolSampling`)."""
 
     def __init__(
         self, tasks: Sequence[RolloutTask], config: PoolSampling, seed: int, total_steps: int, ahead: int
@@ -31,7 +31,8 @@ class PoolSampler:
         self._history = PromptHistory(config.memory, ahead)
 
     def draw(self, step: int, count: int, drawn: Sequence[str] = ()) -> list[RolloutTask]:
-        """Quotas of all pools; a prompt comes twice, or while an earlier step has it, only where no other is left."""
+        """`count` prompts by the quotas of the pools; one that this step, or a step still in flight, has already drawn
+        is taken only where no other is left."""
         known = self._history.as_known_to(step)
         on_their_way = {uid for uid, record in known.items() if record.last_step >= step - self._ahead}
         chosen: list[RolloutTask] = []
@@ -50,7 +51,7 @@ class PoolSampler:
         self._history.observe(step, groups)
 
     def metrics(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Share of each pool among the drawn prompts, and its share of all prompts."""
+        """Share of each pool among the drawn prompts, and number of prompts in the pool."""
         known, pool_of = self._history.as_known_to(step), self._pools(step)
         drawn = Counter(pool_of(known.get(uid, NEVER_DRAWN)) for uid in fresh_uids(groups))
         all_prompts = Counter(pool_of(known.get(task.uid, NEVER_DRAWN)) for task in self._tasks)
@@ -58,7 +59,7 @@ class PoolSampler:
         return drawn_shares("pool", POOLS, drawn) | sizes
 
     def state(self) -> dict[str, object]:
-        """What is known of every prompt."""
+        """The history of every prompt."""
         return self._history.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -93,7 +94,7 @@ class PoolSampler:
         def pool_of(record: PromptRecord) -> str:
             if record.last_step == 0:
                 return "new"
-            if record.pass_rate is None:  # on its way, or a step without a rollout of the bare prompt
+            if record.pass_rate is None:  # drawn and not observed yet, or observed without a rollout of the bare prompt
                 return "normal"
             return "hard" if record.pass_rate <= hard else "easy" if record.pass_rate > easy else "normal"
 

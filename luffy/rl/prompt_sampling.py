@@ -48,7 +48,7 @@ class PromptSampler(Protocol):
 
 
 def open_sampler(settings: RLSettings, tasks: Sequence[RolloutTask]) -> PromptSampler:
-    """The sampler of `rl.sampling`; DataError where nothing that a curriculum sorts by is known."""
+    """The sampler of `rl.sampling`; raises DataError where no prompt has the measure that a curriculum sorts by."""
     config, seed = settings.rl.sampling, settings.seed
     if isinstance(config, PoolSampling):
         return PoolSampler(tasks, config, seed, settings.rl.steps, settings.rl.max_staleness)
@@ -57,7 +57,7 @@ def open_sampler(settings: RLSettings, tasks: Sequence[RolloutTask]) -> PromptSa
 
 
 def _parts(tasks: Sequence[RolloutTask]) -> dict[str, tuple[list[RolloutTask], float]]:
-    """The tasks of each part of a mixture and its weight; all tasks where the data are none."""
+    """Tasks and weight of each part of a mixture; a single part `train` where the data are not a mixture."""
     marks = [mixed_in(task.problem.extra_info) for task in tasks]
     if None in marks:
         return {"train": ([*tasks], 1.0)}
@@ -100,7 +100,7 @@ def _sorted(tasks: Sequence[RolloutTask], config: CurriculumSampling, seed: int)
 
 
 def _difficulty(task: RolloutTask, config: CurriculumSampling) -> float | None:
-    """The larger, the harder; None: not known."""
+    """Measure that grows with the difficulty of the task; None: not known."""
     if config.by == "trace_length":
         return min((float(len(trace.token_ids)) for trace in task.demonstrations), default=None)
     return None if task.pass_rate is None else -task.pass_rate

@@ -18,14 +18,14 @@ class Stream:
 
     tasks: Sequence[RolloutTask]
     indices: Callable[[int, int], list[int]]
-    """`count` tasks from position `first`."""
+    """Called as `indices(first, count)`: indices of `count` tasks from position `first` on."""
     weight: float = 1.0
 
 
 class StreamSampler:
-    """Prompts in the order of their stream; of several streams, a quota from each.
+    """Draws prompts in the order of their stream; with several streams, a quota from each.
 
-    The quota of a step is the exact share of its stream, rounded up or down.
+    The quota in a step is the stream's exact share, rounded up or down.
     """
 
     def __init__(self, streams: Mapping[str, Stream], seed: int) -> None:
@@ -54,12 +54,13 @@ class StreamSampler:
         self._planned[step] = self._count(uids)
 
     def observe(self, step: int, groups: Sequence[Group]) -> None:
-        """Move on by the prompts that the step has taken."""
+        """Advance each stream by the prompts that the step has taken."""
         self._planned.pop(step, None)
         self._taken.update(self._count(fresh_uids(groups)))
 
     def metrics(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Share of each stream among the drawn prompts, and what its rollouts earned; empty with a single one."""
+        """Each stream's share of the drawn prompts, and mean reward and length of its rollouts; empty with a single
+        stream."""
         if len(self._streams) == 1:
             return {}
         metrics = drawn_shares("source", self._streams, self._count(fresh_uids(groups)))
@@ -71,11 +72,11 @@ class StreamSampler:
         return metrics
 
     def state(self) -> dict[str, object]:
-        """Prompts taken of each stream."""
+        """Number of prompts taken from each stream."""
         return {"taken": dict(self._taken)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore them from a checkpoint."""
+        """Restore the state from a checkpoint."""
         self._taken = Counter(state["taken"])
         self._planned = {}
 

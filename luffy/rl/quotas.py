@@ -1,4 +1,4 @@
-"""Shares as whole numbers: how many prompts of a step come from where."""
+"""Splits a number of prompts into whole-number quotas."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def quotas(weights: Sequence[float], count: int, offset: float) -> list[int]:
-    """`count` in parts of these weights; each part is its exact share, rounded up or down.
+    """Split `count` in proportion to `weights`; each part is its exact share, rounded up or down.
 
     Systematic sampling (Madow 1949): part k counts the whole numbers between two partial sums of the shares, shifted by
     `offset` in [0, 1). Over evenly spread offsets every part has its exact share on average.
@@ -23,9 +23,9 @@ def quotas(weights: Sequence[float], count: int, offset: float) -> list[int]:
 
 
 def step_offset(seed: int, purpose: str, step: int, num_drawn: int = 0) -> float:
-    """The offset of a step's quotas: begins at random and moves by the golden section from step to step.
+    """The offset of a step's quotas: starts at random and moves by the golden ratio from step to step.
 
-    `num_drawn` tells the rounds of dynamic sampling apart.
+    `num_drawn` distinguishes the rounds of dynamic sampling.
     """
     return (uniform(seed, purpose, num_drawn) + step * _GOLDEN) % 1.0
 
@@ -33,9 +33,10 @@ def step_offset(seed: int, purpose: str, step: int, num_drawn: int = 0) -> float
 def available_quotas(
     shares: Mapping[str, float], sizes: Mapping[str, int], count: int, offset: float
 ) -> dict[str, int]:
-    """`count` in parts of these shares, none above its size; what a part lacks is shared out over the others.
+    """Split `count` in proportion to `shares`, no part above its size; the others make up for a part that is too small.
 
-    Parts with share 0 give only what no other can. Less than `count` where all sizes together are less.
+    Parts with share 0 are used only once all others are exhausted. The sum is below `count` where all sizes together
+    are.
     """
     given = dict.fromkeys(shares, 0)
     while (left := min(count, sum(sizes.values())) - sum(given.values())) > 0:

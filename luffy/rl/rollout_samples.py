@@ -19,7 +19,7 @@ def sample_rollouts(
     decode_response: Decode,
     confidential: Collection[str] = (),
 ) -> list[SampleRollout]:
-    """One row of each of the first `count` groups: rollouts, and from the last group its last row, often a trace.
+    """One row of each of the first `count` groups: the first row, but the last row, often a trace, of the last group.
 
     Groups whose uids are in `confidential` are left out.
     """

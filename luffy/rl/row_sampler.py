@@ -46,7 +46,7 @@ class RowSampler:
         return self._graded(tasks, self._generated(engine, tasks, plans))
 
     def grading_s(self) -> float:
-        """Seconds since the last call in which responses were graded."""
+        """Seconds spent on grading since the last call."""
         return self._grading.since_last()[1]
 
     def _generated(
@@ -58,7 +58,7 @@ class RowSampler:
         return [[next(finished) if self._is_played(row) else row for row in plan] for plan in plans]
 
     def _is_played(self, row: Row) -> bool:
-        """Whether something is to be sampled, or measured of a demonstration."""
+        """Whether the row has to be sampled or, for a whole trace, played again to measure it."""
         return not row.is_whole_trace or (self._player is not None and self._player.scorer.needs_demonstrations)
 
     def _continued(self, engine: RolloutEngine, planned: Sequence[tuple[RolloutTask, Row]]) -> list[Row]:

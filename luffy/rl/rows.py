@@ -36,7 +36,7 @@ class Row:
     trace."""
     finish_reason: FinishReason = FinishReason.STOP
     measures: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Those of the episode (`Episode.measures`)."""
+    """Measures of the episode (`Episode.measures`)."""
     completion: tuple[Message, ...] = ()
     """The episode's conversation after the prompt, for measures of the group."""
     hinted: HintedPrompt | None = None
@@ -80,7 +80,7 @@ class Row:
         return replace(self, segments=(completion,), finish_reason=completion.finish_reason)
 
     def played(self, episode: Episode) -> "Row":
-        """The row with the episode that continued it, or, for a whole trace, that played it again to measure it."""
+        """The row with the episode that continued it; a whole trace takes only the measures of its replay."""
         if self.is_whole_trace:
             has_failed = episode.finish_reason is FinishReason.ENVIRONMENT_ERROR
             reason = episode.finish_reason if has_failed else self.finish_reason
@@ -105,7 +105,7 @@ class Row:
     def trajectory(self, grade: Grade, reward: float | None = None) -> Trajectory:
         """The graded row; tokens of the trace are off-policy, with their author's log-probabilities if known.
 
-        `reward` is that of an episode's scoring; None: the grade's.
+        `reward`: from the scoring of an episode; None: from `grade`.
         """
         return Trajectory(
             prompt_ids=self._learned_prompt_ids,

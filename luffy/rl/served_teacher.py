@@ -1,7 +1,7 @@
 """The teacher of on-policy distillation on vLLM servers (`rl.teacher.kind: served`): scores for the rows of a step.
 
-The stage's process asks the servers, right before the trainer learns from the rows; keys stay there, and the ranks find
-the scores in the rows. They are in no journal: a step that is repeated after a kill is scored again.
+The stage's process queries the servers right before the trainer learns from the rows, so API keys stay in that process
+and the ranks find the scores in the rows. Scores are not journalled: a step repeated after a kill is scored again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from luffy.rollout.served_scores import ScoreRequest, ServedScorer
 from luffy.types import Group, Source, Trajectory
 
 _NUM_TEXTS = 16
-"""Prompts by whose token ids the tokenizers are compared."""
+"""Number of prompts on which the two tokenizers are compared."""
 
 
 class ServedTeaching:
@@ -42,7 +42,7 @@ class ServedTeaching:
         )
 
     def taught(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups, each row with its scores."""
+        """The groups, each row with its scores from the teacher."""
         rows = [row for group in groups for row in group.trajectories]
         found = iter(self._scorer.score([_request(row) for row in rows]))
         return [

@@ -33,7 +33,7 @@ class StepOutcome:
 
 
 class RowTeacher(Protocol):
-    """Gives the rows of a step what learning from `rl.teacher` needs, where the ranks cannot know it."""
+    """Adds to the rows of a step the inputs of `rl.teacher` that the training ranks cannot compute themselves."""
 
     def taught(self, groups: Sequence[Group]) -> Sequence[Group]:
         """The same groups; nothing but the rows' teacher fields differs."""
@@ -82,7 +82,7 @@ class StepRunner:
         return StepOutcome(kept or groups, metrics | speed)
 
     def save(self, step: int, *, is_extra: bool = False) -> None:
-        """Write the checkpoint of a finished step; one that `is_extra` comes between two of the schedule."""
+        """Write the checkpoint of a finished step; `is_extra`: it is not on the schedule."""
         self._trainer.save(step, self._experience.state(), is_extra=is_extra)
 
     def restore(self, step: int) -> None:
@@ -99,7 +99,7 @@ class StepRunner:
         self._generation.__exit__(kind, error, trace)
 
     def _as_taught(self, groups: Sequence[Group]) -> tuple[Sequence[Group], float]:
-        """The groups with what learning from the teacher needs, and the seconds that it took."""
+        """The groups with the inputs of the teacher, and the seconds that these took."""
         if self._teaching is None:
             return groups, 0.0
         began = time.perf_counter()

@@ -18,7 +18,7 @@ class Demonstration:
     source: tuple[Source, ...] = ()
     """Per token of a trace of many turns: its author or the environment. Empty where the author wrote all of it."""
     context_starts: tuple[int, ...] = ()
-    """`Trajectory.context_starts`; no row takes a part of such a trace."""
+    """As in `Trajectory.context_starts`; no row takes only a prefix of such a trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class RolloutTask:
     problem: Problem = field(default_factory=Problem)
     """Input of grading besides the reference answer."""
     pass_rate: float | None = None
-    """That the stage `difficulty` measured."""
+    """Pass rate measured by the stage `difficulty`; None: not measured."""
     messages: tuple[Message, ...] = ()
-    """The prompt's, for an environment; may be empty where there is none."""
+    """Messages of the prompt, for an environment; may be empty without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,18 +34,18 @@ class RolloutRequest:
     """Start of the response, which the engine continues (prefix-conditioned rows); not part of the completion. Shorter
     than `SamplingParams.max_response_tokens`, so that at least one token is generated."""
     max_new_tokens: int | None = None
-    """Limit of the completion, where it is lower than what the whole response leaves: that of one turn. It plays no
-    part in the order in which an engine takes requests, since the length of a response is not known beforehand."""
+    """Limit of the completion (one turn), where the limit of the whole response leaves more. Engines do not order
+    requests by it, since it says little about the length of a response."""
     response_in_prompt: int = 0
-    """Tokens of `prompt_ids` that the limit of the response counts: a context that a chat template wrote anew holds
-    earlier turns. Negative where it is shorter than the prompt."""
+    """Tokens of `prompt_ids` that count towards the limit of the whole response: a context that a chat template
+    rendered again contains earlier turns. Negative where that context is shorter than the first prompt."""
     shares_cache_with: str = ""
-    """Requests with this text in common may reuse each other's KV cache, also from earlier calls: the turns of episodes
-    that are played together. Empty: only those of the same call may."""
+    """Requests with equal values may reuse each other's KV cache, also from earlier calls: the turns of episodes that
+    are played together. Empty: only requests of the same call may."""
 
 
 def room(request: RolloutRequest, params: SamplingParams) -> int:
-    """Number of tokens that the whole response leaves, at least one."""
+    """Number of tokens left under the limit of the whole response, at least one."""
     written = request.response_in_prompt + len(request.prefix_ids)
     left = params.max_response_tokens - written
     assert left > 0, f"a prefix of {written} tokens leaves none of {params.max_response_tokens}"

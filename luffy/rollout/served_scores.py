@@ -1,10 +1,10 @@
-"""Log-probabilities of given tokens by a model on vLLM servers, which nothing is sampled from.
+"""Log-probabilities of given tokens under a model on vLLM servers; nothing is sampled.
 
     scorer = ServedScorer.connect(config, "org/teacher", longest=8192)
     (logprobs,) = scorer.score([ScoreRequest(ids, first=len(prompt_ids))])    # of ids[first:]
 
-Any `vllm serve` will do. It is asked for the log-probabilities of the prompt (`prompt_logprobs`), which vLLM computes
-from the logits as they are, at temperature 1.
+Any `vllm serve` will do. It returns the log-probabilities of the prompt (`prompt_logprobs`), which vLLM computes from
+the unscaled logits (temperature 1).
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class _ScoringServer:
 
 
 class ServedScorer:
-    """Scores sequences on all servers of `config`, which serve the same model; `setting` is what errors call them."""
+    """Scores sequences on all servers of `config`, which serve the same model; errors name the section `setting`."""
 
     def __init__(self, config: ServerConfig, model: str, setting: str) -> None:
         self._loop = LoopThread()
@@ -59,7 +59,7 @@ class ServedScorer:
         """A scorer of sequences up to `longest` tokens; `known` are texts with their token ids.
 
         Raises ConfigError for a server that cannot be reached, refuses the API key, does not serve `model`, has too
-        short a context, or tokenizes one of the texts otherwise.
+        short a context, or tokenizes one of the texts differently.
         """
         scorer = cls(config, model, setting)
         try:
@@ -73,7 +73,8 @@ class ServedScorer:
     def score(self, requests: Sequence[ScoreRequest]) -> list[tuple[float, ...]]:
         """For each request the log-probabilities of its tokens from `first` on, in nats, in order.
 
-        Raises LostError where a server is gone after all retries, and ClusterError for an answer without them.
+        Raises LostError where a server is gone after all retries, and ClusterError for an answer without
+        log-probabilities.
         """
         return self._loop.run(self._score_all(requests))
 

@@ -37,7 +37,7 @@ _UNAUTHORISED = (401, 403)
 _NO_SUCH_PATH = (404, 405, 501)
 _REFUSED_FOR_GOOD = 400
 _OF_THIS_REQUEST = (400, 413, 422)
-"""Refusals that another request may not meet: the prompt is too long, or against a policy."""
+"""Statuses that concern a single request: its prompt is too long, or violates a policy."""
 _SERVER_ERROR = 500
 _MAX_TOKENS, _MAX_COMPLETION_TOKENS = "max_tokens", "max_completion_tokens"
 _LONGEST_COMPLAINT = 500
@@ -61,11 +61,11 @@ _SERVER_SETTING = "execution.server"
 
 
 class RequestRejected(ConfigError):
-    """The endpoint rejects this request for good, and may accept others."""
+    """The endpoint rejects this request for good, but may accept others."""
 
 
 class UnreadableAnswer(ClusterError):
-    """The endpoint's answer lacks what a completion needs; another attempt may give a whole one."""
+    """The endpoint's answer is not a complete completion; another attempt may return one."""
 
 
 def write_endpoint(folder: Path, model: EndpointModel) -> None:
@@ -175,7 +175,7 @@ class TextEndpoint:
         """One completion from the least busy server, for callers that keep answers themselves and wait in `run`.
 
         Raises RequestRejected for a request that the endpoint rejects, any other ConfigError for a wrong key or path,
-        UnreadableAnswer for half a response, and LostError or ClusterError when it fails after all retries.
+        UnreadableAnswer for an incomplete answer, and LostError or ClusterError when it fails after all retries.
         """
         server = min(self._servers, key=lambda server: server.running)
         server.running += 1
@@ -202,7 +202,7 @@ class TextEndpoint:
         for server in self._servers:
             for path in paths:
                 try:
-                    # Without a prompt, to see whether the endpoint exists.
+                    # A request without a prompt, to see whether the endpoint exists.
                     answer = await server.client.ask(path, {"model": self._model.name, _MAX_TOKENS: 1})
                 except NoAnswer as error:
                     raise ConfigError(f"{self._setting}.urls: {error}; start the server or correct the URL") from error

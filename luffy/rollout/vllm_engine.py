@@ -60,7 +60,7 @@ class _Call:
     size: int
     completions: dict[int, Completion] = field(default_factory=dict)
     abandoned: bool = False
-    """Its thread gave up; the next step removes its rows."""
+    """The thread of the call gave up; the next step removes the call's rows."""
 
     @property
     def is_done(self) -> bool:
@@ -82,7 +82,7 @@ class VLLMEngine:
 
     Each thread that waits for its responses steps the engine for all of them. Updates happen between two steps:
     running responses continue after an update on their old KV cache, and each token carries the version of the weights
-    that sampled it. Responses not yet among the `max_num_seqs` use the new weights alone. One that was admitted but
+    that sampled it. Responses that are not admitted yet (`max_num_seqs`) use only the new weights. An admitted one that
     has no token yet, for lack of KV cache, may share the old cache of its prompt with the other rows of its group.
 
     A response depends on its seed and its logits. The last bits of the logits vary with the rest of the batch, so a
@@ -217,7 +217,7 @@ class VLLMEngine:
     def join_broadcasts(self, invitation: Invitation, first_rank: int) -> str | None:
         """Make every worker a member of the group in which `WeightUpdate.receive` receives, from `first_rank` on.
 
-        Returns why it failed, in which case the engine can still be used.
+        Returns None, or why it failed; the engine can be used either way.
         """
         with self._lock.held(), self._breaks_on_failure("joining a broadcast group"):
             return first_failure(self._llm.collective_rpc("luffy_join", args=(invitation, first_rank)))
@@ -274,7 +274,7 @@ class VLLMEngine:
             self._waiting = deque(row for row in self._waiting if not row.call.abandoned)
 
     def _set_version(self, version: int) -> None:
-        # vLLM labels the tokens of each step with it.
+        # vLLM labels the tokens of each step with this version.
         self._llm.set_weight_version(str(version))
         self._weight_version = version
         self._num_updates += 1

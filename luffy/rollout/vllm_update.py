@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 
 class WeightUpdate:
-    """Replaces all weights of an engine that takes no step meanwhile; `finish` ends it."""
+    """Replaces all weights of an engine, which takes no step until `finish`."""
 
     def __init__(self, llm: "LLMEngine") -> None:
         self._llm = llm
@@ -29,7 +29,7 @@ class WeightUpdate:
         self._missing -= self._on_worker(load_tensor, name, tensor)
 
     def receive(self, specs: Sequence[TensorSpec]) -> str | None:
-        """Receive a broadcast in every worker; returns why that failed, in which case nothing is loaded from it."""
+        """Receive a broadcast in every worker; returns None, or why it failed, and then nothing of it is loaded."""
         return first_failure(self._llm.collective_rpc("luffy_receive", args=(specs,)))
 
     def load_received(self) -> None:
@@ -51,14 +51,14 @@ class WeightUpdate:
 class ReceivingWorker:
     """Methods added to vLLM's worker, which make it a member of the trainer's broadcast group.
 
-    They return a failure instead of raising it: vLLM's executor takes a worker that raises for lost.
+    They return a failure instead of raising it: vLLM's executor treats a worker that raises as lost.
     """
 
     _luffy_group: BroadcastGroup | None = None
     _luffy_received: Sequence[tuple[str, Tensor]] = ()
 
     def luffy_join(self, invitation: Invitation, first_rank: int) -> str | None:
-        """Leave the present group and join another, as the engine's first rank in it plus that of this worker."""
+        """Leave the present group and join another, with rank `first_rank` plus this worker's own rank."""
         worker = cast("Worker", self)
         self._luffy_leave()
         try:
@@ -68,7 +68,7 @@ class ReceivingWorker:
         return None
 
     def luffy_receive(self, specs: Sequence[TensorSpec]) -> str | None:
-        """Receive the next broadcast; after a failure the group is left."""
+        """Receive the next broadcast; after a failure the worker leaves the group."""
         assert self._luffy_group is not None, "luffy_join comes first"
         try:
             tensors = self._luffy_group.receive(specs, self._luffy_device)

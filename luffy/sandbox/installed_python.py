@@ -9,8 +9,7 @@ from pathlib import Path
 from luffy.errors import UserError
 
 PREFIX = Path("/python")
-"""Where the interpreter stands in a sandbox: its path is part of what tracebacks print, and shall be the same on every
-machine."""
+"""Where the interpreter is in a sandbox: its path is part of tracebacks, and has to be the same on every machine."""
 
 _SYSTEM = ("/lib64", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache")
 """Shared libraries, time zones, and where to find libraries outside the usual folders."""

@@ -23,7 +23,7 @@ from luffy.processes import signal_group
 from luffy.sandbox.interpreter import READY, Settings
 
 START_TIMEOUT_S = 120.0
-"""A start takes some hundredths of a second; where hundreds start at once, each waits for the others."""
+"""A start takes a few hundredths of a second; where hundreds start at once, each waits for the others."""
 
 PYTHON_OPTIONS = ("-S", "-s", "-P", "-B")
 """Nothing is imported from site-packages, the home or the working directory, and no bytecode is written."""
@@ -40,7 +40,7 @@ ENVIRONMENT = {
 """The whole environment of the code."""
 
 _CPU_SLACK_S = 5
-"""The kernel's limit of CPU time is a second line: it kills without a word why."""
+"""The kernel's limit of CPU time is a second line of defence: it kills without saying why."""
 _READ_BYTES = 1 << 16
 _LONGEST_REPLY = 256
 _CLOCK_OF_PROCESS = 2
@@ -48,7 +48,7 @@ _CLOCK_OF_PROCESS = 2
 
 
 class InterpreterProcess:
-    """A running interpreter, and what was started around it. Whoever runs code in it decides when it has to end."""
+    """A running interpreter, and the processes started around it. Its user decides when it has to end."""
 
     def __init__(self, popen: "subprocess.Popen[bytes]", control: socket.socket, output_fd: int) -> None:
         self._popen = popen
@@ -111,11 +111,11 @@ class InterpreterProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of what was started: the interpreter, or what it was started by."""
+        """Process id of the started process: the interpreter, or the program that starts it."""
         return self._popen.pid
 
     def attach(self, pid: int) -> None:
-        """Say which process is the interpreter; its end must be the end of all that its code has started."""
+        """Tell which process is the interpreter; when it ends, everything that its code has started must end."""
         self._pid, self._pidfd = pid, os.pidfd_open(pid)
 
     def count_files(self, folder: str) -> None:

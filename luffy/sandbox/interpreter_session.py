@@ -21,7 +21,7 @@ _DRAIN_S = 0.005
 _MOST_READS = 32
 """A pipe holds as much as one read takes, or 1 MiB where the code has enlarged it."""
 _DEATH_S = 2.0
-"""Time in which a process that has closed its control socket because it dies is dead."""
+"""Longest time between a dying process's closing of its control socket and its death."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class InterpreterSession:
         return _Stop(ExecutionStatus.KILLED, f"the interpreter ended {_how(code)}")
 
     def _told(self, printed: PrintedOutput, stop: _Stop) -> str:
-        """What the model reads of a call that was stopped; where output never ends, its start alone is reproducible."""
+        """The output that the model is shown of a stopped call; of endless output only the start is reproducible."""
         text = printed.start() if stop.status is ExecutionStatus.OUTPUT_LIMIT else printed.text()
         outcome = "the session is over and its names are lost" if self._over else "names defined before are kept"
         return f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}[stopped: {stop.why}; {outcome}]"

@@ -25,7 +25,7 @@ _ERROR = 0x00050000
 
 
 class Machine(NamedTuple):
-    """What differs between processors."""
+    """The numbers that differ between processor architectures."""
 
     audit_architecture: int
     column: int

@@ -31,7 +31,7 @@ RESPONSES_FILE = "responses.json"
 _GENERATING = ("luffy.evaluation.requests", "luffy.evaluation.model_clients", "luffy.stages.responses")
 """Responses depend on these modules and everything they import."""
 _EPISODES = "luffy.evaluation.episode_client"
-"""With an environment, on this one, too."""
+"""With an environment, responses depend on this module, too."""
 
 
 class _Line(StrictModel):

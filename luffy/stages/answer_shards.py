@@ -48,7 +48,7 @@ class AnswerShards:
         write_atomic(path, json.dumps([asdict(rate) for rate in rates]))
 
     def adopt_from(self, others: Sequence["AnswerShards"]) -> Path | None:
-        """Reuse the most shards that one of `others` has; returns its folder, None where there are none."""
+        """Reuse the shards of whichever of `others` has most; returns its folder, None where none has any."""
         found = max(([*other._paths()] for other in others), key=len, default=[])
         # In order, so that a kill in between leaves a prefix of the sequence.
         for path in found:

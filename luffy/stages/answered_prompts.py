@@ -48,13 +48,13 @@ TRAIN_FILE = "train.parquet"
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """How the policy is sampled, and what is kept."""
+    """How the policy is sampled, and whether its answers are kept."""
 
     section: Literal["difficulty", "sample"]
     """The stage, and its section of the experiment."""
     suite: str
     decoding: str
-    """Names from which the seeds of responses are derived, with `seed`."""
+    """`suite`, `decoding` and `seed` are what the seeds of responses are derived from."""
     seed: int
     num_samples: int
     temperature: float
@@ -71,7 +71,7 @@ class AnswerPlan:
     stop: tuple[str, ...] = ()
     """Texts that end a response."""
     environment: EnvironmentConfig | None = None
-    """With one, a response is an episode."""
+    """With an environment, a response is an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +79,16 @@ class AnsweredPrompts:
     """All training prompts, answered `num_samples` times each."""
 
     prompts: Sequence[Prompt]
-    """Without the traces of `train.parquet`, in its order."""
+    """The prompts of `train.parquet` in its order, without their traces."""
     rates: Sequence[PassRate]
     shards: AnswerShards
     resumed_from: int
-    """Responses that were there before."""
+    """Number of responses that an earlier attempt or another stage had sampled."""
 
     def solved(self) -> Iterator[Prompt]:
         """Prompts with a correct and complete answer, which are their traces; shortest prompts first.
 
-        Only of a plan that keeps answers.
+        Only for a plan that keeps answers.
         """
         return self.shards.solved()
 
@@ -190,7 +190,7 @@ def _longest(lengths: Sequence[int], model: Path, plan: AnswerPlan) -> int:
 
 
 def _remembered(plan: AnswerPlan, tokenizer: PreTrainedTokenizerBase, model: Path) -> RememberedAnswers | None:
-    """What holds the responses until they are graded; None where none are kept."""
+    """A store of responses until they are graded; None where answers are not kept."""
     if not plan.keeps_answers:
         return None
     name = f"{model.parents[1].name}/{model.parent.name}"  # stage and key: the same in every workspace

@@ -31,7 +31,7 @@ class BestModel:
         self._values = {int(row["step"]): row[self._metric] for row in history if self._metric in row}
 
     def observe(self, step: int, metrics: MetricRow) -> None:
-        """Take the measurement of the current weights, and keep these if they are the best so far."""
+        """Record the measurement of the current weights, and keep them if they are the best so far."""
         self._values[step] = metrics[self._metric]
         if self.step == step:
             incoming = self._out / BEST_FOLDER / _INCOMING

@@ -73,7 +73,7 @@ def _unwrapped(engine: SwappableEngine) -> SwappableEngine:
 def run(settings: EvaluateSettings, context: StageContext, wrapper: EngineWrapper = _unwrapped) -> StageResult:
     """Evaluate the upstream model with the protocol shared by all checkpoints of the chain.
 
-    Through `wrapper`, `luffy bench` sets the lengths of responses; a run has none.
+    `luffy bench` sets the lengths of responses through `wrapper`; a run does not pass one.
     """
     model = context.inputs["model"] / "model"
     endpoint = read_endpoint(model)
@@ -119,7 +119,7 @@ def read_cells(settings: EvaluateSettings, data: Path, model: Path) -> tuple[lis
 
 
 def waiting_cells(cells: Sequence[SuiteDecoding], out: Path) -> list[SuiteDecoding]:
-    """The cells without a finished part in `out`; creates the folders of the parts."""
+    """The cells without a finished part in `out`; creates the folder of each part."""
     for leftover in (path for name in OUTPUTS for path in out.glob(f".{name}.*")):
         leftover.unlink()  # left by a kill during writing; it may be as large as all responses
     if (out / SAMPLES_FILE).exists():  # joined from all parts, which may be deleted already

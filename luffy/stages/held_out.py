@@ -43,7 +43,8 @@ from luffy.training.supervised import SupervisedRank
 FOLDER = "validation"
 """Results of each measured step, in the stage's directory."""
 _FULL_BATCHES = 4
-"""Batches of responses per call of an engine with continuous batching, of which only the end leaves slots empty."""
+"""Batches of responses per call of an engine with continuous batching, where slots are idle only at the end of a
+call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,10 @@ def _suite(path: Path, most: int | None) -> Suite:
 
 
 class HeldOut:
-    """Measures a policy in training, and keeps the best weights if it is to.
+    """Measures a policy in training and, with `keep_best`, keeps the best weights.
 
-    `engine_at(step)` is the engine with the weights after that many steps, and nothing else's, until it is called
-    again. `last_step` is measured, whatever the interval; `export` writes the current weights. Measurements up to the
+    `engine_at(step)` returns the engine with exactly the weights after that many steps, which it keeps until the next
+    call. `last_step` is measured, whatever the interval; `export` writes the current weights. Measurements up to the
     newest checkpoint, from which the stage resumes, are read from its metrics.
     """
 
@@ -148,7 +149,7 @@ def open_for_rl(
     judges: Judges,
     tokenizer: PreTrainedTokenizerBase,
 ) -> HeldOut:
-    """The validation of `rl`, by its own engine, graders and judges."""
+    """The validation of `rl`, with the stage's own engine, graders and judges."""
     validation = settings.validation
     assert validation is not None
     _warn_of_chosen_suites(validation, "rl", context)
@@ -161,7 +162,7 @@ def open_for_rl(
 def open_for_sft(
     settings: SFTSettings, context: StageContext, steps: int, stack: ExitStack
 ) -> Callable[[Ranks[SupervisedRank]], HeldOut]:
-    """From ranks to the validation of `sft` by these ranks; its graders close with `stack`.
+    """A function from ranks to the validation of `sft` on these ranks; its graders close with `stack`.
 
     Raises ConfigError where the data leave fewer steps than the interval, DataError for problems that do not fit.
     """
@@ -208,7 +209,7 @@ def _evaluators(
     seed: int,
     batch_size: int,
 ) -> Callable[[RolloutEngine], Evaluator]:
-    """Makes an evaluator of an engine; responses are sampled and graded as in an evaluation."""
+    """A function that makes an evaluator for an engine; responses are sampled and graded as in an evaluation."""
 
     def evaluator(engine: RolloutEngine) -> Evaluator:
         client: ModelClient = TokenModelClient(engine, tokenizer)
@@ -220,7 +221,7 @@ def _evaluators(
 
 
 def _batch_size(settings: RLSettings, execution: ExecutionConfig) -> int:
-    """Responses of one call of RL's engine, of several batches where it takes in new ones as others end."""
+    """Number of responses per call of RL's engine: several batches where it batches continuously."""
     if settings.rl.engine == "openai":
         return _FULL_BATCHES * execution.server.concurrency * len(execution.server.urls)
     if settings.rl.engine == "vllm" or settings.cluster == "ray":

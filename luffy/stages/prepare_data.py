@@ -146,7 +146,7 @@ class _CachedSource:
 
 @contextmanager
 def _no_cycle_collection() -> Iterator[None]:
-    """Rows have no reference cycles, and the collector's scans of a million rows take a quarter of the time."""
+    """Pause the cycle collector: rows have no reference cycles, and its scans would take a quarter of the time."""
     gc.disable()
     try:
         yield
@@ -198,7 +198,7 @@ def _tokenizer(settings: PrepareDataSettings, sources: Mapping[str, TraceSource]
 
 
 def _checked_environment(settings: PrepareDataSettings, tokenizer: PreTrainedTokenizerBase) -> dict[str | None, str]:
-    """Instructions of the environment by data source; an error where it cannot be used with this chat template."""
+    """The environment's instructions by data source; raises where this chat template does not support it."""
     if settings.environment is None:
         return {}
     open_scored(settings.environment)
@@ -229,7 +229,7 @@ def _benchmarks(
 
 
 def _has_equal_prompts(source: SourceConfig | MixtureSource) -> bool:
-    """Whether prompts that are equal may be different tasks."""
+    """Whether equal prompts may be different tasks."""
     return isinstance(source, VerifiersSource) and source.equal_prompts
 
 
@@ -253,7 +253,7 @@ def _rules(name: str, settings: PrepareDataSettings) -> Rules:
 
 
 def _replayer(name: str, settings: PrepareDataSettings) -> TraceReplayer | None:
-    """What plays the traces of a source again; None: they are taken as recorded."""
+    """The replayer for the traces of a source; None: traces are used as recorded."""
     if settings.environment is None or settings.data.replay_traces == "off" or name != "train":
         return None
     return EnvironmentReplayer(settings.environment)

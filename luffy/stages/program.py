@@ -1,4 +1,4 @@
-"""What every stage program shares: arguments, lock, reuse, events, manifest, exit code.
+"""The part that all stage programs share: arguments, lock, reuse, events, manifest, exit code.
 
 A stage module ends with `main("rl", run)` and is started as
 
@@ -67,7 +67,7 @@ from luffy.stop_request import StoppedOnRequest, deferring_stop_requests, receiv
 
 logger = logging.getLogger(__name__)
 _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
-"""What keeps torch, MKL and oneDNN from newer instructions."""
+"""Environment variables that limit torch, MKL and oneDNN to AVX2."""
 Settings = TypeVar("Settings", bound=StageSettings)
 
 
@@ -245,14 +245,15 @@ def _read(stage: StageName, path: Path) -> StageJob:
 
 
 def _leased(out: Path, events: EventWriter, supervisor: int | None) -> AbstractContextManager[None]:
-    """Keeps other machines out, which may not see the lock: how they mount the file system is not known here."""
+    """Keeps other machines out by a lease, since they may not see the lock, depending on how they mount the file
+    system."""
     if is_of_one_machine(out):
         return contextlib.nullcontext()
     return leased(out, partial(_waiting, events), partial(_lose_lease, events, supervisor))
 
 
 def _lose_lease(events: EventWriter, supervisor: int | None, fate: str) -> None:
-    """Called when another machine has the stage, or may take it: this one may not write any more of it."""
+    """Called when another machine has taken the stage, or may take it: this one must not write to it any more."""
     _end_at_once(events, supervisor, f"this machine was away for too long; {fate}", EXIT_TEMPORARY)
 
 
@@ -269,7 +270,7 @@ def _end_with(supervisor: int | None) -> None:
 
 
 def _orphaned() -> None:
-    """Called when the supervisor is gone: shut the main thread down in order, then by force."""
+    """Called when the supervisor is gone: end this process cleanly, then by force."""
     os.kill(os.getpid(), signal.SIGTERM)
     _end_children()
     os._exit(EXIT_INTERRUPTED)
@@ -283,7 +284,7 @@ def _end_children(supervisor: int | None = None) -> None:
 
 
 def _give_up(events: EventWriter, supervisor: int | None) -> None:
-    """Called after the grace period of a request to end, from any thread."""
+    """Called from any thread, after the grace period of a stop request."""
     _end_at_once(events, supervisor, "interrupted", EXIT_INTERRUPTED)
 
 
@@ -297,12 +298,12 @@ def _end_at_once(events: EventWriter, supervisor: int | None, why: str, code: in
 
 
 def _set_up_cpu(execution: ExecutionConfig) -> None:
-    """Limit threads and instructions; UserError where the CPU has not got the instructions."""
+    """Limit threads and instructions; UserError where the CPU lacks the instructions."""
     torch = sys.modules.get("torch")  # do not import torch for stages that do not need it
     if execution.cpu_instructions == "avx2":
         if " avx2 " not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
             raise UserError("execution.cpu_instructions: this CPU has no AVX2; choose native")
-        os.environ.update(_AVX2)  # read with the first operation, which no stage has made yet
+        os.environ.update(_AVX2)  # read at the first operation, which no stage has run yet
         if torch is not None and torch.backends.cpu.get_cpu_capability() != "AVX2":
             raise UserError("execution.cpu_instructions: torch has chosen others already")
     if execution.num_threads is not None:

@@ -1,9 +1,9 @@
 """The responses of a stage that keeps correct answers, held from their generation until they are graded.
 
-answers = RememberedAnswers(tokenizer, author, model, decoding)
+answers = RememberedAnswers(tokenizer, model, decoding)
 engine = answers.engine(engine)          # single turns
 player = answers.player(player)          # episodes
-trace = answers.take(record)             # of each graded response, once; None unless it is correct and complete
+trace = answers.take(record)             # once for each graded response; None unless it is correct and complete
 """
 
 import dataclasses
@@ -31,23 +31,23 @@ class RememberedAnswers:
 
     tokenizer: PreTrainedTokenizerBase
     model: str
-    """Author of the traces."""
+    """`Trace.model` of the traces."""
     decoding: str
     _completions: dict[int, Completion] = field(default_factory=dict)
     _episodes: dict[int, tuple[EpisodeStart, Episode]] = field(default_factory=dict)
 
     def engine(self, engine: RolloutEngine) -> RolloutEngine:
-        """The engine, whose completions are kept."""
+        """`engine`, wrapped so that its completions are kept."""
         return _RememberingEngine(engine, self._completions)
 
     def player(self, player: EpisodePlayer) -> "RememberingPlayer":
-        """The player, whose episodes are kept."""
+        """`player`, wrapped so that its episodes are kept."""
         return RememberingPlayer(player, self._episodes)
 
     def take(self, record: SampleRecord) -> Trace | None:
         """Remove the response and return it as a trace; None if it is wrong or incomplete.
 
-        DataError if the environment has the first turn.
+        Raises DataError for an episode in which the environment takes the first turn.
         """
         if record.reply is not None:
             return self._of_episode(record, *self._episodes.pop(record.seed))
@@ -67,7 +67,7 @@ class RememberedAnswers:
         return GradedAnswer(text, record.num_tokens, outcome, is_complete, _AUTHOR, self.model, self.decoding)
 
     def _logprobs(self, text: str, completion: Completion) -> tuple[float, ...] | None:
-        """Those of the sampled tokens, where the text is encoded as these very tokens again."""
+        """Log-probabilities of the sampled tokens; None where the text is tokenized differently."""
         if tuple(encode_traces(self.tokenizer, [text])[0]) != completion.token_ids:
             return None
         return tuple(min(value, 0.0) for value in completion.logprobs)  # rounding may leave 1e-9 above

@@ -19,7 +19,7 @@ from luffy.rollout.vllm_engine import VLLMEngine
 from luffy.stages.program import StageContext
 
 _FULL_BATCHES = 4
-"""Batches of prompts per engine call: with continuous batching, only the end of a call leaves slots empty."""
+"""Batches of prompts per engine call: with continuous batching, slots are idle only at the end of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Generator:
     batch_size: int
     """Number of prompts per call."""
     calls_at_once: int = 1
-    """Calls that it answers at the same time."""
+    """Number of calls that it answers at the same time."""
     lanes: int = 0
-    """Calls of the engine that may run at once, where episodes with an environment make them; 0: only one."""
+    """Number of engine calls that episodes may have in flight at once; 0: only one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Opens what the RL loop runs on: models, engine, graders and the collector, from the stage's settings and inputs."""
+"""Opens the components of the RL loop: models, engine, graders and collector, from the stage's settings and inputs."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -54,7 +54,7 @@ def _plain_engine(engine: RolloutEngine) -> RolloutEngine:
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """Wrappers of parts of the stage, through which `luffy bench` sets lengths and verdicts; a run has none."""
+    """Wrappers of parts of the stage, with which `luffy bench` fixes lengths and verdicts; a run wraps nothing."""
 
     cluster: Callable[[Cluster], Cluster] = field(default=_plain_cluster)
     grader: Callable[[Grader], Grader] = field(default=_plain_grader)
@@ -69,7 +69,7 @@ class RLComponents:
     trainer: Trainer
     held_out: HeldOutMeasure
     read: Callable[[Sequence[Group], int], list[SampleRollout]]
-    """Returns the given number of rollouts as text."""
+    """Called as `read(groups, count)`: rows of the first `count` groups as text."""
 
 
 def open_components(settings: RLSettings, context: StageContext, stack: ExitStack, wrapping: Wrapping) -> RLComponents:
@@ -78,9 +78,9 @@ def open_components(settings: RLSettings, context: StageContext, stack: ExitStac
 
 
 class _Opening:
-    """The opening of one run of the stage.
+    """Opens the components of one run of the stage.
 
-    Whatever can be wrong with the data, the hints or a teacher is found before a model is loaded.
+    Errors in the data, the hints or the teacher's settings are found before a model is loaded.
     """
 
     def __init__(self, settings: RLSettings, context: StageContext, stack: ExitStack, wrapping: Wrapping) -> None:
@@ -125,11 +125,11 @@ class _Opening:
         return decode(self._tokenizer, ids)
 
     def _reply(self, ids: Sequence[int]) -> str:
-        """A response as it is graded and shown: with what the template opens it with, up to a stop text."""
+        """A response as it is graded and shown: with the text that the template opens it with, up to a stop text."""
         return self._opener + self._stops.text(ids)
 
     def _longest_row(self, tasks: Sequence[RolloutTask], hints: HintedPrompts | None) -> int:
-        """Most tokens of a prompt, bare or hinted, with its response."""
+        """Largest number of tokens of a prompt, bare or hinted, with its response."""
         longest = max(len(task.prompt_ids) for task in tasks)
         return max(longest, 0 if hints is None else hints.longest(tasks)) + self._settings.rl.max_response_tokens
 
@@ -144,14 +144,14 @@ class _Opening:
         return HintedPrompts(config, encode, self._settings.seed, self._settings.rl.steps)
 
     def _prompts_of_self_teacher(self) -> TeacherPrompts | None:
-        """What the policy is shown as its own teacher; None: it is not."""
+        """The prompts that the policy is shown as its own teacher; None: it is not its own teacher."""
         config = self._settings.rl.teacher
         if not isinstance(config, SelfTeacher):
             return None
         return TeacherPrompts(self._tokenizer, read_prompts(prompts_file(self._settings, self._data)), config)
 
     def _served_teaching(self, tasks: Sequence[RolloutTask], longest: int) -> RowTeacher | None:
-        """The connection to a teacher that is served elsewhere; None: there is none."""
+        """The connection to a teacher on servers; None without one."""
         config = self._settings.rl.teacher
         if not isinstance(config, ServedTeacher):
             return None
@@ -160,7 +160,7 @@ class _Opening:
         return self._stack.enter_context(closing(served))
 
     def _teacher(self, longest: int) -> TeacherSpec | None:
-        """Where the teacher is, None where it is served; DataError where its tokens are not the policy's."""
+        """The teacher that the ranks load; None without one. DataError where its tokens are not the policy's."""
         config = self._settings.rl.teacher
         if config is None or isinstance(config, ServedTeacher):
             return None
@@ -234,7 +234,8 @@ class _Opening:
         from luffy.stages.held_out import open_for_rl
 
         def engine_at(step: int) -> RolloutEngine:
-            # With staleness, rollouts of later steps run on beside: they take these weights now or at the next step.
+            # With staleness, rollouts of later steps go on meanwhile; they get these weights now instead of at the
+            # next step.
             cluster.publish(step)
             return self._wrapping.validation_engine(cluster.engine)
 

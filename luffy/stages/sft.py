@@ -75,7 +75,7 @@ def run(settings: SFTSettings, context: StageContext) -> StageResult:
 def _measuring(
     settings: SFTSettings, context: StageContext, steps: int, stack: ExitStack
 ) -> Callable[[Ranks[SupervisedRank]], HeldOutMeasure | None]:
-    """From ranks that are yet to be opened to their validation, whose problems are checked before."""
+    """A function from opened ranks to their validation; its problems are checked here, before any rank is opened."""
     if settings.validation is None:
         return lambda ranks: None
     from luffy.stages.held_out import open_for_sft

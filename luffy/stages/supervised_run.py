@@ -24,7 +24,7 @@ from luffy.types import Prompt, Trajectory
 def trace_examples(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], history: History = "exact"
 ) -> list[Trajectory]:
-    """One training example per trace; tokens of an environment are context alone."""
+    """One training example per trace; tokens of an environment are context only."""
     prompt_ids = render_prompts(tokenizer, [prompt.messages for prompt in prompts])
     encoded = encode_demonstrations(tokenizer, prompts, history)
     return [

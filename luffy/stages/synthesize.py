@@ -99,22 +99,22 @@ def _require_keys(context: StageContext) -> None:
 
 @dataclass(slots=True)
 class _Work:
-    """What the teachers' turns share."""
+    """State shared by the turns of all teachers."""
 
     settings: SynthesizeSettings
     context: StageContext
     tokenizer: PreTrainedTokenizerBase
-    """The policy's."""
+    """Tokenizer of the policy."""
     row_filter: RowFilter
     grader: GraderPool
     logs: Mapping[bool, AnswerLog]
-    """By whether the teacher is behind an endpoint."""
+    """The logs of teachers behind an endpoint (True) and of teachers in a model folder (False)."""
     ledger: Ledger
     judges: Judges
-    """For measures of episodes that ask one."""
+    """Judges for the measures of episodes that need one."""
     answered: int = 0
     total: int = 0
-    """Questions at most."""
+    """Upper bound on the number of questions."""
 
     def log_of(self, name: str) -> AnswerLog:
         return self.logs[self.settings.synthesize.teachers[name].endpoint is not None]
@@ -282,8 +282,8 @@ def _teacher_card(turn: TeacherTurn, written: WrittenData, work: _Work) -> Teach
 
 
 def _prompts(data: Path, settings: SynthesizeSettings) -> Iterator[Prompt]:
-    """The prompts to ask, without their traces, which would take most of the memory; to rewrite them, with the first
-    that is right."""
+    """The prompts to ask, without their traces, which would take most of the memory; with `rewrite`, each keeps its
+    first correct trace."""
     wants_all, rewrites = settings.synthesize.prompts == "all", settings.synthesize.rewrite is not None
     for prompt in _all_prompts(data, settings.data):
         if wants_all or not prompt.traces:
@@ -294,7 +294,7 @@ def _prompts(data: Path, settings: SynthesizeSettings) -> Iterator[Prompt]:
 def _all_prompts(data: Path, config: DataConfig) -> Iterator[Prompt]:
     """The training rows, and the prompts that lost their traces.
 
-    The latter were not compared with near duplicates, so they are left out where these are filtered.
+    The latter have not been searched for near duplicates, so they are left out where near duplicates are filtered.
     """
     yield from iterate_prompts(data / TRAIN)
     if config.filters.near_duplicates is None:

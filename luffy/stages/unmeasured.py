@@ -16,7 +16,7 @@ class HeldOutMeasure(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether training should end, as there was no new best for long."""
+        """Whether training should end, since there has been no new best for `patience` measurements."""
         ...
 
     def measure(self, step: int, *, last: bool = False) -> dict[str, float]:

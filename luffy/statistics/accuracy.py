@@ -1,9 +1,9 @@
 """Intervals for accuracies and for their differences, pass@k, maj@k, and the score adjusted for guessing.
 
-The unit is the problem: intervals speak of new problems of the same kind, so several responses to one problem are a
-cluster, not so many independent trials. None of the intervals collapses at an accuracy of 0 or 1.
+The unit is the problem: intervals are about new problems of the same kind, so several responses to one problem are a
+cluster, not independent trials. None of the intervals collapses at an accuracy of 0 or 1.
 
-Legend: `n` problems, `k` samples a problem, `c` correct ones among them.
+Legend: `n` problems, `k` samples per problem, `c` correct ones among them.
 """
 
 import math
@@ -67,11 +67,11 @@ class PairedDifference:
 def accuracy(correct: Sequence[int], num_samples: int, confidence: float) -> Estimate:
     """Accuracy over n problems, `correct[i]` of `num_samples` responses being right, with its interval.
 
-    One verdict a problem, which is also what responses amount to that always agree: `verdict_interval`. Otherwise
-    `clustered_wilson`. Neither can know of a kind of problem that the set happens not to hold: where 3 % of problems
-    are nearly always solved and the rest nearly never, 30 problems at 32 samples give an interval that holds the truth
-    58 % of the time (docs/results.md publishes the coverage). Raises ValueError for no problem, or for a count
-    outside 0..num_samples.
+    `verdict_interval` for one verdict per problem, and for responses that always agree, which amount to the same.
+    Otherwise `clustered_wilson`. Neither can account for a kind of problem that the set happens to lack: where 3 % of
+    problems are nearly always solved and the rest nearly never, 30 problems at 32 samples give an interval that covers
+    the truth 58 % of the time (docs/results.md publishes the coverage). Raises ValueError for no problem, or for a
+    count outside 0..num_samples.
     """
     _check_counts(correct, num_samples)
     mean = sum(correct) / (len(correct) * num_samples)
@@ -116,7 +116,7 @@ def paired_difference(
 
 
 def paired_differences(first: Sequence[float], second: Sequence[float]) -> NDArray[np.float64]:
-    """Second minus first, a number a problem; ValueError when the lengths differ or are 0."""
+    """Second minus first, one number per problem; ValueError when the lengths differ or are 0."""
     if len(first) != len(second) or not first:
         raise ValueError(f"need the same problems on both sides, got {len(first)} and {len(second)}")
     return np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
@@ -190,7 +190,7 @@ def _majority(votes: Sequence[tuple[str | None, bool]]) -> float:
 
 
 def _answer_key(answer: str) -> str | tuple[str, str, str]:
-    """Equal for answers that say the same beyond doubt."""
+    """A key that is equal for answers that certainly mean the same."""
     text = normalise(answer)
     return canonical_number(text) or text
 

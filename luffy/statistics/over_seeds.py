@@ -41,8 +41,8 @@ def seeded_accuracy(correct: Sequence[Sequence[int]], num_samples: int, confiden
     Two intervals, one over problems for the mean over seeds (`accuracy`, all responses to a problem being its cluster),
     one over seeds by Student's t with S - 1 degrees of freedom, and their distances from the mean added in squares: G.
     Y. Zou and A. Donner, "Construction of confidence limits about effect measures", Stat. Med. 27 (2008). So it
-    collapses neither at 0 nor at 1. With one seed it speaks of problems alone. Raises ValueError for no seed, or seeds
-    with different numbers of problems.
+    collapses neither at 0 nor at 1. With one seed it covers only problems. Raises ValueError for no seed, or seeds with
+    different numbers of problems.
     """
     correct_SP = _matrix(correct)
     num_seeds = len(correct_SP)

@@ -1,4 +1,4 @@
-"""BenchmarkComparisons of two models on the same problems, over one benchmark or several.
+"""Comparisons of two models on the same problems, over one benchmark or several.
 
 Legend: `P` problems, `V` different values among their differences, `D` bootstrap resamples.
 """
@@ -30,7 +30,7 @@ class PairedAccuracies:
     first: Sequence[float]
     second: Sequence[float]
     num_samples: int
-    """Responses a problem, of the model with fewer."""
+    """Responses per problem, of the model with fewer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Teachers: who answers training prompts, what that uses, and which answers are good enough to learn from."""
+"""Teachers, which answer training prompts: requests, usage, and the choice of answers good enough to learn from."""

@@ -53,19 +53,19 @@ class TeacherAnswer:
     num_tokens: int
     """Tokens of the answer as the teacher counts them, reasoning and stop token included."""
     logprobs: tuple[float, ...] | None = None
-    """The teacher's own, one for each token of the trace by the policy's tokenizer, where these are its tokens."""
+    """The teacher's log-probabilities, one per token of the trace by the policy's tokenizer, if it sampled them."""
     turns: tuple[Message, ...] = ()
     """The teacher's turns in an episode of many, and the environment's between them. For a single turn that is logged
     on its own (`luffy.synthesis.episode_answers`): what the environment wrote before it."""
     measures: Mapping[str, float] = field(default_factory=dict)
-    """What was measured of an episode."""
+    """Measures of an episode."""
     reason: str = ""
     """Why the environment failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """What is held in memory of a saved answer."""
+    """The facts about a saved answer that are held in memory."""
 
     teacher: str
     status: AnswerStatus

@@ -26,7 +26,7 @@ class TeacherTurn:
     prompts: int
     """Prompts intended for the teacher."""
     origin: Origin | None = None
-    """What its answers are where training data is rewritten."""
+    """Origin of its answers where training data is rewritten."""
     verdicts: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
     """By prompt, in the order of samples."""
     not_asked: int = 0
@@ -36,7 +36,7 @@ class TeacherTurn:
 
     @property
     def title(self) -> str:
-        """What the card calls it."""
+        """Name of the turn on the card."""
         return f"{self.name}, rewriting" if self.origin is Origin.REWRITTEN else self.name
 
     def usable(self, uid: str) -> list[Verdict]:

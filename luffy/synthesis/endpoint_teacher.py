@@ -25,7 +25,7 @@ from luffy.synthesis.teachers import Desk, Question, answer_without_text, start_
 from luffy.types import FinishReason, Message
 
 _HALF_ANSWERS = 3
-"""Attempts at a whole answer, where the endpoint gives half ones."""
+"""Attempts to get a complete answer, where the endpoint returns incomplete ones."""
 _FAILED_IN_A_ROW, _UNANSWERED_IN_A_ROW = 8, 64
 """Failures, and questions without an answer for any reason, that are the endpoint's fault when no answer comes between
 them. Rejections are no sign of trouble where prompts are too long, and one where the account is empty."""

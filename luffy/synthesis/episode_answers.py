@@ -4,9 +4,9 @@
     episode = await player.play_one(start, chat, chat.recording)
     answer = text_episode_answer(start, episode, chat.used)
 
-An episode that a kill cut is played again from its start: the turns that the log has are taken from there, each with
-what the environment had written before it. So the conversation stays as the teacher saw it, even where a tool answers
-otherwise today, and the live environment gets into its state by the same turns.
+An episode that a kill interrupted is played again from its start: turns in the log are taken from there, each with the
+environment's messages before it. So the conversation stays as the teacher saw it, even where a tool now answers
+differently, and the same turns bring the live environment into its state.
 """
 
 import hashlib
@@ -127,7 +127,7 @@ class RecordedEnvironment:
         return self._chat.observed(await self._inner.respond(conversation))
 
     def counts(self) -> Mapping[str, float]:
-        """The live environment's."""
+        """Counts of the live environment."""
         return self._inner.counts()
 
     async def score(self, conversation: Sequence[Message]) -> None:

@@ -74,7 +74,7 @@ class Ledger:
         return self._used[teacher]
 
     def cost(self, teacher: str) -> float:
-        """What that cost."""
+        """Costs of the teacher's answers."""
         return self._used[teacher].cost(self._prices[teacher])
 
     def _reaches_limit(self, usages: Mapping[str, Usage]) -> bool:

@@ -57,7 +57,7 @@ class Teacher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """What a teacher works with."""
+    """The settings, log and ledger that a teacher works with."""
 
     name: str
     config: TeacherConfig
@@ -66,7 +66,7 @@ class Desk:
     answered: Callable[[int], None]
     """Called with the number of answers that have come."""
     environment: EnvironmentConfig | None = None
-    """With one, an answer is an episode."""
+    """With an environment, an answer is an episode."""
     instructions: Mapping[str | None, str] = field(default_factory=dict)
     """The environment's by data source (None: all others), for a system prompt of the teacher's own; the prompt's own
     system message has them."""

@@ -1,4 +1,4 @@
-"""Which answers are good enough to learn from: graded as the experiment grades, and held to the rules for traces."""
+"""Decides which answers are good enough to learn from: graded as the experiment grades, by the rules for traces."""
 
 import dataclasses
 import hashlib
@@ -22,7 +22,7 @@ _AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one question."""
+    """The outcome of one question."""
 
     uid: str
     key: str
@@ -30,7 +30,7 @@ class Verdict:
     outcome: str
     """What grading found (`luffy.types.Outcome`); `truncated`, `refused`, `failed` or `empty` without grading."""
     rejection: Rejection | None
-    """Why a correct answer is no trace."""
+    """Why a correct answer does not become a trace."""
     text_hash: str
     """Equal for texts that differ in spacing alone."""
 
@@ -85,7 +85,7 @@ class AnswerAssessor:
         return verdicts
 
     def _graded(self, answered: Sequence[tuple[Prompt, Mapping[str, float]]]) -> list[FilteredRow]:
-        """What is found of prompts with an answer as their only trace, and with what was measured of an episode."""
+        """The findings for prompts with an answer as their only trace, given the measures of its episode."""
         prompts = self._rules.normalised([prompt for prompt, _ in answered])
         requests = [
             GradeRequest(prompt.traces[0].reply, prompt.ground_truth, problem_of(prompt), measures=measures)
@@ -104,7 +104,7 @@ class AnswerAssessor:
 def graded_answer(
     answer: TeacherAnswer, author: str, model: str, decoding: str, origin: Origin | None = None
 ) -> GradedAnswer:
-    """A usable answer as the rule of what is kept reads it."""
+    """A usable answer in the form that the rule for keeping answers takes."""
     return GradedAnswer(
         text=answer.text if answer.turns else with_opened_thinking(answer.text),
         num_tokens=answer.num_tokens,

@@ -2,7 +2,7 @@
 
 After a kill, journalled steps after the last checkpoint are replayed from here instead of being generated again. That
 also makes a resumed run equal to an uninterrupted one where grading reached a time limit: the groups are journalled
-with their rewards. The journal holds every sample of a run with its lineage, one parquet file a step, complete or
+with their rewards. The journal holds every sample of a run with its lineage, one parquet file per step, complete or
 absent.
 """
 

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one flat object a step, for people, plots and the comparison of runs.
+"""`metrics.jsonl`: one flat object per step, for people, plots and the comparison of runs.
 
     {"step": 12, "actor/loss": -0.013, "reward/mean": 0.44, "perf/tokens_per_s": 9120.5}
 
@@ -52,7 +52,7 @@ def metrics_until(path: Path, step: int) -> list[MetricRow]:
 
 
 def training_rows(rows: Iterable[MetricRow]) -> list[MetricRow]:
-    """Those of steps that trained: without step 0, which only a validation has."""
+    """The rows of steps that trained: all but step 0, which only a validation has."""
     return [row for row in rows if row["step"] > 0]
 
 

@@ -23,7 +23,7 @@ class TokenBudget:
         return self._limit is not None and self._spent >= self._limit
 
     def count(self, metrics: Mapping[str, float]) -> None:
-        """Add those of one step."""
+        """Add the tokens of one step."""
         self._spent += tokens_spent(metrics)
 
 

@@ -28,7 +28,7 @@ _OWN_FOLDER = "wandb"
 
 
 class WandbRun:
-    """One wandb run a stage; a restart continues it, since its id comes from the stage's key.
+    """One wandb run per stage; a restart continues it, since its id comes from the stage's key.
 
     It has the stage's settings as config, its metrics over `step` by namespace, a table of rollouts for each step that
     writes some, and at its end an artifact that refers to the stage's files (none of them is uploaded). Without an API

@@ -34,7 +34,7 @@ class Adapter:
     """The LoRA adapter of a policy, and the only part of it that is trained.
 
     Modifies `causal_lm` in place: freezes its weights and wraps its layers. The random start of `A` depends on `seed`
-    alone. Raises ConfigError when peft is not installed, or for targets that are no linear layers of the model.
+    alone. Raises ConfigError when peft is not installed, or for targets that are not linear layers of the model.
     """
 
     def __init__(self, causal_lm: PreTrainedModel, config: LoRAConfig, seed: int) -> None:
@@ -104,7 +104,7 @@ class Adapter:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(dict(factors), folder / "adapter_model.safetensors", {"format": "pt"})
         config = self._peft_model.peft_config[_NAME].to_dict()
-        # The folder is part of a result, which does not depend on where the model lay.
+        # The folder is part of a stage's result, which must not depend on the path of the base model.
         config |= {"base_model_name_or_path": None, "inference_mode": True}
         text = json.dumps(config, indent=2, sort_keys=True, default=_sorted)
         (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
@@ -128,7 +128,7 @@ def _merged(name: str, weight: nn.Parameter, layer: "AdaptedLinear") -> FolderWe
 
 
 def _check_targets(causal_lm: PreTrainedModel, config: LoRAConfig) -> None:
-    # The output embeddings stay out: `LogProbHead` reads their weight and would pass an adapter by.
+    # The output embeddings stay out: `LogProbHead` reads their weight directly and would bypass an adapter.
     head = causal_lm.get_output_embeddings()
     modules = causal_lm.named_modules()
     complaint = config.complaint([name for name, one in modules if isinstance(one, nn.Linear) and one is not head])

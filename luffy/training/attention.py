@@ -1,7 +1,7 @@
-"""How the models in training attend: causally, each sequence by itself, and without a mask.
+"""Attention of the models in training: causal, each sequence by itself, and without a mask.
 
 Rows are padded on the right, where a causal model never looks, and positions that are padding carry no loss. So padded
-rows need no mask. Packed rows are cut into their sequences (`sdpa`), or their kernel is told where each one begins.
+rows need no mask. Packed rows are split into their sequences (`sdpa`), or the kernel gets the start of each sequence.
 With a mask, memory would grow with the square of a micro-batch's tokens.
 
 Shape legend: `B` rows, `T` tokens, `A` attention heads, `D` size of a head, `H` hidden size.
@@ -81,7 +81,7 @@ def attention_inputs(position_ids_BT: Tensor, execution: ExecutionConfig) -> Att
         return {}
     starts = (position_ids_BT.flatten() == 0).nonzero().flatten().to(torch.int32)
     bounds = torch.cat([starts, starts.new_tensor([position_ids_BT.numel()])])
-    on_cpu = bounds.cpu()  # the one wait for the GPU, here and not in every layer
+    on_cpu = bounds.cpu()  # waits for the GPU once, instead of in every layer
     if execution.attention == "sdpa":
         return {"sequence_bounds": on_cpu}
     longest = int(on_cpu.diff().max())
@@ -178,7 +178,7 @@ def _refuse_settings(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> 
 
 
 def _attends_plainly(causal_lm: PreTrainedModel) -> bool:
-    """Whether the model takes its attention from transformers' interface, and only looks back, or through a window."""
+    """Whether the model uses transformers' attention interface, with causal or sliding-window attention only."""
     kinds = set(getattr(causal_lm.config, "layer_types", None) or ())
     chunked = getattr(causal_lm.config, "attention_chunk_size", None) is not None
     return causal_lm._can_set_attn_implementation() and kinds <= {"full_attention", "sliding_attention"} and not chunked

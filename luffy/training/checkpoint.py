@@ -4,7 +4,7 @@
 `reference/` where the reference follows the policy (rank 0 writes it, since every rank holds all of it),
 `state.json` (the state of the stage: replay buffer, controllers), `layout.json` (ranks and ZeRO stage) and, written
 last, `COMPLETE`. An older checkpoint is deleted only after a newer one is complete. A checkpoint with the file `EXTRA`
-was written between two of the schedule, since the stage had to end; it is deleted with the next one.
+is off the schedule: it was written because the stage had to end, and is deleted after the next one is complete.
 """
 
 import json
@@ -68,8 +68,8 @@ class CheckpointStore:
         """Write engines, frozen weights and the state of the stage as the checkpoint of `step`; delete old checkpoints.
 
         `state` is plain JSON, taken from rank 0, and `load` returns it unchanged. `step` has to be later than all
-        complete checkpoints: none is ever overwritten, so a killed run keeps at least the previous one. One that
-        `is_extra` takes no place among the newest that are kept.
+        complete checkpoints: none is ever overwritten, so a killed run keeps at least the previous one. With `is_extra`
+        it does not count towards the `keep` newest.
         """
         folder = self._folder(step)
         _on_first_rank(lambda: self._begin(folder, step, _plain_json(state or {}), _layout(engines, frozen), is_extra))
@@ -113,7 +113,7 @@ class CheckpointStore:
                 shutil.rmtree(old)
 
     def _kept(self) -> set[Path]:
-        """The newest one, and the newest of the schedule."""
+        """The newest checkpoint, and the `keep` newest on the schedule."""
         complete = [folder for _, folder in sorted(complete_checkpoints(self._stage).items())]
         return {complete[-1], *[folder for folder in complete if not (folder / _EXTRA).exists()][-self._keep :]}
 

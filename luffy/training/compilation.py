@@ -17,22 +17,22 @@ from luffy.config.execution import ExecutionConfig
 from luffy.errors import ConfigError, DataError
 
 _LEFT_OUT: set[str] = set()
-"""Names in transformers' attention interface whose functions are called as they are from compiled layers."""
+"""Names in transformers' attention interface whose functions compiled layers call uncompiled."""
 
 
 def compile_layers(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> None:
     """Compile the decoder layers in place if `execution.compile` says so, on the device where the model is now.
 
-    The sizes of a batch are variables of the code. Layers of one kind share it, and torch keeps it on disk. Names of
-    parameters do not change. Raises ConfigError where torch cannot compile, DataError for a model that does not say
-    which its layers are.
+    Batch sizes are dynamic. Layers of one kind share the compiled code, which torch caches on disk. Names of parameters
+    do not change. Raises ConfigError where torch cannot compile, DataError for a model that does not declare its
+    layers.
     """
     if not execution.compile:
         return
     for layer in _layers(causal_lm):
         layer.compile(dynamic=True)
     _leave_attention_out(causal_lm.config._attn_implementation)
-    # A size of 1 is compiled as a constant: the one row that packing makes, and nothing else.
+    # A batch size of 1 is compiled as a constant, which only packing, with its single row, may use.
     _try(causal_lm, rows=1 if execution.packing else 2)
 
 
@@ -62,7 +62,7 @@ def _leave_attention_out(name: str) -> None:
 
 
 def _try(causal_lm: PreTrainedModel, rows: int) -> None:
-    """A forward pass, so that a compiler that is missing is one line at the start."""
+    """Run a forward pass, so that a missing compiler is reported in one line at the start."""
     from torch._dynamo.exc import TorchDynamoException  # takes seconds
 
     place_BT = torch.arange(8, device=causal_lm.device).expand(rows, 8)

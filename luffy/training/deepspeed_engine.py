@@ -90,7 +90,7 @@ def start_engine(
         weight_decay=optimizer.weight_decay,
         betas=optimizer.betas,
         eps=optimizer.eps,
-        # One kernel for a whole step; never run here. None is torch's own choice, which is not the same as False.
+        # One kernel for the whole step. None leaves the choice to torch, which False would not.
         fused=(torch.cuda.is_available() and not execution.offload_optimizer) or None,
     )
     config = deepspeed_config(optimizer, execution, dtype, sum(map(_numel, trained)))
@@ -125,7 +125,7 @@ def _gather_heads_once(model: nn.Module) -> None:
 def _cast_beside_shares(model: nn.Module, dtype: DType) -> None:
     """Give parameters that were added to a sharded model (a critic's head) the type of its weights.
 
-    DeepSpeed casts all parameters of a model that comes to it whole, and none where some are sharded.
+    DeepSpeed casts all parameters of an unsharded model, and none of a model in which some are sharded.
     """
     if is_sharded(model):
         for parameter in model.parameters():
@@ -178,7 +178,8 @@ class ClippedStep:
         return self._norm() > self._config.skip_grad_norm
 
     def _set_gradient_aside(self, adamw: torch.optim.Optimizer, *_: object) -> None:
-        """Hide a gradient above `skip_grad_norm`: AdamW leaves weights and moments without a gradient alone."""
+        """Hide a gradient above `skip_grad_norm`: AdamW does not touch the weights and moments of parameters without a
+        gradient."""
         if not self._is_too_large():
             return
         parameters = [parameter for group in adamw.param_groups for parameter in group["params"]]

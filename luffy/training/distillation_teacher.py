@@ -1,6 +1,6 @@
 """The teacher of on-policy distillation on a rank: its log-probabilities of the policy's own tokens.
 
-`DistillationTeacher` holds a model; `ServedScores` reads what a model on servers has said
+`DistillationTeacher` holds a model; `ServedScores` reads scores that servers have computed
 (`luffy/rl/served_teacher.py`).
 
 Shape legend: `B` rows, `T` tokens.
@@ -20,7 +20,7 @@ from luffy.types import TrainBatch, Trajectory
 
 
 class TokenScorer(Protocol):
-    """What terms with `kind: distillation` learn from."""
+    """The teacher of terms with `kind: distillation`."""
 
     def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:
         """`(B, T)` log-probabilities of the response tokens, 0 elsewhere; `rows` are those of the batch, in order."""
@@ -32,7 +32,7 @@ class TokenScorer(Protocol):
 
 
 class ServedScores:
-    """The scores that the rows carry, of a model whose operations are not this machine's."""
+    """The scores that the rows carry, computed by a model on other machines."""
 
     def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:
         """`(B, T)` log-probabilities of the response tokens, 0 elsewhere."""
@@ -42,17 +42,17 @@ class ServedScores:
         return logp_BT
 
     def forward_flops(self, rows: Sequence[Trajectory]) -> float:
-        """None here."""
+        """0: other machines do the work."""
         return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class DistillationTeacher:
-    """A frozen model that scores rollouts, each in the prompt that it is shown."""
+    """A frozen model that scores rollouts, each under the prompt that the teacher is shown."""
 
     model: ReferencePolicy
     flops: ModelFlops | None
-    """None for a kind of model whose operations are not counted."""
+    """None: operations are not counted for this kind of model."""
     pad_id: int
 
     def logprobs(self, batch: TrainBatch, rows: Sequence[Trajectory]) -> Tensor:

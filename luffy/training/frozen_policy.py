@@ -44,7 +44,7 @@ class UnadaptedPolicy:
 
 
 class FrozenPolicy:
-    """A causal language model that only computes log-probabilities; whole on every rank, or in shares.
+    """A causal language model that only computes log-probabilities; whole on every rank, or sharded.
 
     Takes over `causal_lm`: moves it to the device and freezes it. It stays sharded where `load_to_train` has sharded
     it; every call is then a collective one. `temperature` is that of the trained policy.

@@ -140,7 +140,7 @@ class Learner:
         self._adaptive.restore(state)
 
     def _update(self, batch: TrainBatch, step: int, update: int) -> Metrics:
-        """Take one optimizer step of each model on this rank's rows of it."""
+        """Take one optimizer step of each model on this rank's rows."""
         metrics: Metrics = {}
         if self.critic is not None and self._rl.critic is not None:
             metrics |= self.critic.update(batch, self._lr(self._rl.critic.optimizer, step, update))
@@ -172,7 +172,7 @@ class Learner:
         return objective_at(terms, step, self._rl.steps, self._rl.max_response_tokens, self._adaptive.values)
 
     def _lr(self, optimizer: OptimizerConfig, step: int, update: int) -> float:
-        """Learning rate of an optimizer step, by its place among all of the stage."""
+        """Learning rate of an optimizer step, by its position among all optimizer steps of the stage."""
         num_updates = self._rl.updates_per_step
         place, total = (step - 1) * num_updates + update, self._rl.steps * num_updates
         return optimizer.lr * schedule_multiplier(optimizer.schedule, place, total)

@@ -11,7 +11,7 @@ _BYTES_A_GIB = 2**30
 def peak_memory() -> dict[str, float]:
     """Metrics in GiB: peak resident set size and, with a GPU, peak memory allocated by torch.
 
-    They are of this process; a step logs those of rank 0, which under Ray has no engine.
+    They cover this process only; a step logs those of rank 0, which under Ray has no engine.
     """
     peak = {"perf/peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _KIB_A_GIB}
     if torch.cuda.is_available():

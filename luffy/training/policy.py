@@ -47,8 +47,8 @@ class Policy:
     """A causal language model trained on `TrainBatch`es with a list of objective terms.
 
     Logits are divided by `temperature`, that of the rollouts, so that log-probabilities are those of the sampling
-    distribution. Terms that learn from demonstrations use temperature 1. With an `adapter`, which `causal_lm` has to
-    carry, it alone is trained.
+    distribution. Terms that learn from demonstrations use temperature 1. With an `adapter`, which has to be part of
+    `causal_lm`, only the adapter is trained.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Policy:
 
     @property
     def causal_lm(self) -> PreTrainedModel:
-        """The model with the parameter names of its folder, but for those of an adapter's layers."""
+        """The model with the parameter names of its folder, except in layers with an adapter."""
         return self.engine.module.causal_lm
 
     def logprobs(self, batch: TrainBatch) -> Tensor:
@@ -155,7 +155,7 @@ class Policy:
         sharded = self._execution.zero_stage == 3
         for weight in weights:
             with deepspeed.zero.GatheredParameters(list(weight.parameters), enabled=sharded):
-                copy = weight.value().to(to, copy=True)  # what was gathered is freed with the context
+                copy = weight.value().to(to, copy=True)  # the gathered parameters are freed with the context
             yield weight.name, copy
 
     def _score(self, batch: TrainBatch, which: int) -> Tensor:

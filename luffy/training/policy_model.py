@@ -20,7 +20,7 @@ from luffy.training.attention import AttentionInputs
 from luffy.training.rank_mesh import WHOLE_SEQUENCES, RankMesh
 
 _LARGE_LOGIT = 100.0
-"""Large enough for a cap of the logits to show (`refuse_processed_logits`)."""
+"""Large enough for a cap on the logits to have an effect (`refuse_processed_logits`)."""
 
 
 class LogProbHead(nn.Module):
@@ -58,7 +58,7 @@ class LogProbHead(nn.Module):
     ) -> tuple[Tensor, ...]:
         logits_NV = F.linear(hidden_NH, self.linear.weight, self.linear.bias).float()
         at_one = _score(logits_NV, target_N, entropy_gradient) if untempered else ()
-        # In place: a second copy of the logits is what a chunk has no room for, and no backward pass reads them.
+        # In place: there is no memory for a second copy of the logits, and no backward pass reads them.
         return (*_score(logits_NV.div_(self.temperature), target_N, entropy_gradient), *at_one)
 
 
@@ -122,7 +122,7 @@ def response_scores(
     attention: AttentionInputs,
     mesh: RankMesh,
 ) -> tuple[Tensor, ...]:
-    """`(B, T)` for each score that `head` computes: the scores of response tokens, 0 elsewhere.
+    """One `(B, T)` tensor for each score that `head` computes: the scores of response tokens, 0 elsewhere.
 
     `head` maps `(N, H)` hidden states and the `(N,)` tokens that follow them to scores `(N,)`. Where ranks share
     sequences, each computes those of its slice, and all get the whole rows.
@@ -172,7 +172,7 @@ def _logits_after(causal_lm: PreTrainedModel, hidden_BTH: Tensor) -> Tensor:
         ids_BT = torch.zeros(hidden_BTH.shape[:2], dtype=torch.long, device=hidden_BTH.device)
         return causal_lm(input_ids=ids_BT, use_cache=False).logits
     finally:
-        del decoder.forward  # that of its class again
+        del decoder.forward  # restores the method of its class
 
 
 def scatter(value_N: Tensor, mask_BT: Tensor) -> Tensor:

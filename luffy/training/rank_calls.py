@@ -42,7 +42,7 @@ class Ranks(Protocol[_Rank_co]):
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that the ranks hold, with those of engines beside them."""
+        """Number of GPUs that the ranks hold, including those of their engines."""
         ...
 
     def call(
@@ -60,7 +60,7 @@ def call_everywhere(
 
 
 class ShardRanks(Generic[Rank]):
-    """Ranks of which each `slices` consecutive ones share their sequences (`luffy.training.rank_mesh`), as one each."""
+    """Presents each `slices` consecutive ranks, which share their sequences (`luffy.training.rank_mesh`), as one."""
 
     def __init__(self, ranks: Ranks[Rank], slices: int) -> None:
         self._ranks = ranks

@@ -62,7 +62,7 @@ WHOLE_SEQUENCES = RankMesh()
 def rank_mesh(slices: int) -> RankMesh:
     """The mesh of all ranks in which `slices` of them share each sequence.
 
-    The first call with a number above 1 is collective; the process group has to exist.
+    The first call with `slices` above 1 is collective; the process group has to exist.
     """
     if slices == 1:
         return WHOLE_SEQUENCES

@@ -1,8 +1,8 @@
-"""Loading of models for training; under ZeRO 3 each rank loads its share alone.
+"""Loading of models for training; under ZeRO 3 each rank loads only its share.
 
-There the model is built under `deepspeed.zero.Init`, which shards the parameters of each module as soon as the module
-exists. Each rank then reads its own shares from the memory-mapped safetensors files. The peak of a rank is its share
-and the parameters of the largest module.
+Under ZeRO 3 the model is built in `deepspeed.zero.Init`, which shards the parameters of each module as soon as the
+module exists. Each rank then reads its own shares from the memory-mapped safetensors files. A rank's peak memory is its
+share and the parameters of the largest module.
 """
 
 import json
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 def load_to_train(folder: Path, dtype: DType, execution: ExecutionConfig) -> PreTrainedModel:
     """The model in a Hugging Face folder; under ZeRO 3 in shares, a collective call.
 
-    A folder whose weights are not stored as the model has them (transformers fuses the experts of some mixtures) is
-    loaded whole on every rank. The engine of a trained model then shards it; a frozen one stays whole.
+    A folder whose weights are stored differently from the model's parameters (transformers fuses the experts of some
+    MoE models) is loaded whole on every rank. The engine of a trained model then shards it; a frozen one stays whole.
     """
     if execution.zero_stage < 3:
         return load_causal_lm(folder, dtype)
@@ -69,7 +69,7 @@ class _StoredWeights:
 
     @classmethod
     def of(cls, folder: Path) -> "_StoredWeights":
-        """Those that the folder's index names, or all of its only file; none without either."""
+        """The tensors in the folder's index, or in its only file; none without either."""
         index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
         if index.is_file():
             named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -80,14 +80,14 @@ class _StoredWeights:
             return cls(dict.fromkeys(file.keys(), single))
 
     def shape(self, name: str) -> list[int] | None:
-        """None without a tensor of that name."""
+        """Shape of the tensor; None without a tensor of that name."""
         if name not in self.files:
             return None
         with safe_open(self.files[name], "pt") as file:
             return list(file.get_slice(name).get_shape())
 
     def read(self, name: str) -> Tensor:
-        """The tensor, mapped into memory: only what is used of it is read from the disk."""
+        """The tensor, memory-mapped: only the parts that are used are read from disk."""
         with safe_open(self.files[name], "pt") as file:
             return file.get_tensor(name)
 
@@ -96,7 +96,7 @@ def _has_all(stored: _StoredWeights, outline: PreTrainedModel) -> bool:
     """Whether every parameter is stored under its own name, as it is, and there is nothing else to load."""
     parameters = dict(outline.named_parameters(remove_duplicate=False))
     return (
-        outline.state_dict().keys() <= parameters.keys()  # no buffers that are stored
+        outline.state_dict().keys() <= parameters.keys()  # no buffer is stored
         and not outline._keep_in_fp32_modules_strict
         and not any(isinstance(step, WeightConverter) for step in get_model_conversion_mapping(outline))
         and all(stored.shape(name) == list(weight.shape) for name, weight in outline.named_parameters())

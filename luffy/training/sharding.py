@@ -23,13 +23,13 @@ class Shard:
     advantages: tuple[float, ...]
     """For each row, its advantage before scaling; 0 where a critic gives one to each token."""
     updates: tuple[range, ...]
-    """The rows of each optimizer step, possibly none, and those of an earlier one in a later pass; all ranks have the
+    """The rows of each optimizer step, possibly none; later passes repeat those of earlier steps. All ranks have the
     same number of steps."""
     accuracies: tuple[float, ...]
-    """Share of correct rollouts of each group in the step, whichever ranks have its rows."""
+    """Share of correct rollouts of every group in the step, also of groups whose rows are on other ranks."""
 
     def part(self, updates: Sequence[Sequence[int]]) -> "Shard":
-        """The shard that takes these rows, a sequence for each optimizer step."""
+        """The shard with only the rows of `updates`, one sequence of row indices for each optimizer step."""
         order = [row for update in updates for row in update]
         ends = itertools.accumulate(map(len, updates))
         return Shard(

@@ -107,7 +107,7 @@ class SupervisedRank:
         return metrics | times.metrics() | peak_memory()
 
     def save(self, step: int, is_extra: bool) -> None:
-        """Write the checkpoint of `step`; one that `is_extra` comes between two of the schedule."""
+        """Write the checkpoint of `step`; `is_extra`: it is not on the schedule."""
         self._checkpoints.save({"policy": self._policy.engine}, step, is_extra=is_extra)
 
     def restore(self, step: int) -> None:
@@ -153,7 +153,7 @@ class SupervisedTrainer:
         return self._ranks.num_gpus
 
     def train(self, examples: Sequence[Trajectory], start: int, on_step: OnStep) -> None:
-        """Train from step `start` (0, or the step of a checkpoint) to the end of the plan, or until told to end.
+        """Train from step `start` (0, or the step of a checkpoint) to the end of the plan, or until `on_step` says so.
 
         Raises DataError when an example is longer than the model's context, StoppedOnRequest after a checkpoint where
         the process was asked to end.

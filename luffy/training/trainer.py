@@ -40,7 +40,7 @@ from luffy.types import Group, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class TeacherSpec:
-    """Where the teacher of `rl.teacher` is."""
+    """Model folder and longest row of the teacher of `rl.teacher`."""
 
     folder: Path
     """Its model folder; the initial policy's where the policy is its own teacher."""
@@ -182,7 +182,7 @@ class Trainer:
         return self._ranks.call(TrainerRank.sft_step, [(shard, step) for shard in shards])[0]
 
     def finish_step(self, step: int) -> None:
-        """After all updates of RL step `step`, even if it made none: a reference that follows the policy does so."""
+        """Refresh a reference that follows the policy; called after RL step `step`, even if it made no update."""
         if self._settings.rl.reference is not None:
             call_everywhere(self._ranks, TrainerRank.follow, step)
 
@@ -193,7 +193,7 @@ class Trainer:
     def save(self, step: int, state: Mapping[str, object], *, is_extra: bool = False) -> None:
         """Write the checkpoint of `step`; `state` is plain JSON, which `restore` returns.
 
-        One that `is_extra` comes between two of the schedule, and goes with the next.
+        `is_extra`: it is not on the schedule, and is deleted after the next checkpoint.
         """
         call_everywhere(self._ranks, TrainerRank.save, step, state, is_extra)
 
@@ -242,7 +242,7 @@ def _learner(spec: TrainerSpec) -> Learner:
 
 
 def _teacher(spec: TrainerSpec, policy: Policy, initial: Callable[[], ReferencePolicy]) -> TokenScorer:
-    """The model that `rl.teacher` names, the initial policy, or what servers have said."""
+    """The teacher: the model that `rl.teacher` names, the initial policy, or scores from servers."""
     settings, teacher = spec.settings, spec.settings.rl.teacher
     if isinstance(teacher, ServedTeacher):
         return ServedScores()

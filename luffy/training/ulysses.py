@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from luffy.training.rank_mesh import RankMesh
 
 _TOKENS, _HEADS = 1, 2
-"""Dimensions of what DeepSpeed exchanges, `(B, T, A, D)`."""
+"""Dimensions of the tensors that DeepSpeed exchanges, `(B, T, A, D)`."""
 
 
 Attention: TypeAlias = Callable[..., tuple[Tensor, None]]
@@ -42,7 +42,7 @@ def over_slices(attend: Attention, mesh: RankMesh) -> Attention:
             return attend(module, *rows, attention_mask, **settings)[0]
 
         exchange = DistributedAttention(attend_rows, mesh.same_shard, scatter_idx=_HEADS, gather_idx=_TOKENS)
-        # So often that every slice gets equally many key heads.
+        # The fewest repeats that give every slice the same number of key heads.
         repeats = math.lcm(key.shape[1], mesh.slices) // key.shape[1]
         heads = (query, *(tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value)))
         found: Tensor = exchange(*(tensor.transpose(_TOKENS, _HEADS) for tensor in heads), batch_dim_idx=0)

@@ -14,7 +14,7 @@ from luffy.cli.console import duration
 from luffy.config.shipped import EXPERIMENTS
 
 TINY = ("stages=[prepare_data, base, sft, rl]", "base.steps=2", "sft.epochs=1", "rl.steps=1")
-"""What the trial changes in `smoke`."""
+"""Overrides of `smoke` for the trial."""
 _TIME_LIMIT_S = 600.0
 _SERVER_VARIABLES = ("PREFECT_", "LUFFY_")
 
@@ -27,7 +27,7 @@ def trial_run(overrides: Sequence[str] = TINY) -> Finding:
         try:
             done = subprocess.run(
                 [*command, "--workspace", str(Path(folder, "workspace"))],
-                cwd=folder,  # away from a prefect.toml: the trial is none of that server's runs
+                cwd=folder,  # away from a prefect.toml: the trial must not become a run of that server
                 env=_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

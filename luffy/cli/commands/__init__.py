@@ -1,4 +1,4 @@
-"""The commands of `luffy`, a module each with a function of the same name, which returns the exit code.
+"""The commands of `luffy`: one module each, with a function of the same name that returns the exit code.
 
-`luffy.cli.main` registers them. A command imports what loads slowly inside its function.
+`luffy.cli.main` registers them. Imports that are slow to load are made inside the functions.
 """

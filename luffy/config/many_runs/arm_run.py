@@ -40,7 +40,7 @@ class ArmRun:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The stages that are needed of it, in order: no report, and no evaluation on the way."""
+        """The stages that the run needs, in order: no report, and no evaluation of earlier policies."""
         return (*self.start, *(visit.name for visit in learning_visits(self.config)), f"evaluate_{self.last}")
 
     @property
@@ -66,12 +66,12 @@ def learning_visits(config: ExperimentConfig) -> list[StageVisit]:
 
 
 def learns_as(config: ExperimentConfig) -> str:
-    """Equal for experiments that learn the same after the base."""
+    """A key that is equal for experiments that learn the same after the base."""
     return _settings(config, _learning(config))
 
 
 def is_made_as(config: ExperimentConfig) -> str:
-    """Equal for experiments whose last policy, and its evaluation, are the same."""
+    """A key that is equal for experiments whose last policy, and its evaluation, are the same."""
     return _settings(config, ["prepare_data", "base", *_learning(config), "evaluate"])
 
 

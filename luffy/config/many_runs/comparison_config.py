@@ -22,7 +22,7 @@ class BudgetConfig(StrictModel):
     """Tokens sampled and response tokens learned from, those of SFT and of RL together, so that a cheap method makes
     more steps. An arm ends after the step that reaches the number."""
     max_optimizer_steps: PositiveInt | None = Field(default=None, exclude_if=is_none)
-    """With `tokens`: optimizer steps of SFT, and of RL, after which an arm ends that has not reached them."""
+    """With `tokens`: an arm that has not reached them ends after this many optimizer steps of SFT, or of RL."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> "BudgetConfig":
@@ -48,7 +48,7 @@ class BudgetConfig(StrictModel):
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The budget in words."""
         return f"{self.amount:,} tokens" if self.tokens is not None else f"{self.amount} {self.unit}"
 
 
@@ -61,7 +61,7 @@ class HalvingConfig(StrictModel):
     eta: int = Field(default=2, ge=2)
     """Reduction factor: the best 1/eta of a rung's tries go on, rounded up, and train about eta times as long."""
     min_resource: PositiveInt
-    """The shortest rung trains at least so long, in the unit of the budget: optimizer steps, or rollouts."""
+    """Minimum length of the shortest rung, in the unit of the budget: optimizer steps, or rollouts."""
 
 
 class SelectConfig(StrictModel):
@@ -78,7 +78,7 @@ class SelectConfig(StrictModel):
     decoding: str | None = None
     """The decoding whose accuracy, mean over seeds and problems, decides; None: the experiment's first."""
     random: PositiveInt | None = None
-    """Points drawn from each arm's grid, by the first of `seeds`; None: all points."""
+    """Number of points sampled from each arm's grid, by the first of `seeds`; None: all points."""
     halving: HalvingConfig | None = None
     """Drop the worse points after a part of the budget; None: every point gets all of it."""
 
@@ -90,12 +90,12 @@ class SelectConfig(StrictModel):
 
 
 class ArmConfig(StrictModel):
-    """One way to learn."""
+    """An arm: a chain, a method and overrides."""
 
     chain: str
     """A preset of `exp_configs/chains/`."""
     method: str
-    """A preset of `exp_configs/methods/`; of a chain with RL, that of RL."""
+    """A preset of `exp_configs/methods/`; in a chain with RL, the method of RL."""
     sft_steps: PositiveInt | None = None
     """Optimizer steps of SFT, in all of its rounds, where RL follows; None: the chain has no SFT before RL, or
     `sft_tokens` sets it."""
@@ -116,8 +116,8 @@ class ComparisonConfig(StrictModel):
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for all arms."""
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    """For all after the base: order of prompts, choice of traces, responses. Data, base and evaluation keep the
-    experiment's."""
+    """Seeds of everything after the base: order of prompts, choice of traces, responses. Data, base and evaluation keep
+    the experiment's seed."""
     reference: str
     """The arm that all others are tested against."""
     budget: BudgetConfig

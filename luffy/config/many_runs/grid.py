@@ -36,17 +36,17 @@ class GridPoint:
 
     @property
     def overrides(self) -> list[str]:
-        """As `key.path=value`."""
+        """The values as `key.path=value`."""
         return [f"{key}={flow_yaml(value)}" for key, value in self.values]
 
     @property
     def text(self) -> str:
-        """For people; empty without a key."""
+        """The values for display; empty without a key."""
         return ", ".join(f"{key}={value_text(value)}" for key, value in self.values)
 
 
 NOTHING_TRIED = GridPoint(1, ())
-"""The only point of what has no grid."""
+"""The only point where there is no grid."""
 
 
 def value_text(value: JsonValue) -> str:
@@ -55,7 +55,7 @@ def value_text(value: JsonValue) -> str:
 
 
 def is_number(value: JsonValue) -> bool:
-    """Whether it has a place on a scale."""
+    """Whether the value is a number, and not a truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -35,7 +35,7 @@ class GridConfig(StrictModel):
     grid: Grid
     """Values by `key.path`; every combination is a point."""
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    """For all after the base, at every point. Data, base and evaluation keep the experiment's."""
+    """Seeds of everything after the base, at every point. Data, base and evaluation keep the experiment's seed."""
     workers: PositiveInt = 1
     """Number of concurrent runs. Never affects their results."""
 

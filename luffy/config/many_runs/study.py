@@ -115,7 +115,7 @@ class Study:
         return [run for cell in cells for run in self._reported(cell, chosen)]
 
     def first_points(self) -> Chosen:
-        """As if the first point of each arm had been chosen: to count and check runs before anything is tuned."""
+        """The first point of each arm as the chosen one, to count and check runs before anything is tuned."""
         firsts = {name: candidates[0].point.number for name, candidates in self._points(CENTRE).items()}
         return {cell: firsts for cell in self.cells if self.tuned_cell(cell) == cell}
 

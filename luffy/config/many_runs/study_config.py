@@ -29,13 +29,13 @@ class LevelConfig(StrictModel):
 
 
 class AxisConfig(StrictModel):
-    """What is varied, one axis at a time."""
+    """An axis of the study: a setting that is varied while the other axes stay at the centre."""
 
     title: str
     centre: _Name
     """The level at the centre."""
     levels: dict[_Name, LevelConfig] = Field(min_length=2)
-    """In the order of figures."""
+    """The levels, in the order of figures."""
 
     @model_validator(mode="after")
     def _centre_exists(self) -> "AxisConfig":
@@ -45,7 +45,7 @@ class AxisConfig(StrictModel):
 
 
 class PrimaryConfig(StrictModel):
-    """What the planned tests are about."""
+    """The measure of the planned tests."""
 
     suite: str
     decoding: str
@@ -67,9 +67,9 @@ class StudyConfig(StrictModel):
     overrides: tuple[str, ...] = ()
     """`key.path=value`, for all cells; a level's overrides come after them."""
     seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    """Reported at the centre, for all after the base. Data, base and evaluation keep the experiment's."""
+    """Reported seeds at the centre, for everything after the base. Data, base and evaluation keep the experiment's."""
     seeds_elsewhere: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    """In every other cell."""
+    """Reported seeds in every other cell."""
     reference: str
     """The arm that all others are tested against."""
     budget: BudgetConfig

@@ -1,7 +1,7 @@
 """What RL and SFT minimise, as configuration: `ObjectiveConfig` holds the rest.
 
-Where to add: a loss in `losses`, a shaping in `shaping`, an advantage estimator in `advantage`, a way to compose groups
-in `group`; each has its function in `luffy.objectives` or `luffy.rl`, registered for the class.
+Where to add things: a loss in `losses`, a shaping in `shaping`, an advantage estimator in `advantage`, a way to compose
+groups in `group`; each has its function in `luffy.objectives` or `luffy.rl`, registered for the class.
 """
 
 from luffy.config.objective.advantage import (

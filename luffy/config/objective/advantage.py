@@ -1,4 +1,4 @@
-"""Advantage estimators: from the rewards of a group to what each token is worth.
+"""Advantage estimators, which turn the rewards of a group into an advantage for each token.
 
 R_i is the reward of row i, |o_i| its number of response tokens, n the size of the population.
 """
@@ -11,7 +11,7 @@ from luffy.config.strict import StrictModel
 
 
 class _Advantage(StrictModel):
-    """What every estimator may add."""
+    """Options of every estimator."""
 
     off_policy_scale: NonNegativeFloat = 1.0
     """Multiplies the advantage of off-policy tokens (`prefix_reward_weight_alpha` of the LUFFY code)."""
@@ -23,8 +23,8 @@ class _Advantage(StrictModel):
 
 class _GroupBaseline(_Advantage):
     population: Literal["joint", "on_policy"]
-    """Whose rewards make the baseline. `on_policy`: demonstrations stand outside, with advantage 0 (they can then
-    only be learned from by an auxiliary term)."""
+    """Rows whose rewards form the baseline. `on_policy`: demonstrations are left out and have advantage 0 (they can
+    then only be learned from by an auxiliary term)."""
 
 
 class GroupMeanAdvantage(_GroupBaseline):
@@ -87,7 +87,7 @@ class RawAdvantage(_Advantage):
 
     kind: Literal["raw"]
     population: ClassVar[Literal["joint"]] = "joint"
-    """Without a baseline there is none to stand outside of."""
+    """Without a baseline, all rows are treated alike."""
 
     def formula(self) -> str:
         return "R_i"

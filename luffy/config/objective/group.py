@@ -116,15 +116,15 @@ GroupFilter = Annotated[DropZeroVariance | DynamicSampling, Field(discriminator=
 
 
 class GuidanceConfig(StrictModel):
-    """Which prompts have off-policy rows: those that the policy rarely solves.
+    """Limits off-policy rows to prompts that the policy rarely solves.
 
-    Others are rolled out in full. A prompt without a pass rate yet has them.
+    Other prompts get rollouts only. A prompt without a pass rate yet has off-policy rows.
     """
 
     pass_rate_at_most: _Accuracy
     """Highest running pass rate in earlier steps, inclusive."""
     memory: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5
-    """Weight of the pass rate so far when that of a new group is averaged in; 0: the last group alone counts."""
+    """Weight of the previous running pass rate when a new group's is averaged in; 0: only the last group counts."""
 
 
 class HintConfig(StrictModel):
@@ -139,7 +139,7 @@ class HintConfig(StrictModel):
     rows_per_level: PositiveInt = 1
     """Rows sampled at each level, all levels in one call of the engine."""
     keep: Literal["all", "first_correct"]
-    """Which of them take the place of wrong rollouts. `all`: every one, the first wrong rollouts leaving first;
+    """Which hinted rows replace wrong rollouts. `all`: every one, in place of the first wrong rollouts;
     `first_correct`: the first correct one of the lowest level that has one, if any."""
     learn: Literal["bare", "hinted"]
     """The prompt that a hinted row is learned under. `bare`: off-policy rows whose recorded log-probabilities are those

@@ -197,7 +197,8 @@ _ANCHORS = {"reference": "the reference policy", "old": "pi_old", "behavior": "m
 class KLLoss(StrictModel):
     """Divergence of the policy from another, by Schulman's estimators k1, k2 or k3 on the sampled tokens.
 
-    As a loss, k2 has the gradient of the reverse KL in expectation; k3 is the forward one's, k1's vanishes.
+    In expectation, the gradient of k2 is that of the reverse KL, the gradient of k3 that of the forward KL, and the
+    gradient of k1 vanishes.
     """
 
     kind: Literal["kl"]

@@ -1,4 +1,4 @@
-"""A term: which tokens, which loss, how much of it, divided by what."""
+"""A term of the objective: its tokens, its loss, its coefficient and its denominator."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal

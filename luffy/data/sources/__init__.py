@@ -1,7 +1,7 @@
-"""Where prompts come from.
+"""Sources of prompts.
 
-To add a source: a configuration class with its own `kind` in `luffy.config.data`, a function
-`(config, purpose, seed) -> TraceSource`, and a line in `SOURCES`. Without touching this package: `kind: custom`.
+A new source needs a configuration class with its own `kind` in `luffy.config.data`, a function
+`(config, purpose, seed) -> TraceSource`, and a line in `SOURCES`. `kind: custom` works without changes to this package.
 """
 
 import hashlib

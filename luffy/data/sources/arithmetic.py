@@ -56,9 +56,9 @@ class Teaching:
     """How the teacher answers one prompt."""
 
     place: float
-    """Where in the chain it errs, in [0, 1)."""
+    """Relative position in the chain where the teacher errs, in [0, 1)."""
     shift: int
-    """Added to the result there, modulo 100; 0: it does not err."""
+    """Added to the result there, modulo 100; 0: the teacher does not err."""
     styles: tuple[StepStyle, ...]
 
 
@@ -195,7 +195,7 @@ class ArithmeticPrompts:
             yield prompt if teaching == _PLAINLY else replace(prompt, traces=self._traces(chain, is_stepwise, teaching))
 
     def _teachings(self, count: int) -> "list[Teaching | None]":
-        """How the teacher answers each prompt; None: not at all. Drawn apart, so that prompts do not depend on it."""
+        """How the teacher answers each prompt; None: not at all. Sampled separately, so that prompts stay the same."""
         source = self._source
         if not {"traced_share", "wrong_share", "styles"} & source.model_dump().keys():
             return [_PLAINLY] * count

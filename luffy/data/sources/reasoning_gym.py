@@ -4,7 +4,7 @@
 
 Reference answers come from the package. By default responses are compared with them, which suits tasks with
 mathematical answers (`chain_sum`, `gcd`, `simple_equations`). With a grader of `kind: reasoning_gym` the package scores
-them itself, which all tasks allow whose entries come back from JSON as they were.
+responses itself, which works for all tasks whose entries survive a round trip through JSON.
 """
 
 import hashlib
@@ -77,7 +77,8 @@ class ReasoningGymPrompts:
             )
 
     def _entry(self, name: str, item: Mapping[str, object]) -> dict[str, object] | None:
-        """What the package needs to score an answer later; None where JSON changes how it scores its own answer."""
+        """The entry from which the package can score an answer later; None where a round trip through JSON changes the
+        score of its own answer."""
         dataset = self._tasks[self._source.tasks.index(name)]
         try:
             entry = json.loads(json.dumps(item))

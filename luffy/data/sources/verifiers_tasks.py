@@ -1,6 +1,6 @@
 """Tasks of an environment of the package verifiers, in the order of its data set.
 
-`extra_info.verifiers_task` finds a task again: its split, its row, and a digest of its content.
+`extra_info.verifiers_task` identifies a task: its split, its row, and a digest of its content.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class VerifiersTasks:
                 continue
             place = {"split": self._source.split, "row": row, "digest": task["digest"]}
             yield Prompt(
-                uid=prompt_uid(f"{name}/{json.dumps(place)}", messages),  # games may all begin alike
+                uid=prompt_uid(f"{name}/{json.dumps(place)}", messages),  # different games may have equal prompts
                 data_source=name,
                 messages=messages,
                 ground_truth=task["answer"].strip() or _SCORED,

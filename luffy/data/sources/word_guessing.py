@@ -1,7 +1,7 @@
 """Games of guessing a five-letter word, with the turns of a player as the trace.
 
-The prompt numbers the games, since each is another problem; the word stands in `ground_truth` and `extra_info` alone. A
-game depends only on the settings, the seed, the purpose and its place.
+Each prompt has a game number, which makes it a distinct problem; the word is only in `ground_truth` and `extra_info`. A
+game depends only on the settings, the seed, the purpose and its index.
 """
 
 import hashlib

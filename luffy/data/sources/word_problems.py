@@ -34,7 +34,7 @@ _NAMES = {
 _ITEMS = ("apples", "beads", "books", "buttons", "cards", "coins", "cookies", "marbles", "pencils", "shells", "stamps")
 _LINKS = ("", "Then ", "Later, ", "After that, ", "The next day, ")
 _MANY, _MOST = 220, 300
-"""No items are added above the first number, and no multiplication leads above the second."""
+"""Above the first number of items none are added, and no multiplication exceeds the second."""
 
 
 class _Dice:
@@ -61,7 +61,7 @@ class StoryEvent:
     work: str
     """The teacher's line."""
     count: int
-    """Items after it."""
+    """Number of items after the event."""
 
 
 def _gain(dice: _Dice, count: int) -> StoryEvent:

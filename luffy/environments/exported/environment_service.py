@@ -36,7 +36,7 @@ _CORRECT = "correct"
 
 
 class ExportedEnvironment:
-    """The exported problems, and what plays and grades them; `player` None: they have a single turn."""
+    """The exported problems with their player and grader; `player` None: they have a single turn."""
 
     def __init__(
         self, splits: Mapping[str, Sequence[Prompt]], player: TextEpisodePlayer | None, grader: GraderPool
@@ -46,7 +46,7 @@ class ExportedEnvironment:
         self._grader = grader
 
     async def open(self) -> dict[str, Any]:
-        """What there is."""
+        """The version of luffy and the number of problems per split."""
         return {"version": __version__, "tasks": {split: len(prompts) for split, prompts in self._splits.items()}}
 
     async def tasks(self, split: str, start: int, stop: int) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ class ExportedEnvironment:
         return [{"messages": _sent(prompt), "answer": prompt.ground_truth} for prompt in prompts]
 
     def episode(self, split: str, row: int, digest: str) -> "ExportedEpisode":
-        """An episode of a problem; both sides read the problems from one file, so `digest` says nothing."""
+        """An episode of a problem; both sides read the problems from the same file, so `digest` is not checked."""
         prompts = self._splits.get(split, ())
         if not 0 <= row < len(prompts):
             raise TaskFault(f"there is no problem {row} in the split {split}")
@@ -83,7 +83,7 @@ class ExportedEpisode:
 
     async def ask(self, request: TextRequest, max_tokens: int) -> TextCompletion | None:
         """The policy's next turn; None if the other side sends no other."""
-        # What the other side has is kept as it is: only here, earlier turns are without their reasoning.
+        # The other side's messages are sent back unchanged: `request` has earlier turns without their reasoning.
         known = self._exchange.seen
         new = [_plain(message) for message in request.prompt[len(known) :] if isinstance(message, Message)]
         turn = await self._exchange.ask([*known, *new])

@@ -52,27 +52,27 @@ class PlayedAndGraded(StrictModel):
 
     @classmethod
     def of(cls, config: Mapping[str, object]) -> "PlayedAndGraded":
-        """Those of a resolved experiment; ValueError where this version cannot read them."""
+        """The sections of a resolved experiment; ValueError where this version cannot read them."""
         return cls.model_validate_json(json.dumps({name: config[name] for name in cls.model_fields if name in config}))
 
 
 class Export(PlayedAndGraded):
-    """What the process that plays the problems has to know."""
+    """Settings of the process that plays the problems."""
 
     luffy: str
     """Version that wrote it."""
     python: str
     directory: str
-    """Where the functions that the experiment names were importable."""
+    """Directory from which the functions that the experiment names can be imported."""
     splits: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedProblems:
-    """What was written."""
+    """Number of exported and of omitted problems."""
 
     counts: Mapping[str, int]
-    """By split."""
+    """Number of problems by split."""
     num_hidden: int
     """Confidential problems, which were left out."""
 
@@ -92,8 +92,8 @@ def write_export(
 ) -> ExportedProblems:
     """Write the package `name` into `folder`, which must be new or empty; the first split is the default one.
 
-    Raises ConfigError where the environment cannot be exported or the name is no module's, DataError where nothing can
-    be written.
+    Raises ConfigError where the environment cannot be exported or `name` is not a valid module name, DataError where
+    there is nothing to write.
     """
     from luffy.confidential import may_show_prompt
 

@@ -1,4 +1,4 @@
-"""The leaderboard as tables: a table a protocol, a row a model, a column a suite; who is best where that is clear."""
+"""The leaderboard: one table per protocol, one row per model, one column per suite, with clear leads marked."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from luffy.statistics.paired import BenchmarkComparison, compare_paired, holm
 
 @dataclass(frozen=True, slots=True)
 class MeanAccuracy:
-    """Over the columns of a table, unweighted."""
+    """Unweighted mean accuracy over the columns of a table."""
 
     value: float
     interval: tuple[float, float]
@@ -30,13 +30,13 @@ class Lead:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the best may be called so."""
+        """Whether the best row is significantly better than the next."""
         return self.comparison.is_significant
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A published row beside a table, as far as its benchmarks are the table's columns."""
+    """A published row beside a table, with those of its benchmarks that are columns of the table."""
 
     table: PublishedTable
     row: PublishedRow
@@ -52,12 +52,12 @@ class BoardTable:
     confidence: float
     columns: tuple[Column, ...]
     rows: tuple[Entry, ...]
-    """The best mean first."""
+    """Rows, the best mean first."""
     leads: Mapping[Column, Lead]
     """For the columns that at least two rows share."""
     references: tuple[Reference, ...]
     note: str = ""
-    """What sets it apart from other tables whose protocol reads the same."""
+    """Settings that distinguish it from other tables whose protocol reads the same."""
 
     def mean(self, entry: Entry) -> MeanAccuracy | None:
         """The unweighted mean over all columns with its interval; None unless the row has every column.
@@ -117,7 +117,7 @@ def _ranked(entries: Sequence[Entry], columns: Sequence[Column]) -> list[Entry]:
 
 
 def _leads(entries: Sequence[Entry], columns: Sequence[Column], confidence: float) -> dict[Column, Lead]:
-    """The best against the next in each column that has two; a claim is made at `confidence` for all of them."""
+    """The best row against the next in each column with at least two rows, at `confidence` for all columns jointly."""
     pairs = {column: _first_two(entries, column) for column in columns}
     shared = {column: pair for column, pair in pairs.items() if pair is not None}
     paired = [_difference(best, following, column, confidence) for column, (best, following) in shared.items()]

@@ -23,7 +23,7 @@ from luffy.pipeline.workspace import Workspace
 _OF_SUITES = ("suites", "graders")
 """Fields of `evaluation` that are set by suite; they distinguish columns."""
 _APART = (*_OF_SUITES, "only", "decodings", "confidence", "engine")
-"""What of `evaluation` is not shared by all suites and decodings, or does not belong to the protocol."""
+"""Fields of `evaluation` that differ between suites or decodings, or do not belong to the protocol."""
 _WORDS = {"top_p": "top-p {}", "template": "{} prompt template"}
 _OTHER_VERSION = "written by another version"
 _OWN_TEMPLATE = "own"
@@ -36,15 +36,15 @@ class EvaluationProtocol:
     """How responses were sampled and graded: only rows with equal protocols are compared."""
 
     decoding: str
-    """Its name in the experiment, which is the same for all protocols."""
+    """Name of the decoding in the experiment; does not identify the protocol."""
     settings: Mapping[str, str]
-    """Everything that does."""
+    """All settings that identify the protocol."""
     text: str
-    """In words."""
+    """The protocol in words."""
 
     @property
     def key(self) -> str:
-        """Equal for equal protocols."""
+        """A key that is equal for equal protocols."""
         return json.dumps(sorted(self.settings.items()))
 
 
@@ -55,7 +55,7 @@ class Column:
     suite: str
     num_problems: int
     num_samples: int
-    """Responses a problem."""
+    """Responses per problem."""
     problems: str
     """Hash of the problems with their reference answers, and of what the experiment sets for this suite alone (its
     grader, its template)."""
@@ -83,7 +83,7 @@ class Entry:
     protocol: EvaluationProtocol
     cells: Mapping[Column, BoardCell]
     runs: tuple[str, ...]
-    """Those that evaluated it."""
+    """Names of the runs that evaluated the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def read_entries(workspace: Workspace) -> tuple[list[Entry], list[LeftOut]]:
 
 
 def _read_stage(workspace: Workspace, directory: Path, left_out: list[LeftOut]) -> list[_Found]:
-    """What the evaluation in `directory` found; nothing, and an entry in `left_out`, when it does not count."""
+    """The results of the evaluation in `directory`; none, and an entry in `left_out`, when it does not count."""
     manifest = read_manifest(directory)
     reason = _doubt(directory, manifest)
     try:
@@ -141,7 +141,7 @@ def _read_stage(workspace: Workspace, directory: Path, left_out: list[LeftOut]) 
 
 
 def _doubt(directory: Path, manifest: Manifest | None) -> str:
-    """Why a directory's results do not count; empty when they do."""
+    """Why the results in a directory do not count; empty when they do."""
     if manifest is None:
         return _OTHER_VERSION if (directory / MANIFEST_FILE).exists() else "not finished"
     if manifest.code_changed:
@@ -161,7 +161,7 @@ def _read_sweep(workspace: Workspace, directory: Path, manifest: Manifest) -> It
 
 
 def _settings(workspace: Workspace, manifest: Manifest) -> Mapping[str, object]:
-    """Those of `evaluate`, which a sweep has under its own, and the system prompt that its data was given."""
+    """Settings of `evaluate`, which are nested in those of a sweep, with the system prompt of the data."""
     own = _mapping(manifest.settings, "protocol") if manifest.stage == "sweep" else manifest.settings
     data = read_manifest(workspace.stage_directory("prepare_data", manifest.upstream.get("data", "")))
     prompt = None if data is None else _mapping(data.settings, "data").get(_SYSTEM_PROMPT)

@@ -1,4 +1,4 @@
-"""Results that others have published, as reference rows: `data/published/*.yaml`, a file a table.
+"""Results that others have published, as reference rows: `data/published/*.yaml`, one file per table.
 
 They are shown next to the rows of a workspace, without statistical tests, since their responses are not available.
 """
@@ -24,9 +24,9 @@ class PublishedBenchmark(StrictModel):
 
     label: str
     problems: PositiveInt | None = None
-    """Its problems; a suite with another number of them is another benchmark. None: any number will do."""
+    """Its number of problems; a suite with another number is a different benchmark. None: any number will do."""
     suites: tuple[str, ...] = Field(min_length=1)
-    """What the suites of an experiment that are this benchmark may be called."""
+    """Names that this benchmark may have among the suites of an experiment."""
 
     def matches(self, suite: str, num_problems: int) -> bool:
         """Whether an evaluated suite is this benchmark."""
@@ -38,17 +38,17 @@ class PublishedRow(StrictModel):
 
     name: str
     accuracies: dict[str, Percent]
-    """By benchmark."""
+    """Accuracy by benchmark."""
 
 
 class PublishedTable(StrictModel):
-    """What a paper reports."""
+    """A table of results from a paper."""
 
     title: str
     source: str
     """Its place in the paper, such as a table."""
     model: str
-    """What all of its rows start from."""
+    """The model that all rows start from."""
     protocol: str
     """How they were evaluated, in words."""
     benchmarks: dict[str, PublishedBenchmark]
@@ -63,7 +63,7 @@ class PublishedTable(StrictModel):
         return self
 
     def benchmark_of(self, suite: str, num_problems: int) -> str | None:
-        """The benchmark that an evaluated suite is; None where it is none of them."""
+        """The table's benchmark that an evaluated suite is; None where it is none of them."""
         found = (name for name, benchmark in self.benchmarks.items() if benchmark.matches(suite, num_problems))
         return next(found, None)
 

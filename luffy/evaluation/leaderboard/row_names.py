@@ -15,7 +15,7 @@ _NODE_PREFIX = "evaluate_"
 _SWEEP = "sweep"
 _EXPORT_FOLDER = "model"
 _ELSEWHERE = ("data.suites", "data.decontamination", "rl.steps")
-"""Named by the table's columns, or by the row itself."""
+"""Settings that the table's columns, or the row itself, already show."""
 _SHOWN = 3
 _LONGEST_VALUE = 40
 
@@ -29,7 +29,7 @@ class Use:
     node: str
     """`evaluate_base`, `evaluate_sft`, `evaluate_rl`, or `sweep`."""
     config: Mapping[str, object]
-    """The experiment's, as the run recorded it."""
+    """Configuration of the experiment, as the run recorded it."""
 
     @property
     def checkpoint(self) -> str:
@@ -39,7 +39,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class RowName:
-    """What a row is called."""
+    """The name of a row."""
 
     experiment: str
     """Experiments of all runs that share the model; empty where no run is left."""
@@ -51,7 +51,7 @@ class RowName:
 
     @property
     def text(self) -> str:
-        """In one line."""
+        """The name in one line."""
         parts = (self.experiment, self.method, self.checkpoint, self.variant)
         return " · ".join(part for part in parts if part)
 

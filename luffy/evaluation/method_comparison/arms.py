@@ -28,26 +28,26 @@ _COSTLY = ("sample", *_TRAINING)
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What one run has spent after the base policy, a cold start by SFT included; None where metrics are missing."""
+    """Costs of one run after the base policy, a cold start by SFT included; None where metrics are missing."""
 
     optimizer_steps: float | None
     """Interleaved SFT steps included."""
     rollouts: float | None
     """Sampled responses, those of the stage `sample` included."""
     generated_tokens: float | None
-    """In the sampled responses."""
+    """Tokens in the sampled responses."""
     trained_tokens: float | None
     """Response tokens in the batches of updates, traces included."""
     seconds: float | None
-    """In training steps, rollouts included; without evaluation and the start of programs. The stage `sample` counts
-    with the whole of its last attempt."""
+    """Time in training steps, rollouts included; without evaluation and the start of programs. For the stage `sample`,
+    the whole of its last attempt."""
     peak_memory_gib: float | None
-    """The training process's; unknown with `cluster: ray`."""
+    """Peak of the training process; unknown with `cluster: ray`."""
     gpu_hours: float | None = None
     """Unknown without GPUs, and with the stage `sample`."""
 
     def values(self) -> dict[str, float | None]:
-        """By name."""
+        """The costs by name."""
         return asdict(self)
 
     @property
@@ -117,7 +117,7 @@ class Arm:
         return {suite: tuple(seed.held_out.get(suite, ()) for seed in self.seeds) for suite in suites}
 
     def held_out_mean(self, suite: str, confidence: float) -> tuple[HeldOutPoint, ...]:
-        """Its mean over seeds, with bounds (`mean_curve`); empty where it was not measured."""
+        """Mean held-out accuracy over seeds, with bounds (`mean_curve`); empty where it was not measured."""
         return mean_curve(self.held_out.get(suite, ()), confidence)
 
 
@@ -144,13 +144,13 @@ def mean_costs(seeds: Sequence[FinishedSeed]) -> Costs | None:
 
 
 def stage_costs(seeds: Iterable[FinishedSeed]) -> dict[Path, Costs]:
-    """What each stage of several runs has spent, by its directory: a stage that they share is in it once."""
+    """Costs of each stage of several runs by its directory, so that a shared stage is counted once."""
     stages = {directory: name for seed in seeds for name, directory in seed.trained.items()}
     return {directory: _costs(_kind(name), directory) for directory, name in stages.items()}
 
 
 def total_costs(spent: Collection[Costs]) -> Costs:
-    """Sums, None where a summand is; of memory the highest known peak."""
+    """Sums of all costs, None where a summand is unknown; for memory the highest known peak."""
     known = {each.name: [getattr(costs, each.name) for costs in spent] for each in fields(Costs)}
     sums = {name: None if None in values else sum(values) for name, values in known.items()}
     peaks = [peak for peak in known["peak_memory_gib"] if peak is not None]
@@ -158,7 +158,7 @@ def total_costs(spent: Collection[Costs]) -> Costs:
 
 
 def _kind(name: str) -> str:
-    """That of a stage called `name` in its chain; `sft` of `sft_2`."""
+    """Kind of the stage called `name` in its chain, e.g. `sft` for `sft_2`."""
     kind = kind_of(name)
     return "" if kind is None else kind.name
 
@@ -195,7 +195,7 @@ def _costs_of_sampling(directory: Path) -> Costs:
 
 
 def _sum(rows: Sequence[MetricRow], name: str) -> float | None:
-    """None where a row does not have it: half a sum would be a wrong one."""
+    """Sum of the metric `name`; None where a row lacks it, since a partial sum would be wrong."""
     return sum(row[name] for row in rows) if all(name in row for row in rows) else None
 
 

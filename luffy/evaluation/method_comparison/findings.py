@@ -1,4 +1,4 @@
-"""The numbers of a comparison: accuracy of each arm, its difference to the reference, tests; also as JSON."""
+"""The numbers of a comparison: accuracy of each arm, its difference from the reference, tests; also as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from luffy.statistics.over_seeds import SeededDifference, seeded_difference
 from luffy.statistics.paired import holm
 
 _TOKENS_OFF = 0.05
-"""Share of a budget of tokens by which an arm may miss it unmentioned: a stage ends with a whole step."""
+"""Relative deviation from a budget of tokens that is not reported: a stage ends with a whole step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class SignificanceTest:
 
     result: SeededDifference
     seeds: tuple[int, ...]
-    """Those that both have finished."""
+    """Seeds that both arms have finished."""
     adjusted_p: float
     """After Holm's correction over all tests of the comparison."""
     is_significant: bool
@@ -60,7 +60,7 @@ class Findings:
 
     @property
     def failures(self) -> list[str]:
-        """One line a failed run, those of tuning first."""
+        """One line per failed run, those of tuning first."""
         tuning = self.tuning.failures if self.tuning is not None else []
         return tuning + [
             f"{arm.name}, seed {seed}: {reason}" for arm in self.arms for seed, reason in arm.failures.items()
@@ -70,8 +70,8 @@ class Findings:
     def off_budget(self) -> list[str]:
         """One line for each arm that missed the budget.
 
-        More optimizer steps with SFT steps between those of RL, fewer where a step's groups were all filtered out;
-        fewer tokens where `max_optimizer_steps` came first, more where a single step takes many.
+        SFT steps between those of RL add optimizer steps; a step whose groups were all filtered out takes none. The
+        number of tokens is lower where `max_optimizer_steps` came first, and higher where a single step takes many.
         """
         costs = {arm.name: arm.costs for arm in self.arms if arm.costs is not None}
         if (tokens := self.budget.tokens) is not None:
@@ -130,7 +130,7 @@ def find(
 
 
 def as_json(findings: Findings) -> str:
-    """Everything, for other programs."""
+    """All findings as JSON, for other programs."""
     content = {
         "name": findings.name,
         "budget": findings.budget.text,
@@ -189,7 +189,7 @@ def _base(base: CheckpointScores, cell: Cell) -> Estimate:
 def _difference(
     reference: Arm, arm: Arm, cell: Cell, confidence: float
 ) -> tuple[SeededDifference, tuple[int, ...]] | None:
-    """By the seeds that both have finished; None without any."""
+    """The difference over the seeds that both have finished, and these seeds; None without any."""
     first, second = ({seed.seed: seed for seed in one.seeds} for one in (reference, arm))
     shared = tuple(seed for seed in first if seed in second)
     if not shared:

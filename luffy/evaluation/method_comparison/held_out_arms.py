@@ -17,7 +17,8 @@ class Reached:
     num_seeds: int
     """Seeds that measured it at all."""
     steps: float | None
-    """Mean optimizer steps over seeds; None where one did not get there: the rest would be too good a mean."""
+    """Mean optimizer steps over seeds; None where a seed did not get there, since the mean of the others would be too
+    good."""
 
 
 def mean_curve(curves: Sequence[Sequence[HeldOutPoint]], confidence: float) -> tuple[HeldOutPoint, ...]:

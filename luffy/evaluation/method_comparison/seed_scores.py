@@ -1,4 +1,4 @@
-"""The accuracy of one thing that was run with several seeds, on one suite under one decoding."""
+"""Accuracy of one configuration over its seeds, on one suite under one decoding."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Score:
 
 
 def score(seeds: Sequence[FinishedSeed], cell: Cell, confidence: float) -> Score:
-    """Over at least one seed. Raises LuffyError where seeds were evaluated on different problems."""
+    """The score over `seeds`, at least one. Raises LuffyError where seeds were evaluated on different problems."""
     k = num_samples(seeds[0].evaluation, cell)
     uids = list(seeds[0].evaluation.correct[cell])
     counts = [[correct_by_problem(seed, cell, uids)[uid] for uid in uids] for seed in seeds]
@@ -29,7 +29,7 @@ def score(seeds: Sequence[FinishedSeed], cell: Cell, confidence: float) -> Score
 
 
 def correct_by_problem(seed: FinishedSeed, cell: Cell, uids: Sequence[str]) -> Mapping[str, int]:
-    """Correct responses of one seed; LuffyError where they are not those to the problems `uids`."""
+    """Correct responses of one seed; LuffyError where its problems are not those in `uids`."""
     found = seed.evaluation.correct[cell]
     if found.keys() != set(uids):
         raise LuffyError(f"arms were evaluated on different problems of {cell[0]}; run the comparison again")

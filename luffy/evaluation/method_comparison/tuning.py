@@ -11,7 +11,7 @@ from luffy.evaluation.method_comparison.seed_scores import Score, score
 from luffy.evaluation.results import Cell
 
 Resource = Literal["optimizer_steps", "rollouts"]
-"""What rungs are measured in: a field of `Costs`."""
+"""Unit of the lengths of rungs: a field of `Costs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Try:
     failures: Mapping[int, str]
     """Seed to one line."""
     score: Score | None
-    """None where a seed has failed: the others alone would be compared with more."""
+    """None where a seed has failed: a mean over fewer seeds would not be comparable."""
 
 
 def tried(
@@ -34,7 +34,7 @@ def tried(
 
 
 def best(tries: Sequence[Try], count: int) -> tuple[Try, ...]:
-    """Those with the highest accuracies, `count` at most, in their order; of equal ones the first.
+    """The tries with the highest accuracies, at most `count`, in their order; of equal ones the first.
 
     A try with a failed seed is never among them.
     """
@@ -90,7 +90,8 @@ class ArmTuning:
         spent = stage_costs(seed for seed, _ in self._longest())
         for seed, rung in self._longest():
             *earlier, last = seed.trained.values()
-            # What the last stage was to make, not what it made: a step whose groups are all filtered out makes none.
+            # The planned length of the last stage, not the actual one: a step whose groups are all filtered out adds
+            # nothing.
             own = _less(lengths[rung], [getattr(spent[stage], resource) for stage in earlier])
             spent[last] = _prolonged(spent[last], 1 + (lengths[-1] - lengths[rung]) / own if own else None)
         return total_costs(spent.values())
@@ -110,7 +111,7 @@ class ArmTuning:
         return "tried " if len(self.rungs) == 1 else "remaining "
 
     def _ties(self) -> Iterator[str]:
-        """A line for each rung of which one of two equally accurate tries went on."""
+        """A line for each rung from which only some of equally accurate tries went on."""
         for number, (tries, following) in enumerate(pairwise(self.rungs), start=1):
             kept = {each.point.number for each in following}
             dropped = _accuracies([each for each in tries if each.point.number not in kept])
@@ -157,7 +158,7 @@ class Tuning:
     decoding: str
     seeds: tuple[int, ...]
     is_random: bool
-    """Whether the tries were drawn from larger grids."""
+    """Whether the tries were sampled from larger grids."""
     arms: tuple[ArmTuning, ...]
     halving: Halving | None = None
     """None: every try got the whole budget."""
@@ -168,7 +169,7 @@ class Tuning:
         return len(self.arms[0].tries)
 
     def chosen(self, arm: str) -> Try | None:
-        """What was chosen for an arm."""
+        """The chosen try of an arm."""
         return next(each.chosen for each in self.arms if each.arm == arm)
 
     @property
@@ -194,7 +195,7 @@ class Tuning:
 
 
 def tuning_values(tuning: Tuning) -> dict[str, Any]:
-    """Everything, as JSON values."""
+    """All results of tuning as JSON values."""
     return {
         "on": tuning.on,
         "decoding": tuning.decoding,
@@ -243,7 +244,7 @@ def _less(total: int, parts: Sequence[int | None]) -> int | None:
 
 
 def _prolonged(costs: Costs, factor: float | None) -> Costs:
-    """`costs` of a stage that is longer by `factor`; unknown with it."""
+    """`costs` scaled to a stage that is longer by `factor`, except peak memory; unknown where `factor` is."""
     scaled = {
         name: None if value is None or factor is None else value * factor for name, value in costs.values().items()
     }

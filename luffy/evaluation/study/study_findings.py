@@ -1,4 +1,4 @@
-"""The numbers of a study, out of its results alone: accuracies, planned tests with Holm's correction, and the rest."""
+"""The numbers of a study, from its results alone: accuracies, planned tests with Holm's correction, other effects."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Effect:
 
     result: SeededDifference
     seeds: tuple[int, ...]
-    """Those that both have."""
+    """Seeds that both have."""
     adjusted_p: float | None
     """After Holm's correction over the planned tests; None: exploratory."""
     confidence: float
@@ -33,7 +33,7 @@ class Effect:
 
     @property
     def p_value(self) -> float:
-        """What decides: the corrected one of a planned test."""
+        """The corrected p-value of a planned test, else the uncorrected one."""
         return self.result.p_value if self.adjusted_p is None else self.adjusted_p
 
     @property
@@ -104,7 +104,8 @@ def _planned(
     known: Mapping[tuple[str, str, Cell], tuple[SeededDifference, tuple[int, ...]]],
     primary: Cell,
 ) -> dict[tuple[str, str, Cell], float]:
-    """Holm over all planned tests; one without results yet counts with p = 1, so that no other gains by it."""
+    """Holm-corrected p-values of all planned tests; a test without results counts as p = 1, so that missing runs make
+    no other test more significant."""
     places = [(cell, arm, primary) for cell, arm in config.planned]
     adjusted = holm([known[place][0].p_value if place in known else 1.0 for place in places])
     return dict(zip(places, adjusted, strict=True))
@@ -128,7 +129,7 @@ def _score(rows: Mapping[int, OutcomeRow], confidence: float) -> Score:
 def _difference(
     first: Mapping[int, OutcomeRow], second: Mapping[int, OutcomeRow], confidence: float
 ) -> tuple[SeededDifference, tuple[int, ...]] | None:
-    """By the seeds that both have; None without any."""
+    """The difference over the seeds that both have, and these seeds; None without any."""
     seeds = tuple(seed for seed in first if seed in second)
     if not seeds:
         return None

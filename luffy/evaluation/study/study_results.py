@@ -2,7 +2,7 @@
 
 `NAME.results.parquet` has a row for each run, suite and measure (what a run has spent has no suite);
 `NAME.outcomes.parquet` a row for each run, suite and decoding, with the number of correct responses to every problem.
-Page, figures and tables come out of these two files and the design alone.
+The page, figures and tables are made from these two files and the design alone.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ class MeasureRow:
     point: int
     """Number of the point in the arm's grid."""
     values: str
-    """What the point sets; empty where nothing is tuned."""
+    """The settings of the point; empty where nothing is tuned."""
     seed: int
     """0 for the base."""
     suite: str
-    """Empty for what the run has spent."""
+    """Empty for costs of the run."""
     decoding: str
     measure: str
     value: float
@@ -200,7 +200,7 @@ def read_study_results(files: tuple[Path, Path]) -> StudyResults:
 
 
 def joined_results(before: StudyResults, found: StudyResults) -> StudyResults:
-    """The runs of both, those of `before` where both have one: machines that share the work of a study each add theirs.
+    """The runs of both, taking those that both have from `before`: machines that share a study each add their runs.
 
     Raises DataError where a run of both has different results, or an arm of a cell different tuned values.
     """

@@ -26,7 +26,7 @@ _faults: contextvars.ContextVar[list[str]] = contextvars.ContextVar("faults")
 
 
 class _NoModel:
-    """Stands where an environment finds the client of its model."""
+    """Placeholder for the client of an environment's model."""
 
     def __getattr__(self, name: str) -> Any:
         return _used()
@@ -251,7 +251,7 @@ class ClassicEnvironment:
             leaf.get_model_response = _ask
 
     async def open(self) -> dict[str, Any]:
-        """What the other side has to know before the first episode."""
+        """Description of the environment for the other side, before the first episode."""
         names = [getattr(each, "__name__", "") for rubric in rubrics(self._env.rubric) for each in _functions(rubric)]
         return {
             "version": importlib.import_module("verifiers").__version__,

@@ -1,4 +1,4 @@
-"""What can go wrong with an environment, as one line for the other side."""
+"""Exceptions of an environment, each with one line for the other side."""
 
 
 class Unusable(Exception):

@@ -17,7 +17,7 @@ class Seat(Protocol):
     """An episode that has the policy's turns."""
 
     is_ended: bool
-    """Whether a turn was asked for that there will not be."""
+    """Whether a turn was requested after the last one."""
 
     async def next_turn(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> Turn | None:
         """The policy's turn in the conversation `messages`; None if there is no other."""
@@ -104,7 +104,7 @@ def _client_class(seats: Mapping[str, Seat]) -> type:
 
 
 class _Asker:
-    """Stands where verifiers' chat loop has the one that asks its model and shortens long conversations."""
+    """Replaces the object with which verifiers' chat loop calls its model and shortens long conversations."""
 
     enabled, threshold = False, None
 

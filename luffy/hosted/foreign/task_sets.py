@@ -88,7 +88,7 @@ class TaskEpisode:
     """One episode, with the policy in the seat of its agent."""
 
     def __init__(self, env: Any, task: Any, name: str, tools: list[dict[str, Any]] | None) -> None:
-        """`name`: of its model. `tools`: those that every task has; None: not known yet."""
+        """`name`: name of the episode's model. `tools`: tools that every task has; None: not known yet."""
         self.tools = tools
         self.is_ended = False
         """Whether a turn was asked for that there will not be."""
@@ -192,7 +192,7 @@ class TaskSetEnvironment:
         self._stack = contextlib.AsyncExitStack()
 
     async def open(self) -> dict[str, Any]:
-        """Serve what episodes share, and begin the first task to see its tools; Unusable where that fails."""
+        """Start the services that episodes share, and begin the first task to see its tools; Unusable if that fails."""
         tasks = next((tasks for tasks in self._splits.values() if tasks), [])
         try:
             await self._stack.enter_async_context(self._env.serving())
@@ -225,7 +225,7 @@ class TaskSetEnvironment:
         return episode
 
     async def teardown(self) -> None:
-        """End what episodes share."""
+        """Stop the services that episodes share."""
         await self._stack.aclose()
 
     def _new(self, task: Any) -> TaskEpisode:

@@ -1,4 +1,4 @@
-"""Between a rollout, which asks for turns of the policy when it likes, and the other side, which sends them."""
+"""Passes the policy's turns from the other side to a rollout, which requests them whenever it wants."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -45,7 +45,7 @@ class TurnExchange:
         self._raise_fault()
 
     async def close(self) -> None:
-        """End the rollout if it has not ended, in order if that does not take long."""
+        """End the rollout if it has not ended, cleanly if that does not take long."""
         self._turns.put_nowait(None)
         await asyncio.wait([self._rollout], timeout=_CLOSE_S)
         await self.cancel()

@@ -69,7 +69,7 @@ class DecodingResults:
     dots: str
     outcomes: str
     measures: list[tuple[str, Table]]
-    """Beside accuracy, each table with what it is about."""
+    """Tables of other measures than accuracy, each with its title."""
     advice: list[str]
     """A line for each checkpoint without readable answers on some suite."""
     breakdowns: list[BreakdownSection]
@@ -126,7 +126,7 @@ class ReportPage:
     """Early and late steps."""
     data: Table
     difficulty: tuple[Table, ...]
-    """Which prompts RL was given; empty where it took them all."""
+    """Which prompts RL got; empty where it took them all."""
     synthesis: tuple[Table, ...]
     """What teachers answered; empty without any."""
     sampled: Table | None

@@ -15,7 +15,7 @@ from luffy.synthesis.synthesis_card import SynthesisCard
 
 
 def accuracy_table(chain: FinishedChain, decoding: str) -> Table:
-    """Accuracy in percent: a row a suite, a column a checkpoint, the best of a row in bold by its tone."""
+    """Accuracy in percent: one row per suite, one column per checkpoint, the best of a row in bold by its tone."""
     rows = []
     for suite in chain.suites:
         found = [evaluation.row((suite, decoding)) for evaluation in chain.evaluations]
@@ -38,7 +38,7 @@ def difference_table(chain: FinishedChain, decoding: str) -> Table:
 
 
 def detail_table(chain: FinishedChain) -> Table:
-    """Everything in the results: a row a checkpoint, suite and decoding."""
+    """Everything in the results: one row per checkpoint, suite and decoding."""
     header = (
         "checkpoint", "suite", "decoding", "problems", "samples each", "accuracy %", "interval", "pass@k %",
         "mean tokens", "truncated %", "other outcomes",
@@ -119,7 +119,7 @@ def synthesis_table(card: SynthesisCard) -> Table:
 
 
 def sample_table(cards: Sequence[SampleCard]) -> Table:
-    """What the policy answered in each round, and what was kept of it: a row a round."""
+    """The policy's answers in each round, and the traces that were kept: one row per round."""
     header = (
         "round",
         "sampled",
@@ -147,7 +147,7 @@ def sample_table(cards: Sequence[SampleCard]) -> Table:
 
 
 def stage_table(manifests: Mapping[str, Manifest]) -> Table:
-    """What ran: key, when, how long, how much it left on disk."""
+    """The stages that ran: key, time, duration and size on disk."""
     header = ("stage", "key", "started", "took", "size", "resumed")
     rows = tuple(
         (

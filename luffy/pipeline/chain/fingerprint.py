@@ -4,10 +4,10 @@ It covers the modules of the package that `luffy/stages/<stage>.py` reaches by i
 functions and in the `__init__` of packages, and modules named by a string such as `"luffy.grading.worker"`), as syntax
 trees without docstrings, comments and layout, and the files packaged next to them (templates, style sheets).
 
-The modules in `_FRAME` are left out: they affect a result only through settings and inputs, which the key contains.
-So does what they alone reach. `engine_pool` is the way of evaluations to Ray: it hands requests to engines whose own
-code (`luffy.rollout.vllm_engine`) is covered. The modules in `_BY_SECTION` count only where a stage's settings have
-their section: a training without validation does not depend on how evaluations are graded.
+The modules in `_FRAME` are left out, and so are those that only they reach: they affect a result only through settings
+and inputs, which the key contains. `engine_pool`, which evaluations use to run on Ray, hands requests to engines whose
+own code (`luffy.rollout.vllm_engine`) is covered. The modules in `_BY_SECTION` count only where a stage's settings have
+their section: training without validation does not depend on how evaluations are graded.
 """
 
 import ast
@@ -74,7 +74,7 @@ def module_fingerprint(modules: Sequence[str], package: Path = _PACKAGE) -> dict
 
 
 def _module_files(package: Path) -> Mapping[str, Path]:
-    """The file of each module of the package. One walk over its folders is faster than a look for every name."""
+    """The file of each module of the package; one walk over its folders is faster than a lookup of every name."""
     found = {}
     for folder, _, names in os.walk(package, followlinks=True):
         inside = Path(folder)

@@ -18,7 +18,8 @@ class StageNode:
     """One stage of the chain."""
 
     name: str
-    """Unique in the chain: that of its visit (`rl`, `sft_2`), or of what it evaluates (`evaluate_rl`)."""
+    """Unique in the chain: the stage's own name (`rl`, `sft_2`), or one derived from what it evaluates
+    (`evaluate_rl`)."""
     stage: str
     """Its kind's name."""
     inputs: Mapping[str, str]
@@ -66,7 +67,7 @@ def nodes_providing(role: Role, names: Iterable[str]) -> list[str]:
 
 
 def _sampled_first(before: Sequence[StageNode]) -> str:
-    """The node of the policy that the first round samples."""
+    """Name of the node whose policy the first round samples."""
     return next(node.inputs["model"] for node in before if node.stage == "sample")
 
 

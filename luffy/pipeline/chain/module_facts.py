@@ -1,6 +1,6 @@
 """Facts about each module that the fingerprint needs, cached beside the byte code: parsing a package takes a second.
 
-An entry is keyed by the hash of the file's content, so it is never stale. Where nothing can be written there, all is
+An entry is keyed by the hash of the file's content, so it is never stale. If the cache cannot be written, modules are
 parsed each time.
 """
 
@@ -45,7 +45,7 @@ class FactsFile:
         version = (file, stat.st_mtime_ns, stat.st_size)
         if version not in self._by_file:
             content = file.read_bytes()
-            # With its name: what a relative import means depends on it.
+            # The name is part of the key, since relative imports depend on it.
             key = hashlib.sha256(f"{module}\0".encode() + content).hexdigest()
             self._used[key] = self._kept.get(key) or find(content)
             self._by_file[version] = self._used[key]

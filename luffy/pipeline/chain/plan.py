@@ -26,7 +26,7 @@ class StagePlan:
     directory: Path
     inputs: Mapping[str, Path]
     action: Action
-    """`depends`: finished, and reused if its inputs, once made again, are unchanged."""
+    """`depends`: finished, and reused if its inputs turn out unchanged once they are made again."""
     reason: str = ""
     step: int = 0
     """The step at which `resume` and `continue` start."""

@@ -28,7 +28,7 @@ from luffy.pipeline.workspace.lock import LOCK_FILE
 
 LOG_FILE = "log.txt"
 PAID_ANSWERS = "paid_answers.jsonl"
-"""Paid answers. The key of each covers the whole question, so they stay valid after any change."""
+"""File of paid answers. The key of each covers the whole question, so answers stay valid after any change."""
 _EXPORT_FOLDER = "model"
 _KEPT = frozenset({JOB_FILE, EVENTS_FILE, LOG_FILE, LOCK_FILE, LEASE_FOLDER, PAID_ANSWERS})
 
@@ -74,10 +74,10 @@ def examine(directory: Path, key: str, consumed: Mapping[str, str], *, verify: b
 def clear(directory: Path, condition: Condition) -> None:
     """Remove the entries that `condition` lists as stale, the manifest first, so that a crash leaves no false claim.
 
-    A stage that starts from scratch has an empty identity until nothing else is left: after a kill halfway, the rest is
-    not taken for what an interrupted stage has made, and the next start goes on clearing.
+    For a stage that starts from scratch the identity file is emptied first and deleted last: after a kill halfway, the
+    remaining files do not count as those of an interrupted stage, and the next start goes on clearing.
 
-    What a killed write has left goes, too: in `model/` it would become part of the result.
+    Temporary files of killed writes are removed, too: in `model/` they would become part of the result.
     """
     if IDENTITY_FILE in condition.stale:
         with (directory / IDENTITY_FILE).open("wb") as file:
@@ -93,7 +93,7 @@ def clear(directory: Path, condition: Condition) -> None:
 
 
 def _unknown(directory: Path) -> Condition:
-    """Without a readable record, only files with the names of a stage's outputs may be removed."""
+    """The condition of a directory without a readable identity; one without an identity file keeps all its files."""
     if (directory / IDENTITY_FILE).exists():
         return Condition(False, f"{IDENTITY_FILE} is not readable", _all_entries(directory))
     return Condition(False)

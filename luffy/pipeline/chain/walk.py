@@ -60,8 +60,8 @@ def find_room(config: ExperimentConfig, nodes: Sequence[StageNode]) -> Room:
 def walk(nodes: Sequence[StageNode], make: Make[Result], room: Room, stop: Callable[[], None]) -> dict[str, Result]:
     """The results of `make` by node name; a node starts after those it reads from.
 
-    Stages that run at the same time do so in threads. An interrupt calls `stop`, which has to end them. After a failure
-    no stage starts; those running finish, and then the first failure in the order of the chain is raised.
+    Concurrent stages run in threads. An interrupt calls `stop`, which has to end them. After a failure no further stage
+    starts; running ones finish, and then the first failure in the order of the chain is raised.
     """
     if room.most == 1:
         done: dict[str, Result] = {}

@@ -1,4 +1,4 @@
-"""What a LoRA adapter adds to a model, computed from the model's shape before its weights are loaded."""
+"""Size of a LoRA adapter: its layers, parameters and activations, computed from the model's shape alone."""
 
 import importlib.util
 from collections.abc import Iterator

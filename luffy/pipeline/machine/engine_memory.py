@@ -1,7 +1,7 @@
-"""An upper estimate of the GPU memory of what generates responses: vLLM engines, and the embedded engine.
+"""An upper estimate of the GPU memory of vLLM engines and of the embedded engine.
 
-vLLM takes a fixed share of each of its GPUs and gives what weights, activations and its process leave of it to the KV
-cache, so an engine fits where one sequence of full length does. The embedded engine takes what its batch needs.
+vLLM takes a fixed share of each of its GPUs and uses for the KV cache what its process, weights and activations leave
+of that share, so an engine fits where one sequence of full length does. The embedded engine takes what its batch needs.
 Symbols as in `luffy.pipeline.machine.memory`.
 """
 
@@ -33,7 +33,7 @@ def rl_engine_memory(architecture: ModelArchitecture, config: ExperimentConfig, 
 
 
 def hint_tokens(config: ExperimentConfig) -> int:
-    """Most tokens of a hint in RL's prompts, without the words around it; 0 without hints."""
+    """Largest number of tokens of a hint in RL's prompts, without the template's words; 0 without hints."""
     hint = config.objective.group.hint if config.objective is not None else None
     return 0 if hint is None else math.ceil(hint.levels[-1] * config.data.max_trace_tokens)
 
@@ -41,9 +41,9 @@ def hint_tokens(config: ExperimentConfig) -> int:
 def generation_memory(
     architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None, stages: Collection[str]
 ) -> tuple[GpuMemory, ...]:
-    """Each kind of GPU in those of `stages` in which a finished model answers prompts.
+    """Memory of each kind of GPU in those of `stages` in which a finished model answers prompts.
 
-    Empty for stages with servers elsewhere.
+    Empty for stages whose model is on servers elsewhere.
     """
     found = []
     if config.evaluation is not None and any(stage in stages for stage in _EVALUATING):
@@ -111,7 +111,7 @@ def _step(architecture: ModelArchitecture, config: ExperimentConfig) -> Componen
 
 
 def _cache_of_share(longest: int, per_token: float, left_gib: float | None) -> Component:
-    """The rest of the share; at least one sequence of full length, also if the rest is unknown."""
+    """KV cache in the rest of vLLM's share, at least for one sequence of full length; that, if the rest is unknown."""
     least = longest * per_token / GIB
     if left_gib is None or left_gib < least:
         return Component("KV cache", least, f"at least one sequence of {longest:,} tokens x {per_token:,.0f} bytes")
@@ -151,7 +151,7 @@ def embedded_cache_bytes(architecture: ModelArchitecture, dtype_bytes: int) -> i
 
 
 def embedded_prefill_bytes(architecture: ModelArchitecture, dtype_bytes: int, width: int) -> int:
-    """Bytes per token of the prompts' pass through its widest layer, in rows of `width` tokens, which keeps nothing.
+    """Bytes per token in the widest layer of a prefill with rows of `width` tokens, which saves no activations.
 
     MLP: its input, gate, the activated gate, up and their product, 4 b i + 2 b h; or attention: queries, repeated keys
     and values and the output, 4 b a + 2 b h, and the mask as a bias, b per token of the row, besides its one byte.

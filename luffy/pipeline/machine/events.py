@@ -76,7 +76,7 @@ class EventWriter:
         self._write("failed", {"text": text})
 
     def stopped(self, text: str) -> None:
-        """The stage ended in order after a request; `text` describes what is kept."""
+        """The stage ended cleanly after a stop request; `text` describes what is kept."""
         self._write("stopped", {"text": text})
 
     def close(self) -> None:

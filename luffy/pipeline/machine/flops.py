@@ -29,11 +29,11 @@ class ModelFlops:
 
     shape: ModelArchitecture
     adapter_weights: int | None = None
-    """Weights of the adapter that alone is trained; None: the whole model is."""
+    """Number of weights of the adapter, if only that is trained; None: the whole model is trained."""
 
     @classmethod
     def of_config(cls, config: Mapping[str, object], adapter_weights: int | None = None) -> "ModelFlops | None":
-        """For a model with this `config.json`; None for a model type that is not supported here."""
+        """The counter for a model with this `config.json`; None for a model type that is not supported here."""
         shape = from_model_config(config)
         return None if shape is None else cls(shape, adapter_weights)
 
@@ -63,7 +63,7 @@ class ModelFlops:
         return TRAINING * self.forward(lengths, num_scored) - self._products(lengths, num_scored)
 
     def _products(self, lengths: Sequence[int], num_scored: int) -> int:
-        """A forward pass through the model's own weights: as many operations as the gradients of these weights take."""
+        """Operations of the matrix products in a forward pass, without an adapter's; weight gradients take as many."""
         return _FORWARD * (self.decoder_weights * sum(lengths) + self.shape.embedding_parameters * num_scored)
 
     def _attention(self, lengths: Sequence[int]) -> int:

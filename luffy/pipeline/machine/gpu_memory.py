@@ -1,4 +1,4 @@
-"""The memory of a GPU as a sum of components: what the estimates of training and of generation have in common."""
+"""The memory of a GPU as a sum of components, for the estimates of training and of generation."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -51,6 +51,6 @@ def total_gib(components: Iterable[Component]) -> float:
 
 
 def process_allowance(*, of_vllm: bool = False) -> Component:
-    """What a process takes before it does anything."""
+    """Memory that a process takes before it loads a model."""
     gib = ENGINE_PROCESS_GIB if of_vllm else _PROCESS_GIB
     return Component("process", gib, f"allowance: CUDA context, NCCL{', CUDA graphs' if of_vllm else ''}")

@@ -25,7 +25,7 @@ _EVALUATING = {"evaluate", "sweep"}
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The stages of an experiment that are to run, and the GPUs that they find."""
+    """The stages of an experiment that will run, and the GPUs that are available to them."""
 
     config: ExperimentConfig
     stages: Collection[str]
@@ -46,7 +46,7 @@ class Placement:
 
     @property
     def vllm_users(self) -> tuple[str, ...]:
-        """The stages, in words, for which a finished model answers prompts by vLLM."""
+        """The stages, in words, in which a finished model answers prompts with vLLM."""
         return tuple(name for name, engine in self._answering if engine == "vllm")
 
     @property
@@ -56,7 +56,7 @@ class Placement:
 
     @property
     def training_here_gib(self) -> tuple[float, ...] | None:
-        """Memory of each GPU that training finds; None: unknown, as on a cluster that is joined."""
+        """Memory of each GPU available to training; None: unknown, as on a joined cluster."""
         return self.here_gib if self.config.execution.ray.address is None else None
 
     @property
@@ -71,7 +71,7 @@ class Placement:
 
     @property
     def checks_generation(self) -> bool:
-        """Whether stages in which a finished model answers are estimated: with `cluster: ray`, or by vLLM on known
+        """Whether stages in which a finished model answers are estimated: with `cluster: ray`, or with vLLM on known
         GPUs.
 
         `cluster: local` without vLLM is for small models; its training is not estimated either.
@@ -96,7 +96,7 @@ class Placement:
 
 
 def memory_of(placement: Placement) -> tuple[GpuMemory, ...]:
-    """Each kind of GPU in the stages that are estimated; empty for a model of unknown shape."""
+    """Memory of each kind of GPU in the stages that are estimated; empty for a model of unknown shape."""
     config, architecture = placement.config, placement.architecture
     if architecture is None:
         return ()
@@ -146,7 +146,7 @@ def _too_few_gpus(placement: Placement) -> Iterator[str]:
 
 
 def states_other_gpus(placement: Placement) -> bool:
-    """Whether `execution.gpu_memory_gb` is more than a GPU has that is used here."""
+    """Whether `execution.gpu_memory_gb` is more than the memory of a GPU that is used here."""
     stated = placement.config.execution.gpu_memory_gb
     here = placement.here_gib if placement.vllm_users else placement.training_here_gib
     if not here or stated is None:

@@ -1,8 +1,8 @@
-"""The nearest layout of an experiment that fits its GPUs, for the refusal of one that does not.
+"""Search for the nearest layout that fits an experiment's GPUs, to suggest it where the configured one does not.
 
-The search goes over the execution settings that free memory and change no result. Each departure has a price, roughly
-what it costs in speed, and the cheapest layout that nothing speaks against is the nearest. The prices are a rule of
-thumb; none is measured.
+The search varies the execution settings that free memory and change no result. Each change has a price, roughly its
+cost in speed, and the nearest layout is the cheapest one without complaints. The prices are rules of thumb, not
+measurements.
 """
 
 import math
@@ -63,7 +63,7 @@ _Axis = list[_Choice]
 def nearest_layout(placement: Placement) -> tuple[str, ...] | None:
     """Overrides (`execution.zero_stage=3`) that make everything fit; None where no layout does."""
     axes = list(_axes(placement))
-    # Whether any fits is decided by a few hundred layouts instead of ten thousand.
+    # A few hundred layouts, with all memory savings switched on, decide whether any of ten thousand fits.
     least = [axis[-1:] if axis[-1].changes.keys() & _SAVING else axis for axis in axes]
     if _first_that_fits(placement, least) is None:
         return None
@@ -134,7 +134,7 @@ def _more_ranks(placement: Placement) -> list[tuple[int, int]]:
 
 
 def _halved(tokens: int, fewest: int) -> list[tuple[int, int]]:
-    """A number halved once, twice and so on, with how often it was halved."""
+    """`tokens` halved once, twice and so on, each with the number of halvings."""
     halved = [(tokens >> times, times) for times in range(1, _HALVINGS + 1)]
     return [(value, times) for value, times in halved if value >= fewest]
 
@@ -145,9 +145,9 @@ def _ways(placement: Placement) -> list[int]:
 
 
 def _with_counts(placement: Placement, changes: Changes) -> Changes:
-    """`changes` with as many ranks and engines as there are GPUs for, which may be none.
+    """`changes` with as many ranks and engines as the GPUs allow, possibly none.
 
-    If the number of GPUs is unknown, the number that the experiment requires.
+    If the number of GPUs is unknown, it is taken to be the number that the experiment requires.
     """
     config, found = placement.config, dict(changes)
     ray, vllm = config.execution.ray, config.execution.vllm

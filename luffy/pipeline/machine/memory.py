@@ -44,7 +44,7 @@ _LIVE_PARAMETERS = 1_050_000_000
 def estimate_memory(
     architecture: ModelArchitecture, config: ExperimentConfig, gpu_gib: float | None
 ) -> tuple[GpuMemory, ...]:
-    """Each kind of GPU in the training stages under `cluster: ray`; `gpu_gib` is the memory of one, None: unknown.
+    """Memory of each kind of GPU in the training stages under `cluster: ray`; `gpu_gib`: size of one, None: unknown.
 
     SFT: a rank during an update. RL, disaggregated: a trainer's GPU during an update, and an engine's. Colocated: a
     shared GPU during a rollout (the trainer's weights and optimizer states stay on it) and during an update (the engine
@@ -276,7 +276,7 @@ class _TrainerMemory:
         ]
 
     def _weights(self, name: str, parameters: int, size: int, *, always_whole: bool = False) -> Component:
-        """Weights of `size` bytes each: whole, or under ZeRO 3 this rank's share and what is gathered for a time."""
+        """Weights of `size` bytes each: all of them, or under ZeRO 3 this rank's share and those gathered at a time."""
         words = f"{parameters:,} parameters x {size} bytes"
         if self._execution.zero_stage < 3 or always_whole:
             return Component(name, parameters * size / GIB, f"{words}, whole on each rank")

@@ -62,7 +62,7 @@ def find_resources(config: ExperimentConfig, stages: Sequence[str] | None = None
 
 
 def _unset_keys(config: ExperimentConfig, wanted: Sequence[str]) -> list[str]:
-    """No complaints: answers that are there already need no key."""
+    """Notes, not complaints, about missing API keys: answers that are already saved need no key."""
     execution = config.execution
     servers = {f"execution.teachers.{name}": server for name, server in execution.teachers.items()}
     used = servers if "synthesize" in wanted else {}
@@ -102,7 +102,7 @@ def detected_gpus_gib() -> tuple[float, ...] | None:
 
 
 def _unusable_adapter(placement: Placement) -> list[str]:
-    """What the first training stage would refuse, perhaps hours later."""
+    """Complaints about an adapter that the first training stage would refuse, perhaps hours later."""
     lora = placement.config.model.lora
     if lora is None or not {"sft", "rl"} & {*placement.stages}:
         return []

@@ -153,7 +153,7 @@ def _end(child: _Child, grace_s: float) -> None:
 
 
 def _ask_to_end(process: StageProcess, grace_s: float) -> None:
-    """Ask the stage program alone to end, and wait until it has; its helpers must live to see its step to the end."""
+    """Ask only the stage program to end, and wait until it has; it needs its helper processes to finish the step."""
     deadline = time.monotonic() + grace_s + _CLEAN_UP_S
     if process.poll() is None:
         with suppress(ProcessLookupError):
@@ -163,8 +163,8 @@ def _ask_to_end(process: StageProcess, grace_s: float) -> None:
 
 
 def _failed(code: int, failure: str, tail: Sequence[str], log_path: Path) -> StageFailed:
-    # Without disk space, the stage may be unable to write its own error, or a helper of it was the one to fail. A quota
-    # that is used up does not show in the number of free bytes.
+    # Without disk space the stage may be unable to write its own error, or one of its helpers may have failed. An
+    # exhausted quota does not show in the number of free bytes.
     if code == EXIT_NO_SPACE and failure:
         return StageFailed(failure, exit_code=EXIT_USER_ERROR)
     if code == EXIT_NO_SPACE or (code > 0 and not failure and free_bytes(log_path) < _NO_ROOM_BYTES):

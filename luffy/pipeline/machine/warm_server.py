@@ -102,7 +102,7 @@ def _check_single_thread() -> None:
 
 
 if __name__ == "__main__":
-    # The run ends it with SIGKILL. A scheduler's SIGTERM to all processes of a job must not take a stage along.
+    # The run ends the server with SIGKILL. A scheduler's SIGTERM to all processes of a job must not end its stage, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control = Connection(int(sys.argv[1]))
     load(sys.argv[2:])

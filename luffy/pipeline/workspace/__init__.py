@@ -1,6 +1,6 @@
-"""Where everything lives: stages by key, runs by name.
+"""The layout of a workspace: stages by key, runs by name.
 
-<root>/stages/<stage>/<key>/         one directory a result
+<root>/stages/<stage>/<key>/         one directory per result
 <root>/runs/<experiment>-<n>/        run.json, links to the stages it used
 <root>/prefect/                      the database of the embedded Prefect server
 <root>/warm_server.log               log of the process that stages are forked from
@@ -23,14 +23,14 @@ from luffy.pipeline.workspace.lock_reach import check_locks
 WORKSPACE_VARIABLE = "LUFFY_WORKSPACE"
 RUN_FILE = "run.json"
 MIN_FREE_BYTES = 32 << 20
-"""Bytes for the records, logs and Prefect's database of a run."""
+"""Free space required for the records, logs and Prefect's database of a run."""
 TRASH_PREFIX = ".trash-"
-"""Prefix of names of what is being deleted, and is no longer read."""
+"""Prefix of the names of entries that are being deleted and no longer read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The paths below one root; making one touches nothing."""
+    """The paths below one root; creating the object touches no file."""
 
     root: Path
 
@@ -116,7 +116,7 @@ def find_workspace(chosen: Path | str | None = None) -> Workspace:
 
 
 def is_discarded(path: Path) -> bool:
-    """Whether `path` is what an interrupted deletion has left."""
+    """Whether `path` was left by an interrupted deletion."""
     return path.name.startswith(TRASH_PREFIX)
 
 

@@ -1,7 +1,7 @@
-"""The lock between runs and garbage collection: runs that begin or enter a stage share it, deletion holds it alone.
+"""The lock between runs and garbage collection: shared by runs that begin or record a stage, exclusive for deletion.
 
-So a run's process is in its record before garbage collection can take the run for a dead one, and a result is in a
-run's record before garbage collection can find that no run uses it.
+So a run has recorded its process before garbage collection can consider the run dead, and has recorded a result before
+garbage collection can find that no run uses it.
 """
 
 import fcntl
@@ -16,12 +16,12 @@ _FILE = ".claims.lock"
 
 
 def claiming(workspace: Workspace) -> AbstractContextManager[None]:
-    """Held while a run begins, or decides on a stage and enters it into its record; waits for a deletion to end."""
+    """Shared lock while a run begins, or decides on a stage and records it; waits for a deletion to end."""
     return _held(workspace, fcntl.LOCK_SH)
 
 
 def disposing(workspace: Workspace) -> AbstractContextManager[None]:
-    """Held from the survey of garbage until it is renamed; no run begins or enters a stage meanwhile."""
+    """Exclusive lock from the survey of garbage until it is renamed; no run begins or records a stage meanwhile."""
     return _held(workspace, fcntl.LOCK_EX)
 
 

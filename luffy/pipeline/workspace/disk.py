@@ -13,7 +13,7 @@ class Extent:
     """The files of a folder, or of several."""
 
     num_bytes: int
-    """As given by the files."""
+    """Sum of the file sizes."""
     inodes: Counter[tuple[int, int, int, int]] = field(default_factory=Counter)
     """How many names each file has here: device, inode, bytes, and names in all."""
 
@@ -33,7 +33,7 @@ def measure(*paths: Path) -> Extent:
 
 
 def joined(extents: Iterable[Extent]) -> Extent:
-    """All of them together."""
+    """The sum of `extents`."""
     total, inodes = 0, Counter[tuple[int, int, int, int]]()
     for extent in extents:
         total += extent.num_bytes

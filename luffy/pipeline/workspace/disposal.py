@@ -1,7 +1,7 @@
-"""Deleting what can go: looked at again under the workspace's lock, renamed first, deleted then.
+"""Deletes garbage: surveys it again under the workspace's lock, renames it, then deletes it.
 
-A kill at any moment leaves what was not yet renamed unchanged, and the rest under a name that is never read and that
-the next deletion removes. A stage that a process works on is never touched: its lock is taken before.
+A kill at any moment leaves entries that are not yet renamed unchanged, and the others under a name that is never read
+and that the next deletion removes. A stage that a process works on is never touched, since its lock is taken first.
 """
 
 import shutil
@@ -23,7 +23,7 @@ class Disposal:
 
     gone: tuple[Garbage, ...]
     spared: tuple[tuple[Garbage, str], ...]
-    """Reason why something is still there."""
+    """Garbage that was not deleted, each item with the reason."""
 
 
 def dispose(
@@ -32,7 +32,7 @@ def dispose(
     chosen: Iterable[Garbage],
     deleted: Callable[[Garbage], None] = lambda item: None,
 ) -> Disposal:
-    """Delete `chosen`, as far as it still can go; `deleted` is called with each. Raises what `survey` raises."""
+    """Delete those of `chosen` that are still garbage; calls `deleted` for each. Raises what `survey` raises."""
     paths = {item.path for item in chosen}
     with disposing(workspace):
         now = [item for item in survey(workspace, retention).garbage if item.path in paths]
@@ -53,7 +53,7 @@ def dispose(
 
 
 def _discard(item: Garbage) -> Path | str:
-    """Take its name away; the new one, or why it stays."""
+    """Rename the item; returns the new path, or the reason why it stays."""
     try:
         if item.stage is None:
             return _rename(item.path)
@@ -77,7 +77,7 @@ def _rename(path: Path) -> Path:
 
 
 def _delete(path: Path) -> None:
-    """Never follows a link, and continues after a file that cannot be deleted."""
+    """Delete `path` without following links; continues after a file that cannot be deleted."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

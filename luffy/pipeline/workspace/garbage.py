@@ -1,7 +1,7 @@
-"""What of a workspace can go, and why; nothing is deleted here (`luffy.pipeline.workspace.disposal` does that).
+"""Finds the garbage in a workspace, with reasons; `luffy.pipeline.workspace.disposal` deletes it.
 
-Kept is what a run needs: the stages in its record and all that these were made from, what its configuration names by
-a path, and, of a run that is under way, the results that it will reuse. Links are left alone and never followed.
+Everything that a run needs is kept: the stages in its record and all that these were made from, the paths in its
+configuration and, while it is under way, the results that it will reuse. Links are left alone and never followed.
 """
 
 import re
@@ -28,10 +28,10 @@ from luffy.pipeline.workspace.retention import Retention
 Kind = Literal["run", "result", "checkpoint", "part", "log"]
 _KEY = re.compile(f"[0-9a-f]{{{KEY_LENGTH}}}")
 _BEGINNING_S = 60.0
-"""A run writes its record long before its directory is that old.
+"""A directory of a run that is older than this and has no record is garbage: runs write their record sooner.
 
-Where the clock jumped, a listing may be wrong about a new run, but not a deletion: a run begins under the workspace's
-lock, which a deletion holds alone (`luffy.pipeline.workspace.claims`).
+After a jump of the clock a listing may be wrong about a new run, but a deletion may not: a run begins under the
+workspace's lock, which a deletion holds exclusively (`luffy.pipeline.workspace.claims`).
 """
 _PROBE = ".probe-*"
 _INCOMING = "incoming_"
@@ -40,7 +40,7 @@ _OLD_LOG_S = 30 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """One thing that can go."""
+    """One entry of a workspace that can be deleted."""
 
     kind: Kind
     path: Path
@@ -64,7 +64,7 @@ class Survey:
 
 
 def survey(workspace: Workspace, retention: Retention) -> Survey:
-    """Look through the workspace. Raises DataError when `retention` names a run that is not there, or that runs."""
+    """Find all garbage. Raises DataError when `retention` names a run that does not exist, or that is under way."""
     records = list_records(workspace)
     given_up = retention.given_up(records)
     kept = [record for record in records if record not in given_up]
@@ -119,7 +119,7 @@ def _why_unused(directory: Path, manifest: Manifest | None, former: Mapping[Path
 
 
 def _superseded(directory: Path, manifest: Manifest, needs: Needs, retention: Retention) -> Iterator[Garbage]:
-    """Checkpoints before the newest one, which is all that a longer run or a damaged model needs."""
+    """Checkpoints before the newest one; a longer run, or the repair of a damaged model, needs only the newest."""
     more_kept = manifest.execution.checkpoint.keep > CheckpointConfig().keep
     if directory in needs.checkpoints or (more_kept and not retention.all_checkpoints):
         return
@@ -183,7 +183,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _own(directory: Path, notes: list[str]) -> bool:
-    """Whether `directory` lies where it seems to, and is what the pipeline makes."""
+    """Whether `directory` is really in the workspace, not behind a link, and was made by the pipeline."""
     if directory.resolve() != directory:
         notes.append(f"{_title(directory)}: is a link, or below one; left alone")
         return False

@@ -1,10 +1,10 @@
 """The lease of a stage's directory, which keeps other machines out where they may not see its lock.
 
-Leases are numbered files in a folder, and the highest number holds. Whoever wants the next lease creates the next
-file, which the file system grants to one process alone, and which no earlier holder writes. The holder renews its own
-file until it ends. Another machine goes on once the file says that its holder has ended, or once it has looked at it
-for a while without seeing a renewal: the file is compared with itself, not with a clock. A holder that finds a higher
-number, or that has not renewed its own lease for that long, has to end at once.
+Leases are numbered files in a folder, and the highest number is the valid one. Whoever wants the next lease creates the
+next file, which the file system lets only one process do, and which no earlier holder writes. The holder renews its own
+file until it ends. Another machine takes over once the file says that its holder has ended, or once it has watched the
+file for a while without seeing a renewal: it compares the file with its earlier contents, not with a clock. A holder
+that finds a higher number, or that has not renewed its own lease for that long, has to end at once.
 """
 
 import contextlib
@@ -28,19 +28,20 @@ LEASE_FOLDER = ".lease"
 _POLL_S = 0.2
 _LOOK_S = 1.0
 _DELETED = (errno.ENOENT, errno.ESTALE)
-"""Reading a file that the holder of a higher number has deleted; on NFS the second, if it was open already."""
+"""Errors of reading a file that the holder of a higher number has deleted; ESTALE comes from NFS, for an open file."""
 _LONGEST_GAP_S = 5.0
-"""Between two looks at a lease. In a longer one, the disk was away from this machine, and perhaps from its holder."""
+"""Longest gap between two looks at a lease. After a longer one the watch starts over: the disk was unavailable to this
+machine, and perhaps to the holder as well."""
 
 
 def time_since_boot() -> float:
-    """Seconds, those of a suspended machine included."""
+    """Seconds since boot, including those in which the machine was suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """How often a lease is renewed, and how long it is honoured without."""
+    """How often a lease is renewed, and how long it stays valid without a renewal."""
 
     every_s: float = 10.0
     expiry_s: float = 90.0
@@ -58,7 +59,7 @@ class Lease:
     holder: str
     """`pid 17 on host`."""
     boot: str
-    """`boot_id` of its machine, on which the lock is decisive."""
+    """`boot_id` of its machine; processes of that machine rely on the lock instead."""
     renewals: int = 0
     is_ended: bool = False
     """Whether its holder has left the directory."""
@@ -68,7 +69,7 @@ _FORMAT = TypeAdapter(Lease)
 
 
 class LeaseWatch:
-    """Whether a lease was looked at for longer than it is honoured, and never seen renewed."""
+    """Tells when a lease has been watched for its whole validity without a renewal."""
 
     def __init__(self, expiry_s: float, clock: Callable[[], float] = time_since_boot) -> None:
         self._expiry_s, self._clock = expiry_s, clock
@@ -76,7 +77,7 @@ class LeaseWatch:
         self._since = self._looked = clock()
 
     def is_expired(self, lease: Lease) -> bool:
-        """To be asked with the present contents, again and again."""
+        """Whether the lease has expired; call it repeatedly with the present contents of the file."""
         now = self._clock()
         if lease != self._seen or now - self._looked > _LONGEST_GAP_S:
             self._seen, self._since = lease, now
@@ -93,7 +94,7 @@ def leased(
     boot: str | None = None,
     renewal: Renewal = _RENEWAL,
 ) -> Iterator[None]:
-    """Inside, no other machine works in `directory`; the lock keeps other processes of this one out.
+    """Keep all other machines out of `directory` in this context; the lock keeps other processes of this machine out.
 
     `waiting` is called once with the holder that is waited for. `lost` is called from a thread when the lease is lost,
     with what became of it; it should end the process.
@@ -109,18 +110,18 @@ def leased(
     finally:
         ended.set()
         renewing.join()
-        with contextlib.suppress(OSError):  # then it expires
+        with contextlib.suppress(OSError):  # otherwise the lease expires
             _write(folder, replace(own, is_ended=True))
 
 
 def foreign_holder(directory: Path) -> str | None:
-    """The holder of a lease of another machine ("pid 17 on host"), which may be lost; None where there is none."""
+    """The holder of another machine's lease ("pid 17 on host"), which may be gone; None without such a lease."""
     lease = _newest(directory / LEASE_FOLDER)
     return None if lease is None or lease.is_ended or lease.boot == boot_id() else lease.holder
 
 
 def _take(folder: Path, boot: str, waiting: Callable[[str], None], watch: LeaseWatch) -> Lease:
-    """The next lease, once the newest one does not hold any more."""
+    """Wait until the newest lease is no longer valid, and take the next one."""
     announced = False
     while True:
         newest = _newest(folder)
@@ -136,7 +137,7 @@ def _take(folder: Path, boot: str, waiting: Callable[[str], None], watch: LeaseW
 
 
 def _create(folder: Path, own: Lease) -> bool:
-    """Whether the number was still free."""
+    """Create the file of `own`; returns whether its number was still free."""
     try:
         descriptor = os.open(_path(folder, own.number), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
@@ -170,7 +171,7 @@ def _renew(folder: Path, own: Lease, lost: Callable[[str], None], renewal: Renew
                 return
             own = replace(own, renewals=own.renewals + 1)
             _write(folder, own)
-            renewed = now  # not later: a write that hangs is no renewal
+            renewed = now  # the time before the write: a hanging write is not a renewal
 
 
 def _fate(folder: Path, own: Lease) -> str:

@@ -1,4 +1,4 @@
-"""How far the locks of a file system reach: over all machines that share it, over one of them, or nowhere."""
+"""Which machines see the locks of a file system: all that share it, only the one that takes them, or none."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ _LOCAL_OPTIONS = {
 """Mount options with which the kernel keeps locks to itself: nfs(5), mount.lustre(8), mount.ocfs2(8), mount.cifs(8)."""
 _ALWAYS_LOCAL = ("fuse.sshfs",)
 _SHARED_BY_DEFAULT = (*_LOCAL_OPTIONS, "ceph", "gfs2", "gpfs")
-"""Their locks reach all machines, unless an option above says otherwise."""
+"""File systems whose locks all machines see, unless mounted with an option above."""
 _OF_ONE_MACHINE = (
     *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "tmpfs", "ramfs", "overlay"),
     *("fuse.fuse-overlayfs", "fuseblk", "vfat", "exfat", "ntfs3", "squashfs", "erofs"),
@@ -31,7 +31,7 @@ LOCAL_LOCKS_REMEDY = (
     "while no machine starts runs. A lease keeps machines out of each other's stages, and that of a lost machine "
     "expires after 90 s"
 )
-"""For a workspace whose locks end at the machine, or may."""
+"""Advice for a workspace whose locks other machines do not see, or may not."""
 
 
 def check_locks(folder: Path) -> None:
@@ -63,13 +63,13 @@ def is_of_one_machine(folder: Path, mounts: Path = _MOUNTS) -> bool:
 
 
 def of_unknown_reach(folder: Path, mounts: Path = _MOUNTS) -> str | None:
-    """The kind of a file system of whose locks nothing is known (`fuse.s3fs`, `beegfs`); None for others."""
+    """The kind of the file system (`fuse.s3fs`, `beegfs`) if nothing is known about its locks, else None."""
     kind, _ = _mount_of(folder.resolve(), mounts)
     return None if kind in (*_OF_ONE_MACHINE, *_SHARED_BY_DEFAULT, *_ALWAYS_LOCAL) else kind
 
 
 def lock_note(folder: Path) -> str | None:
-    """A line for whoever starts a run where locks end at this machine."""
+    """A note for users who start a run where other machines do not see the locks; None elsewhere."""
     mount = ends_at_machine(folder)
     return (
         None

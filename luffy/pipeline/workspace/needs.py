@@ -32,7 +32,7 @@ class Needs:
     checkpoints: frozenset[Path]
     """Stage directories whose checkpoints an unfinished stage has yet to read."""
     are_known: bool
-    """Whether it could be found out what the runs that are under way will reuse."""
+    """False if it could not be determined which results the runs under way will reuse."""
     notes: tuple[str, ...]
 
 
@@ -105,11 +105,11 @@ def _unfinished(directory: Path) -> StageJob | None:
     try:
         return read_job(directory / JOB_FILE)
     except LuffyError:
-        return None  # of another version, which would have to make it anew
+        return None  # from another version; this one would make the stage from scratch
 
 
 def _named_paths(values: Json | Mapping[str, Json], workspace: Workspace) -> Iterator[Path]:
-    """Where texts of a configuration point to, as far as that lies in the workspace."""
+    """The paths in the workspace that texts of a configuration name."""
     if isinstance(values, Mapping):
         for below in values.values():
             yield from _named_paths(below, workspace)

@@ -1,6 +1,6 @@
-"""Which process a number means (Linux): on which machine it is counted, where there, and when the process started.
+"""Identifies a process beyond its pid (Linux): its machine, its PID namespace there, and when it started.
 
-Times are the boot and the ticks since it, which a change of the clock does not move.
+Start times are the boot id and ticks since boot, which do not change when the clock is set.
 """
 
 import hashlib

@@ -80,7 +80,7 @@ class RunRecord:
     def is_elsewhere(self) -> bool:
         """Whether another machine or container started it, whose processes cannot be checked from here.
 
-        A host name alone does not say so: images of virtual machines and compose files give the same one to several.
+        An equal host name does not exclude it: virtual machines of one image, or containers, may have the same one.
         """
         if not self.host:
             return False
@@ -89,7 +89,7 @@ class RunRecord:
 
     @property
     def condition(self) -> RunCondition:
-        """The state as recorded, except that a run whose process is gone does not run."""
+        """The state as recorded, but never `running` for a run whose process is gone."""
         if self.recorded == "running" and not self._may_live():
             return "killed"
         return next((state for state in _RECORDED if state == self.recorded), "unreadable")
@@ -132,7 +132,7 @@ class RunRecord:
             return False
         except psutil.AccessDenied:
             return True
-        # A process that is younger than the run has got its number from the dead one.
+        # A process that started after the run has only reused the pid of the dead one.
         return bool(self.process_start) or not self.started or began <= self.started_s + _CLOCK_SLACK_S
 
     def _is_held(self) -> bool | None:
@@ -178,7 +178,7 @@ def read_run(directory: Path) -> RunRecord:
 def find_run(workspace: Workspace, text: str) -> RunRecord:
     """The run that `text` means: a path, a name in the workspace, or an experiment's name for its newest run.
 
-    Raises DataError, with the names that are near.
+    Raises DataError with similar names if there is none.
     """
     for directory in (Path(text).expanduser(), workspace.runs / text):
         if (directory / RUN_FILE).is_file():

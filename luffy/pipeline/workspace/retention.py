@@ -1,4 +1,4 @@
-"""Which runs are given up, so that their results can be deleted."""
+"""Rules for which runs to discard, so that their results can be deleted."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ class Retention:
     keep_runs: int | None = None
     """Number of newest runs to keep of each experiment."""
     older_than_s: float | None = None
-    """Keep runs that began less than so many seconds ago."""
+    """Keep runs that began less than this many seconds ago."""
     names: tuple[str, ...] = ()
     """Runs to delete, regardless of the two rules above."""
     all_checkpoints: bool = False
     """Finished stages keep only their newest checkpoint, even where `execution.checkpoint.keep` is larger."""
 
     def given_up(self, records: Sequence[RunRecord]) -> list[RunRecord]:
-        """The runs among `records` (newest first) to give up: by both limits, where both are given.
+        """The runs among `records` (newest first) to discard: beyond both limits, where both are given.
 
-        A comparison takes its arms along, and keeps them as long as it is kept. A run that is under way, or whose
-        record cannot be read, is given up by its name alone, and the former not even so.
+        The arms of a comparison are kept or discarded together with it. A run whose record cannot be read is discarded
+        only by name, and a run that is under way not at all.
 
-        Raises DataError when a name is that of no run, or of one that is under way.
+        Raises DataError for a name without a run, and for one of a run that is under way.
         """
         named = self._named(records)
         open_ended = ("running", "unreadable")
@@ -68,7 +68,7 @@ class Retention:
 
 
 def _newest(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """By experiment, newest first."""
+    """The records by experiment, newest first."""
     found: defaultdict[str, list[RunRecord]] = defaultdict(list)
     for record in sorted(records, key=lambda record: record.started, reverse=True):
         found[record.experiment].append(record)

@@ -39,7 +39,7 @@ class DiskNeed:
 
 
 def check_space(plan: StagePlan, checkpoint: CheckpointConfig) -> None:
-    """Raise WorkspaceError where the disk has less than the stage needs at the least: better now than at its end."""
+    """Raise WorkspaceError where the disk has less than the stage needs at least: better now than at its end."""
     need, free = disk_need(plan, checkpoint), free_bytes(plan.directory)
     if free < need.num_bytes:
         formula = f" ({need.formula})" if need.formula else ""
@@ -50,9 +50,9 @@ def check_space(plan: StagePlan, checkpoint: CheckpointConfig) -> None:
 
 
 def disk_need(plan: StagePlan, checkpoint: CheckpointConfig) -> DiskNeed:
-    """Lower bound of what `plan` has yet to write: models, checkpoints, and a little besides.
+    """Lower bound of what `plan` has yet to write: models, checkpoints, and a small reserve.
 
-    Neither data nor rollouts count, so that no run is refused without need.
+    Data and rollouts do not count, so that no run is refused needlessly.
     """
     parameters, settings = _parameters(plan), plan.node.settings
     if parameters is None or not isinstance(settings, BaseSettings | SFTSettings | RLSettings):
