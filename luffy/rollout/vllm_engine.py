@@ -141,25 +141,26 @@ class VLLMEngine:
         shape = read_shape(folder)
         check_layout(folder, shape, config, max_model_len)
         _prepare_process()
-        _check_head_dim(folder, shape)
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
+        with _without_compiler():
+            _check_head_dim(folder, shape)
+            from vllm.engine.arg_utils import EngineArgs
+            from vllm.v1.engine.llm_engine import LLMEngine
 
-        arguments = EngineArgs(
-            **_engine_arguments(folder, shape, config, dtype, max_model_len),
-            skip_tokenizer_init=not reads_text,
-            seed=seed % 2**32,
-            enable_sleep_mode=sleep_mode,
-        )
-        # vLLM's CPU worker replaces this function with one that raises; restore it for the rest of the process.
-        set_num_threads = torch.set_num_threads
-        found_default_group = dist.is_initialized()
-        try:
-            llm = LLMEngine.from_engine_args(arguments)
-        except ValueError as error:
-            raise ConfigError(f"{folder}: vLLM refuses this model or its layout: {_first_line(error)}") from error
-        finally:
-            torch.set_num_threads = set_num_threads
+            arguments = EngineArgs(
+                **_engine_arguments(folder, shape, config, dtype, max_model_len),
+                skip_tokenizer_init=not reads_text,
+                seed=seed % 2**32,
+                enable_sleep_mode=sleep_mode,
+            )
+            # vLLM's CPU worker replaces this function with one that raises; restore it for the rest of the process.
+            set_num_threads = torch.set_num_threads
+            found_default_group = dist.is_initialized()
+            try:
+                llm = LLMEngine.from_engine_args(arguments)
+            except ValueError as error:
+                raise ConfigError(f"{folder}: vLLM refuses this model or its layout: {_first_line(error)}") from error
+            finally:
+                torch.set_num_threads = set_num_threads
         return cls(llm, config.max_num_seqs, weight_version, wait_timeout_s, found_default_group, reads_text)
 
     @property
@@ -320,13 +321,28 @@ def _prepare_process() -> None:
     check_installed()
     os.environ.update(_ENVIRONMENT)
     if not torch.cuda.is_available():
-        # vLLM compiles a part of its sampler: a minute of C++ at the first start, without any gain in speed.
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         # vLLM would set its own number of threads in the thread that starts the engine, and then fail in the threads
         # that step it.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     # vLLM logs two dozen irrelevant warnings at every start.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Have vLLM not compile its sampler on CPU: a minute of C++ at the first start, without any gain in speed.
+
+    vLLM decides when its modules are loaded. Later, `execution.compile` may need the compiler in this process.
+    """
+    given = os.environ.get("TORCHDYNAMO_DISABLE")
+    if torch.cuda.is_available() or given is not None:
+        yield
+        return
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["TORCHDYNAMO_DISABLE"]
 
 
 def _engine_arguments(

@@ -5,6 +5,7 @@ own, and would be compiled again for the bounds of every packed micro-batch. So 
 generation.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,11 +25,12 @@ def compile_layers(causal_lm: PreTrainedModel, execution: ExecutionConfig) -> No
     """Compile the decoder layers in place if `execution.compile` says so, on the device where the model is now.
 
     Batch sizes are dynamic. Layers of one kind share the compiled code, which torch caches on disk. Names of parameters
-    do not change. Raises ConfigError where torch cannot compile, DataError for a model that does not declare its
-    layers.
+    do not change. Raises ConfigError where torch cannot compile or must not, DataError for a model that does not
+    declare its layers.
     """
     if not execution.compile:
         return
+    _check_enabled()
     for layer in _layers(causal_lm):
         layer.compile(dynamic=True)
     _leave_attention_out(causal_lm.config._attn_implementation)
@@ -44,6 +46,13 @@ def without_compiled_layers(execution: ExecutionConfig) -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+def _check_enabled() -> None:
+    """Raise ConfigError where torch.compile would do nothing."""
+    for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
+        if os.environ.get(name) == "1":
+            raise ConfigError(f"execution.compile: {name}=1 turns torch.compile off; unset it, or use compile: false")
 
 
 def _layers(causal_lm: PreTrainedModel) -> list[nn.Module]:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from patience import PATIENCE_S, wait_until
 from torch import Tensor
+from torch._dynamo.utils import counters
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from luffy.broadcast_group import BroadcastGroup, Meeting, TensorSpec
@@ -134,6 +135,14 @@ def test_logprobs_equal_a_plain_forward_pass_before_and_after_an_update(started:
     assert started.engine.weight_version == 3
     assert largest_gap({3: changed}, REQUESTS, after, temperature) < MAX_GAP
     assert [c.token_ids for c in after] != [c.token_ids for c in started.first[temperature]]
+
+
+def test_the_rest_of_the_process_may_compile(started: Started) -> None:
+    torch._dynamo.reset()  # an earlier engine's test has compiled the same lines
+    function = torch.compile(lambda x: x + 1, backend="eager")
+    before = counters["stats"]["unique_graphs"]
+    assert function(torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert counters["stats"]["unique_graphs"] > before
 
 
 def test_greedy_tokens_equal_those_of_the_embedded_engine(started: Started) -> None:

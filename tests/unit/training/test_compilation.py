@@ -24,7 +24,7 @@ from reference.gradient_case import (
 )
 from torch._dynamo.utils import counters
 
-from luffy.errors import DataError
+from luffy.errors import ConfigError, DataError
 from luffy.rollout.engine import RolloutRequest, SamplingParams
 from luffy.rollout.transformers_engine import TransformersEngine
 from luffy.training.compilation import compile_layers
@@ -113,6 +113,13 @@ def test_a_missing_compiler_is_one_line(tmp_path: Path) -> None:
     said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     (line,) = (line for line in said.splitlines() if "execution.compile" in line)
     assert "apt-get install g++" in line and "compile: false" in line
+
+
+@pytest.mark.parametrize("variable", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])
+def test_where_the_compiler_is_turned_off_it_is_refused(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigError, match=rf"^execution\.compile: {variable}=1 turns torch\.compile off"):
+        compile_layers(tiny_model(), execution(compile=True))
 
 
 def test_a_model_that_does_not_name_its_layers_is_refused() -> None:
