@@ -5,7 +5,9 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path
 
 import psutil
@@ -117,6 +119,35 @@ def test_edited_code_and_packages_of_the_project_are_never_stale(program, tmp_pa
         assert run(tmp_path) == "first False\n"
         program("print('second, edited')")
         assert run(tmp_path).endswith("second, edited\n")
+
+
+def test_stages_at_the_same_time_have_servers_of_their_own_which_outlive_the_threads(program, tmp_path, never_cold):
+    program(
+        "import os, sys, time\nprint(os.getppid(), flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)"
+    )
+
+    def at_once(name):
+        """The servers of two stages that run at the same time, each in a thread that ends with it."""
+        servers, both = [], tmp_path / name
+
+        def seen(line):
+            servers.append(int(line))
+            if len(servers) == 2:
+                both.touch()
+
+        folders = [tmp_path / f"{name}-{number}" for number in range(2)]
+        with ThreadPoolExecutor() as threads:
+            for folder in folders:
+                folder.mkdir()
+            running = [threads.submit(copy_context().run, run, one, str(both), on_line=seen) for one in folders]
+        assert all(one.exception() is None for one in running)
+        return set(servers)
+
+    with warm_server(tmp_path) as warm:
+        found = at_once("first")
+        assert warm.pid in found and len(found) == 2
+        assert at_once("second") == found
+    assert not any(alive(pid) for pid in found)
 
 
 def test_another_environment_means_a_cold_start(program, tmp_path, monkeypatch):

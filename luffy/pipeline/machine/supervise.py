@@ -123,7 +123,7 @@ def supervise(
 def _start(command: Sequence[str], out: IO[bytes], environment: dict[str, str], warm: WarmServer | None) -> _Child:
     environment = {**environment, "PYTHONUNBUFFERED": "1"}
     if warm is not None and (stage := warm.start(command, Path(out.name), environment)) is not None:
-        return _Child(stage, warm.mark, spared=warm.pid)
+        return _Child(stage, stage.server.mark, spared=stage.server.pid)
     return _start_cold(command, out, environment)
 
 

@@ -16,6 +16,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from multiprocessing import Pipe
@@ -51,10 +52,16 @@ def can_start_warm() -> bool:
 class WarmServer:
     """A server process, which loads the libraries in the background; the kernel kills it when this process dies.
 
-    The server and all processes of its stages carry its `mark`.
+    The server and all processes of its stages carry its `mark`. It runs one stage at a time; for stages at the same
+    time further servers are started, and kept.
     """
 
     def __init__(self, log: Path, libraries: Sequence[str] = LIBRARIES) -> None:
+        self._log, self._libraries = log, libraries
+        self._further: Future[WarmServer] | None = None
+        # A thread that outlives the stages: the kernel kills a server when the thread that started it ends.
+        self._starting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="warm-server")
+        self._growing = threading.Lock()
         self.mark = f"{os.getpid()}-{uuid.uuid4().hex}"
         self._surroundings = _surroundings(os.environ)
         self._connection, far_end = Pipe()
@@ -87,16 +94,29 @@ class WarmServer:
             self.stop()
 
     def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
-        """Start `python -m MODULE ...` with its output appended to `log`; None if it must start cold.
-
-        The server runs one stage at a time: others that start meanwhile, from other threads, start cold.
-        """
-        if not self._ordering.acquire(blocking=False):
+        """Start `python -m MODULE ...` with its output appended to `log`; None if it must start cold."""
+        if not self._fits(command, environment):
             return None
-        try:
-            return self._order(command, log, environment) if self._fits(command, environment) else None
-        finally:
-            self._ordering.release()
+        if self._ordering.acquire(blocking=False):
+            try:
+                if self._is_free():
+                    return self._order(command, log, environment)
+            finally:
+                self._ordering.release()
+        further = self._next()
+        return None if further is None else further.start(command, log, environment)
+
+    def _is_free(self) -> bool:
+        return self._stage is None or self._stage.returncode is not None
+
+    def _next(self) -> "WarmServer | None":
+        """The server for a stage that starts while this one is busy; None once this one has ended."""
+        with self._growing:
+            if self._connection.closed:
+                return None
+            if self._further is None:
+                self._further = self._starting.submit(WarmServer, self._log, self._libraries)
+        return self._further.result()
 
     def _order(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
         order = Order(
@@ -107,11 +127,11 @@ class WarmServer:
         )
         with ExitStack() as on_failure:
             # Also on Ctrl-C: a pending reply would be taken as the reply to the next order.
-            on_failure.callback(self.stop)
+            on_failure.callback(self._end)
             try:
                 self._wait_until_ready()
                 self._connection.send_bytes(json.dumps(order).encode())
-                self._stage = WarmStage(int(self._answer(_FORK_TIMEOUT_S)), self._connection, log)
+                self._stage = WarmStage(self, int(self._answer(_FORK_TIMEOUT_S)), self._connection, log)
             except (OSError, EOFError) as error:
                 logger.info("stages start without a warm server from now on: %s", error or type(error).__name__)
                 return None
@@ -119,18 +139,25 @@ class WarmServer:
         return self._stage
 
     def stop(self) -> None:
-        """End the server and any stage that it still runs. May be called again."""
-        self._connection.close()
+        """End the server, the further ones, and the stages that they still run. May be called again."""
+        self._end()
+        self._starting.shutdown()
+        if self._further is not None:
+            self._further.result().stop()
+
+    def _end(self) -> None:
+        """End this server and its stage; stages start cold from now on."""
+        with self._growing:
+            self._connection.close()
         self._process.kill()  # it has nothing to clean up
         self._process.wait()
         end_processes(self.mark)
 
     def _fits(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
-        busy = self._stage is not None and self._stage.returncode is None
         is_module = list(command[:2]) == [sys.executable, "-m"]
         # Libraries read the environment when they are loaded.
         same = _surroundings(environment) == self._surroundings
-        return is_module and same and not busy and not self._connection.closed
+        return is_module and same and not self._connection.closed and self._process.poll() is None
 
     def _wait_until_ready(self) -> None:
         if not self._ready and self._answer(_LOAD_TIMEOUT_S) == READY:
@@ -145,7 +172,9 @@ class WarmServer:
 class WarmStage:
     """A stage forked by a warm server; the counterpart of `subprocess.Popen`."""
 
-    def __init__(self, pid: int, connection: Connection, log: Path) -> None:
+    def __init__(self, server: WarmServer, pid: int, connection: Connection, log: Path) -> None:
+        self.server = server
+        """The server that it was forked from."""
         self.pid = pid
         self.returncode: int | None = None
         self._connection = connection
