@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import torch
-
 from luffy.rollout.engine import Completion, RolloutEngine, RolloutRequest, SamplingParams
 
 _Waiting = tuple[int, RolloutRequest, "asyncio.Future[Completion]"]
@@ -94,6 +92,8 @@ class TurnSampler:
 def _threads(number: int) -> ThreadPoolExecutor:
     """Threads that compute with as many cores as this one: torch keeps that number for each thread, and vLLM on a CPU
     refuses a step in a thread with another number than the one that started it."""
+    import torch  # not above: demonstrations are replayed, and data prepared, by processes that need no torch
+
     return ThreadPoolExecutor(
         number, thread_name_prefix="turns", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
     )

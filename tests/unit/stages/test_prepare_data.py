@@ -1,6 +1,8 @@
 """The stage `prepare_data`, run for real."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,3 +164,8 @@ def test_a_large_corpus_takes_seconds(tmp_path: Path) -> None:
     corpus = {"kind": "arithmetic", "num_prompts": 60_000, "num_operations": (1, 2, 3, 4, 5, 6), "unique": False}
     result = prepare(tmp_path, corpus=corpus)
     assert result.metrics["rows/corpus"] > 57_000
+
+
+def test_the_program_and_its_workers_load_without_torch() -> None:
+    code = "import sys, luffy.stages.prepare_data; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -111,14 +111,16 @@ def test_what_was_interrupted_continues_behind_its_last_shard(tmp_path: Path, mo
 
 @pytest.mark.slow
 def test_a_killed_program_continues_and_leaves_no_process(tmp_path: Path) -> None:
-    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(40_000)])
+    source = write(tmp_path / "d.parquet", [luffy_row(n) for n in range(8_000)])
     asked = settings(source, max_prompt_tokens=500)
     script = tmp_path / "prepare.py"
     script.write_text(
         "import sys; sys.path[:0] = sys.argv[3:]\n"
         "from pathlib import Path\n"
         "from luffy.config.settings import PrepareDataSettings\n"
+        "from luffy.data import parquet\n"
         "from unit.stages.test_prepare_data_at_scale import prepare\n"
+        "parquet.ROWS_AT_ONCE = 1_000\n"
         "if __name__ == '__main__':\n"
         "    text = Path(sys.argv[1]).read_text()\n"
         "    prepare(Path(sys.argv[2]), PrepareDataSettings.model_validate_json(text), workers=2)\n"
@@ -141,7 +143,7 @@ def test_a_killed_program_continues_and_leaves_no_process(tmp_path: Path) -> Non
         assert all(now.get(name, time_ns) == time_ns for name, time_ns in finished.items())
         time.sleep(0.05)
     assert again.returncode == 0
-    assert pq.read_metadata(tmp_path / "out" / "train.parquet").num_rows == 40_000
+    assert pq.read_metadata(tmp_path / "out" / "train.parquet").num_rows == 8_000
 
 
 def psutil_children(pid: int) -> list[int]:
