@@ -86,7 +86,7 @@ class Answer:
         """What the server says is wrong, in one line."""
         error = next((self.body[name] for name in _ERROR_FIELDS if self.body.get(name)), self.text)
         words = error.get("message", "") if isinstance(error, Mapping) else error
-        wait = f" (asks to be left alone: {self.retry_after})" if self.retry_after is not None else ""
+        wait = f" (Retry-After: {self.retry_after})" if self.retry_after is not None else ""
         return f"status {self.status}: {' '.join(str(words).split())}".rstrip(": ") + wait
 
 
@@ -254,8 +254,8 @@ def api_key_of(variable: str, setting: str) -> str | None:
     api_key = os.environ.get(variable) or None
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
         raise ConfigError(
-            f"the environment variable {variable} ({setting}) holds no API key: it has a "
-            "blank, a line break or a letter that no key has"
+            f"the environment variable {variable} ({setting}) holds no API key: it contains a "
+            "space, a line break or a character that is not allowed in a key"
         )
     return api_key
 

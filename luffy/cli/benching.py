@@ -42,5 +42,5 @@ def _show_layouts(opened: OpenBench) -> None:
     say(
         f"  fastest: {fastest.words}"
         if fastest is not None
-        else "  only one placement is possible: that of the settings"
+        else "  no placement other than the configured one is possible"
     )

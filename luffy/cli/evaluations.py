@@ -115,7 +115,7 @@ def remarks(part: CellChanges) -> list[str]:
     found = []
     if part.only_first or part.only_second:
         found.append(
-            f"not compared: {part.only_first} problems of the first alone, {part.only_second} of the second alone"
+            f"not compared: {part.only_first} problems only in the first, {part.only_second} only in the second"
         )
     if part.other_reference:
         found.append(f"{part.other_reference} problems have another reference answer in the second evaluation")

@@ -41,7 +41,7 @@ def _whole_uid(uid: str, files: Sequence[Path]) -> str:
     fitting = [uid] if uid in known else sorted(found for found in known if found.startswith(uid))
     if len(fitting) != 1:
         named = ", ".join(fitting[:_NAMED])
-        found = f"{len(fitting)} prompts begin so ({named}, ...)" if fitting else "no step has drawn such a prompt"
+        found = f"{len(fitting)} uids start with it ({named}, ...)" if fitting else "no step has drawn such a prompt"
         raise ConfigError(f"--prompt {uid}: {found}; --samples shows uids, and so does train.parquet")
     return fitting[0]
 

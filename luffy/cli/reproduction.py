@@ -42,8 +42,8 @@ def needed_results(study: Study, cells: Sequence[str]) -> StudyResults:
         wanted = [(cell, arm, seed) for arm in study.config.arms for seed in study.seeds(cell)]
         if missing := [f"{arm} {seed}" for _, arm, seed in wanted if (cell, arm, seed) not in there]:
             raise UserError(
-                f"{study.path}: of cell {cell}, the committed results lack {len(missing)} of {len(wanted)} runs "
-                f"({missing[0]} is the first); finish and collect it before it is run again"
+                f"{study.path}: the committed results of cell {cell} lack {len(missing)} of {len(wanted)} runs "
+                f"({missing[0]} is the first); finish and collect them before reproducing"
             )
     return committed
 

@@ -24,7 +24,7 @@ def stage_rows(first: RunRecord, second: RunRecord) -> Rows:
     for node in dict.fromkeys([*first.stages, *second.stages]):
         one, other = first.stages.get(node), second.stages.get(node)
         keys = [entry.key if entry is not None else _ABSENT for entry in (one, other)]
-        found = _why(one, other, nodes) if one is not None and other is not None else "in one of the two"
+        found = _why(one, other, nodes) if one is not None and other is not None else "only in one of the two"
         rows.append([node, *keys, found])
     return rows
 

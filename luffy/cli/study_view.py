@@ -76,7 +76,7 @@ def collect(study: Study, workspace: Workspace, *, verify: bool) -> None:
         except DataError as error:
             raise UserError(
                 f"{files[0]}: does not go with workspace {workspace.root} ({error}); delete "
-                f"{files[0].name} and {files[1].name} to write the results of this workspace alone"
+                f"{files[0].name} and {files[1].name} to write only the results of this workspace"
             ) from None
     write_results(results, files)
     num_runs = len({row.place[:5] for row in results.outcomes if row.role != BASE})

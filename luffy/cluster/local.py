@@ -89,7 +89,7 @@ def _check_vllm_fits() -> None:
     check_installed()
     if torch.cuda.is_available():
         raise ConfigError(
-            "rl.engine: vllm shares the trainer's process, which works without a GPU only; on a GPU remove it and set "
+            "rl.engine: vllm shares the trainer's process, which works only without a GPU; on a GPU remove it and set "
             "cluster: ray with execution.ray.placement: colocated, where an engine sleeps while the trainer learns"
         )
 

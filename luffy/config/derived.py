@@ -17,7 +17,7 @@ from luffy.errors import ConfigError
 _MODEL = "model"
 ENDPOINT_PREFIX = "api:"
 """Prefix of the name of a model served by an API."""
-_NO_PROTOCOL = "evaluation: missing; {} must say by which protocol models are evaluated"
+_NO_PROTOCOL = "evaluation: missing; {} must define the evaluation protocol"
 
 
 def data_alone(config: ExperimentConfig) -> ExperimentConfig:
@@ -57,7 +57,7 @@ def evaluated(config: ExperimentConfig, wanted: EvaluatedModel) -> ExperimentCon
     if (wanted.model is None) == (not wanted.steps):
         raise ConfigError(
             "give one of --model (a folder, a hub id or api:NAME) and --steps (of the experiment's RL run); as "
-            "parameters of a deployment: model with steps=[], or steps alone"
+            "parameters of a deployment: model with steps=[], or only steps"
         )
     if wanted.model is not None:
         return evaluation_of(config, wanted.model, wanted.chat_template, urls=wanted.urls, request=wanted.request)
@@ -116,7 +116,9 @@ def _of_endpoint(
     if not name:
         raise ConfigError("--model: api: names no model; give api:NAME with the model's name at the endpoint")
     if chat_template is not None:
-        raise ConfigError("--chat-template has no effect on a model that others serve, which has its own; remove it")
+        raise ConfigError(
+            "--chat-template has no effect on a model served by an endpoint, which has its own; remove it"
+        )
     if config.evaluation is None:
         raise ConfigError(_NO_PROTOCOL.format(config.name))
     server = config.execution.server

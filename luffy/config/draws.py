@@ -47,7 +47,7 @@ class PoolShares(StrictModel):
     @model_validator(mode="after")
     def _something_is_drawn_again(self) -> "PoolShares":
         if not (self.hard or self.normal or self.easy):
-            raise ValueError("hard, normal and easy are 0: no prompt would be drawn again; raise one")
+            raise ValueError("hard, normal and easy are all 0, so no prompt would be drawn a second time; raise one")
         return self
 
 

@@ -78,7 +78,7 @@ class JudgeMeasure(StrictModel):
     @classmethod
     def _prompt_is_the_rubrics(cls, judge: JudgeGrader) -> JudgeGrader:
         if own := sorted({"prompt", "correct"} & judge.model_fields_set):
-            raise ValueError(f"{own[0]} has no effect on a measure, whose rubric makes the prompt; remove it")
+            raise ValueError(f"{own[0]} has no effect here: the judge's prompt is made from the rubric; remove it")
         return judge
 
     @property

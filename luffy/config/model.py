@@ -59,7 +59,7 @@ class EndpointModel(StrictModel):
         for name, value in self.request.items():
             if name in _RESERVED:
                 raise ValueError(
-                    f"request.{name} is not for here: the evaluation and its protocol decide it; remove it"
+                    f"request.{name} cannot be set here: the evaluation and its protocol decide it; remove it"
                 )
             if name in _OF_THE_PROTOCOL and value is not None:
                 raise ValueError(
@@ -137,14 +137,14 @@ class ModelConfig(StrictModel):
         if sum(origin is not None for origin in origins) != 1:
             raise ValueError(
                 "give exactly one of path (a model folder or GGUF file), package (one that ships a GGUF file), "
-                "architecture (an embedded base policy) and endpoint (a model to evaluate that others serve)"
+                "architecture (an embedded base policy) and endpoint (a served model to evaluate)"
             )
         overrides = ("rope_theta", "max_position_embeddings", "chat_template")
         inert = [name for name in overrides if getattr(self, name) is not None]
         if self.path is None and self.package is None and inert:
             raise ValueError(f"{', '.join(inert)} adapt a model folder and have no effect without path; remove them")
         if self.endpoint is not None and self.lora is not None:
-            raise ValueError("lora has no effect on a model that others serve, which is only evaluated; remove it")
+            raise ValueError("lora has no effect on a model served by an endpoint, which is only evaluated; remove it")
         return self
 
     @property

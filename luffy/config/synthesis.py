@@ -31,7 +31,7 @@ class SpendingLimit(StrictModel):
     @model_validator(mode="after")
     def _limits_something(self) -> "SpendingLimit":
         if self.max_tokens is None and self.max_cost is None:
-            raise ValueError("limits nothing; give max_tokens or max_cost, or remove it")
+            raise ValueError("sets no limit; give max_tokens or max_cost, or remove it")
         return self
 
 
@@ -60,12 +60,14 @@ class TeacherConfig(StrictModel):
     @model_validator(mode="after")
     def _one_model(self) -> "TeacherConfig":
         if (self.endpoint is None) == (self.path is None):
-            raise ValueError("give exactly one of endpoint (a model that others serve) and path (a model folder)")
+            raise ValueError(
+                "give exactly one of endpoint (a model on an OpenAI-compatible server) and path (a model folder)"
+            )
         # A stage's own file spells out every field, so only other values than the defaults are refused.
         fields = type(self).model_fields
         inert = [name for name in ("engine", "dtype") if getattr(self, name) != fields[name].default]
         if self.endpoint is not None and inert:
-            raise ValueError(f"{', '.join(inert)} has no effect on a model that others serve; remove it")
+            raise ValueError(f"{', '.join(inert)} has no effect on a model served by an endpoint; remove it")
         return self
 
     @model_validator(mode="after")
@@ -159,8 +161,8 @@ class SynthesizeConfig(StrictModel):
     def _check_rewrite(self, rewrite: RewriteConfig) -> None:
         if len(self.teachers) > 1:
             raise ValueError(
-                f"rewrite: the policy rewrites the traces, and teachers names {len(self.teachers)} models; keep the "
-                "policy's starting model alone"
+                f"rewrite: the policy rewrites the traces, and teachers names {len(self.teachers)} models; keep only "
+                "the policy's starting model"
             )
         if self.prompts != "all":
             raise ValueError("rewrite is about prompts that have a trace; set prompts: all")

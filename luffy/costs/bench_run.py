@@ -233,7 +233,7 @@ class Bench:
             mean, where = earlier
             return Pace("mean", f"{mean:.0f} tokens on average, as in {where}", mean)
         if natural and self._inputs.own_data:
-            return Pace("natural", "as long as the policy at hand answers now, which training changes")
+            return Pace("natural", "as long as the present policy's responses, which training changes")
         if "sft" in config.stages and plan.node.stage in ("rl", "evaluate") and self._inputs.own_data:
             return Pace("traces", "as long as the traces, which SFT teaches")
         return Pace(

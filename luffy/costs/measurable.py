@@ -10,7 +10,7 @@ _ELSEWHERE = "the engine openai generates on servers elsewhere, whose weights a 
 _NOT_TIMED = {
     "prepare_data": "it neither trains nor generates",
     "report": "it neither trains nor generates",
-    "synthesize": "it generates with models of others",
+    "synthesize": "it generates with the teachers' models",
 }
 
 

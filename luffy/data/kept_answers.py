@@ -3,8 +3,8 @@
     traces = kept_traces(answers, KeepAnswers(choose="diverse", max_per_prompt=4))
 
 Only correct answers that ended by themselves are kept: a trace teaches where to stop. An answer with undecodable bytes
-(U+FFFD) is not kept either: SFT would teach the policy to write that character. Of answers that differ only in
-whitespace the first is kept. The choice for a smaller `max_per_prompt` is a prefix of the choice for a larger one.
+(U+FFFD) is not kept either: SFT would teach the policy to write that character. Where answers differ only in
+whitespace, the first is kept. The choice for a smaller `max_per_prompt` is a prefix of the choice for a larger one.
 """
 
 from collections.abc import Sequence

@@ -150,8 +150,9 @@ def _rows_at_once(path: Path, group: pq.RowGroupMetaData, columns: Sequence[str]
         distinct = part.data_page_offset - part.dictionary_page_offset if part.has_dictionary_page else 0
         if (size > _MAX_UNFOLDED_BYTES and size > _MAX_UNFOLDED * stored) or distinct > _MAX_DICTIONARY_BYTES:
             raise DataError(
-                f"{path}: column {part.path_in_schema} unfolds from {stored} to {size} bytes or more and is not read, "
-                "as a decompression bomb; if it is yours, write it again without dictionaries, or as JSON Lines"
+                f"{path}: column {part.path_in_schema} expands from {stored} to {size} bytes or more, like a "
+                "decompression bomb, and is not read; if it is yours, write it again without dictionaries, or as JSON "
+                "Lines"
             )
         largest = max(largest, distinct, size // max(group.num_rows, 1))
     return min(_READ_ROWS, max(1, _READ_BYTES // max(largest, 1)))

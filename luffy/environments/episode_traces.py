@@ -20,6 +20,6 @@ def trace_turns(completion: Sequence[Message], data_source: str) -> tuple[Messag
     if completion and completion[0].role != _POLICY:
         raise DataError(
             f"{data_source}: the environment adds messages to the prompt (`reset`), which a trace cannot hold, so its "
-            "episodes become no demonstrations; return them as part of the data's prompts, or remove the stage"
+            "episodes cannot become demonstrations; put these messages into the data's prompts, or remove the stage"
         )
     return tuple(completion) if len(completion) > 1 else ()

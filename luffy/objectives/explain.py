@@ -161,7 +161,7 @@ def _advantage(objective: ObjectiveConfig) -> str:
     words = [f"A = {config.formula()}"]
     if isinstance(config, GroupAdvantage) and config.kind != "raw" and objective.has_off_policy_rows:
         displaced = " that stay" if objective.group.off_policy_when_accuracy_at_most is not None else ""
-        outside = f"the rollouts{displaced} alone; other rows have A = 0"
+        outside = f"only the rollouts{displaced}; other rows have A = 0"
         words.append(f"over {'all rows of the group' if config.population == 'joint' else outside}")
     if config.off_policy_scale != 1.0:
         words.append(f"x {config.off_policy_scale:g} on off-policy tokens")

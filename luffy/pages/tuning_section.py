@@ -80,7 +80,7 @@ def _words(tuning: Tuning) -> str:
     drawn = ", drawn at random from its grid" if tuning.is_random else ""
     ran = f"seed {seeds}" if len(tuning.seeds) == 1 else f"seeds {seeds}"
     return (
-        f"Every arm had {tries}{drawn}, each run with {ran} and evaluated on {tuning.on} alone ({tuning.decoding}); "
+        f"Every arm had {tries}{drawn}, each run with {ran} and evaluated only on {tuning.on} ({tuning.decoding}); "
         f"nothing that is reported above was used. {_words_of_halving(tuning)}The highest mean accuracy"
         f"{'' if tuning.halving is None else ' of the last rung'} was chosen, of equal ones the first in the grid."
     )

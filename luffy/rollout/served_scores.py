@@ -161,6 +161,6 @@ class ServedScorer:
         context = found.get("max_model_len")
         if not isinstance(context, int):
             raise ConfigError(
-                f"{url}: is not a vLLM server ({_MODELS} names no max_model_len); others score no prompts"
+                f"{url}: is not a vLLM server ({_MODELS} names no max_model_len); other servers cannot score prompts"
             )
         return context

@@ -235,5 +235,5 @@ def _warn_of_chosen_suites(settings: HeldOutSettings, stage: str, context: Stage
     if schedule.keep_best is not None and schedule.suites:
         context.events.message(
             f"{stage}.validation.keep_best chooses the step by {', '.join(schedule.suites)}: the evaluation of this "
-            "model on the same problems is too favourable; source: validation keeps them apart"
+            "model on the same problems is biased upwards; use source: validation"
         )

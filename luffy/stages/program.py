@@ -305,7 +305,10 @@ def _set_up_cpu(execution: ExecutionConfig) -> None:
             raise UserError("execution.cpu_instructions: this CPU has no AVX2; choose native")
         os.environ.update(_AVX2)  # read at the first operation, which no stage has run yet
         if torch is not None and torch.backends.cpu.get_cpu_capability() != "AVX2":
-            raise UserError("execution.cpu_instructions: torch has chosen others already")
+            raise UserError(
+                "execution.cpu_instructions: torch has already chosen another instruction set, so something used it "
+                "before this stage began; remove that, or choose native"
+            )
     if execution.num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(execution.num_threads)
         if torch is not None:

@@ -45,7 +45,7 @@ def run(settings: RLSettings, context: StageContext, wrapping: Wrapping = _UNWRA
         budget = TokenBudget(rl.max_tokens, metrics_until(context.out / METRICS_FILE, start))
         for step in range(start + 1, rl.steps + 1):
             if (ended_by := end_of_training(parts.held_out, budget)) is not None:
-                context.events.message(f"rl.{ended_by}: step {step - 1} of {rl.steps} was the last")
+                context.events.message(f"rl.{ended_by} ended training after step {step - 1} of {rl.steps}")
                 break
             outcome = parts.steps.run(step)
             budget.count(outcome.metrics)

@@ -60,7 +60,7 @@ def run_supervised(
             )
             ended_by = end_of_training(held_out, budget)
             if ended_by is not None and step < plan.steps:
-                context.events.message(f"sft.{ended_by}: step {step} of {plan.steps} was the last")
+                context.events.message(f"sft.{ended_by} ended training after step {step} of {plan.steps}")
             return ended_by is not None
 
         if not start and (measured := held_out.measure(0)):

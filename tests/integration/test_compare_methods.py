@@ -100,7 +100,7 @@ def test_a_comparison_without_the_failing_arm_succeeds_and_a_mistake_is_one_line
     assert set(states(good).values()) == {"reused"}
     wrong = run(folder / "workspace", folder / "good.yaml", "arms.luffy.overrides=[rl.steps=9]")
     assert wrong.returncode == 2
-    assert wrong.stderr.count("\n") == 1 and "it would be another budget" in wrong.stderr
+    assert wrong.stderr.count("\n") == 1 and "it would change the budget" in wrong.stderr
 
 
 def test_ctrl_c_ends_all_runs_at_once_and_the_same_command_resumes(compared):

@@ -93,7 +93,7 @@ def test_arms_are_tuned_on_the_validation_split_alone_and_then_run_with_what_was
     reported = {"in_distribution", "longer"}
     assert evaluated == {"sft.1.rung1-100": {"validation"}, "sft-1": reported, "luffy-1": reported}
     text = (page / "comparison.html").read_text()
-    assert "evaluated on validation alone" in text and "3 tries trained for 2 optimizer steps" in text
+    assert "evaluated only on validation" in text and "3 tries trained for 2 optimizer steps" in text
 
 
 def test_a_grid_reuses_what_is_there_and_shows_a_failed_point_as_failed(tuned):

@@ -73,7 +73,7 @@ def check_open_files(limit: int | None = None) -> Finding:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
     if soft == resource.RLIM_INFINITY or soft >= _MIN_OPEN_FILES:
         return ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft}")
-    return note("open files", f"up to {soft}; many sandbox sessions or a Ray cluster need more", "ulimit -n 65536")
+    return note("open files", f"limit is {soft}; many sandbox sessions or a Ray cluster need more", "ulimit -n 65536")
 
 
 def check_ports(port: int, is_prefect: Callable[[str], bool]) -> Finding:

@@ -19,7 +19,7 @@ def bench(
         int, Option(min=2, help="RL steps to measure after the first; SFT and base take twice as many")
     ] = 4,
     response_tokens: Annotated[
-        float | None, Option(min=1, help="mean length of a response [earlier runs', or as the policy answers]")
+        float | None, Option(min=1, help="mean response length [from earlier runs, else measured with the policy]")
     ] = None,
     layouts: Annotated[bool, Option("--layouts", help="also try other placements, and name the fastest")] = False,
     workspace: WorkspaceFolder = None,

@@ -93,7 +93,7 @@ def show_evaluations(first: Path, second: Path, limit: int) -> int:
     say(f"{second} minus {first}, in percentage points")
     console.print(text_table(evaluations.COMPARISON_HEADER, evaluations.comparison_rows(changes)))
     for suite, decoding in changes.left_out:
-        say(f"{suite}, {decoding}: in one of the two alone")
+        say(f"{suite}, {decoding}: only in one of the two")
     for part in changes.cells:
         rows = evaluations.problem_rows(part, limit)
         say(f"\n{', '.join(part.cell)}: {shown_of(len(part.changed), limit)} changed")

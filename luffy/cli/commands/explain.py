@@ -13,7 +13,7 @@ from luffy.errors import EXIT_OK
 def explain(
     config: Config,
     overrides: Overrides = None,
-    stage: Annotated[str | None, Option(metavar="STAGE", help="only sft or rl [every one that the chain has]")] = None,
+    stage: Annotated[str | None, Option(metavar="STAGE", help="sft or rl only [all in the chain]")] = None,
     debug: Debug = False,
 ) -> int:
     """What SFT and RL minimise, in words and symbols; also of a stage's own config.yaml."""

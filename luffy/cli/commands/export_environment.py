@@ -36,14 +36,15 @@ def export_environment(
     try:
         played = PlayedAndGraded.of(record.config)
     except ValueError:
-        raise DataError(f"{record.name}: another version of luffy made it; prepare its data again") from None
+        raise DataError(f"{record.name}: was made by another version of luffy; prepare its data again") from None
     files = {_TRAIN: data / "train.parquet"} | {file.stem: file for file in sorted((data / "suites").glob("*.parquet"))}
     splits = {split: read_prompts(file) for split, file in files.items() if file.is_file()}
     chosen = name or f"luffy_{record.experiment}".replace(".", "_").replace("-", "_")
     written = write_export(played, splits, folder, chosen)
     counts = ", ".join(f"{count} of {split}" for split, count in written.counts.items())
     say(
-        f"{counts} are in {folder}; install it where verifiers is (pip install {folder}), and run its task set {chosen}"
+        f"{counts} are in {folder}; install it in the environment that has verifiers (pip install {folder}), and run "
+        f"its task set {chosen}"
     )
     if written.num_hidden:
         say(f"{written.num_hidden} problems are confidential and were left out")
@@ -54,5 +55,5 @@ def prepared_data(record: RunRecord) -> Path:
     """The directory of the run's prepared data; DataError where it is not finished."""
     entry = record.stages.get(_PREPARED)
     if entry is None or not (entry.directory / MANIFEST_FILE).is_file():
-        raise DataError(f"{record.name}: its data is not prepared; luffy prepare EXPERIMENT does it")
+        raise DataError(f"{record.name}: its data is not prepared; run luffy prepare EXPERIMENT first")
     return entry.directory

@@ -40,7 +40,7 @@ def gc(
     """List what can be deleted from the workspace, with sizes and reasons; --delete deletes it."""
     unknown = [kind for kind in only or () if kind not in _KINDS]
     if unknown:
-        raise BadParameter(f"{unknown[0]!r} is none of {', '.join(_KINDS)}", param_hint="--only")
+        raise BadParameter(f"{unknown[0]!r} is not one of {', '.join(_KINDS)}", param_hint="--only")
     where = find_workspace(workspace)
     if not where.root.is_dir():
         raise DataError(f"workspace {where.root}: no such folder; give another with --workspace")
@@ -58,7 +58,7 @@ def gc(
     total = size_words(joined(extents).freed_bytes)
     if delete:
         return _delete(where, retention, garbage, total)
-    say(f"{total} can go; nothing was deleted: --delete does" if garbage else "nothing can go")
+    say(f"{total} can be deleted; add --delete to delete it" if garbage else "nothing can be deleted")
     return EXIT_OK
 
 
@@ -67,7 +67,7 @@ def _delete(workspace: Workspace, retention: Retention, garbage: Sequence[Garbag
     for item, reason in done.spared:
         say(f"still there: {item.path.relative_to(workspace.root)}: {reason}")
     freed = total if not done.spared else f"{len(done.gone)} of {len(garbage)}"
-    say(f"deleted: {freed}" if garbage else "nothing can go")
+    say(f"deleted: {freed}" if garbage else "nothing can be deleted")
     return EXIT_FAILURE if done.spared else EXIT_OK
 
 

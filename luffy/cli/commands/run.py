@@ -24,9 +24,9 @@ def run(
     Finished stages are reused and an interrupted one resumes: repeat the command to continue.
     """
     if is_comparison(config):
-        raise ConfigError(f"{config}: is a comparison of methods; run it by: luffy compare {config}")
+        raise ConfigError(f"{config}: is a comparison of methods; run it with: luffy compare {config}")
     if is_grid(config):
-        raise ConfigError(f"{config}: is a grid of runs; run it by: luffy grid {config}")
+        raise ConfigError(f"{config}: is a grid of runs; run it with: luffy grid {config}")
     options = StartOptions(find_workspace(workspace), dry_run, verify, debug)
     parameters = {"config_file": config, "overrides": overrides or []}
     return start_experiment(_FLOW, load_experiment(config, overrides or ()), parameters, options)

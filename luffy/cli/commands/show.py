@@ -74,7 +74,7 @@ def _show_head(record: RunRecord) -> None:
 def _show_settings(record: RunRecord, *, everything: bool) -> None:
     config = record.configuration
     if config is None:
-        say("\nits configuration is of another version, and its defaults are not known")
+        say("\nits configuration was written by another version, so its defaults are unknown")
         return
     settings = settings_of(config)
     own = [setting for setting in settings if not setting.is_default]

@@ -34,7 +34,7 @@ def study(
     collect: Annotated[
         bool, Option("--collect", help="add finished results to the parquet files beside the design")
     ] = False,
-    page: Annotated[bool, Option("--page", help="write page, figure and tables from the parquet alone")] = False,
+    page: Annotated[bool, Option("--page", help="write page, figure and tables from the parquet files only")] = False,
     reproduce: Annotated[
         str | None, Option("--reproduce", metavar="A,B", help="run cells again in a fresh workspace, and compare")
     ] = None,

@@ -61,14 +61,14 @@ def complement_suits_rl(config: ExperimentConfig) -> None:
         return
     if "difficulty" in config.stages:
         raise ValueError(
-            "data.rl: complement are prompts of which the stage difficulty measures none; remove one of the two"
+            "data.rl: complement has prompts that the stage difficulty does not measure; remove one of the two"
         )
     group = config.objective.group
     uses_traces = group.off_policy > 0 or group.hint is not None or group.anchor is not None
     if uses_traces or config.objective.interleaved_sft is not None:
         raise ValueError(
             "data.rl: complement has prompts without traces, from which the method learns; use train, or a method "
-            "on rollouts alone (on_policy)"
+            "that learns from rollouts only (on_policy)"
         )
 
 

@@ -15,7 +15,7 @@ def environment_has_its_template(config: ExperimentConfig) -> None:
     for name, section in answering.items():
         if name in config.stages and section is not None and section.stop:
             raise ValueError(
-                f"{name}.stop has no use with an environment, whose turns end with the stop token of the chat "
+                f"{name}.stop has no effect with an environment, whose turns end with the stop token of the chat "
                 "template; remove it"
             )
     evaluation = config.evaluation
@@ -25,7 +25,7 @@ def environment_has_its_template(config: ExperimentConfig) -> None:
     if evaluation.stop or evaluation.template != "own" or cut:
         where = "evaluation" if not cut else f"evaluation.suites.{cut[0]}"
         raise ValueError(
-            f"{where}: stop and template have no use with an environment, whose turns follow the chat template; "
+            f"{where}: stop and template have no effect with an environment, whose turns follow the chat template; "
             "remove them"
         )
 

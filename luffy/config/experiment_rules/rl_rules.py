@@ -66,8 +66,8 @@ def old_policy_differs(config: ExperimentConfig) -> None:
         return
     if config.objective.compares_with_old and config.rl.updates_per_step == 1:
         raise ValueError(
-            "a kl term against old has no effect with one optimizer step an RL step: the policy is its own old "
-            "one; lower rl.prompts_per_update or raise rl.passes"
+            "a kl term against old has no effect with one optimizer step per RL step, where the old policy is "
+            "the current one; lower rl.prompts_per_update or raise rl.passes"
         )
 
 

@@ -157,11 +157,11 @@ def load_comparison(path: Path | str, overrides: Sequence[str] = ()) -> Comparis
     path = experiment_file(path)
     values, origins = read_overridden(path, overrides)
     if values.keys().isdisjoint(("arms", "experiment")):
-        raise ConfigError(f"{path}: is no comparison: it has no arms; an experiment is run by: luffy run {path}")
+        raise ConfigError(f"{path}: is no comparison: it has no arms; an experiment is run with: luffy run {path}")
     if "arms" not in values and "grid" in values:
-        raise ConfigError(f"{path}: is no comparison but a grid, without arms; run it by: luffy grid {path}")
+        raise ConfigError(f"{path}: is no comparison but a grid, without arms; run it with: luffy grid {path}")
     if "axes" in values:
-        raise ConfigError(f"{path}: is no comparison but a study, with axes; run it by: luffy study {path}")
+        raise ConfigError(f"{path}: is no comparison but a study, with axes; run it with: luffy study {path}")
     return comparison_of_values(values, origins, path)
 
 

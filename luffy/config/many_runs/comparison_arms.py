@@ -21,11 +21,11 @@ _SEEDED = ("seed", "sample.seed", "sft.seed", "rl.seed")
 _SHARED = ("data", "model", "base", "evaluation", "grading", "synthesize", "difficulty")
 _NAMED = ("name", "chain", "method", "stages")
 _REASONS = {
-    "budget": "it would be another budget; set that of the comparison",
-    "seeds": "the comparison's seeds say it",
+    "budget": "it would change the budget; set the budget of the comparison",
+    "seeds": "the comparison's seeds decide it",
     "shared": "all arms share it, so that their stages run once; override it for all of them",
-    "equal": "an RL step takes the same in all arms; override it for all of them",
-    "named": "the arm's chain and method, and the comparison's name, say it",
+    "equal": "it must be the same in all arms; override it for all of them",
+    "named": "the arm's chain and method, and the comparison's name, decide it",
 }
 _ANY_LENGTH = 10**6
 
@@ -70,7 +70,7 @@ def points_of_arms(comparison: ComparisonConfig, arms: Sequence[ArmPlan]) -> dic
         if len(points[arm.name]) != len(points[first.name]):
             arm.refuse(
                 f"grid: has {len(points[arm.name])} points, and that of arm {first.name} {len(points[first.name])}: "
-                "every arm gets equal tries; change one of them, or draw equally many by select.random"
+                "every arm needs the same number of points; change one of them, or set select.random"
             )
     return points
 
@@ -166,9 +166,7 @@ def _lengths_by_tokens(arm: ArmPlan, budget: BudgetConfig, config: ExperimentCon
     if sft_tokens is not None and sft_tokens >= budget.tokens:
         arm.refuse(f"sft_tokens {sft_tokens} leaves none of budget.tokens {budget.tokens} to RL; lower it")
     if plan := _planned_by_steps(config, config.stages):
-        arm.refuse(
-            f"{plan} changes over the steps of its stage, whose number budget.tokens leaves open; keep it constant"
-        )
+        arm.refuse(f"{plan} depends on the number of steps, which is not fixed under budget.tokens; keep it constant")
     a_step = config.rl.updates_per_step if config.rl is not None and "rl" in config.stages else 1
     if budget.max_optimizer_steps < a_step:
         arm.refuse(
@@ -219,7 +217,7 @@ def _lengths_by_steps(arm: ArmPlan, budget: BudgetConfig, config: ExperimentConf
     left, a_step = budget.optimizer_steps - sft_steps, config.rl.updates_per_step
     if left < 1 or left % a_step:
         arm.refuse(
-            f"budget.optimizer_steps {budget.optimizer_steps} leaves {left} to RL, which is no positive multiple of "
+            f"budget.optimizer_steps {budget.optimizer_steps} leaves {left} to RL, which is not a positive multiple of "
             f"the {a_step} that each RL step makes (rl.passes x rl.prompts_per_step / rl.prompts_per_update); change "
             "one of them"
         )
@@ -268,8 +266,8 @@ def _steps_of_rollouts(arm: ArmPlan, rollouts: int, config: ExperimentConfig) ->
     a_step = config.rl.prompts_per_step * (group.size - traces)
     if rollouts % a_step:
         arm.refuse(
-            f"samples {a_step} rollouts a step ({config.rl.prompts_per_step} prompts x {group.size - traces}), of "
-            f"which budget.rollouts {rollouts} is no multiple"
+            f"samples {a_step} rollouts a step ({config.rl.prompts_per_step} prompts x {group.size - traces}), "
+            f"and budget.rollouts {rollouts} is not a multiple of that"
         )
     return rollouts // a_step
 
@@ -283,7 +281,7 @@ def _refuse_fixed(keys: Sequence[str], fixed: Sequence[str], where: str, what: s
     for key in keys:
         hit = next((name for name in fixed if f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.")), "")
         if hit and key not in ("sample", "sft", "rl"):
-            raise ConfigError(f"{where}: {what}: {key} is not to be overridden here: {_REASONS[_kind_of(hit)]}")
+            raise ConfigError(f"{where}: {what}: {key} cannot be overridden here: {_REASONS[_kind_of(hit)]}")
         if hit:
             raise ConfigError(f"{where}: {what}: give the fields of {key} one by one ({key}.FIELD=VALUE)")
 

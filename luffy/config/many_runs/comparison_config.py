@@ -133,7 +133,7 @@ class ComparisonConfig(StrictModel):
     def _tuning_is_whole(self) -> "ComparisonConfig":
         grids = [self.grid, *(arm.grid for arm in self.arms.values())]
         if self.select is None and any(grid is not None for grid in grids):
-            raise ValueError("select: missing; a grid needs it, to say what its values are chosen on")
+            raise ValueError("select: missing; a grid needs it to choose its values")
         if self.select is not None and not any(grid is not None for grid in grids):
             raise ValueError("select: has no effect without a grid; give one, or remove it")
         both = sorted(set(self.select.seeds) & set(self.seeds)) if self.select is not None else []

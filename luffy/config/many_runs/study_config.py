@@ -145,7 +145,7 @@ class StudyConfig(StrictModel):
         if self.select is not None and self.select.halving is not None:
             raise ValueError("select.halving: a study gives every try the whole budget; remove it")
         if self.select is None and (self.grid or any(arm.grid for arm in self.arms.values())):
-            raise ValueError("select: missing; a grid needs it, to say what its values are chosen on")
+            raise ValueError("select: missing; a grid needs it to choose its values")
         both = sorted(set(self.select.seeds) & {*self.seeds, *self.seeds_elsewhere}) if self.select else []
         if both:
             raise ValueError(f"select.seeds: {both[0]} is also reported; values are chosen on seeds of their own")

@@ -35,7 +35,7 @@ class UniformLength(StrictModel):
         _check_share("low", self.low)
         _check_share("high", self.high)
         if bounds(self.low) == bounds(self.high) == (0.0, 0.0):
-            raise ValueError("a prefix of length 0 is none: set group.off_policy to 0 in place of a prefix")
+            raise ValueError("a prefix of length 0 is empty: set group.off_policy to 0 in place of a prefix")
         if bounds(self.low) == bounds(self.high) == (1.0, 1.0):
             raise ValueError("a prefix of the whole trace is a demonstration: remove group.prefix")
         return self
@@ -229,7 +229,7 @@ class GroupConfig(StrictModel):
             raise ValueError("guidance has no effect with off_policy: 0; set the number of off-policy rows")
         if self.guidance is not None and self.off_policy == self.size:
             raise ValueError(
-                "guidance goes by rollouts, and a group of off-policy rows alone has none; lower off_policy"
+                "guidance depends on rollouts, and a group of only off-policy rows has none; lower off_policy"
             )
         if self.hint is not None:
             self._check_hint(self.hint)

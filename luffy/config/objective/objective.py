@@ -47,7 +47,7 @@ class SupervisedObjectiveConfig(StrictModel):
         if any(term.gate is not None for term in self.terms):
             raise ValueError("a gate looks at rollouts, and SFT has none; remove it")
         if any(isinstance(term.coefficient, AdaptiveValue) for term in self.terms):
-            raise ValueError("an adaptive coefficient reacts to RL steps alone; give SFT a number or a schedule")
+            raise ValueError("an adaptive coefficient reacts only to RL steps; give SFT a number or a schedule")
         if any(term.normaliser.mode == "constant" for term in self.terms):
             raise ValueError("normaliser mode constant divides by rl.max_response_tokens; in SFT use token or sequence")
         return self

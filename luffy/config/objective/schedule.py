@@ -80,7 +80,7 @@ class WarmupCosineValue(StrictModel):
         if self.warmup + self.decay > 1.0:
             raise ValueError(f"warmup {self.warmup} and decay {self.decay} are together more than the whole stage")
         if self.start == self.peak == self.end:
-            raise ValueError(f"a schedule that is {self.peak} throughout stays where it is; give the number alone")
+            raise ValueError(f"a schedule that is {self.peak} throughout stays where it is; give just the number")
         return self
 
     def formula(self) -> str:
@@ -120,7 +120,7 @@ class AdaptiveValue(StrictModel):
 
 def _moves(value: "LinearValue | CosineValue") -> None:
     if value.start == value.end:
-        raise ValueError(f"a schedule from {value.start} to {value.end} stays where it is; give the number alone")
+        raise ValueError(f"a schedule from {value.start} to {value.end} stays where it is; give just the number")
 
 
 def _number_as_constant(value: object) -> object:

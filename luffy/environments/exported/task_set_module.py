@@ -48,7 +48,7 @@ class LuffyTaskset(vf.Taskset[ProblemTask, LuffyTasksetConfig]):
         """Yield the problems in order; ValueError for a split that there is not."""
         split = self.config.split
         if split not in EXPORT["splits"]:
-            raise ValueError(f"taskset.split: {split!r} is none of {', '.join(EXPORT['splits'])}")
+            raise ValueError(f"taskset.split: {split!r} is not one of {', '.join(EXPORT['splits'])}")
         with (HERE / f"{split}.jsonl").open(encoding="utf-8") as lines:
             for row, line in enumerate(lines):
                 yield ProblemTask(_data(split, row, json.loads(line)), self.config.task)

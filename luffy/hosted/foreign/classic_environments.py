@@ -91,7 +91,7 @@ def _wrap(rubric: Any, known_columns: set[str]) -> None:
         parameters = inspect.signature(function).parameters
         if rubric._is_group_func(function):
             raise Unusable(
-                f"the reward function {name} compares the responses of a group; each episode is scored alone"
+                f"the reward function {name} compares the responses of a group; each episode is scored by itself"
             )
         known = _PROVIDED | set(rubric.class_objects)
         if hasattr(rubric, "score_objects"):

@@ -121,7 +121,7 @@ def _advice_on_engine(config: ExperimentConfig) -> list[str]:
         return []
     if config.rl.engine == "vllm" and (gpus := detected_gpus()):
         return [
-            f"rl.engine: vllm works without a GPU only, and this machine has {len(gpus)}: RL will end where torch sees "
+            f"rl.engine: vllm works only without a GPU, and this machine has {len(gpus)}: RL fails if torch sees "
             "one; set cluster: ray with execution.ray.placement: colocated instead"
         ]
     if config.rl.engine != "cluster" or config.model.architecture is not None:

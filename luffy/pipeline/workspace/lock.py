@@ -37,7 +37,9 @@ class StageLock:
             on_failure.callback(os.close, descriptor)
             self._wait(descriptor)
             if not _is_still(self._path, descriptor):
-                raise LuffyError(f"{self._path.parent}: was deleted while its lock was waited for; start again")
+                raise LuffyError(
+                    f"{self._path.parent}: was deleted while this process waited for its lock; start again"
+                )
             on_failure.pop_all()
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, _own_name().encode(), 0)

@@ -47,7 +47,7 @@ def find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> Needs:
             except (LuffyError, ValidationError) as error:
                 reason = str(error).partition("\n")[0]
                 notes.append(
-                    f"{record.name} is under way, and what it will reuse is not known ({reason}): no result goes"
+                    f"{record.name} is under way, and what it will reuse is not known ({reason}): no result is deleted"
                 )
     live = planned | {entry.directory for record in kept if record.is_live for entry in record.stages.values()}
     used = {entry.directory for record in kept for entry in record.stages.values()}

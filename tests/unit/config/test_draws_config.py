@@ -50,7 +50,7 @@ def test_difficulty_ends_responses_as_rl_does() -> None:
 
 def test_a_stop_text_is_a_text_and_no_environment_has_a_use_for_it() -> None:
     assert "rl.stop" in _complaint('rl.stop=[""]')
-    assert "rl.stop has no use with an environment" in _complaint(
+    assert "rl.stop has no effect with an environment" in _complaint(
         'rl.stop=["</answer>"]', config=CONFIGS / "tools.yaml"
     )
 
@@ -68,7 +68,7 @@ def test_the_optimizer_steps_of_every_pass_count() -> None:
     [
         ("rl.sampling={kind: pools, hard_at_most: 0.8}", "must be below easy_above"),
         ("rl.sampling={kind: pools, easy_above: 1.5}", "are pass rates, between 0 and 1"),
-        ("rl.sampling={kind: pools, shares: {hard: 0, normal: 0, easy: 0}}", "no prompt would be drawn again"),
+        ("rl.sampling={kind: pools, shares: {hard: 0, normal: 0, easy: 0}}", "no prompt would be drawn a second time"),
         ("rl.sampling={kind: curriculum}", "rl.sampling.by: is missing"),
         ("rl.sampling={kind: curriculum, by: difficulty}", "add the section difficulty"),
         (

@@ -39,9 +39,12 @@ def test_a_group_measure_without_its_use_is_refused_at_load(changes: list[str], 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["difficulty={stop: [ab]}"], "difficulty.stop has no use with an environment"),
-        (["rl.stop=[ab]"], "rl.stop has no use with an environment"),
-        (["chain=expert_iteration", "method=null", "sample.stop=[ab]"], "sample.stop has no use with an environment"),
+        (["difficulty={stop: [ab]}"], "difficulty.stop has no effect with an environment"),
+        (["rl.stop=[ab]"], "rl.stop has no effect with an environment"),
+        (
+            ["chain=expert_iteration", "method=null", "sample.stop=[ab]"],
+            "sample.stop has no effect with an environment",
+        ),
     ],
 )
 def test_stop_texts_beside_an_environment_are_refused(changes: list[str], message: str) -> None:

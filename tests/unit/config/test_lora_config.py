@@ -53,7 +53,7 @@ def test_a_critic_is_refused_beside_an_adapter() -> None:
 
 def test_a_model_that_others_serve_has_no_adapter() -> None:
     served = ("model={endpoint: {name: m}, lora: {rank: 4, alpha: 8}, architecture: null}", "base=null")
-    assert "lora has no effect on a model that others serve" in refusal(*served)
+    assert "lora has no effect on a model served by an endpoint" in refusal(*served)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ SCHEDULES_AND_LOSSES = [
     ),
     (
         objective(terms=(term(coefficient="{kind: cosine, start: 0.5, end: 0.5}"),)),
-        "a schedule from 0.5 to 0.5 stays where it is; give the number alone",
+        "a schedule from 0.5 to 0.5 stays where it is; give just the number",
     ),
     (
         mixed(term("{kind: shaped_surrogate, shaping: {kind: rational}, max_weight: 1.0}", "off_policy")),
@@ -189,7 +189,7 @@ GROUPS = [
     ),
     (
         objective("{size: 4, off_policy: 1, prefix: {length: {kind: uniform, low: 0, high: 0}}}"),
-        "a prefix of length 0 is none",
+        "a prefix of length 0 is empty",
     ),
     (
         objective("{size: 4, off_policy: 1, prefix: {length: {kind: uniform, low: 1, high: 1}}}"),
@@ -349,7 +349,7 @@ ADVANTAGES = [
     (
         objective(terms=(ON, term("{kind: kl, estimator: k2, against: old}", normaliser=OWN)))
         + "rl: {prompts_per_update: null}\n",
-        "a kl term against old has no effect with one optimizer step an RL step",
+        "a kl term against old has no effect with one optimizer step per RL step",
     ),
     (
         objective() + "rl: {critic: {optimizer: {lr: 1e-5}}}\n",
@@ -372,7 +372,7 @@ SUPERVISED = [
         interleaved(
             term("{kind: entropy}", "off_policy", OWN, coefficient="{kind: adaptive, start: 0.01, target: 1}"), SFT
         ),
-        "an adaptive coefficient reacts to RL steps alone",
+        "an adaptive coefficient reacts only to RL steps",
     ),
 ]
 

@@ -64,4 +64,4 @@ def test_stages_that_answer_training_prompts_are_measured_rounds_once_and_teache
         assert len(rounds) == 3
         assert len({workload_of(config, nodes, node, "this machine").key for node in rounds}) == 1
     names, refusals = chosen(tmp_path, "taught_by_endpoint")
-    assert "synthesize" not in names and "models of others" in refusals["synthesize"]
+    assert "synthesize" not in names and "teachers' models" in refusals["synthesize"]

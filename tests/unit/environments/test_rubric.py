@@ -116,7 +116,7 @@ def test_a_judge_without_a_verdict_is_no_silent_zero(tmp_path: Path) -> None:
 
 
 def test_the_rubric_makes_the_judges_prompt() -> None:
-    with pytest.raises(ValidationError, match="prompt has no effect on a measure"):
+    with pytest.raises(ValidationError, match="prompt has no effect here"):
         JudgeMeasure.model_validate(
             {
                 "kind": "judge",

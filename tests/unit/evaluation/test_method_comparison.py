@@ -122,7 +122,7 @@ def test_the_page_stands_alone_and_is_the_same_twice():
 def test_with_one_seed_the_page_says_that_nothing_is_known_of_another():
     findings = find("small", BUDGET, "luffy", (1,), evaluation(easy=4, hard=0), [arm("luffy", (20, 10))])
     page = render_comparison(findings)
-    assert "say nothing of what another seed would give" in page
+    assert "say nothing about what another seed would give" in page
 
 
 def test_the_data_hold_what_the_page_says():

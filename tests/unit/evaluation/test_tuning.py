@@ -173,7 +173,7 @@ def test_page_and_data_tell_what_was_tried_chosen_and_failed():
     assert rows[5][2] == "failed"
     assert found.failures == ["luffy, rl.optimizer.lr=0.0004, seed 100: was ended"]
     page = render_comparison(found)
-    for words in ("3 tries", "seed 100", "evaluated on validation alone", "smallest value tried", "rl.optimizer.lr"):
+    for words in ("3 tries", "seed 100", "evaluated only on validation", "smallest value tried", "rl.optimizer.lr"):
         assert words in page
     data = json.loads(as_json(found))["tuning"]
     assert [each["chosen"] for each in data["arms"]] == [{"rl.optimizer.lr": 1e-4}, {"rl.optimizer.lr": 2e-4}]

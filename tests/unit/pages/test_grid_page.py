@@ -73,7 +73,7 @@ def test_a_grid_of_which_nothing_has_finished_still_says_why():
 
 
 def test_with_one_seed_the_page_says_that_nothing_is_known_of_another():
-    assert "say nothing of what another seed would give" in render_grid(found(SIZES, (10, 20, 30), seeds=(1,)))
+    assert "say nothing about what another seed would give" in render_grid(found(SIZES, (10, 20, 30), seeds=(1,)))
 
 
 def test_the_data_hold_what_the_page_says():

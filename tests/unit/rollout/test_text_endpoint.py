@@ -214,7 +214,7 @@ def test_a_server_that_wants_to_be_left_alone_for_a_day_is(
     serve: Callable[..., Endpoint], connect: Callable[..., TextEndpoint]
 ) -> None:
     served = serve(in_turn(refusal(429, "daily limit", Retry_After="86400")))
-    with pytest.raises(ClusterError, match=r"status 429: daily limit \(asks to be left alone: 86400\); finished"):
+    with pytest.raises(ClusterError, match=r"status 429: daily limit \(Retry-After: 86400\); finished"):
         one(connect(served))
     assert len(served.asked) == 1
 
@@ -371,7 +371,7 @@ def test_answers_belong_to_a_request_and_its_draw(
 @pytest.mark.parametrize(
     ("request_fields", "complaint"),
     [
-        ({"max_tokens": 9}, "request.max_tokens is not for here"),
+        ({"max_tokens": 9}, "request.max_tokens cannot be set here"),
         ({"temperature": 0.2}, "request.temperature is decided by the protocol"),
     ],
 )

@@ -40,5 +40,5 @@ def test_a_process_that_has_chosen_already_is_refused(monkeypatch: pytest.Monkey
     for name in program._AVX2:
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    with pytest.raises(UserError, match="torch has chosen others already"):
+    with pytest.raises(UserError, match="torch has already chosen another"):
         program._set_up_cpu(ExecutionConfig(cpu_instructions="avx2"))

@@ -68,7 +68,7 @@ def test_the_prompts_are_part_of_rls_identity_and_of_no_other() -> None:
     [
         (["method=luffy"], "data.rl: complement has prompts without traces, from which the method learns"),
         (["method=relift"], "data.rl: complement has prompts without traces"),
-        (["difficulty={}"], "data.rl: complement are prompts of which the stage difficulty measures none"),
+        (["difficulty={}"], "data.rl: complement has prompts that the stage difficulty does not measure"),
     ],
 )
 def test_what_needs_traces_or_pass_rates_is_refused_at_load_time(overrides: list[str], line: str) -> None:

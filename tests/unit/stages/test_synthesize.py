@@ -394,7 +394,10 @@ def test_a_copy_of_the_experts_text_is_the_experts(tmp_path: Path, inputs: dict[
     [
         ({"prompts": "without_traces"}, "rewrite is about prompts that have a trace; set prompts: all"),
         ({"rewrite": {"template": "{prompt}"}}, "template must have {trace} once"),
-        ({"teachers": {"a": teacher(), "b": teacher()}}, "teachers names 2 models; keep the policy's starting model"),
+        (
+            {"teachers": {"a": teacher(), "b": teacher()}},
+            "teachers names 2 models; keep only the policy's starting model",
+        ),
     ],
 )
 def test_a_rewriting_that_cannot_be_is_refused(changes: dict, message: str) -> None:

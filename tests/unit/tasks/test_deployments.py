@@ -72,7 +72,7 @@ def test_a_deployment_with_steps_says_how_another_model_takes_their_place():
     (deployment,) = [one for one in DEPLOYMENTS if "steps" in one["parameters"]]
     assert "-p 'steps=[]'" in deployment["description"]
     config = load_experiment(deployment["parameters"]["config_file"])
-    with pytest.raises(ConfigError, match=r"model with steps=\[\], or steps alone"):
+    with pytest.raises(ConfigError, match=r"model with steps=\[\], or only steps"):
         evaluated(config, EvaluatedModel("some/model", tuple(deployment["parameters"]["steps"])))
     assert evaluated(config, EvaluatedModel("some/model")).model.path == "some/model"
 

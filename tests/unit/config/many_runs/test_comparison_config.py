@@ -83,7 +83,7 @@ def test_a_budget_of_rollouts_counts_what_the_policy_draws(load):
     # 4 prompts a step; LUFFY draws 7 of 8 rows, on-policy RL all 8.
     assert (luffy.config.rl.steps, on_policy.config.rl.steps) == (448 // 28, 448 // 32)
     message = complaint(load, HEAD + "budget: {rollouts: 100}\n" + arms)
-    assert "samples 28 rollouts a step (4 prompts x 7), of which budget.rollouts 100 is no multiple" in message
+    assert "samples 28 rollouts a step (4 prompts x 7), and budget.rollouts 100 is not a multiple of that" in message
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_a_budget_of_rollouts_refuses_arms_that_it_does_not_bound(load, arm, say
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("rl.steps=9", "rl.steps is not to be overridden here: it would be another budget"),
-        ("sft.epochs=9", "sft.epochs is not to be overridden here: it would be another budget"),
-        ("rl.seed=3", "the comparison's seeds say it"),
-        ("sample.seed=3", "the comparison's seeds say it"),
+        ("rl.steps=9", "rl.steps cannot be overridden here: it would change the budget"),
+        ("sft.epochs=9", "sft.epochs cannot be overridden here: it would change the budget"),
+        ("rl.seed=3", "the comparison's seeds decide it"),
+        ("sample.seed=3", "the comparison's seeds decide it"),
         ("data.train.num_prompts=9", "all arms share it"),
         ("data={}", "all arms share it"),
         ("method=dapo", "chain and method"),
@@ -138,7 +138,7 @@ def test_an_arm_cannot_be_unequal(load, override, says):
         (HEAD + STEPS + ARMS.replace(", sft_steps: 4", ""), "arms.sft_then_rl: sft_steps: missing"),
         (
             HEAD + STEPS + ARMS.replace("sft_steps: 4", "sft_steps: 5"),
-            "leaves 7 to RL, which is no positive multiple",
+            "leaves 7 to RL, which is not a positive multiple",
         ),
         (HEAD + STEPS + ARMS.replace("sft_steps: 4", "sft_steps: 12"), "leaves 0 to RL"),
         (HEAD + STEPS + ARMS.replace("method: sft}", "method: sft, sft_steps: 2}"), "sft_steps has no effect"),
@@ -147,7 +147,7 @@ def test_an_arm_cannot_be_unequal(load, override, says):
         (HEAD + STEPS + ARMS.replace("chain: rl", "chain: rll"), "no preset 'rll' in exp_configs/chains/"),
         (HEAD + STEPS + ARMS.replace("method: luffy", "metod: luffy"), "did you mean 'method'?"),
         (HEAD + STEPS + "arms: {luffy: {chain: rl, method: luffy}}\n", "arms"),
-        (HEAD + 'overrides: ["rl.steps=9"]\n' + STEPS + ARMS, "compare.yaml:5: overrides: rl.steps is not to be"),
+        (HEAD + 'overrides: ["rl.steps=9"]\n' + STEPS + ARMS, "compare.yaml:5: overrides: rl.steps cannot be"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_where(load, text, says):
@@ -159,7 +159,9 @@ def test_a_mistake_is_one_line_that_says_where(load, text, says):
 
 
 def test_an_experiment_is_no_comparison(load):
-    assert "is no comparison: it has no arms; an experiment is run by: luffy run" in complaint(load, SMOKE.read_text())
+    assert "is no comparison: it has no arms; an experiment is run with: luffy run" in complaint(
+        load, SMOKE.read_text()
+    )
 
 
 def test_a_shipped_experiment_is_named_and_a_missing_one_has_its_line(load, tmp_path):
@@ -210,9 +212,12 @@ def test_a_budget_of_tokens_ends_every_stage_by_its_share(load):
         (
             TOKENS
             + BY_TOKENS.replace("method: luffy}", "method: luffy, overrides: [rl.optimizer.schedule.kind=cosine]}"),
-            "arms.luffy: rl.optimizer.schedule changes over the steps of its stage",
+            "arms.luffy: rl.optimizer.schedule depends on the number of steps",
         ),
-        (TOKENS + BY_TOKENS.replace("method: sft}", "method: sft, overrides: [sft.max_tokens=9]}"), "another budget"),
+        (
+            TOKENS + BY_TOKENS.replace("method: sft}", "method: sft, overrides: [sft.max_tokens=9]}"),
+            "change the budget",
+        ),
     ],
 )
 def test_a_budget_of_tokens_refuses_what_it_cannot_keep(load, text, says):

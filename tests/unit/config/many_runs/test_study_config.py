@@ -66,7 +66,7 @@ def test_every_cell_can_tune_its_own(tmp_path):
         ("{budget: long, heat: cool}", "{budget: long, cold: cool}", "no axis is called 'cold'"),
         ("{budget: long, heat: cool}", "{budget: long, heat: hot}", "axis heat has no level 'hot'"),
         ("seeds: [100]}", "seeds: [1]}", "1 is also reported"),
-        ("[rl.temperature=0.8]", "[rl.steps=9]", "it would be another budget"),
+        ("[rl.temperature=0.8]", "[rl.steps=9]", "it would change the budget"),
         ("suite: in_distribution", "suite: nowhere", "no suite is called 'nowhere'"),
         ("method: luffy, grid", "method: lufy, grid", "did you mean 'luffy'"),
     ],

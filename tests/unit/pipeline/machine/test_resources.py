@@ -269,7 +269,7 @@ UNTRAINED = ["chain=rl", "method=luffy", "base=null", "data.corpus=null", "model
         (30, 1, [], "cluster: ray generates with vLLM"),
         (3, 0, [], None),
         (30, 0, ["rl.engine=vllm"], None),
-        (3, 2, ["rl.engine=vllm"], "this machine has 2: RL will end where torch sees one"),
+        (3, 2, ["rl.engine=vllm"], "this machine has 2: RL fails if torch sees one"),
         (30, 0, ["chain=sft"], None),
     ],
 )
