@@ -1,27 +1,54 @@
 """What several files of this folder start from."""
 
+import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
+from filelock import FileLock
 from patience import PATIENCE_S
 from sandboxed import processes_below
+
+from luffy.pipeline.machine import warm_start
+from luffy.pipeline.machine.warm_start import WarmServer, can_start_warm
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    """A workspace after one run of smoke.yaml with an embedded server, and that run. Not to be changed: copy it."""
-    workspace = tmp_path_factory.mktemp("finished")
-    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml"]
-    env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONUNBUFFERED": "1"}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    """A workspace after one run of smoke.yaml with an embedded server, and that run. Not to be changed: copy it.
+
+    The processes of a test session share one. Its RL stage has the checkpoints of steps 2, 4 and 6.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    workspace, record = shared / "undisturbed", shared / "undisturbed.json"
+    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", "execution.checkpoint.keep=3"]
+    with FileLock(shared / "undisturbed.lock"):
+        if not record.exists():
+            env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONUNBUFFERED": "1"}
+            result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+            record.write_text(json.dumps([result.returncode, result.stdout, result.stderr]))
+    result = subprocess.CompletedProcess(command, *json.loads(record.read_text()))
     assert result.returncode == 0, result.stderr
     return workspace, result
+
+
+@pytest.fixture(scope="module")
+def warm_stages(tmp_path_factory):
+    """Stages that a module's tests start without a flow are forked from a warm server, as a flow's are."""
+    with pytest.MonkeyPatch.context() as patch:
+        # pytest names the test and its phase in it; no library reads it.
+        patch.setattr(warm_start, "_OWN_VARIABLES", warm_start._OWN_VARIABLES | {"PYTEST_CURRENT_TEST"})
+        server = WarmServer(tmp_path_factory.mktemp("warm") / "server.log") if can_start_warm() else None
+        with server.use() if server else nullcontext():
+            yield
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from luffy.pipeline.experiment import Experiment, ExperimentRun, open_experiment
 from luffy.pipeline.machine.supervise import stage_command
 from luffy.pipeline.workspace import Workspace
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_stages")]
 ROOT = Path(__file__).parents[2]
 SMOKE = ROOT / "exp_configs" / "smoke.yaml"
 REVERSING = "kind: arithmetic, num_operations: [1], operations: {reverse: 1}"

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import wait_until
+from patience import PATIENCE_S, wait_until
+from prefect_api import shared_api, without_prefect
 from synthetic.endpoint import CHAT, Endpoint, completion
 from synthetic.own_evaluation import PYTHON, needs_interpreter, needs_uv, own_evaluation, said
 
@@ -247,10 +248,10 @@ def test_the_process_and_its_graders_end_with_the_one_that_started_it(tmp_path: 
 
 
 def test_the_command_exports_what_a_run_has_prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["data.suites.games.num_prompts=2"]
+    small = ["data.suites.games.num_prompts=2", "data.corpus.num_prompts=256"]
     where = ["--workspace", str(tmp_path / "workspace")]
-    assert main(["prepare", "guess_number", *small, *where]) == 0
-    capsys.readouterr()
+    command = [sys.executable, "-m", "luffy", "prepare", "guess_number", *small, *where]
+    subprocess.run(command, cwd=ROOT, env=without_prefect() | shared_api(), check=True, timeout=PATIENCE_S)
     out = tmp_path / "task_set"
     assert main(["export-environment", "guess_number", str(out), *where]) == 0
     assert "256 of train, 2 of games" in capsys.readouterr().out

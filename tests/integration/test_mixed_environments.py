@@ -16,7 +16,7 @@ from luffy.pipeline.workspace import Workspace
 from luffy.tracking.metrics import METRICS_FILE, read_metrics, training_rows
 from luffy.types import Message, Source
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_stages")]
 CONFIGS = Path(__file__).parents[2] / "exp_configs"
 SMALL = [
     "model.architecture={hidden_size: 32, intermediate_size: 64, num_layers: 2, num_heads: 2, "

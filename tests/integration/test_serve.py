@@ -30,6 +30,7 @@ from luffy.pipeline.workspace.lock import holder_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
+HOLDING = Path(__file__).parent / "holding"
 SHORT = ["stages=[prepare_data, base]", "base.steps=4"]
 LONG = [
     "stages=[prepare_data, base]",
@@ -49,7 +50,13 @@ class Checkout:
         shutil.copy(ROOT / "prefect.yaml", self.root)
         (root / "home").mkdir()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "LUFFY"))}
-        self.environment = {**inherited, "HOME": str(root / "home"), "PYTHONPATH": str(self.root), "COLUMNS": "250"}
+        self.environment = {
+            **inherited,
+            "HOME": str(root / "home"),
+            "PYTHONPATH": f"{self.root}:{HOLDING}",
+            "TEST_PACE": "base:100000:0.1",  # a stage of LONG is there to be ended, and would take a core
+            "COLUMNS": "250",
+        }
         self.api = f"http://127.0.0.1:{self.port}/api"
 
     def start(self, *options):
@@ -428,6 +435,7 @@ def test_a_second_server_is_refused_in_one_line(served, tmp_path):
 
 def test_kill_9_leaves_no_process_and_the_next_server_frees_and_reports_what_ran(tmp_path):
     checkout = Checkout(tmp_path)
+    place_empty_database(checkout.workspace / "prefect")
     process = checkout.start()
     with messages_to(ApiClient(checkout.api), "lab") as received:
         _, run = checkout.submit(LONG)

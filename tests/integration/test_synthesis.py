@@ -92,10 +92,11 @@ class AnswerKey:
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workspace(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A workspace with the data and the base policy."""
     root = tmp_path_factory.mktemp("workspace")
     os.environ["TEACHER_KEY"] = KEY
+    request.getfixturevalue("warm_stages")  # only now, since a warm server starts no stage in another environment
     experiment = opened(root, *of_endpoint("http://127.0.0.1:9"))
     run = ExperimentRun(experiment, experiment.workspace.new_run("test", {}), stage_command)
     for name in ("prepare_data", "base"):

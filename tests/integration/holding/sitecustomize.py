@@ -1,24 +1,30 @@
-"""With this folder on PYTHONPATH, a stage stops at a step while a file exists, so that a test can strike there.
+"""With this folder on PYTHONPATH, tests set the pace of stages.
 
-`TEST_HOLD=STAGE:STEP:FILE`. Once the stage is there, `FILE.reached` exists. Stage programs are forked from a server
-that has imported nothing of luffy, so the module is changed whenever it is imported.
+`TEST_HOLD=STAGE:STEP:FILE`: the stage stops at a step while the file exists, so that a test can strike there. Once it
+is there, `FILE.reached` exists. `TEST_PACE=STAGE:TOTAL:SECONDS`: a stage of that many steps pauses after each, so that
+one that only has to be there leaves the cores to others. One of the two at a time. Stage programs are forked from a
+server that has imported nothing of luffy, so the module is changed whenever it is imported.
 """
 
 import os
 import sys
 import time
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+AfterStep = Callable[[str, int, int], None]
+"""Called with the kind of a stage, its step and its number of steps."""
 
-class HoldingFinder(MetaPathFinder):
-    """Imports the module of the events with a `progress` that holds."""
 
-    def __init__(self, stage: str, step: int, file: Path) -> None:
-        self.stage, self.step, self.file = stage, step, file
+class ChangingFinder(MetaPathFinder):
+    """Imports the module of the events with a `progress` that calls `after_step`."""
+
+    def __init__(self, after_step: AfterStep) -> None:
+        self.after_step = after_step
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         """The usual module, changed right after it has run."""
@@ -35,24 +41,33 @@ class HoldingFinder(MetaPathFinder):
         return spec
 
     def change(self, writer: type) -> None:
-        """Let `writer.progress` return once the file is gone."""
+        """Let `writer.progress` return once `after_step` does."""
         tell = writer.progress
 
         def progress(events: Any, step: int, total: int, **metrics: float) -> None:
             tell(events, step, total, **metrics)
-            if step >= self.step and Path(events._file.name).parent.parent.name == self.stage:
-                self.hold()
+            self.after_step(Path(events._file.name).parent.parent.name, step, total)
 
         writer.progress = progress
 
-    def hold(self) -> None:
-        """Return once the file is gone."""
-        if self.file.exists():
-            self.file.with_suffix(".reached").touch()
-        while self.file.exists():
+
+def hold(stage: str, step: int, total: int) -> None:
+    """Return once the file of TEST_HOLD is gone."""
+    kind, first, file = os.environ["TEST_HOLD"].split(":", 2)
+    if stage == kind and step >= int(first):
+        if Path(file).exists():
+            Path(file).with_suffix(".reached").touch()
+        while Path(file).exists():
             time.sleep(0.02)
 
 
-if "TEST_HOLD" in os.environ:
-    stage, step, file = os.environ["TEST_HOLD"].split(":", 2)
-    sys.meta_path.insert(0, HoldingFinder(stage, int(step), Path(file)))
+def pace(stage: str, step: int, total: int) -> None:
+    """Return after the pause of TEST_PACE."""
+    kind, steps, seconds = os.environ["TEST_PACE"].split(":")
+    if (stage, total) == (kind, int(steps)):
+        time.sleep(float(seconds))
+
+
+for name, after_step in {"TEST_HOLD": hold, "TEST_PACE": pace}.items():
+    if name in os.environ:
+        sys.meta_path.insert(0, ChangingFinder(after_step))
