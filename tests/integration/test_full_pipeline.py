@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from flow_process import UNDISTURBED
 from holding import Hold
 from patience import PATIENCE_S, wait_until
 from prefect_api import shared_api
@@ -121,7 +122,7 @@ def server():
 
 
 def test_a_second_run_reuses_every_stage_and_loads_and_starts_nothing_heavy(workspace):
-    result = run(workspace, PYTHONPROFILEIMPORTTIME="1")
+    result = run(workspace, *UNDISTURBED, PYTHONPROFILEIMPORTTIME="1")
     assert states(result) == only()
     assert "Accuracy in %" in result.stdout
     assert re.search(r"\| +prefect$", result.stderr, re.MULTILINE)
@@ -170,10 +171,10 @@ def test_nothing_of_a_run_can_go_until_it_is_given_up(workspace, server, capsys)
     asked = ["gc", "--delete", "--only", "run", "--only", "result", "--workspace", str(workspace)]
     assert main(asked) == 0
     assert "nothing can be deleted" in capsys.readouterr().out
-    assert states(run(workspace, SMOKE, "--workspace", str(workspace), **server)) == only()
+    assert states(run(workspace, *UNDISTURBED, "--workspace", str(workspace), **server)) == only()
     assert main(["gc", "--delete", "--workspace", str(workspace)]) == 0  # older checkpoints of finished stages
     capsys.readouterr()
-    assert states(run(workspace, SMOKE, "--workspace", str(workspace), **server)) == only()
+    assert states(run(workspace, *UNDISTURBED, "--workspace", str(workspace), **server)) == only()
     assert main([*asked, "--keep-runs", "0"]) == 0
     assert not any((workspace / "runs").iterdir()) and not list((workspace / "stages").glob("*/*"))
 

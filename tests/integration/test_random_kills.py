@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from campaigns.killing import VICTIMS, Kill, Pipeline, differences, disturb, draws, promised
+from flow_process import UNDISTURBED
 
 pytestmark = pytest.mark.slow
 PLANNED = list(islice(draws(Random(10), mean_s=7.0), 5))
@@ -26,9 +27,9 @@ def run_to_its_end(pipeline: Pipeline, before: int) -> list[Kill]:
 
 
 def test_five_kills_at_random_moments_give_the_result_of_an_undisturbed_run(undisturbed, tmp_path):
-    kills, chains = [], 0
+    (config, *overrides), kills, chains = UNDISTURBED, [], 0
     while len(kills) < len(PLANNED):  # a second chain only where the first was too fast for all of them
-        pipeline, chains = Pipeline(tmp_path / str(chains), "exp_configs/smoke.yaml"), chains + 1
+        pipeline, chains = Pipeline(tmp_path / str(chains), config, tuple(overrides)), chains + 1
         kills += run_to_its_end(pipeline, len(kills))
         assert differences(promised(pipeline.workspace), promised(undisturbed[0])) == []
     assert [kill.victim for kill in kills] == [draw.victim for draw in PLANNED]

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from campaigns.killing import differences, promised
-from flow_process import start
+from flow_process import UNDISTURBED, start
 from patience import PATIENCE_S, wait_until
 
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
@@ -121,7 +121,7 @@ def test_the_deadline_ends_at_once(undisturbed, tmp_path):
 
 
 def test_a_run_ends_in_one_line_and_the_same_command_goes_on(undisturbed, tmp_path):
-    flow = start(tmp_path, SMOKE, flow="full_pipeline")
+    flow = start(tmp_path, *UNDISTURBED, flow="full_pipeline")
     wait_until(lambda: any('"started"' in path.read_text() for path in tmp_path.glob("stages/rl/*/events.jsonl")))
     flow.terminate()
     _, err = flow.communicate(timeout=PATIENCE_S)
@@ -129,6 +129,6 @@ def test_a_run_ends_in_one_line_and_the_same_command_goes_on(undisturbed, tmp_pa
     assert err == "error: interrupted; the same command resumes\n"
     (directory,) = tmp_path.glob("stages/rl/*")
     assert newest_checkpoint(directory) is not None
-    again = start(tmp_path, SMOKE, flow="full_pipeline")
+    again = start(tmp_path, *UNDISTURBED, flow="full_pipeline")
     assert again.wait(PATIENCE_S) == 0, again.communicate()
     assert differences(promised(tmp_path), promised(undisturbed[0])) == []
