@@ -2,8 +2,7 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Without byte code: Python writes it for the files that are imported, a tenth of all.
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 CONFIG ?= exp_configs/arithmetic.yaml
 ARGS ?=
 # Test files that run at the same time, each with one thread of torch; WORKERS=0 for a debugger.
