@@ -58,6 +58,9 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(INSTALL) -e .
+	# pip leaves an editable package without byte code. Every stage and every grader is a process that would compile it
+	# anew where PYTHONDONTWRITEBYTECODE is set.
+	$(BIN)/python -m compileall -q luffy flows tasks
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
