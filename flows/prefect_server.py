@@ -3,10 +3,12 @@
 It refuses requests from other servers' pages (`own_pages`), and its SQLite transactions begin as IMMEDIATE. Prefect
 begins most of them as DEFERRED: one that reads first and writes later fails at once with "database is locked" when
 another one has written in between, and SQLite's timeout does not apply to it. An IMMEDIATE one waits for its turn.
+Changed automations are loaded without stopping the server (`load_changed_automations_in_the_loop`).
 """
 
+import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ NAMES_VARIABLE = "LUFFY_SERVER_NAMES"
 def create_app() -> Application:
     """The application; Prefect's settings come from the environment."""
     begin_sqlite_transactions_at_once()
+    load_changed_automations_in_the_loop()
     from prefect.server.api.server import create_app as create_prefect_app
 
     return OwnPages(create_prefect_app(), ServerNames.of(os.environ.get(NAMES_VARIABLE, "").split(",")))
@@ -39,8 +42,7 @@ def begin_sqlite_transactions_at_once() -> None:
         self: "AioSqliteConfiguration", session: "AsyncSession", with_for_update: bool = False
     ) -> "AsyncGenerator[AsyncSessionTransaction, None]":
         async with begin(self, session, with_for_update=False) as transaction:
-            # For this BEGIN alone. Prefect stops its event loop while another thread, which inherits the mode, reads an
-            # automation that was just stored: it would wait a minute for the lock of a transaction of the stopped loop.
+            # For this BEGIN alone: tasks that are started within the transaction would inherit the mode.
             mode = SQLITE_BEGIN_MODE.set("IMMEDIATE")
             try:
                 await session.connection()
@@ -49,3 +51,21 @@ def begin_sqlite_transactions_at_once() -> None:
             yield transaction
 
     AioSqliteConfiguration.begin_transaction = begin_at_once  # type: ignore[method-assign]
+
+
+def load_changed_automations_in_the_loop() -> None:
+    """Have a task of the event loop load an automation that was just stored (Prefect 3.7, over SQLite).
+
+    Prefect stops its loop until another thread has loaded it. That thread waits for the lock of the loaded automations:
+    for ever, if a task of the stopped loop holds it, as one does every few seconds.
+    """
+    from prefect.server.events.models import automations
+
+    loading: set[asyncio.Task[None]] = set()  # the loop itself keeps no reference to its tasks
+
+    def load_soon(load: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(load)
+        loading.add(task)
+        task.add_done_callback(loading.discard)
+
+    automations.run_coro_as_sync = load_soon  # type: ignore[assignment]
