@@ -57,7 +57,7 @@ def load_changed_automations_in_the_loop() -> None:
     """Have a task of the event loop load an automation that was just stored (Prefect 3.7, over SQLite).
 
     Prefect stops its loop until another thread has loaded it. That thread waits for the lock of the loaded automations:
-    for ever, if a task of the stopped loop holds it, as one does every few seconds.
+    forever, if a task of the stopped loop holds it, as one does every few seconds.
     """
     from prefect.server.events.models import automations
 

@@ -32,7 +32,7 @@ class _Keys:
 
 
 class _Loader(_Keys, _FastSafeLoader):
-    """Loader with YAML 1.2 floats and keys, by libyaml: ten times as fast as PyYAML's own parser."""
+    """Loader with YAML 1.2 floats and keys, by libyaml, which is several times as fast as PyYAML's own parser."""
 
 
 class _ExplainingLoader(_Keys, yaml.SafeLoader):

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -148,6 +149,17 @@ def test_stages_at_the_same_time_have_servers_of_their_own_which_outlive_the_thr
         assert warm.pid in found and len(found) == 2
         assert at_once("second") == found
     assert not any(alive(pid) for pid in found)
+
+
+def test_where_no_further_server_starts_the_stage_starts_cold(program, tmp_path, monkeypatch):
+    program("import os; print(os.getppid())")
+    with warm_server(tmp_path) as warm, warm._ordering:  # busy with another stage
+
+        def refuse(*arguments, **options):
+            raise OSError("no more processes")
+
+        monkeypatch.setattr("luffy.pipeline.machine.warm_start.subprocess", SimpleNamespace(Popen=refuse, DEVNULL=None))
+        assert int(run(tmp_path)) == os.getpid()
 
 
 def test_another_environment_means_a_cold_start(program, tmp_path, monkeypatch):

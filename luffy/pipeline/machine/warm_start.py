@@ -110,13 +110,13 @@ class WarmServer:
         return self._stage is None or self._stage.returncode is not None
 
     def _next(self) -> "WarmServer | None":
-        """The server for a stage that starts while this one is busy; None once this one has ended."""
+        """The server for a stage that starts while this one is busy; None once this one has ended, or without one."""
         with self._growing:
             if self._connection.closed:
                 return None
             if self._further is None:
                 self._further = self._starting.submit(WarmServer, self._log, self._libraries)
-        return self._further.result()
+        return None if self._further.exception() else self._further.result()
 
     def _order(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "WarmStage | None":
         order = Order(
@@ -142,7 +142,7 @@ class WarmServer:
         """End the server, the further ones, and the stages that they still run. May be called again."""
         self._end()
         self._starting.shutdown()
-        if self._further is not None:
+        if self._further is not None and not self._further.exception():
             self._further.result().stop()
 
     def _end(self) -> None:
