@@ -87,7 +87,7 @@ def _read(stored: PieceReader, flat: Tensor, pieces: list[_Piece], adamw: torch.
         adamw.state.pop(flat, None)
         return
     state = adamw.state[flat]
-    state[_STEP] = torch.stack(steps).max()
+    state[_STEP] = torch.stack(steps).max().to(_device_of_step(adamw, flat))
     for moment in _MOMENTS:
         if moment not in state:
             state[moment] = torch.zeros_like(flat, requires_grad=False)
@@ -103,6 +103,11 @@ def _read_step(stored: PieceReader, name: str) -> Tensor:
     step = torch.zeros(1)
     stored.read(PieceKey(_STEP, 0, name), step)
     return step[0]
+
+
+def _device_of_step(adamw: torch.optim.Optimizer, flat: Tensor) -> torch.device:
+    """Where AdamW keeps its count of steps: beside the parameter for its fused kernel, on the CPU otherwise."""
+    return flat.device if adamw.defaults["fused"] else torch.device("cpu")
 
 
 def _tensors(engine: deepspeed.DeepSpeedEngine) -> Iterator[tuple[PieceKey, Tensor]]:

@@ -23,7 +23,9 @@ from reference.elastic_case import (
 from luffy.config.model import DType
 from luffy.errors import CheckpointError, ConfigError
 from luffy.files import link_or_copy
+from luffy.training import engine_state
 from luffy.training.checkpoint import CheckpointStore
+from luffy.training.piece_files import PieceKey, PieceReader, write_pieces
 
 
 def _policy(zero_stage: int = 0) -> dict[str, deepspeed.DeepSpeedEngine]:
@@ -93,6 +95,21 @@ def test_engines_that_never_stepped_come_back_without_moments(zero_stage: int, t
     assert _equal(full_weights(parts), before)
     take_step(parts)
     assert _equal(full_weights(parts), expected)
+
+
+@pytest.mark.parametrize(("fused", "device"), [(None, "cpu"), (True, "meta")])
+def test_the_step_count_of_adam_comes_back_to_where_its_kernel_reads_it(
+    fused: bool | None, device: str, tmp_path: Path
+) -> None:
+    """The meta device stands for a GPU, whose fused kernel refuses a count on the CPU."""
+    kinds = {"weight": torch.ones(4), "exp_avg": torch.ones(4), "exp_avg_sq": torch.ones(4), "step": torch.tensor(3.0)}
+    write_pieces(tmp_path, 0, {"w": (4,)}, [(PieceKey(kind, 0, "w"), tensor) for kind, tensor in kinds.items()])
+    flat = torch.zeros(4, device="meta", requires_grad=True)
+    adamw = torch.optim.AdamW([flat], fused=fused)
+    engine_state._read(PieceReader(tmp_path), flat, [engine_state._Piece("w", 0, 4, flat, 0)], adamw)
+    assert {name: tensor.device.type for name, tensor in adamw.state[flat].items()} == {
+        "exp_avg": "meta", "exp_avg_sq": "meta", "step": device,
+    }  # fmt: skip
 
 
 def test_a_critic_beside_it_does_not_change_the_policy() -> None:
