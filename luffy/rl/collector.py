@@ -27,7 +27,7 @@ class GroupCollector:
     whole traces or, with `group.prefix`, prefixes of traces that the policy continues. A whole trace is used once per
     group, so a prompt with too few traces gets more rollouts instead; prefixes may all come from one trace.
 
-    For `decode`, `player` and `stops` see `RowSampler`; `hints` come with `group.hint`.
+    For `decode`, `player` and `stops` see `RowSampler`; `hints` come with `group.hint`, `anchors` with `group.anchor`.
     """
 
     def __init__(
@@ -41,14 +41,16 @@ class GroupCollector:
         player: EpisodePlayer | None = None,
         stops: StopTexts | None = None,
         hints: HintedPrompts | None = None,
+        anchors: Anchors | None = None,
     ) -> None:
         assert (hints is None) == (group.hint is None), "hints come with their section"
+        assert (anchors is None) == (group.anchor is None), "anchors come with their section"
         self._sampler = RowSampler(grader, decode, params, player, stops)
         self._group = group
         self._seed = seed
         self._total_steps = total_steps
         self._stops = stops
-        self._fallback = self._open_fallback(decode, hints)
+        self._fallback = self._open_fallback(hints, anchors)
 
     def collect(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], step: int, earlier: Sequence[str] = ()
@@ -67,14 +69,14 @@ class GroupCollector:
         """Seconds spent on grading since the last call."""
         return self._sampler.grading_s()
 
-    def _open_fallback(self, decode: Callable[[Sequence[int]], str], hints: HintedPrompts | None) -> Fallback | None:
+    def _open_fallback(self, hints: HintedPrompts | None, anchors: Anchors | None) -> Fallback | None:
         group = self._group
         if group.off_policy_when_accuracy_at_most is not None:
             return TraceFallback(group.off_policy_when_accuracy_at_most, self._traces)
         if hints is not None:
             return HintFallback(hints, self._seed)
-        if group.anchor is not None:
-            return AnchorFallback(Anchors(group.anchor, decode, self._seed), group.size, self._seed, self._stops)
+        if anchors is not None:
+            return AnchorFallback(anchors, group.size, self._seed, self._stops)
         return None
 
     def _plan(self, visit: Visit) -> list[Row]:

@@ -18,6 +18,7 @@ from luffy.environments.players import open_player
 from luffy.errors import DataError
 from luffy.grading import JUDGE_CACHE, Grader, GraderPool
 from luffy.grading.judge import Judges
+from luffy.rl.anchors import Anchors
 from luffy.rl.collector import GroupCollector
 from luffy.rl.hints import HintedPrompts
 from luffy.rl.rollout_samples import sample_rollouts
@@ -206,7 +207,12 @@ class _Opening:
             player=player,
             stops=self._stops if rl.stop else None,
             hints=hints,
+            anchors=self._anchors(),
         )
+
+    def _anchors(self) -> Anchors | None:
+        config = self._settings.objective.group.anchor
+        return None if config is None else Anchors(config, self._text, self._settings.seed)
 
     def _sample_reader(self) -> Callable[[Sequence[Group], int], list[SampleRollout]]:
         confidential = confidential_uids(prompts_file(self._settings, self._data))

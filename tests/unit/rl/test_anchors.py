@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from luffy.config.objective import AnchorConfig, GroupConfig
 from luffy.grading.pool import GraderPool
-from luffy.rl.anchors import AnchorSearch, piece_ends
+from luffy.rl.anchors import Anchors, AnchorSearch, piece_ends
 from luffy.rl.collector import GroupCollector
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
@@ -144,11 +144,13 @@ def collected(
     success: Callable[[int], float], *tasks: RolloutTask, step: int = 1, stops: StopTexts | None = None
 ) -> tuple[Engine, list[Group]]:
     engine = Engine(success)
-    config = GroupConfig.model_validate({"size": SIZE, "off_policy": 0, "anchor": {}})
+    anchor = AnchorConfig()
+    config = GroupConfig(size=SIZE, off_policy=0, anchor=anchor)
     with GraderPool(1, PATIENCE_S) as grader:
         collector = GroupCollector(
-            grader, decode, SamplingParams(1.0, 16, ()), config, seed=0, total_steps=10, stops=stops
-        )
+            grader, decode, SamplingParams(1.0, 16, ()), config, seed=0, total_steps=10, stops=stops,
+            anchors=Anchors(anchor, decode, seed=0),
+        )  # fmt: skip
         return engine, collector.collect(engine, tasks, step)
 
 

@@ -27,6 +27,7 @@ from luffy.config.settings import RLSettings
 from luffy.grading import GraderPool
 from luffy.objectives.losses import token_loss
 from luffy.pipeline.chain.graph import build_graph
+from luffy.rl.anchors import Anchors
 from luffy.rl.collector import GroupCollector
 from luffy.rl.hints import HintedPrompts
 from luffy.rl.step_runner import StepRunner
@@ -219,7 +220,10 @@ def _run(grader: GraderPool, folder: Path, method: str, *overrides: str, num_ste
     params = SamplingParams(1.0, 64, (STOP,))
     group = settings.objective.group
     hints = None if group.hint is None else HintedPrompts(group.hint, _encode, settings.seed, num_steps)
-    collector = GroupCollector(grader, _decode, params, group, settings.seed, num_steps, hints=hints)
+    anchors = None if group.anchor is None else Anchors(group.anchor, _decode, settings.seed)
+    collector = GroupCollector(
+        grader, _decode, params, group, settings.seed, num_steps, hints=hints, anchors=anchors
+    )
     cluster = ScriptedCluster(Trainer(settings, RecordedRanks(sent, 2)))
     with StepRunner(settings, cluster, _tasks(), collector, journal) as runner:
         kept = [list(runner.run(step).groups) for step in range(1, num_steps + 1)]
