@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 DRIVER = Path(__file__).with_name("ray_run.py")
 TWO_RANKS = "execution.ray={trainer_ranks: 2, start_timeout_s: 600, call_timeout_s: 600}"
 ONE_RANK = "execution.ray={trainer_ranks: 1, start_timeout_s: 600, call_timeout_s: 600}"
-NUM_STEPS = 60
+NUM_STEPS = 30
 GRACE = f"execution.grace_s={PATIENCE_S}"
 
 started: list[subprocess.Popen[str]] = []

@@ -1,9 +1,9 @@
 """SIGTERM, as schedulers send it: stages end in order within their grace, and go on to the same bits."""
 
 import json
+import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -15,8 +15,10 @@ from patience import PATIENCE_S, wait_until
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
 from luffy.pipeline.chain.job import JOB_FILE, read_job, write_job
 from luffy.pipeline.chain.manifest import read_manifest
+from luffy.pipeline.machine.supervise import stage_command
+from luffy.pipeline.machine.warm_start import WarmStage, current_warm_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_stages")]
 ROOT = Path(__file__).parents[2]
 SMOKE = "exp_configs/smoke.yaml"
 
@@ -32,10 +34,16 @@ class Stage:
         out.mkdir()
         write_job(out / JOB_FILE, job.model_copy(update={"execution": changed}))
 
-    def start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", f"luffy.stages.{self.name}", "--config", str(self.out / "config.yaml")]
-        with (self.out / "log.txt").open("ab") as log:
-            return subprocess.Popen([*command, "--out", str(self.out)], cwd=ROOT, stdout=log, stderr=log)
+    def start(self) -> "Started":
+        command, log, server = stage_command(self.name, self.out), self.out / "log.txt", current_warm_server()
+        if server is not None and (warm := server.start(command, log, os.environ)) is not None:
+            return Started(warm)
+        with log.open("ab") as out:
+            return Started(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out))
+
+    def run(self) -> int:
+        """Its exit code."""
+        return self.start().ended()
 
     def events(self, kind: str) -> list[dict[str, object]]:
         path = self.out / "events.jsonl"
@@ -53,8 +61,26 @@ class Stage:
         return (self.out / "log.txt").read_text()
 
 
-def once_seen(stage: Stage, kind: str, process: subprocess.Popen[bytes]) -> None:
-    wait_until(lambda: stage.events(kind) or process.poll() is not None, f"{kind} in {stage.name}")
+class Started:
+    """The process of a stage, forked from a warm server where there is one."""
+
+    def __init__(self, process: WarmStage | subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.pid = process.pid
+
+    def send(self, *numbers: signal.Signals) -> None:
+        for number in numbers:
+            os.kill(self.pid, number)
+
+    def ended(self) -> int:
+        """Its exit code, once it has ended."""
+        wait_until(lambda: self.process.poll() is not None, "the end of the stage")
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+
+def once_seen(stage: Stage, kind: str, started: Started) -> None:
+    wait_until(lambda: stage.events(kind) or started.process.poll() is not None, f"{kind} in {stage.name}")
 
 
 @pytest.mark.parametrize("name", ["sft", "rl"])
@@ -64,12 +90,12 @@ def test_training_writes_a_checkpoint_after_its_step_and_goes_on_from_there_to_t
     stage = Stage(undisturbed[0], name, tmp_path / name)
     process = stage.start()
     once_seen(stage, "started", process)
-    process.terminate()
-    assert process.wait(PATIENCE_S) == 75, stage.log()
+    process.send(signal.SIGTERM)
+    assert process.ended() == 75, stage.log()
     (stopped,) = stage.events("stopped")
     step, _ = newest_checkpoint(stage.out) or (0, None)
     assert stopped["text"].startswith(f"was asked to end: step {step} of ")
-    assert stage.start().wait(PATIENCE_S) == 0
+    assert stage.run() == 0
     assert [event["text"] for event in stage.events("started")] == ["", f"from step {step}"]
     stage.assert_equal_to_the_original()
 
@@ -78,11 +104,11 @@ def test_an_evaluation_keeps_the_batches_under_way_and_generates_none_twice(undi
     stage = Stage(undisturbed[0], "evaluate", tmp_path / "evaluate", rollout_batch_size=1)
     process = stage.start()
     once_seen(stage, "progress", process)
-    process.terminate()
-    assert process.wait(PATIENCE_S) == 75, stage.log()
+    process.send(signal.SIGTERM)
+    assert process.ended() == 75, stage.log()
     done = sum(len(path.read_bytes().splitlines()) for path in stage.out.glob("parts/open/*"))
     assert done >= stage.events("progress")[-1]["step"] > 0
-    assert stage.start().wait(PATIENCE_S) == 0
+    assert stage.run() == 0
     assert read_manifest(stage.out).resumed_from == done
     stage.assert_equal_to_the_original()
 
@@ -91,10 +117,11 @@ def test_a_signal_to_every_process_of_a_stage_takes_no_verdict_along(undisturbed
     stage = Stage(undisturbed[0], "rl", tmp_path / "rl")
     process = stage.start()
     once_seen(stage, "progress", process)
-    for member in [*psutil.Process(process.pid).children(recursive=True), process]:
-        member.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) == 75, stage.log()
-    assert stage.start().wait(PATIENCE_S) == 0
+    for helper in psutil.Process(process.pid).children(recursive=True):
+        helper.terminate()
+    process.send(signal.SIGTERM)
+    assert process.ended() == 75, stage.log()
+    assert stage.run() == 0
     stage.assert_equal_to_the_original()
 
 
@@ -103,20 +130,18 @@ def test_a_second_signal_ends_at_once(undisturbed, tmp_path):
     process = stage.start()
     once_seen(stage, "started", process)
     # Stopped, so that both are there before it gets to the end of a step.
-    for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT):
-        process.send_signal(number)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) in (75, 130), stage.log()
+    process.send(signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT, signal.SIGTERM)
+    assert process.ended() in (75, 130), stage.log()
 
 
 def test_the_deadline_ends_at_once(undisturbed, tmp_path):
     stage = Stage(undisturbed[0], "rl", tmp_path / "rl", grace_s=0.001)
     process = stage.start()
     once_seen(stage, "started", process)
-    process.terminate()
-    assert process.wait(PATIENCE_S) == 130, stage.log()
+    process.send(signal.SIGTERM)
+    assert process.ended() == 130, stage.log()
     assert [event["text"] for event in stage.events("failed")] == ["interrupted"]
-    assert stage.start().wait(PATIENCE_S) == 0
+    assert stage.run() == 0
     stage.assert_equal_to_the_original()
 
 

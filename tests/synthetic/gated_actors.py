@@ -1,6 +1,6 @@
-"""An engine and a rank that stop for good at a chosen place, so that a test can kill them there."""
+"""An engine and a rank that stop at a chosen place, so that a test can kill them there or let them go on."""
 
-import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,8 @@ from luffy.broadcast_group import TensorSpec
 from luffy.cluster import weights
 from luffy.cluster.engine_actor import EngineActor
 from luffy.cluster.rank_actor import ProcessSetup, RankActor
+
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -32,18 +34,24 @@ class Gate:
         self._closed.touch()
 
     def open(self) -> None:
+        """A thread that waits goes on waiting."""
         self._closed.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Let the thread that waits go on."""
+        self._reached.unlink()
 
     def is_reached(self) -> bool:
         return self._reached.exists()
 
     def enter(self) -> None:
-        """Pass an open gate; at a closed one, say so and wait to be killed. The next process finds it open."""
+        """Pass an open gate; at a closed one, say so, and wait to be killed or released. The next process finds it open."""
         try:
             self._closed.rename(self._reached)
         except FileNotFoundError:
             return
-        threading.Event().wait()
+        while self._reached.exists():
+            time.sleep(_LOOK_S)
 
 
 class GatedEngineActor(EngineActor):
