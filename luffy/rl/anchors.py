@@ -96,7 +96,7 @@ class Anchors:
     """
 
     def __init__(self, config: AnchorConfig, decode: Decode, seed: int) -> None:
-        """`decode` gives the text of tokens and nothing else: with a template's opener, every token would begin a line."""
+        """`decode` gives the text of tokens and nothing else: a template's opener would put a line end into each."""
         self.config = config
         self._decode = decode
         self._seed = seed

@@ -45,7 +45,10 @@ class Gate:
         return self._reached.exists()
 
     def enter(self) -> None:
-        """Pass an open gate; at a closed one, say so, and wait to be killed or released. The next process finds it open."""
+        """Pass an open gate; at a closed one, say so, and wait to be killed or released.
+
+        The next process finds it open.
+        """
         try:
             self._closed.rename(self._reached)
         except FileNotFoundError:

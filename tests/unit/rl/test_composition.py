@@ -221,9 +221,7 @@ def _run(grader: GraderPool, folder: Path, method: str, *overrides: str, num_ste
     group = settings.objective.group
     hints = None if group.hint is None else HintedPrompts(group.hint, _encode, settings.seed, num_steps)
     anchors = None if group.anchor is None else Anchors(group.anchor, _decode, settings.seed)
-    collector = GroupCollector(
-        grader, _decode, params, group, settings.seed, num_steps, hints=hints, anchors=anchors
-    )
+    collector = GroupCollector(grader, _decode, params, group, settings.seed, num_steps, hints=hints, anchors=anchors)
     cluster = ScriptedCluster(Trainer(settings, RecordedRanks(sent, 2)))
     with StepRunner(settings, cluster, _tasks(), collector, journal) as runner:
         kept = [list(runner.run(step).groups) for step in range(1, num_steps + 1)]
