@@ -156,14 +156,13 @@ class ClippedStep:
         """Step with the accumulated gradient at learning rate `lr`; returns metrics prefixed with `model`.
 
         `grad_norm` is the global norm before clipping. `skipped_update` is 1 if it was above `skip_grad_norm`, so that
-        weights and moments did not change. Raises NumericalError when the norm is not finite; the weights are then
-        unchanged.
+        weights and moments did not change. Raises NumericalError when the norm is not finite; the weights must not be used then.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()
         norm = self._norm()
-        check_finite("gradient norm", norm)  # ZeRO 1 to 3 skip such a step silently
+        check_finite("gradient norm", norm)  # ZeRO 1 to 3 say nothing of it
         metrics = {f"{model}/grad_norm": norm, f"{model}/lr": lr}
         if self._config.skip_grad_norm is not None:
             metrics[f"{model}/skipped_update"] = float(self._is_too_large())

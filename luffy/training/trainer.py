@@ -89,14 +89,14 @@ class TrainerRank:
 
     def learn(self, shard: Shard, step: int) -> Metrics:
         """Take the optimizer steps of RL step `step` (from 1)."""
-        # For models with dropout: a different mask on each rank.
-        torch.manual_seed(derive_seed(self._spec.settings.seed, "train", step, dist.get_rank()))
+        self._seed_dropout("train", step)
         metrics = self._learner.learn(shard, step)
         self.version = step
         return metrics
 
     def sft_step(self, shard: Shard, step: int) -> Metrics:
         """One SFT step after RL step `step`."""
+        self._seed_dropout("train sft", step)  # there may have been nothing to learn in the RL step
         return self._learner.sft_step(shard, step)
 
     def follow(self, step: int) -> None:
@@ -132,6 +132,10 @@ class TrainerRank:
     def free_cache(self) -> None:
         """Return torch's cached GPU memory to the driver, for an engine that shares the GPU."""
         torch.cuda.empty_cache()
+
+    def _seed_dropout(self, purpose: str, step: int) -> None:
+        """For models with dropout: a different mask on each rank, whatever was computed before."""
+        torch.manual_seed(derive_seed(self._spec.settings.seed, purpose, step, dist.get_rank()))
 
     @property
     def _moving(self) -> MovingReference | None:

@@ -57,7 +57,10 @@ class LengthWeightedAdvantage(_GroupBaseline):
 
 
 class PassAtKAdvantage(_GroupBaseline):
-    """Pass@k training (arXiv 2508.10751): the analytic advantage when the reward is that of the best of k."""
+    """Pass@k training (arXiv 2508.10751): the analytic advantage when the reward is that of the best of k.
+
+    As in the paper, a row is right or wrong; here it is right where its reward is above 0, so also with partial credit.
+    """
 
     kind: Literal["pass_at_k"]
     k: Annotated[int, Field(ge=2)]

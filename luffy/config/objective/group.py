@@ -279,7 +279,7 @@ class ReplayConfig(StrictModel):
     """
 
     share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Share of the step's prompts that are replayed, once the buffer holds that many."""
+    """Share of the step's prompts that are replayed; fewer while the buffer holds fewer."""
     start_accuracy: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.35
     """Successes are recorded from the step after the first whose share of correct rollouts is above this, and replayed
     from the next on."""

@@ -227,8 +227,9 @@ class ObjectiveConfig(StrictModel):
         compares_in_group = not isinstance(advantage, GlobalBatchAdvantage) or advantage.group_baseline
         if size < 2 and compares_in_group:
             yield f"a baseline over {size} row of a group makes every advantage 0; raise group.size"
-        if isinstance(advantage, PassAtKAdvantage) and advantage.k >= size:
-            yield f"advantage.k {advantage.k} must be below the {size} rows it chooses from: all subsets are one"
+        fewest = size if joint or self.replay is None else size - 1  # a replayed row takes the place of a rollout
+        if isinstance(advantage, PassAtKAdvantage) and advantage.k >= fewest:
+            yield f"advantage.k {advantage.k} must be below the {fewest} rows it chooses from: all subsets are one"
         if joint:
             return
         if not self.has_off_policy_rows:

@@ -311,6 +311,10 @@ ADVANTAGES = [
         "advantage.k 3 must be below the 3 rows it chooses from",
     ),
     (
+        mixed(ON, SFT, advantage="{kind: pass_at_k, population: on_policy, k: 2}", more="  replay: {}\n"),
+        "advantage.k 2 must be below the 2 rows it chooses from",
+    ),
+    (
         mixed(ON, term(select="off_policy"), advantage=ROLLOUTS_ONLY),
         "so a surrogate on them would have no effect",
     ),
