@@ -51,8 +51,8 @@ class ReplayBuffer:
 
     Recording starts after the first step whose accuracy is above `config.start_accuracy`, as in the paper's code. The
     content of the buffer is a pure function of the observed groups. With `rl.max_staleness`, a step is planned before
-    the steps just ahead of it are observed; planned anew by a resumed run, it may know them. The buffer stores locations, not rows: the responses stay
-    in the rollout journal, and `read` loads them when they are replayed.
+    the steps just ahead of it are observed; planned anew by a resumed run, it may know them. The buffer stores
+    locations, not rows: the responses stay in the rollout journal, and `read` loads them when they are replayed.
     """
 
     def __init__(self, config: ReplayConfig, seed: int, read: ReadGroup) -> None:

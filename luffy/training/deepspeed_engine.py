@@ -156,7 +156,8 @@ class ClippedStep:
         """Step with the accumulated gradient at learning rate `lr`; returns metrics prefixed with `model`.
 
         `grad_norm` is the global norm before clipping. `skipped_update` is 1 if it was above `skip_grad_norm`, so that
-        weights and moments did not change. Raises NumericalError when the norm is not finite; the weights must not be used then.
+        weights and moments did not change. Raises NumericalError when the norm is not finite; the weights must not be
+        used then.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
