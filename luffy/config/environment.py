@@ -104,7 +104,7 @@ class EpisodeScoring(StrictModel):
     """The reward of an episode: the weighted sum of `answer` (the grader's reward), of measures, of `turns`, and of
     what the environment counts, e.g. `tool_errors: -0.1`."""
     version: NonNegativeInt = 0
-    """The functions' code is not part of a stage's identity: increase this when it changes."""
+    """The functions' modules are part of a stage's identity, what they import is not: increase this when it changes."""
 
     @property
     def is_answer_alone(self) -> bool:
@@ -130,7 +130,7 @@ class ToolsEnvironment(StrictModel):
     """Names of built-in tools (`calculator`, `python`), or `package.module:function` of functions with typed parameters
     and a docstring, importable from the working directory or the environment."""
     version: NonNegativeInt = 0
-    """The functions' code is not part of a stage's identity: increase this when it changes."""
+    """The functions' modules are part of a stage's identity, what they import is not: increase this when it changes."""
     calls: CallFormat = "hermes"
     describe: bool = True
     """Whether the system message describes the tools; false for a policy that learned them from demonstrations."""
@@ -175,7 +175,7 @@ class CustomEnvironment(StrictModel):
     factory: _Import
     """`package.module:Class`, called with `options` for every episode."""
     version: NonNegativeInt = 0
-    """The class's code is not part of a stage's identity: increase this when it changes."""
+    """The class's module is part of a stage's identity, what it imports is not: increase this when it changes."""
     options: dict[str, int | float | bool | str | None] = Field(default={})
     instructions: str = ""
     """Added to the system message of every prompt."""

@@ -80,7 +80,7 @@ class CustomGrader(StrictModel):
     function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`package.module:function`, importable from the working directory or the environment."""
     version: NonNegativeInt = 0
-    """The function's code is not part of a stage's identity: increase this when it changes."""
+    """The function's module is part of a stage's identity, what it imports is not: increase this when it changes."""
     correct_from: float = 1.0
     """The lowest score that counts as correct; the score itself is the reward."""
     completion: Literal["messages", "text"] = "messages"

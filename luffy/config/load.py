@@ -7,6 +7,7 @@ element of a list (`objective.terms.off_policy.coefficient=0.5`), whichever laye
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from luffy.config.yaml_source import KeyPath, Value, read_yaml
 from luffy.errors import ConfigError
 
 _COMMAND_LINE = "command line"
+_FILE_OF_ORIGIN = re.compile(r"(.+?\.ya?ml):\d+(?::|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +122,9 @@ def read_overridden(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str
     return layer.values, layer.origins
 
 
-def chain_stages(chain: str, experiment: Path) -> tuple[str, ...]:
-    """The stages in the preset of a chain (a path is relative to `experiment`); ConfigError if there is none."""
-    layer = _preset("chains", chain, experiment)
+def chain_stages(chain: str, experiment: Path, where: str) -> tuple[str, ...]:
+    """The stages in the preset of a chain, which `where` names; ConfigError if there is none."""
+    layer = _preset("chains", chain, experiment, where)
     stages = layer.values.get("stages")
     return tuple(map(str, stages)) if isinstance(stages, list) else ()
 
@@ -144,13 +146,26 @@ def _read_with_extends(path: Path, seen: tuple[Path, ...]) -> Layer:
 def _preset(kind: PresetKind, name: str | None, experiment: Path, where: str | None = None) -> Layer:
     if name is None:
         return Layer()
+    names = available_presets(kind)
     if name.endswith((".yaml", ".yml")):
-        return _read_with_extends(experiment.parent / name, ())
+        start = _folder_of(where)
+        file = next((folder / name for folder in (start, experiment.parent) if (folder / name).is_file()), None)
+        if file is None:
+            raise ConfigError(
+                f"{where or experiment}: {kind.removesuffix('s')}: {name}: no such file; "
+                f"give a path from {start.resolve()}, or a shipped name: {', '.join(names)}"
+            )
+        return _read_with_extends(file, ())
     file = preset_file(kind, name)
     if file is None:
-        names = available_presets(kind)
         raise ConfigError(
             f"{where or experiment}: no preset {name!r} in exp_configs/{kind}/;{nearest(name, names)} "
             f"there are {', '.join(names)} (or give the path of a .yaml file)"
         )
     return _read_with_extends(file, ())
+
+
+def _folder_of(where: str | None) -> Path:
+    """Where a relative path starts that was given at `where`: in the file's folder, else in the working directory."""
+    file = _FILE_OF_ORIGIN.match(where or "")
+    return Path(file[1]).parent if file else Path()

@@ -43,12 +43,26 @@ class _Dumper(yaml.SafeDumper):
     """SafeDumper that quotes every text which `_Loader` would take for a number, such as the hash `0990e206`."""
 
 
+_NOT_IN_JSON = tuple(f"tag:yaml.org,2002:{name}" for name in ("binary", "omap", "pairs", "set", "timestamp"))
+"""Tags of YAML 1.1 for values that no setting has."""
+
+
 for _side in (_Loader, _ExplainingLoader, _Dumper):
     _side.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
         list("-+0123456789."),
     )
+
+for _reader in (_Loader, _ExplainingLoader):
+    # A date such as 2026-01-31 is text, for example an experiment's name.
+    _reader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in known if tag not in _NOT_IN_JSON]
+        for first, known in _reader.yaml_implicit_resolvers.items()
+    }
+    _reader.yaml_constructors = {
+        tag: construct for tag, construct in _reader.yaml_constructors.items() if tag not in _NOT_IN_JSON
+    }
 
 
 def parse_scalar(text: str) -> Value:
@@ -74,7 +88,7 @@ def _parse_by(kind: type[_Loader | _ExplainingLoader], text: str) -> tuple[yaml.
         return node, loader.construct_document(node)
     except RecursionError:
         raise yaml.YAMLError("nested too deeply") from None
-    except ValueError as error:  # a date that is none, an integer of thousands of digits
+    except ValueError as error:  # an integer of thousands of digits
         raise yaml.YAMLError(str(error)) from None
     finally:
         loader.dispose()
@@ -137,7 +151,8 @@ def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML ({error})") from None
     if not isinstance(value, dict) or not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{path}: must hold a mapping of keys to values, found {type(value).__name__}")
+        found = "nothing" if value is None else type(value).__name__
+        raise ConfigError(f"{path}: must hold a mapping of keys to values, found {found}")
     origins: dict[KeyPath, str] = {}
     _record_lines(node, (), path, origins)
     return value, origins

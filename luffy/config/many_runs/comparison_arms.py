@@ -79,7 +79,7 @@ def load_arm(arm: ArmPlan, comparison: ComparisonConfig, experiment: Path, point
     """An arm's experiment at `point`, sized to the budget; its seeds are still those of the file."""
     where = f"{arm.where}: arms.{arm.name}"
     _refuse_fixed(_keys(arm.config.overrides), (*_BUDGETED, *_SEEDED, *_SHARED, *_NAMED), where, "overrides")
-    stages = chain_stages(arm.config.chain, experiment)
+    stages = chain_stages(arm.config.chain, experiment, where)
     named = [f"name={comparison.name}.{arm.name}", f"chain={arm.config.chain}", f"method={arm.config.method}"]
     overrides = [*comparison.overrides, *arm.config.overrides, *point.overrides, *named]
     # How many steps an arm's share of the budget makes depends on the rest of its experiment.

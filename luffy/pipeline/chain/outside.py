@@ -1,17 +1,26 @@
 """Files outside the workspace that a stage's settings refer to; their contents are part of its identity."""
 
-import contextlib
 import hashlib
-import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from luffy.config.data import CustomSource, DataConfig, FileSource, HubSource
+from luffy.config.environment import CustomEnvironment, EpisodeScoring, ToolsEnvironment
+from luffy.config.grading import CustomGrader
 from luffy.config.model import locate
 from luffy.config.rl_teacher import ModelTeacher
-from luffy.config.settings import BaseSettings, PrepareDataSettings, RLSettings, StageSettings, SynthesizeSettings
+from luffy.config.settings import (
+    BaseSettings,
+    PrepareDataSettings,
+    ReportSettings,
+    RLSettings,
+    StageSettings,
+    SynthesizeSettings,
+)
 from luffy.config.shipped import expand_pattern, local_path, template_file
+from luffy.config.strict import StrictModel
 from luffy.errors import DataError
+from luffy.import_paths import module_file
 from luffy.pipeline.chain.manifest import hash_file
 
 Named = tuple[str, str, Path]
@@ -30,6 +39,8 @@ def outside_files(settings: StageSettings) -> dict[str, str]:
 
 
 def _named(settings: StageSettings) -> Iterator[Named]:
+    if not isinstance(settings, ReportSettings):  # what a report shows is that of earlier stages
+        yield from _modules(settings, ())
     if isinstance(settings, PrepareDataSettings):
         yield from _sources(settings.data)
         yield from _model(settings.model_path, settings.chat_template)
@@ -54,16 +65,35 @@ def _sources(data: DataConfig) -> Iterator[Named]:
     for field, source in sources.items():
         if isinstance(source, FileSource) or (isinstance(source, HubSource) and Path(source.path).is_dir()):
             yield f"{field}.path", source.path, local_path(source.path)
-        elif isinstance(source, CustomSource):
-            yield from _module(field, source.factory)
 
 
-def _module(field: str, factory: str) -> Iterator[Named]:
-    """The file of a user-defined source, if it can be found; otherwise opening the source raises the error."""
-    with contextlib.suppress(ImportError, ValueError):
-        found = importlib.util.find_spec(factory.partition(":")[0])
-        if found is not None and found.origin is not None and Path(found.origin).is_file():
-            yield f"{field}.factory", factory, Path(found.origin)
+def _modules(value: object, field: tuple[str, ...]) -> Iterator[Named]:
+    """The files of the modules that hold the user's own functions and classes."""
+    for key, path in _imports(value):
+        where = ".".join((*field, key))
+        if (file := module_file(path, where)) is not None:
+            yield where, path, file
+    if isinstance(value, StrictModel):
+        below: Mapping[str, object] = {name: getattr(value, name) for name in type(value).model_fields}
+    elif isinstance(value, Mapping | list | tuple):
+        below = {str(key): each for key, each in (value.items() if isinstance(value, Mapping) else enumerate(value))}
+    else:
+        return
+    for name, each in below.items():
+        yield from _modules(each, (*field, name))
+
+
+def _imports(value: object) -> Iterator[tuple[str, str]]:
+    """Fields of this section alone that are `package.module:name`, and their values."""
+    match value:
+        case CustomSource(factory=path) | CustomEnvironment(factory=path):
+            yield "factory", path
+        case CustomGrader(function=path):
+            yield "function", path
+        case ToolsEnvironment(tools=tools):
+            yield from (("tools", tool) for tool in tools if ":" in tool)
+        case EpisodeScoring(measures=measures, group_measures=of_groups):
+            yield from ((name, path) for name, path in {**measures, **of_groups}.items() if isinstance(path, str))
 
 
 def _model(path: str | None, chat_template: str | None) -> Iterator[Named]:

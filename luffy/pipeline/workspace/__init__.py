@@ -75,10 +75,7 @@ class Workspace:
                 probe.flush()
                 os.fsync(probe.fileno())
         except OSError as error:
-            raise WorkspaceError(
-                f"workspace {self.root}: cannot be written ({error.strerror}); "
-                f"give another with --workspace or {WORKSPACE_VARIABLE}"
-            ) from None
+            raise _unwritable(self.root, error.strerror) from None
         check_locks(self.root)
         free = free_bytes(self.root)
         if free < MIN_FREE_BYTES:
@@ -110,9 +107,21 @@ class Workspace:
 
 
 def find_workspace(chosen: Path | str | None = None) -> Workspace:
-    """The workspace: `chosen`, else the environment's LUFFY_WORKSPACE, else ./workspace."""
-    root = Path(chosen or os.environ.get(WORKSPACE_VARIABLE) or "workspace")
-    return Workspace(root.expanduser().resolve())
+    """The workspace: `chosen`, else the environment's LUFFY_WORKSPACE, else ./workspace.
+
+    Raises WorkspaceError where a file is in its place.
+    """
+    root = Path(chosen or os.environ.get(WORKSPACE_VARIABLE) or "workspace").expanduser().resolve()
+    there = next(path for path in (root, *root.parents) if path.exists())
+    if not there.is_dir():
+        raise _unwritable(root, f"{there} is not a folder")
+    return Workspace(root)
+
+
+def _unwritable(root: Path, reason: str | None) -> WorkspaceError:
+    return WorkspaceError(
+        f"workspace {root}: cannot be written ({reason}); give another with --workspace or {WORKSPACE_VARIABLE}"
+    )
 
 
 def is_discarded(path: Path) -> bool:

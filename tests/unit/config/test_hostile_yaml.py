@@ -22,7 +22,9 @@ LAUGHS = "a0: &a0 [1, 1]\n" + "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}']
         ("a: !!python/object/apply:os.system [touch owned]", "could not determine a constructor"),
         ("a: !!python/name:os.system", "could not determine a constructor"),
         ("a: !!python/object/new:type [a]", "could not determine a constructor"),
-        ("a: 2024-99-99", "month must be in 1..12"),
+        ("a: !!timestamp 2024-01-01", "could not determine a constructor"),
+        ("a: !!binary aGVsbG8=", "could not determine a constructor"),
+        ("a: !!set {b, c}", "could not determine a constructor"),
         ("a: " + "9" * 5000, "Exceeds the limit"),
     ],
     ids=[
@@ -35,6 +37,8 @@ LAUGHS = "a0: &a0 [1, 1]\n" + "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}']
         "name",
         "new",
         "date",
+        "binary",
+        "set",
         "integer",
     ],
 )
@@ -45,6 +49,12 @@ def test_a_hostile_file_is_one_line_and_makes_nothing(tmp_path, monkeypatch, tex
         read_yaml(tmp_path / "own.yaml")
     assert "own.yaml" in str(caught.value) and "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"]
+
+
+@pytest.mark.parametrize("text", ["2024-01-01", "2024-99-99", "2024-01-01 10:00:00"])
+def test_a_date_is_text(tmp_path, text):
+    (tmp_path / "own.yaml").write_text(f"a: {text}\n")
+    assert read_yaml(tmp_path / "own.yaml")[0] == {"a": text} and parse_scalar(text) == text
 
 
 def test_honest_aliases_are_read(tmp_path):

@@ -104,6 +104,33 @@ def test_an_unknown_preset_names_those_that_exist():
     assert "command line: no preset 'lufy' in exp_configs/methods/; did you mean 'luffy'? there are aipo" in found
 
 
+OWN_METHOD = "extends: ../exp_configs/methods/luffy.yaml\nobjective: {group: {size: 4}}\n"
+
+
+@pytest.fixture
+def own_method(tmp_path):
+    """The folder of a preset `own.yaml` of one's own, which has groups of four."""
+    (tmp_path / "mine").mkdir()
+    write(tmp_path / "mine" / "own.yaml", OWN_METHOD.replace("..", str(SMOKE.parents[1])))
+    return tmp_path / "mine"
+
+
+def test_a_method_of_ones_own_is_found_from_the_working_directory(own_method, monkeypatch):
+    monkeypatch.chdir(own_method)
+    assert load_experiment("smoke", ["method=own.yaml"]).objective.group.size == 4
+    monkeypatch.chdir(own_method.parent)
+    assert load_experiment("smoke", ["method=mine/own.yaml"]).objective.group.size == 4
+    found = complaint("smoke", ["method=own.yaml"])
+    assert f"command line: method: own.yaml: no such file; give a path from {own_method.parent}, or a" in found
+
+
+def test_a_method_that_a_file_names_is_found_from_its_folder(own_method, child):
+    path = write(own_method / "child.yaml", child("method: own.yaml\n").read_text())
+    assert load_experiment(path).objective.group.size == 4
+    path = child("method: own.yaml\n")
+    assert f"{path}:2: method: own.yaml: no such file; give a path from {path.parent}, or a" in complaint(path)
+
+
 def test_an_unknown_experiment_names_the_nearest():
     assert "smok: no such file; did you mean 'smoke'?" in complaint("smok")
 

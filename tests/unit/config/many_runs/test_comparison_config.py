@@ -41,6 +41,15 @@ def complaint(load, *arguments):
     return str(caught.value)
 
 
+def test_an_arm_finds_a_preset_of_its_own_from_the_comparisons_folder(load, tmp_path):
+    shipped = SMOKE.parent / "methods" / "luffy.yaml"
+    (tmp_path / "mine.yaml").write_text(f"extends: {shipped}\nobjective: {{advantage: {{on_policy_scale: 0.5}}}}\n")
+    runs = load(HEAD + STEPS + ARMS.replace("method: luffy}", "method: mine.yaml}")).runs
+    assert {run.config.objective.advantage.on_policy_scale for run in runs if run.arm == "luffy"} == {0.5}
+    message = complaint(load, HEAD + STEPS + ARMS.replace("method: luffy}", "method: other.yaml}"))
+    assert f"compare.yaml:8: arms.luffy: method: other.yaml: no such file; give a path from {tmp_path}" in message
+
+
 def updates(run):
     """Optimizer steps after the base."""
     config = run.config

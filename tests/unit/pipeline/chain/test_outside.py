@@ -1,6 +1,6 @@
 import pytest
 
-from luffy.errors import DataError
+from luffy.errors import ConfigError, DataError
 
 
 def source(path):
@@ -38,14 +38,57 @@ def test_a_pattern_stands_for_all_its_files(opened, tmp_path):
     assert before.identities["prepare_data"].key != after.identities["prepare_data"].key
 
 
-def test_the_code_of_a_custom_source_is_identity(opened, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_source.py").write_text("one = 1")
-    chosen = "data.train={kind: custom, factory: my_source:one}"
+TOOLS = "environment={kind: tools, tools: [calculator, 'my_code.inner:one']}"
+SCORED = "environment={kind: guess_number, scoring: {measures: {m: 'my_code.inner:one'}, weights: {m: 1.0}}}"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "stage"),
+    [
+        ("data.train={kind: custom, factory: 'my_code.inner:one'}", "prepare_data"),
+        ("grading.kind={kind: custom, function: 'my_code.inner:one'}", "prepare_data"),
+        ("grading.kind={kind: any, of: [math, {kind: custom, function: 'my_code.inner:one'}]}", "rl"),
+        (TOOLS, "rl"),
+        (SCORED, "rl"),
+        ("environment={kind: custom, factory: 'my_code.inner:one'}", "rl"),
+    ],
+)
+def test_the_users_own_code_is_identity_and_is_not_run(opened, tmp_path, monkeypatch, chosen, stage):
+    """As a command finds it that is started where the code is."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_code").mkdir()
+    (tmp_path / "my_code" / "__init__.py").write_text("raise RuntimeError")
+    (tmp_path / "my_code" / "inner.py").write_text("one = 1")
     before = opened(chosen)
-    (tmp_path / "my_source.py").write_text("one = 2")
-    after = opened(chosen)
-    assert before.identities["prepare_data"].key != after.identities["prepare_data"].key
+    (tmp_path / "my_code" / "inner.py").write_text("one = 2")
+    assert before.identities[stage].files != opened(chosen).identities[stage].files
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("my_cod:score", r"grading\.kind\.function: my_cod:score: there is no module my_cod; it is searched in /"),
+        ("my_code.inner:score", r"function: my_code\.inner:score: there is no module my_code\.inner"),
+        ("my_code:scor", r"function: my_code:scor: .*my_code\.py has no 'scor'; did you mean 'score'\?"),
+    ],
+)
+def test_own_code_that_is_not_there_is_told_before_anything_runs(opened, tmp_path, monkeypatch, path, message):
+    monkeypatch.chdir(tmp_path)
+    chosen = f"grading.kind={{kind: custom, function: '{path}'}}"
+    (tmp_path / "my_code.py").write_text(
+        "import os.path as there\na, (b, *c) = 1, (2, 3)\nd: int = 1\ndef score(): ..."
+    )
+    with pytest.raises(ConfigError, match=message):
+        opened(chosen)
+
+
+@pytest.mark.parametrize("name", ["score", "there", "b", "c", "d", "os"])
+def test_own_code_that_is_there_in_whatever_way_is_found(opened, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    text = "import os\nimport os.path as there\na, (b, *c) = 1, (2, 3)\nd: int = 1\ndef score(): ..."
+    for more in ("", "\nfrom math import *", "\nif True:\n    any_name = 1"):
+        (tmp_path / "my_code.py").write_text(text + more)
+        opened(f"grading.kind={{kind: custom, function: 'my_code:{name if not more else 'any_name'}'}}")
 
 
 def test_the_weights_of_a_teacher_are_identity_of_rl_alone(opened, tmp_path):

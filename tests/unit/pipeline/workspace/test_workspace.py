@@ -43,6 +43,13 @@ def test_a_place_that_cannot_be_written_is_the_users_mistake(root):
         find_workspace(root).prepare()
 
 
+@pytest.mark.parametrize("below", ["", "w"])
+def test_a_file_in_the_place_of_the_workspace_is_told_by_every_command(tmp_path, below):
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkspaceError, match=r"cannot be written \(.*/file is not a folder\); give another"):
+        find_workspace(tmp_path / "file" / below)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="needs a user other than root, who may write everywhere")
 def test_a_read_only_folder_is_the_users_mistake(tmp_path):
     tmp_path.chmod(0o500)
