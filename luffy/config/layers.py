@@ -112,7 +112,7 @@ def merge(lower: dict[str, Value], upper: dict[str, Value]) -> dict[str, Value]:
 
 def _parse(text: str, origin: str) -> Override:
     key, separator, value = text.partition("=")
-    path = tuple(key.split("."))
+    path = tuple(key.strip().split("."))
     if not separator or not all(path):
         raise ConfigError(f"{origin}: {text!r} is not of the form key.path=value (e.g. rl.steps=50)")
     try:

@@ -149,7 +149,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Value], dict[KeyPath, str]]:
         advice = "; indent with spaces" if r"'\t'" in problem else ""
         raise ConfigError(f"{where}: not valid YAML ({problem}){advice}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML ({error})") from None
+        raise ConfigError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
     if not isinstance(value, dict) or not isinstance(node, yaml.MappingNode):
         found = "nothing" if value is None else type(value).__name__
         raise ConfigError(f"{path}: must hold a mapping of keys to values, found {found}")

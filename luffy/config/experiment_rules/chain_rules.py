@@ -23,6 +23,11 @@ def check_chain(config: ExperimentConfig) -> None:
     for stage in config.stages:
         for section in STAGE_KINDS[stage].sections:
             if reduce(getattr, section.split("."), config) is None:
+                if section == "objective" and config.method is not None:
+                    raise ValueError(
+                        f"method: {config.method} has no objective, and stage {stage} needs one; "
+                        f"choose another method, or a chain without {stage}"
+                    )
                 preset = "; method=NAME takes that of a preset" if section == "objective" else ""
                 raise ValueError(f"{section}: missing; stage {stage} needs it{preset}")
 

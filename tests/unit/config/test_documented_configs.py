@@ -88,3 +88,10 @@ def test_a_command_of_the_known_experiments_can_be_planned(command: str, tmp_pat
 
 def test_the_known_experiments_are_all_found() -> None:
     assert len(_KNOWN) >= 20
+
+
+def test_the_experiment_of_the_readme_is_one(tmp_path):
+    _, _, text = (ROOT / "README.md").read_text().partition("## Your data, your model")
+    (tmp_path / "mine.yaml").write_text(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
+    config = load_experiment(tmp_path / "mine.yaml")
+    assert (config.data.train.kind, config.method, set(config.stages) >= {"rl", "evaluate"}) == ("file", "luffy", True)

@@ -37,6 +37,21 @@ def child(tmp_path):
         ("data.train.kind=csv", "data.train"),
         ("model.architecture.num_heads=3", "must be a multiple of 2 x num_heads"),
         ("rl", "'rl' is not of the form key.path=value"),
+        ("rl.steps = x", "command line: rl.steps: must be a whole number, found 'x'"),
+        ("name=a b", "name: may have small letters, digits and . _ - only, a letter or digit first, found 'a b'"),
+        ("grading={kind: mathh}", "command line: grading.kind: unknown kind 'mathh'; did you mean 'math'?"),
+        ("grading={kind: {kind: mathh}}", "command line: grading.kind.kind: unknown kind 'mathh'"),
+        (
+            "grading.kind={kind: custom, function: my_code.score}",
+            "grading.kind.function: must be package.module:name, found 'my_code.score'",
+        ),
+        ("environment={kind: tools, tools: []}", "command line: environment.tools: needs at least 1, found 0"),
+        (
+            "environment={kind: tools, tools: [calculator], limits: {max_turns: x}}",
+            "command line: environment.limits.max_turns: must be a whole number",
+        ),
+        ("stages=[prepare_data,basee]", "or 'sweep', found 'basee'; did you mean 'base'?"),
+        ("method=sft", "command line: method: sft has no objective, and stage rl needs one; choose another method"),
     ],
 )
 def test_a_mistake_on_the_command_line_says_what_and_where(override, message):
