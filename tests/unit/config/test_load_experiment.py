@@ -51,11 +51,15 @@ def child(tmp_path):
             "command line: environment.limits.max_turns: must be a whole number",
         ),
         ("stages=[prepare_data,basee]", "or 'sweep', found 'basee'; did you mean 'base'?"),
-        ("method=sft", "command line: method: sft has no objective, and stage rl needs one; choose another method"),
     ],
 )
 def test_a_mistake_on_the_command_line_says_what_and_where(override, message):
     assert message in complaint(SMOKE, [override])
+
+
+def test_a_method_without_an_objective_is_refused_where_it_is_given():
+    found = complaint(SMOKE, ["chain=rl", "method=sft"])
+    assert found.startswith("command line: method: sft has no objective, and stage rl needs one; choose another method")
 
 
 def test_a_mistake_in_a_file_names_the_file_and_the_line(child):
