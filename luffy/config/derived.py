@@ -1,5 +1,6 @@
 """Experiments derived from another: its data alone, the evaluation of a model, the evaluation of its RL checkpoints."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from luffy.errors import ConfigError
 _MODEL = "model"
 ENDPOINT_PREFIX = "api:"
 """Prefix of the name of a model served by an API."""
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _NO_PROTOCOL = "evaluation: missing; {} must define the evaluation protocol"
 
 
@@ -197,6 +199,8 @@ def _folder(model: str) -> str:
     """A local folder by its real path, so that every way to name it is the same model; a hub id as it is."""
     path = Path(model).expanduser()
     if not path.is_dir():
+        if _HUB_ID.fullmatch(model) is None:
+            raise ConfigError(f"--model: {model}: no such folder; relative paths start at {Path.cwd()}")
         return model
     candidates = (path, path / _MODEL)  # a stage's directory holds its model in a folder of that name
     found = next((folder for folder in candidates if (folder / "config.json").is_file()), None)

@@ -1,5 +1,6 @@
 """From an experiment to the evaluation of one model, or of its RL run's checkpoints."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,12 @@ def test_a_sweep_that_cannot_be_is_refused(overrides: list[str], steps: tuple[in
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no config.json; give a Hugging Face model folder"):
         evaluation_of(load_experiment(SMOKE), str(tmp_path))
+
+
+@pytest.mark.parametrize("model", ["./exported", "../a", "/models/none", "~/models/none", "runs/a/model"])
+def test_a_path_that_leads_nowhere_is_not_taken_for_a_hub_id(model: str) -> None:
+    with pytest.raises(ConfigError, match=f"--model: {re.escape(model)}: no such folder; relative paths start at /"):
+        evaluation_of(load_experiment(SMOKE), model)
 
 
 @pytest.mark.parametrize("stages", ["[prepare_data, base, sft]", "[prepare_data, base, rl]"])
