@@ -199,7 +199,7 @@ def _folder(model: str) -> str:
     """A local folder by its real path, so that every way to name it is the same model; a hub id as it is."""
     path = Path(model).expanduser()
     if not path.is_dir():
-        if _HUB_ID.fullmatch(model) is None:
+        if not path.exists() and _HUB_ID.fullmatch(model) is None:
             raise ConfigError(f"--model: {model}: no such folder; relative paths start at {Path.cwd()}")
         return model
     candidates = (path, path / _MODEL)  # a stage's directory holds its model in a folder of that name

@@ -122,7 +122,7 @@ def test_the_leaderboard_has_one_row_per_model_from_any_kind_of_evaluation(works
         (["--model", "api:m", "--url", "here"], "must be like http://host:8000"),
         (["--model", "x", "--steps", "2"], "give one of --model"),
         (["--model", "tests"], "--model: tests has no config.json"),
-        (["--model", "./nowhere"], "model.path: nowhere: no such file"),
+        (["--model", "./nowhere"], "--model: ./nowhere: no such folder"),
         (["--steps", "2,3", KEEP], "has no checkpoint of 3; there are: 2, 4, 6"),
         (["--steps", "7"], "--steps: 7 is not among the 6 steps of rl.steps"),
         (["--steps", "2", "seed=5"], "--steps: the RL run of smoke is not finished in"),
