@@ -22,9 +22,13 @@ _CUE = re.compile(
     r"|\bANSWER\s(?=\(?[A-Z]\b)",
     re.IGNORECASE,
 )
-_WRAPPING = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathsf|mbox|boxed|operatorname)\s*|[{}$*_`\"']|\\[(),;:! \[\]]")
+_WRAPPING = re.compile(
+    r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|sf)|mbox|boxed|operatorname)(?![A-Za-z])\s*"
+    r"|[{}$*_`\"']|\\[(),;:! \[\]]"
+)
 _LEAD = re.compile(r"(?:(?:option|choice|answer|letter)\b\s*:?\s*)*", re.IGNORECASE)
 _COMMAND = re.compile(r"\s*\\[A-Za-z]+\s*")
+_SENTENCE_END = re.compile(r"\.\s|\n")
 _WINDOW = 400
 _REASONS = frozenset(("because", "since", "as", "due", "given", "for", "by", "with", "which", "where", "based"))
 """Words that may follow a bare label `A` or `I`; before any other word they are an article and a pronoun."""
@@ -78,7 +82,7 @@ def _last_cue(reply: str, labels: str, options: Sequence[str]) -> str:
         text = reply[cue.end() : cue.end() + _WINDOW].strip()
         if not text:
             continue
-        sentence = re.split(r"\.\s|\n", text, maxsplit=1)[0]
+        sentence = _SENTENCE_END.split(text, maxsplit=1)[0]
         if cue[0][:6].casefold() == "answer" or re.search(rf"(?<!\w)[{labels}](?!\w)", sentence):
             return text
         if _label_in(text, labels, options) is not None:
@@ -110,23 +114,32 @@ def _label_in(text: str, labels: str, options: Sequence[str]) -> str | None:
         return labels[by_text] if by_text < len(labels) else None
     bare = _bare(text)
     bare = _LEAD.sub("", bare, count=1)  # at the beginning: the pattern also matches the empty text
-    found = re.match(rf"[(\[]?\s*([{labels}{labels.lower()}])\s*([)\].:,]|(?![\w\-'’]))", bare)
-    if found is None:
+    found = re.match(rf"[(\[]?\s*([{labels}{labels.lower()}])[^\S\n]*([)\].:,]|(?![\w\-'’]))", bare)
+    if found is None or _is_a_word(found.group(), bare[found.end() :]) or _goes_on(bare[found.end(1) :], labels):
         return None
-    label, rest = found.group(1), _COMMAND.sub(" ", bare[found.end() :])
-    if _is_a_word(found.group(), rest) or re.match(rf"\W{{0,3}}(?:(?:and|or|&)\b)?\W{{0,3}}[{labels}](?!\w)", rest):
-        return None
-    return label.upper()
+    return found.group(1).upper()
 
 
 def _is_a_word(found: str, rest: str) -> bool:
     """Whether a label without brackets or full stop is a word: `a dog`, `I think`, or a small letter in a sentence."""
     if not found.strip().isalpha():
         return False
-    words = rest.split(None, 1)
+    words = _COMMAND.sub(" ", rest.split("\n", 1)[0]).split(None, 1)
     if found.strip().islower():
         return bool(words) and words[0][0].isalnum()
-    return found.strip() in "AI" and bool(words) and words[0].isalpha() and words[0] not in _REASONS
+    return found.strip() in "AI" and bool(words) and words[0].isalpha() and words[0].casefold() not in _REASONS
+
+
+def _goes_on(rest: str, labels: str) -> bool:
+    """Whether a second label is named: next in the label's own sentence, or alone after it.
+
+    A further sentence or line that says something about another option (`D is wrong`) does not name it.
+    """
+    parts = _SENTENCE_END.split(rest, maxsplit=1)
+    if re.match(rf"\W{{0,4}}(?:(?:and|or|&)\b)?\W{{0,3}}[{labels}](?!\w)", _COMMAND.sub(" ", parts[0])):
+        return True
+    words = re.findall(r"\w+", parts[1]) if len(parts) > 1 else []
+    return bool(words) and all(word in labels or word in ("and", "or") for word in words)
 
 
 def _option(text: str, options: Sequence[str]) -> int | None:

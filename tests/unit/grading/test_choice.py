@@ -22,6 +22,13 @@ def choose(response: str, gold: str = "C", options: tuple[str, ...] = OPTIONS, q
         r"so \boxed{C}",
         r"so \boxed{\text{C}}",
         r"so \boxed{(C)}",
+        r"so \boxed{\textbf{C}}",
+        r"so \boxed{\textbf{(C)}}",
+        r"so \boxed{\textbf{(C) } 12}",
+        r"so \boxed{\textbf{(C)}\ 12}",
+        r"so \boxed{\textit{C}}",
+        r"so \boxed{\textrm{(C)}}",
+        r"so \boxed{\textnormal{C}}",
         r"so \boxed{C. Venus}",
         r"so \boxed{Venus}",
         r"so \boxed{c}",
@@ -127,6 +134,37 @@ def test_the_pronoun_and_the_article_are_not_labels() -> None:
     assert choose("The answer is I think E", "I", many).outcome is not Outcome.CORRECT
     assert choose("The answer is I", "I", many).outcome is Outcome.CORRECT
     assert choose("The answer is A because it fits", "A", many).outcome is Outcome.CORRECT
+
+
+@pytest.mark.parametrize("label", ["A", "B", "C", "I"])
+@pytest.mark.parametrize(
+    "response",
+    [
+        "Answer: %s\n\nBecause it fits.",
+        "Answer: %s Because it fits.",
+        "The answer is %s\nThe other options are wrong.",
+        "**Answer: %s**\nThis is it",
+        "**Answer:**\n%s\nThis is it",
+        "<answer>%s\nThe others</answer>",
+        "The answer is %s\n(the others fail)",
+        "The answer is %s.\n\nD is wrong.",
+        "The answer is %s. D is wrong.",
+        "The answer is (%s). D is wrong.",
+        "Answer: %s\n\nD) is wrong",
+        "Answer: **%s**\n\n- D is wrong\n- E is wrong",
+    ],
+)
+def test_an_explanation_after_the_label_leaves_it_a_label(response: str, label: str) -> None:
+    many = tuple(f"option {n}" for n in range(10))
+    assert choose(response % label, label, many).outcome is Outcome.CORRECT
+
+
+@pytest.mark.parametrize(
+    "answer", ["C, D", "C and D", "(C)/(D)", "C. D", "C. D.", "C\nD", "C\n\nA and D", "(C).\n(D)", "C or D. The rest"]
+)
+def test_a_second_label_earns_nothing(answer: str) -> None:
+    for response in (f"Answer: {answer}", f"<answer>{answer}</answer>", rf"\boxed{{{answer}}}"):
+        assert choose(response).outcome is not Outcome.CORRECT
 
 
 def test_a_reference_that_is_not_a_label_is_named() -> None:
