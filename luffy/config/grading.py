@@ -159,14 +159,20 @@ class JudgeGrader(StrictModel):
 
 
 class AnyGrader(StrictModel):
-    """Correct if any grader accepts the answer; the reward is the highest."""
+    """Correct if any grader accepts the answer; the reward is the highest.
+
+    Where none accepts it and a judge among them cannot be reached, there is no verdict.
+    """
 
     kind: Literal["any"] = "any"
     of: tuple["GraderKind", ...] = Field(min_length=2)
 
 
 class BothGrader(StrictModel):
-    """Correct if all graders accept the answer; the reward is the lowest."""
+    """Correct if all graders accept the answer; the reward is the lowest.
+
+    Where none rejects it and a judge among them cannot be reached, there is no verdict.
+    """
 
     kind: Literal["both"] = "both"
     of: tuple["GraderKind", ...] = Field(min_length=2)
@@ -180,7 +186,10 @@ class WeightedPart(StrictModel):
 
 
 class WeightedGrader(StrictModel):
-    """The reward is the weighted sum; the outcome and the answer are those of the first part."""
+    """The reward is the weighted sum; the outcome and the answer are those of the first part.
+
+    Where a judge among the parts cannot be reached, there is no verdict.
+    """
 
     kind: Literal["weighted"] = "weighted"
     parts: tuple[WeightedPart, ...] = Field(min_length=1)

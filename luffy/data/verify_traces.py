@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from luffy.errors import LostError
-from luffy.grading import GradeRequest, GraderPool, is_unjudged, problem_of
+from luffy.grading import GradeRequest, GraderPool, problem_of, require_verdicts
 from luffy.types import Outcome, Prompt, Trace
 
 
@@ -38,11 +37,7 @@ def grade_traces(prompts: Sequence[Prompt], grader: GraderPool) -> list[list[Out
         for trace in prompt.traces
     ]
     grades = grader.grade(requests)
-    if lost := [grade for grade in grades if is_unjudged(grade)]:
-        raise LostError(
-            f"{len(lost)} of {len(grades)} traces have no verdict ({lost[0].reason}); finished shards are kept, and "
-            "the same command continues after them"
-        )
+    require_verdicts(grades, "traces", "finished shards are kept, and the same command continues after them")
     outcomes = iter([grade.outcome for grade in grades])
     return [[next(outcomes) for _ in prompt.traces] for prompt in prompts]
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from luffy.confidential import may_show_prompt
 from luffy.config.evaluation import EvaluationConfig
 from luffy.data.prompt_templates import stops_of
-from luffy.errors import DataError, LostError
+from luffy.errors import DataError
 from luffy.evaluation.model_clients import ModelClient
 from luffy.evaluation.requests import EvaluationRequest, Response, SampleRequest, Suite, batching_order, positions
 from luffy.evaluation.results import SamplingProtocol
 from luffy.evaluation.sample_log import SampleLog
 from luffy.evaluation.sample_records import SampleRecord
-from luffy.evaluation.second_grades import ResponseGrades, grade_responses
-from luffy.grading import GradeRequest, GraderPool, is_unjudged, problem_of
+from luffy.evaluation.second_grades import grade_responses
+from luffy.grading import GradeRequest, GraderPool, problem_of, require_verdicts
 from luffy.stop_request import check_stop_request
 from luffy.types import FinishReason, Prompt
 
@@ -242,21 +242,15 @@ def _graded(
         for sample, response in zip(samples, responses, strict=True)
     ]
     grades = grade_responses(grader, requests, second=second)
-    _require_verdicts(grades)
+    require_verdicts(
+        [both.grade for both in grades],
+        "responses",
+        "graded responses are kept, and the same command continues after them",
+    )
     return [
         both.added_to(_record(request, sample, response))
         for sample, response, both in zip(samples, responses, grades, strict=True)
     ]
-
-
-def _require_verdicts(grades: Sequence[ResponseGrades]) -> None:
-    """Raise LostError if the judge could not be reached: that is not a verdict on the responses."""
-    lost = [both.grade for both in grades if is_unjudged(both.grade)]
-    if lost:
-        raise LostError(
-            f"{len(lost)} of {len(grades)} responses have no verdict ({lost[0].reason}); graded "
-            "responses are kept, and the same command continues after them"
-        )
 
 
 def _record(request: EvaluationRequest, sample: SampleRequest, response: Response) -> SampleRecord:

@@ -14,7 +14,7 @@ from luffy.evaluation.results import RESULTS_FILE, Cell, EvaluationResults, Resu
 from luffy.evaluation.sample_files import SAMPLES_FILE, write_sample_records
 from luffy.evaluation.sample_records import SampleRecord
 from luffy.evaluation.second_grades import grade_responses
-from luffy.grading import GradeRequest, GraderPool, Problem, problem_of
+from luffy.grading import GradeRequest, GraderPool, Problem, problem_of, require_verdicts
 
 _BATCH = 1024
 """Responses that are graded at a time."""
@@ -126,6 +126,11 @@ def _regraded(
         for record in batch
     ]
     verdicts = grade_responses(grader, requests)
+    require_verdicts(
+        [verdict.grade for verdict in verdicts],
+        "responses",
+        "no file is written, verdicts are kept, and the same command asks for the others",
+    )
     return ((record, verdict.added_to(record)) for verdict, record in zip(verdicts, batch, strict=True))
 
 

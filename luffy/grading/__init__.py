@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from luffy.grading.extract import extract_answer
-    from luffy.grading.judge import is_unjudged
     from luffy.grading.pool import JUDGE_CACHE, GraderPool
-    from luffy.grading.request import Grade, Grader, GradeRequest, Problem, problem_of
+    from luffy.grading.request import Grade, Grader, GradeRequest, Problem, problem_of, require_verdicts
 
 __all__ = [
     "JUDGE_CACHE",
@@ -17,10 +16,10 @@ __all__ = [
     "GraderPool",
     "Problem",
     "extract_answer",
-    "is_unjudged",
     "problem_of",
+    "require_verdicts",
 ]
-_MODULES = {"extract_answer": "extract", "is_unjudged": "judge", "JUDGE_CACHE": "pool", "GraderPool": "pool"}
+_MODULES = {"extract_answer": "extract", "JUDGE_CACHE": "pool", "GraderPool": "pool"}
 
 
 def __getattr__(name: str) -> object:

@@ -29,11 +29,6 @@ from luffy.types import Outcome
 
 MAX_REPLY_BYTES = 1 << 20
 _VERDICT = re.compile(r"VERDICT\s*:\s*\W{0,3}(\w+)", re.IGNORECASE)
-_UNREACHED = "judge: "
-"""Beginning of the reason of a grade for which the judge gave no verdict."""
-_SAYS = "the judge says "
-# A combined grade puts its parts' kinds in front of their reasons, so that the prefix can occur twice.
-_FAILURE = re.compile(rf"^{_UNREACHED}(?!{_SAYS})|(?:^|[ ;]){_UNREACHED}{_UNREACHED}")
 _FIELD = re.compile(r"\{(question|reference|answer)\}")
 _REFUSED_FOR_GOOD = (400, 401, 403, 404, 405, 422)
 
@@ -115,8 +110,7 @@ class _Judge:
             try:
                 word = await self._verdict(body)
             except _Failed as error:
-                reason = f"{_UNREACHED}{error}"
-                return Grade(error.outcome, request.answer, reason, time.monotonic() - started)
+                return _without_verdict(request, error, time.monotonic() - started)
             _remember(file, word)
             return _grade(self._kind, word, request, time.monotonic() - started)
 
@@ -155,11 +149,6 @@ def _status(answer: Answer) -> str:
     return f"{answer.status}{name}{answer.complaint.removeprefix(f'status {answer.status}')}"
 
 
-def is_unjudged(grade: Grade) -> bool:
-    """Whether a judge was needed and could not be reached: the grade says nothing about the answer."""
-    return grade.outcome in (Outcome.CRASHED, Outcome.TIMED_OUT) and _FAILURE.search(grade.reason) is not None
-
-
 def _body(kind: JudgeGrader, request: JudgeRequest) -> Mapping[str, object]:
     shown = {
         "question": request.question,
@@ -183,7 +172,13 @@ def _key(kind: JudgeGrader, body: str) -> str:
 def _grade(kind: JudgeGrader, word: str, request: JudgeRequest, seconds: float = 0.0) -> Grade:
     # The reason does not mention the cache: after a kill, samples have to be the same bytes as in an undisturbed stage.
     outcome = Outcome.CORRECT if word == kind.correct.upper() else Outcome.WRONG
-    return Grade(outcome, request.answer, f"{_SAYS}{word}", seconds)
+    return Grade(outcome, request.answer, f"the judge says {word}", seconds)
+
+
+def _without_verdict(request: JudgeRequest, error: _Failed, seconds: float) -> Grade:
+    # A reply without a verdict is final: the same request would get the same reply.
+    is_unjudged = error.outcome is not Outcome.UNPARSABLE
+    return Grade(error.outcome, request.answer, f"judge: {error}", seconds, is_unjudged=is_unjudged)
 
 
 def _verdict(reply: Mapping[str, Any]) -> str:

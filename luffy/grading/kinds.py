@@ -176,18 +176,24 @@ _LEAVES: dict[str, Callable[..., Step]] = {
 
 
 def _any(kind: AnyGrader, found: Sequence[Grade]) -> Grade:
-    best = next((grade for grade in found if grade.outcome is Outcome.CORRECT), found[0])
+    best = next((grade for grade in found if grade.outcome is Outcome.CORRECT), _unjudged(found) or found[0])
     return _combined(kind.of, found, best, max(grade.reward for grade in found))
 
 
 def _both(kind: BothGrader, found: Sequence[Grade]) -> Grade:
-    worst = next((grade for grade in found if grade.outcome is not Outcome.CORRECT), found[0])
+    rejecting = (grade for grade in found if grade.outcome is not Outcome.CORRECT and not grade.is_unjudged)
+    worst = next(rejecting, _unjudged(found) or found[0])
     return _combined(kind.of, found, worst, min(grade.reward for grade in found))
 
 
 def _weighted(kind: WeightedGrader, found: Sequence[Grade]) -> Grade:
     reward = sum(part.weight * grade.reward for part, grade in zip(kind.parts, found, strict=True))
-    return _combined([part.grader for part in kind.parts], found, found[0], reward)
+    return _combined([part.grader for part in kind.parts], found, _unjudged(found) or found[0], reward)
+
+
+def _unjudged(found: Sequence[Grade]) -> Grade | None:
+    """The first grade without a verdict, which leaves the combination without one where it could decide it."""
+    return next((grade for grade in found if grade.is_unjudged), None)
 
 
 def _combined(kinds: Sequence[GraderKind], found: Sequence[Grade], deciding: Grade, reward: float) -> Grade:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from luffy.errors import LostError
 from luffy.types import Outcome, Prompt
 
 if TYPE_CHECKING:  # workers, which grade by what they are sent, do not load the configuration
@@ -75,6 +76,8 @@ class Grade:
     """Running time of a worker or a judge; 0 when neither was needed or the verdict was remembered."""
     own_reward: float | None = None
     """The grader's own reward, in place of 1 or 0."""
+    is_unjudged: bool = False
+    """Whether a judge was needed and could not be reached: the grade says nothing about the answer."""
 
     @property
     def reward(self) -> float:
@@ -86,6 +89,16 @@ class Grade:
     def saying(self, note: str) -> Grade:
         """The same grade with `note` in front of its reason."""
         return replace(self, reason=f"{note}; {self.reason}" if note else self.reason)
+
+
+def require_verdicts(grades: Sequence[Grade], graded: str, consequence: str) -> None:
+    """Raise LostError if a judge could not be reached for one of `grades`: that is not a verdict on the answer.
+
+    The message counts them as `graded` ("responses") and ends with the `consequence`: what is kept, how to continue.
+    """
+    lost = [grade for grade in grades if grade.is_unjudged]
+    if lost:
+        raise LostError(f"{len(lost)} of {len(grades)} {graded} have no verdict ({lost[0].reason}); {consequence}")
 
 
 class Verification(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.live_episode import EpisodeStart, refuse_failures
-from luffy.grading import Grade, Grader, GradeRequest
+from luffy.grading import Grade, Grader, GradeRequest, require_verdicts
 from luffy.rl.busy_time import BusyTime
 from luffy.rl.group_measures import GradedRows, with_group_measures
 from luffy.rl.rows import Row
@@ -42,7 +42,10 @@ class RowSampler:
     def sample(
         self, engine: RolloutEngine, tasks: Sequence[RolloutTask], plans: Sequence[Sequence[Row]]
     ) -> list[list[Trajectory]]:
-        """The graded rows of each task's plan, in order; all are sampled in one call of the engine."""
+        """The graded rows of each task's plan, in order; all are sampled in one call of the engine.
+
+        Raises LostError if a judge could not be reached.
+        """
         return self._graded(tasks, self._generated(engine, tasks, plans))
 
     def grading_s(self) -> float:
@@ -76,8 +79,11 @@ class RowSampler:
     def _graded(self, tasks: Sequence[RolloutTask], rows: Sequence[Sequence[Row]]) -> list[list[Trajectory]]:
         requests = [self._request(task, row) for task, found in zip(tasks, rows, strict=True) for row in found]
         with self._grading.measured():
-            grades = iter(self._grader.grade(requests))
-        graded: list[GradedRows] = [[(row, next(grades)) for row in found] for found in rows]
+            grades = self._grader.grade(requests)
+        # A reward of 0 for every answer would train the policy on the judge's absence.
+        require_verdicts(grades, "responses", "the same command resumes after the last checkpoint")
+        each = iter(grades)
+        graded: list[GradedRows] = [[(row, next(each)) for row in found] for found in rows]
         if self._player is not None and self._player.scorer.measures_groups:
             graded = with_group_measures(self._player.scorer, tasks, graded)
             refuse_failures([row.finish_reason for found in graded for row, _ in found], self._player.limits)

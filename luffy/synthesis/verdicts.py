@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from luffy.data.kept_answers import GradedAnswer
 from luffy.data.row_filters import FilteredRow, Rejection, RowFilter
 from luffy.data.templates import with_opened_thinking
-from luffy.errors import LostError
-from luffy.grading import GradeRequest, GraderPool, is_unjudged, problem_of
+from luffy.grading import GradeRequest, GraderPool, problem_of, require_verdicts
 from luffy.synthesis.answer_log import AnswerLog, AnswerStatus, TeacherAnswer
 from luffy.synthesis.teachers import Question
 from luffy.types import Origin, Outcome, Prompt, Trace
@@ -92,12 +91,7 @@ class AnswerAssessor:
             for prompt, (_, measures) in zip(prompts, answered, strict=True)
         ]
         grades = self._grader.grade(requests)
-        lost = [grade for grade in grades if is_unjudged(grade)]
-        if lost:
-            raise LostError(
-                f"{len(lost)} of {len(grades)} answers have no verdict ({lost[0].reason}); answers are kept, and the "
-                "same command grades them"
-            )
+        require_verdicts(grades, "answers", "answers are kept, and the same command grades them")
         return self._rules.judged(prompts, [[grade.outcome] for grade in grades])
 
 

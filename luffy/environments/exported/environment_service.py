@@ -21,7 +21,7 @@ from luffy.environments.live_episode import EpisodeStart
 from luffy.environments.players import open_text_player
 from luffy.environments.text_episodes import TextEpisodePlayer, as_sent
 from luffy.errors import LuffyError
-from luffy.grading import JUDGE_CACHE, GradeRequest, GraderPool, is_unjudged, problem_of
+from luffy.grading import JUDGE_CACHE, GradeRequest, GraderPool, problem_of
 from luffy.grading.judge import Judges
 from luffy.hosted.foreign.faults import EpisodeFault, TaskFault
 from luffy.hosted.foreign.host_channel import Channel, serve
@@ -112,7 +112,7 @@ class ExportedEpisode:
         reply, measures = await self._played()
         request = GradeRequest(reply, self._prompt.ground_truth, problem_of(self._prompt), measures=measures)
         (grade,) = await asyncio.to_thread(self._grader.grade, [request])
-        if is_unjudged(grade):
+        if grade.is_unjudged:
             raise EpisodeFault(f"the answer has no verdict: {grade.reason}")
         reward = grade.reward if self._player is None else self._player.scorer.reward(grade.reward, measures)
         metrics = {_CORRECT: float(grade.outcome is Outcome.CORRECT), **measures}

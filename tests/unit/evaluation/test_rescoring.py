@@ -9,9 +9,9 @@ from synthetic.arithmetic import ScriptedEngine, problems, tiny_tokenizer
 from synthetic.result_rows import result_row
 
 from luffy.config.evaluation import DecodingConfig, EvaluationConfig, SuiteConfig
-from luffy.config.grading import ChoiceGrader, GraderKind, MathGrader, StrictMathGrader
+from luffy.config.grading import ChoiceGrader, GraderKind, JudgeGrader, MathGrader, StrictMathGrader
 from luffy.data.parquet import write_prompts
-from luffy.errors import DataError
+from luffy.errors import DataError, LostError
 from luffy.evaluation.evaluator import Evaluator, protocol_of
 from luffy.evaluation.finished import FinishedEvaluation, read_evaluation
 from luffy.evaluation.model_clients import TokenModelClient
@@ -67,6 +67,19 @@ def test_the_result_is_that_of_an_evaluation_with_the_other_grader(
         assert (tmp_path / "after" / name).read_bytes() == (other / name).read_bytes()
     assert counts == [9]
     assert (tmp_path / "after" / "summary.md").read_text().startswith("# Evaluation of `rl`")
+
+
+def test_without_its_judge_nothing_is_written(tmp_path: Path) -> None:
+    evaluation = read_evaluation(evaluated(tmp_path / "before", MathGrader()))
+    judge = JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0)
+    with GraderPool(1, PATIENCE_S) as pool, pytest.raises(LostError, match="9 of 9 responses have no verdict"):
+        write_regraded(
+            tmp_path / "after",
+            evaluation,
+            regrade(evaluation, judge, pool, {}, ["sums"], lambda count: None),
+            write_summaries,
+        )
+    assert not list((tmp_path / "after").iterdir())
 
 
 @pytest.mark.parametrize(

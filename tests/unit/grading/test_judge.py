@@ -10,10 +10,20 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-from luffy.config.grading import BothGrader, CustomGrader, GradingConfig, JudgeGrader, MathGrader
+from luffy.config.grading import (
+    AnyGrader,
+    BothGrader,
+    CustomGrader,
+    GraderKind,
+    GradingConfig,
+    JudgeGrader,
+    MathGrader,
+    WeightedGrader,
+    WeightedPart,
+)
 from luffy.errors import ConfigError, LuffyError
-from luffy.grading import Grade, GradeRequest, GraderPool, Problem, is_unjudged
-from luffy.grading.kinds import conclude
+from luffy.grading import Grade, GradeRequest, GraderPool, Problem
+from luffy.grading.kinds import conclude, leaves
 from luffy.types import Outcome
 
 Answer = Callable[["Endpoint", BaseHTTPRequestHandler, str], None]
@@ -173,9 +183,42 @@ def test_an_unreachable_judge_leaves_the_answer_unjudged(endpoint: Endpoint, ans
     with GraderPool(1, PATIENCE_S) as pool:
         grades = [pool.grade_one(r"\boxed{4}", "4", kind=kind) for kind in (alone, combined)]
         wrong = pool.grade_one(r"\boxed{5}", "4", kind=combined)
-    assert [is_unjudged(grade) for grade in grades] == [True, True]
+    assert [grade.is_unjudged for grade in grades] == [True, True]
     assert wrong.outcome is Outcome.WRONG
-    assert not is_unjudged(wrong)
+    assert not wrong.is_unjudged
+
+
+MATH, JUDGE = MathGrader(), JudgeGrader(url="http://judge", model="m")
+
+
+def weighted(*parts: GraderKind) -> WeightedGrader:
+    return WeightedGrader(parts=tuple(WeightedPart(weight=0.5, grader=part) for part in parts))
+
+
+@pytest.mark.parametrize(
+    ("kind", "math", "is_unjudged"),
+    [
+        (AnyGrader(of=(MATH, JUDGE)), Outcome.WRONG, True),
+        (AnyGrader(of=(MATH, JUDGE)), Outcome.CORRECT, False),
+        (AnyGrader(of=(BothGrader(of=(MATH, MATH)), JUDGE)), Outcome.NO_ANSWER, True),
+        (BothGrader(of=(MATH, JUDGE)), Outcome.CORRECT, True),
+        (BothGrader(of=(MATH, JUDGE)), Outcome.WRONG, False),
+        (AnyGrader(of=(JUDGE, MATH)), Outcome.CORRECT, False),
+        (BothGrader(of=(JUDGE, MATH)), Outcome.WRONG, False),
+        (weighted(MATH, JUDGE), Outcome.CORRECT, True),
+        (weighted(MATH, JUDGE), Outcome.WRONG, True),
+        (AnyGrader(of=(weighted(MATH, JUDGE), MATH)), Outcome.WRONG, True),
+        (weighted(MATH, BothGrader(of=(MATH, JUDGE))), Outcome.WRONG, False),
+    ],
+)
+def test_a_combination_that_a_missing_verdict_could_decide_has_none(
+    kind: GraderKind, math: Outcome, is_unjudged: bool
+) -> None:
+    missing = Grade(Outcome.CRASHED, "4", "judge: no connection", is_unjudged=True)
+    found = [missing if isinstance(leaf, JudgeGrader) else Grade(math, "4", "by math") for leaf in leaves(kind)]
+    grade = conclude(kind, iter(found))
+    assert grade.is_unjudged is is_unjudged
+    assert (grade.outcome is Outcome.CRASHED) is is_unjudged
 
 
 def test_a_verdict_and_another_graders_crash_are_not_unjudged(endpoint: Endpoint) -> None:
@@ -189,7 +232,7 @@ def test_a_verdict_and_another_graders_crash_are_not_unjudged(endpoint: Endpoint
     parts = (found[0], Grade(Outcome.CRASHED, None, "json:loads_of_this raised ValueError: judge: x"))
     found.append(conclude(kind, iter(parts)))
     assert found[3].outcome is Outcome.CRASHED
-    assert not any(map(is_unjudged, found))
+    assert not any(grade.is_unjudged for grade in found)
 
 
 def test_a_damaged_cache_entry_is_requested_again(endpoint: Endpoint, tmp_path: Path) -> None:

@@ -9,17 +9,19 @@ from patience import PATIENCE_S
 from transformers import PreTrainedTokenizerBase
 
 from luffy.config.environment import EpisodeLimits, EpisodeScoring
+from luffy.config.grading import AnyGrader, GradingConfig, JudgeGrader, MathGrader
 from luffy.config.objective import GroupConfig
 from luffy.data.conversations import ConversationEncoder
 from luffy.data.templates import decode, encode_traces, stop_token_ids
 from luffy.data.tokenizer import build_tokenizer
 from luffy.environments.episodes import EpisodePlayer
 from luffy.environments.rubric import EpisodeScorer
-from luffy.errors import EnvironmentFault
+from luffy.errors import EnvironmentFault, LostError
 from luffy.grading import Grade, Problem
 from luffy.grading.pool import GraderPool
 from luffy.rl.collector import GroupCollector
 from luffy.rl.group_measures import with_group_measures
+from luffy.rl.row_sampler import RowSampler
 from luffy.rl.rows import Row
 from luffy.rl.tasks import Demonstration, RolloutTask
 from luffy.rollout.engine import Completion, RolloutRequest, SamplingParams
@@ -81,6 +83,16 @@ def test_a_demonstration_takes_a_row_of_the_group_and_is_graded_not_assumed() ->
         assert group.trajectories[-1].source == (Source.OFF_POLICY,) * 2
         assert [row.reward for row in group.trajectories[:3]] == [1.0] * 3
         assert group.trajectories[0].weight_version == (6, 6)
+
+
+@pytest.mark.parametrize("is_combined", [False, True])
+def test_a_judge_that_cannot_be_reached_ends_the_stage_for_now(is_combined: bool) -> None:
+    judge = JudgeGrader(url="http://127.0.0.1:9/v1", model="m", retries=0)
+    kind = AnyGrader(of=(MathGrader(), judge)) if is_combined else judge
+    with GraderPool(1, PATIENCE_S, GradingConfig(kind=kind)) as grader:
+        sampler = RowSampler(grader, _decode, SamplingParams(1.0, 8, ()), None, None)
+        with pytest.raises(LostError, match=r"1 of 1 responses have no verdict .* the same command resumes"):
+            sampler.sample(Parrot((WRONG,)), [_task("p", "7")], [[Row((5, 6))]])
 
 
 def test_a_prompt_without_a_trace_is_topped_up_with_a_rollout() -> None:
