@@ -26,7 +26,7 @@ import numpy as np
 
 from luffy.statistics.accuracy import paired_difference
 from luffy.statistics.intervals import clustered_wilson, verdict_interval, wilson_interval
-from luffy.statistics.paired import MIN_CHANGED, changed_problems
+from luffy.statistics.paired import MIN_CHANGED, supporting_problems
 
 CONFIDENCE = 0.95
 LOWEST, HIGHEST = 0.93, 0.97
@@ -273,7 +273,7 @@ def differences(num_problems: int, num_samples: int, repetitions: int) -> Iterat
 def _paired_methods(difference_RP: Array, num_samples: int) -> dict[str, Bounds]:
     textbook = _textbook(difference_RP)
     closed = _closed_form(difference_RP, num_samples)
-    bootstrapped_R = np.array([changed_problems(row) >= MIN_CHANGED for row in difference_RP])
+    bootstrapped_R = np.array([supporting_problems(row) >= MIN_CHANGED for row in difference_RP])
     shipped = tuple(
         np.where(bootstrapped_R, *ends) for ends in zip(textbook["percentile bootstrap"], closed, strict=True)
     )

@@ -18,6 +18,7 @@ from luffy.statistics.paired import (
     compare,
     compare_paired,
     holm,
+    supporting_problems,
 )
 
 
@@ -105,6 +106,37 @@ def test_intervals_of_differences_hold_the_truth(n: int, k: int, gain: float) ->
         result = compare_paired(first.tolist(), second.tolist(), k, 0.95).difference
         held += result.low <= gain <= result.high
     assert held / 300 >= 0.93 - 0.03  # two standard errors of 300 sets
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "solved"),
+    [(40, 1, 0.97), (50, 1, 0.98), (100, 1, 0.99), (100, 1, 0.8), (200, 1, 0.995), (50, 4, 0.97)],
+)
+def test_intervals_of_large_gains_hold_the_truth(n: int, k: int, solved: float) -> None:
+    rng = np.random.default_rng([n, k, round(1000 * solved)])
+    held = 0
+    for _ in range(300):
+        # Each problem is either always solved or never: samples of one problem agree.
+        second = (rng.random(n) < solved).astype(float)
+        result = compare_paired([0.0] * n, second.tolist(), k, 0.95).difference
+        held += result.low <= solved <= result.high
+    assert held / 300 >= 0.93 - 0.03  # two standard errors of 300 sets
+
+
+@pytest.mark.parametrize(("n", "gain"), [(50, 1.0), (100, 0.25), (60, 1 / 3)])
+def test_problems_that_all_change_alike_leave_the_interval_a_width(n: int, gain: float) -> None:
+    first = [0.0, 1 / 3] * (n // 2) if gain == 1 / 3 else [0.0] * n
+    result = compare_paired(first, [value + gain for value in first], 4, 0.95)
+    assert result.difference.method == "Bonett-Price"
+    assert result.difference.low < gain - 0.005
+    assert result.is_clear
+
+
+def test_most_problems_changing_alike_support_less_than_they_are() -> None:
+    assert supporting_problems(np.array([1.0] * 95 + [0.0] * 5)) == pytest.approx(5)
+    assert supporting_problems(np.array([0.0] * 95 + [1.0] * 5)) == pytest.approx(5)
+    assert supporting_problems(np.array([1.0] * 50 + [0.0] * 50)) == pytest.approx(50)
+    assert supporting_problems(np.array([0.25] * 90)) == 0
 
 
 def sides(n: int, wins: int, losses: int) -> PairedAccuracies:
