@@ -1,6 +1,7 @@
 """Whether demonstrations end in the right answer, and whether an environment still answers them as recorded."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -44,14 +45,4 @@ def grade_traces(prompts: Sequence[Prompt], grader: GraderPool) -> list[list[Out
 
 def with_verdict(trace: Trace, outcome: Outcome) -> Trace:
     """Return the trace with `verified` set; a verdict that its source brought along is replaced."""
-    # `dataclasses.replace` would take most of the time of a large corpus.
-    return Trace(
-        trace.text,
-        trace.author,
-        outcome is Outcome.CORRECT,
-        trace.logprobs,
-        trace.turns,
-        trace.model,
-        trace.decoding,
-        trace.num_tokens,
-    )
+    return replace(trace, verified=outcome is Outcome.CORRECT)

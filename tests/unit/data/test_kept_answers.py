@@ -12,7 +12,7 @@ from luffy.config.kept_answers import KeepAnswers
 from luffy.data.kept_answers import GradedAnswer, farthest_first, kept_answers, kept_traces, text_distance
 from luffy.data.parquet import read_prompts, write_prompts
 from luffy.data.verify_traces import with_verdict
-from luffy.types import Message, Outcome, Prompt
+from luffy.types import Message, Origin, Outcome, Prompt, Trace
 
 RULES = st.builds(KeepAnswers, choose=st.sampled_from(["first", "shortest"]), max_per_prompt=st.integers(1, 6)) | (
     st.builds(KeepAnswers, choose=st.just("diverse"), max_per_prompt=st.integers(2, 6))
@@ -102,3 +102,12 @@ def test_what_is_known_of_an_answer_is_written_and_read_back(tmp_path: Path):
     assert (trace.author, trace.model, trace.decoding, trace.num_tokens) == ("policy", "base", "temperature 1", 4)
     assert (trace.verified, trace.logprobs) == (True, (-0.5, -0.25, 0.0, -1.0))
     assert with_verdict(trace, Outcome.CORRECT) == trace
+
+
+def test_a_verdict_changes_no_other_field():
+    turns = (Message("assistant", "1"),)
+    trace = Trace("1", "x", None, (-0.5,), turns, "base", "greedy", 1, Origin.REWRITTEN)
+    judged = with_verdict(trace, Outcome.WRONG)
+    for field in dataclasses.fields(Trace):
+        assert field.name == "verified" or getattr(trace, field.name) != field.default, "give the new field a value"
+        assert getattr(judged, field.name) == (False if field.name == "verified" else getattr(trace, field.name))
