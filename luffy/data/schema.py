@@ -5,7 +5,8 @@ several demonstrations per prompt, each with its author, verdict and log-probabi
 what is known of the model (`model`, `decoding`, `num_tokens`, and `origin` where data was rewritten). A trace of many
 turns has them as messages in `traces.turns`, in place of `text`. `target` repeats the first trace, if it is a single
 reply, for readers that expect one demonstration. `reward_model.style` is `rule` for rows that the experiment's grader
-grades; any other word names the grader of the row (`luffy.config.grading`). `extra_info` is written as JSON text, since
+grades, and so are a null and verl's longer forms of it (`rule-lighteval/MATH_v2`); any other word names the grader of
+the row (`luffy.config.grading`). `extra_info` is written as JSON text, since
 its keys are arbitrary; a struct (as in LUFFY's files) can be read, too.
 """
 
@@ -18,6 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
+from luffy.data.columns import as_text
 from luffy.data.prompt_identity import prompt_uid
 from luffy.errors import LuffyError
 from luffy.types import Message, Origin, Prompt, Trace
@@ -58,6 +60,9 @@ _DEMONSTRATIONS = ("target", "traces")
 _MISSPELT = 0.8
 """Similarity (`difflib`) from which a column is taken for another one, misspelt."""
 _RULE = "rule"
+_VERLS_RULE = re.compile(r"rule(?![a-z0-9_]).*", re.DOTALL)
+"""`rule` and verl's forms of it; `ruler` and `rule_2` are names of graders."""
+_ABILITY = "math"
 _GRADER_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _ROLES = ("system", "user", "assistant", "tool")
 _to_json = json.JSONEncoder(sort_keys=True).encode
@@ -90,7 +95,7 @@ def prompt_from_row(row: Mapping[str, object], author: str = "unknown") -> Promp
         messages=messages,
         ground_truth=_ground_truth(row.get("reward_model")),
         traces=_traces(row.get("traces"), author) or _target(row.get("target"), author),
-        ability=checked_text(row.get("ability", "math"), "ability"),
+        ability=checked_text(_ABILITY if row.get("ability") is None else row["ability"], "ability"),
         extra_info=_extra_info(row.get("extra_info")),
         grader=_grader(row.get("reward_model")),
     )
@@ -214,17 +219,19 @@ def _ground_truth(value: object) -> str:
     if not isinstance(value, dict):
         reason = "is missing" if value is None else f"must be a mapping, found {_short(value)}"
         raise RowError("reward_model", reason)
-    return checked_text(value.get("ground_truth"), "reward_model.ground_truth")
+    return checked_text(as_text(value.get("ground_truth")), "reward_model.ground_truth")
 
 
 def _grader(value: object) -> str | None:
-    style = value.get("style", _RULE) if isinstance(value, dict) else _RULE
+    style = value.get("style") if isinstance(value, dict) else None
+    if style is None or (isinstance(style, str) and _VERLS_RULE.fullmatch(style)):
+        return None
     # `model` is verl's word for a reward model, which is no grader.
     if not isinstance(style, str) or style == "model" or not _GRADER_NAME.fullmatch(style):
         raise RowError(
             "reward_model.style", f"must be 'rule' (the experiment's grader) or a grader's name, found {_short(style)}"
         )
-    return None if style == _RULE else style
+    return style
 
 
 def _target(value: object, author: str) -> tuple[Trace, ...]:

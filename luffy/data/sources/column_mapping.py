@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from luffy.config.data import AnswerField, ChoicesField, FieldsConfig, TraceField
 from luffy.data.choices import NUM_OPTIONS, OPTIONS, with_options
+from luffy.data.columns import as_list, as_text, value_at
 from luffy.data.prompt_identity import problem_text, prompt_uid
 from luffy.data.schema import RowError, check_json, checked_logprobs, checked_messages, checked_text
-from luffy.data.sources.columns import as_list, as_text, value_at
 from luffy.data.sources.multiple_choice import apart_options, listed_options, option_columns
 from luffy.grading.extract import THINK_OPEN, last_box
 from luffy.types import Message, Prompt, Trace

@@ -14,10 +14,10 @@ from pathlib import Path
 from luffy.confidential import CONFIDENTIAL
 from luffy.config.data import FileSource, HubSource
 from luffy.config.shipped import expand_pattern
+from luffy.data.columns import as_text, value_at
 from luffy.data.parquet import read_rows
 from luffy.data.schema import COLUMNS, REQUIRED_COLUMNS, RowError, prompt_from_row
 from luffy.data.sources.column_mapping import columns_of, prompt_from_fields
-from luffy.data.sources.columns import as_text, value_at
 from luffy.data.sources.trace_source import QuarantinedRow, Row
 from luffy.errors import DataError
 from luffy.types import Prompt

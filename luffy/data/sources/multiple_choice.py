@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from luffy.config.data import ChoicesField
 from luffy.data.choices import LABELS, fixed_order
+from luffy.data.columns import as_list, as_text, value_at
 from luffy.data.schema import RowError, checked_text
-from luffy.data.sources.columns import as_list, as_text, value_at
 
 
 def apart_options(row: Mapping[str, object], field: ChoicesField, question: str) -> tuple[list[str], str]:

@@ -57,6 +57,18 @@ def test_the_style_names_the_grader_and_is_written_back(style: str, grader: str 
     assert row["reward_model"] == {"style": style, "ground_truth": "2"}
 
 
+@pytest.mark.parametrize("style", [None, "rule", "rule-lighteval/MATH_v2", "rule-based"])
+def test_verls_files_are_read_as_they_are(style: str | None) -> None:
+    prompt = prompt_from_row({**ROW, "ability": None, "reward_model": {"style": style, "ground_truth": 34}})
+    assert (prompt.grader, prompt.ability, prompt.ground_truth) == (None, "math", "34")
+    (row,) = record_batch([prompt]).to_pylist()
+    assert row["reward_model"] == {"style": "rule", "ground_truth": "34"}
+
+
+def test_a_grader_may_have_a_name_that_begins_with_rule() -> None:
+    assert prompt_from_row({**ROW, "reward_model": {"style": "rule_2", "ground_truth": "2"}}).grader == "rule_2"
+
+
 @pytest.mark.parametrize(
     ("change", "field", "reason"),
     [
@@ -72,7 +84,10 @@ def test_the_style_names_the_grader_and_is_written_back(style: str, grader: str 
         ({"reward_model": {"style": "model", "ground_truth": "2"}}, "reward_model.style", "'rule'"),
         ({"reward_model": {"style": "My Grader", "ground_truth": "2"}}, "reward_model.style", "name"),
         ({"reward_model": {"style": 3, "ground_truth": "2"}}, "reward_model.style", "'rule'"),
-        ({"reward_model": {"style": "rule", "ground_truth": 2}}, "reward_model.ground_truth", "must be text"),
+        ({"reward_model": {"style": "rule", "ground_truth": ["2"]}}, "reward_model.ground_truth", "must be text"),
+        ({"reward_model": {"style": "rule", "ground_truth": float("nan")}}, "reward_model.ground_truth", "missing"),
+        ({"reward_model": {"style": "Ruler", "ground_truth": "2"}}, "reward_model.style", "name"),
+        ({"ability": ""}, "ability", "empty"),
         ({"target": [{"role": "user", "content": "x"}]}, "target", "one assistant message"),
         ({"traces": [{"text": ""}]}, "traces[0].text", "empty"),
         ({"traces": [{"text": "x", "logprobs": [0.5]}]}, "traces[0].logprobs", "at most 0"),
