@@ -39,7 +39,7 @@ def same_statements(left: Statement, right: Statement) -> bool:
 
 def contradict(left: Statement, right: Statement) -> bool:
     """Whether items that are matched by name, noun or position certainly differ."""
-    one, other = _balanced(next(_readings(left.items)), next(_readings(right.items)))
+    one, other = _balanced(next(_readings(left.items), []), next(_readings(right.items), []))
     if len(one) != len(other):
         return False
     if len(one) == 1:
@@ -126,7 +126,10 @@ def _any_keys(items: Items, kind: str) -> bool:
 
 
 def _readings(items: Items) -> Iterator[list[Item]]:
-    """The lists that one may be read as: sets and named tuples opened, the signs of `\\pm` together or each free."""
+    """The lists that one may be read as: sets and named tuples opened, the signs of `\\pm` together or each free.
+
+    An empty set has no reading.
+    """
     opened = _opened(items)
     choices = [expansions(item.body) for item in opened]
     for index in range(max(map(len, choices), default=0)):

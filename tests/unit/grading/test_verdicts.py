@@ -55,6 +55,8 @@ WRONG = [
     ("3 feet", "3 inches"),
     (r"3 \text{ feet}", r"3 \text{ inches}"),
     ("5 cm^2", "5 km^2"),
+    ("5", r"\{\}"),
+    (r"\{\}", r"\{1, 2\}"),
 ]
 RIGHT = [
     ("6+9i", "6+9 i"),
