@@ -9,6 +9,7 @@ import functools
 import inspect
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from numbers import Real
 
@@ -137,6 +138,10 @@ def _accepted(function: Function, arguments: Mapping[str, object]) -> Mapping[st
 def _score(result: object) -> float | None:
     if isinstance(result, Mapping):
         result = result.get("score")
+    # Where a result is numpy's, numpy is loaded; its truth values are no numbers to `numbers`.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(result, numpy.generic):
+        result = result.item()
     if not isinstance(result, Real):
         return None
     return float(result) if math.isfinite(result) else None

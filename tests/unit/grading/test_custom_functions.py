@@ -30,6 +30,18 @@ MODULE = textwrap.dedent(
     def verifiers_text(prompt, completion, info):
         return completion == "yes" and prompt == "Well?" and info["level"] == 2
 
+    def numpys_truth(solution_str):
+        import numpy
+        return numpy.isclose(float(solution_str), 1.0)
+
+    def numpys_number(solution_str):
+        import numpy
+        return {"score": numpy.float32(solution_str)}
+
+    def numpys_text(solution_str):
+        import numpy
+        return numpy.str_("good")
+
     def raises(solution_str, ground_truth):
         raise ValueError("no such thing")
 
@@ -129,10 +141,26 @@ def test_a_score_is_the_reward_and_the_bound_makes_it_correct(pool: GraderPool) 
 
 
 @pytest.mark.parametrize(
+    ("name", "response", "reward"),
+    [("numpys_truth", "1", 1.0), ("numpys_truth", "2", 0.0), ("numpys_number", "0.5", 0.5)],
+)
+def test_numbers_and_truth_values_of_numpy_are_scores(
+    pool: GraderPool, name: str, response: str, reward: float
+) -> None:
+    grade = call(pool, name, response, correct_from=0.5)
+    assert (grade.reward, grade.outcome) == (reward, Outcome.CORRECT if reward else Outcome.WRONG)
+
+
+@pytest.mark.parametrize(
     ("name", "outcome", "reason"),
     [
         ("raises", Outcome.CRASHED, "shop_graders:raises raised ValueError: no such thing"),
         ("returns_text", Outcome.CRASHED, "shop_graders:returns_text returned 'good', which is no finite number"),
+        (
+            "numpys_text",
+            Outcome.CRASHED,
+            "shop_graders:numpys_text returned np.str_('good'), which is no finite number",
+        ),
         ("returns_nan", Outcome.CRASHED, "shop_graders:returns_nan returned nan, which is no finite number"),
         ("hangs", Outcome.TIMED_OUT, "no verdict in 5 s"),
         ("exits", Outcome.CRASHED, "the worker died"),
