@@ -106,8 +106,11 @@ def select(rows: PassedRows, rules: Rules) -> Selection:
     _reject(selection, rows.problems != rows.problems[firsts], Rejection.DUPLICATE)
     _settle_repeats(rows, rules, selection, _firsts(rows.problems if rules.unique_problems else rows.uids, kept))
     if rules.near_duplicates is not None:
-        first = near_duplicate_clusters(rows.sketches, rules.near_duplicates)
-        _reject(selection, kept & (first != numbers), Rejection.NEAR_DUPLICATE)
+        # A row that is already rejected must not head a cluster, or no row of the cluster would be left. A row that was
+        # merged into another states the same problem.
+        candidates, heads = np.flatnonzero(kept), numbers.copy()
+        heads[candidates] = candidates[near_duplicate_clusters(rows.sketches[candidates], rules.near_duplicates)]
+        _reject(selection, heads != numbers, Rejection.NEAR_DUPLICATE)
         # Rows that were merged into a rejected near duplicate are rejected with it.
         orphans = selection.folded & ~kept[selection.owners]
         selection.owners[orphans] = numbers[orphans]

@@ -126,6 +126,15 @@ def test_a_uid_that_a_file_gives_to_two_problems_is_no_repeat_of_either(tmp_path
     assert (card["rejected"], card["folded"]) == ({"duplicate_uid": 1}, 0)
 
 
+def test_a_near_duplicate_of_a_rejected_row_stays(tmp_path: Path) -> None:
+    long = " ".join(f"w{n}" for n in range(60))
+    rows = [row("First?", boxed("a"), uid="x"), row(long + " end", boxed("b"), uid="x"), row(long, boxed("c"))]
+    source = written(tmp_path / "d.jsonl", rows)
+    card = prepare(tmp_path / "out", train=source, filters={"near_duplicates": 0.8})["train"]
+    assert texts(read_prompts(tmp_path / "out" / "train.parquet")) == {"First?": [boxed("a")], long: [boxed("c")]}
+    assert card["rejected"] == {"duplicate_uid": 1}
+
+
 def test_a_repeat_of_a_near_duplicate_goes_with_it(tmp_path: Path) -> None:
     long = " ".join(f"w{n}" for n in range(60))
     rows = [row(long + end, boxed(way)) for way in ("a", "b") for end in ("", " end")]
