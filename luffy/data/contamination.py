@@ -5,7 +5,8 @@
     index.finish()
     (hit,) = index.find([text])     # Hit("math500", 17, 0.93) or None
 
-Two rules. A prompt that equals a problem, case and spacing aside, is that problem. A text holds a problem when at least
+Two rules. A prompt that equals a problem, case and spacing aside, is that problem; so is one that asks its question
+with other options or in another order. A text holds a problem when at least
 `overlap` of the problem's runs of `ngram` words occur in it (GPT-3, arXiv 2005.14165, took one run of 13; competition
 problems share whole sentences such as "where m and n are relatively prime positive integers"). For a problem
 shorter than two runs all of them have to occur, since changing a number leaves most of them; one shorter than a run is
@@ -79,8 +80,10 @@ class BenchmarkIndex:
         return self
 
     def equal(self, prompt: Prompt) -> Hit | None:
-        """Return the problem that the prompt equals."""
-        return self._equal.get(problem_key(prompt.messages)) if self._equal else None
+        """Return the problem that the prompt equals, with its options or without them."""
+        if not self._equal:
+            return None
+        return self._equal.get(problem_key(prompt.messages)) or self._equal.get(text_key(without_options(prompt)))
 
     def find(self, texts: Sequence[str]) -> list[Hit | None]:
         """Return for each text the problem of which it holds the largest share of runs, if that is enough."""

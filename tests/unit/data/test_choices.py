@@ -161,6 +161,18 @@ def test_an_id_distinguishes_equal_questions() -> None:
     assert one.messages == two.messages
 
 
+def test_a_short_question_is_found_with_its_options_in_another_order() -> None:
+    def quiz(question: str, *options: str) -> Prompt:
+        return asked({"q": question, "options": list(options), "a": "A"}, {"column": "options"})
+
+    index = BenchmarkIndex(ngram=13, overlap=0.5)
+    index.add("quiz", [quiz("Which of these barks?", "cat", "dog", "fish")])
+    index.finish()
+    found = index.equal(quiz("Which of these  barks?", "dog", "stone", "cat"))
+    assert found is not None and (found.benchmark, found.row) == ("quiz", 1)
+    assert index.equal(quiz("Which of these sings?", "cat", "dog", "fish")) is None
+
+
 def test_a_question_is_found_in_training_data_with_and_without_its_options() -> None:
     rng = random.Random(0)
     question = " ".join(str(rng.randrange(10**6)) for _ in range(30))
