@@ -91,6 +91,6 @@ def _sampling(
 
 
 def _by_edited_code(directory: Path) -> bool:
-    """Whether code was edited between planning and running the stage in this directory."""
-    manifest = read_manifest(directory)
-    return manifest is not None and bool(manifest.code_changed)
+    """Whether code was edited between planning and running the stage in this directory, finished or not."""
+    manifest, record = read_manifest(directory), read_identity(directory)
+    return (manifest is not None and bool(manifest.code_changed)) or (record is not None and bool(record.edited))

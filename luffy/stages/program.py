@@ -178,22 +178,24 @@ def _run_locked(
 ) -> None:
     inputs = {name: Path(directory) for name, directory in job.inputs.items()}
     consumed = consumed_digests(inputs)
-    condition = examine(out, job.key, consumed, verify=job.verify)
+    edited = _edited_modules(job)
+    condition = examine(out, job.key, consumed, verify=job.verify, edited=edited)
     if condition.reusable:
         delete_scratch(out, finished_manifest(out))
         events.finished("reused")
         return
     clear(out, condition)
-    write_identity(out, IdentityRecord(job.key, job.node, job.identity, consumed, job.experiment))
+    # Recorded before any work: an attempt that is killed leaves no manifest.
+    write_identity(out, IdentityRecord(job.key, job.node, job.identity, consumed, job.experiment, edited))
     events.started(f"from step {condition.step}" if condition.step else "")
-    started, edited = _now(), _edited_modules(job)
+    started = _now()
     if edited:
         events.message(f"{', '.join(edited)} was edited since the plan: this result will not be reused")
     extends = Path(job.extends) if job.extends and not condition.step else None
     context = StageContext(out, inputs, job.key, job.node, job.execution, job.tracking, events, extends)
     # The job validated its settings with this stage's class, the one that `run` expects.
     result = run(cast(Settings, job.settings), context)
-    manifest = _manifest(job, context, consumed, result, started, edited)
+    manifest = _manifest(job, context, consumed, result, started, tuple(edited))
     write_manifest(out, manifest)
     delete_scratch(out, manifest)
     events.finished()
@@ -229,12 +231,15 @@ def _manifest(
     )
 
 
-def _edited_modules(job: StageJob) -> tuple[str, ...]:
-    """Modules edited since the job was planned; empty for a job written by hand."""
+def _edited_modules(job: StageJob) -> dict[str, str]:
+    """Modules edited since the job was planned, and the hashes of their code now ("" for one that is gone).
+
+    Empty for a job written by hand.
+    """
     if not job.code:
-        return ()
+        return {}
     now = {**code_fingerprint(job.stage), **settings_fingerprint(job.settings)}
-    return tuple(name for name in sorted({*now, *job.code}) if now.get(name) != job.code.get(name))
+    return {name: now.get(name, "") for name in sorted({*now, *job.code}) if now.get(name) != job.code.get(name)}
 
 
 def _read(stage: StageName, path: Path) -> StageJob:

@@ -8,7 +8,7 @@ example, makes the headline table.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from luffy.config import StageName
@@ -108,6 +108,9 @@ class IdentityRecord:
     """Input name to the digest of the result that the attempt read."""
     experiment: str = ""
     """Name of the experiment that made the attempt; empty if unknown."""
+    edited: dict[str, str] = field(default_factory=dict)
+    """Modules that were edited between the plan and the attempt, and the hashes of their code as it ran: the key does
+    not identify what the attempt left. Empty for a record of an earlier version."""
 
 
 def write_identity(directory: Path, record: IdentityRecord) -> None:
@@ -121,7 +124,8 @@ def read_identity(directory: Path) -> IdentityRecord | None:
     try:
         fields = json.loads((directory / IDENTITY_FILE).read_text(encoding="utf-8"))
         identity, consumed = Identity(**fields["identity"]), dict(fields["consumed"])
-        return IdentityRecord(fields["key"], fields["node"], identity, consumed, fields.get("experiment", ""))
+        experiment, edited = fields.get("experiment", ""), dict(fields.get("edited", {}))
+        return IdentityRecord(fields["key"], fields["node"], identity, consumed, experiment, edited)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # written by another version, or damaged
 

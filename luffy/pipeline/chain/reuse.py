@@ -8,7 +8,8 @@ The rules, in the order in which they apply:
 3. Only exported model files are damaged: the files of the training itself (checkpoints, journal, metrics) are intact,
    so the export is cleared and the stage resumes from its newest checkpoint.
 4. Anything else is damaged: the stage starts from scratch.
-5. No manifest: the stage was interrupted and resumes from its newest checkpoint.
+5. No manifest: the stage was interrupted and resumes from its newest checkpoint. (Unless the interrupted attempt ran
+   code edited since its plan, and this one runs other code: the result would be a mixture of both.)
 """
 
 import os
@@ -16,9 +17,10 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from luffy.pipeline.chain.checkpoints import newest_checkpoint
-from luffy.pipeline.chain.identity import IDENTITY_FILE, read_identity
+from luffy.pipeline.chain.identity import IDENTITY_FILE, IdentityRecord, read_identity
 from luffy.pipeline.chain.job import JOB_FILE
 from luffy.pipeline.chain.manifest import MANIFEST_FILE, read_manifest
 from luffy.pipeline.chain.partial_writes import partial_writes
@@ -30,6 +32,7 @@ LOG_FILE = "log.txt"
 PAID_ANSWERS = "paid_answers.jsonl"
 """File of paid answers. The key of each covers the whole question, so answers stay valid after any change."""
 _EXPORT_FOLDER = "model"
+_AS_PLANNED: Mapping[str, str] = MappingProxyType({})
 _KEPT = frozenset({JOB_FILE, EVENTS_FILE, LOG_FILE, LOCK_FILE, LEASE_FOLDER, PAID_ANSWERS})
 
 
@@ -46,8 +49,18 @@ class Condition:
     """The checkpoint that would be resumed; 0: from the beginning."""
 
 
-def examine(directory: Path, key: str, consumed: Mapping[str, str], *, verify: bool = False) -> Condition:
-    """The condition of `directory` for the stage `key` whose inputs now have the digests `consumed`."""
+def examine(
+    directory: Path,
+    key: str,
+    consumed: Mapping[str, str],
+    *,
+    verify: bool = False,
+    edited: Mapping[str, str] = _AS_PLANNED,
+) -> Condition:
+    """The condition of `directory` for the stage `key` whose inputs now have the digests `consumed`.
+
+    `edited`: the modules that differ from the plan in the process that would make the stage, with their hashes.
+    """
     manifest, recorded = read_manifest(directory), read_identity(directory)
     record = manifest or recorded
     if record is None:
@@ -58,7 +71,7 @@ def examine(directory: Path, key: str, consumed: Mapping[str, str], *, verify: b
     if changed:
         return Condition(False, f"{', '.join(changed)} came out differently", _all_entries(directory))
     if manifest is None:
-        return _interrupted(directory)
+        return _interrupted(directory, recorded, edited)
     if manifest.code_changed:
         reason = f"{', '.join(manifest.code_changed)} was edited while the run that made it was under way"
         return Condition(False, reason, _all_entries(directory))
@@ -99,9 +112,13 @@ def _unknown(directory: Path) -> Condition:
     return Condition(False)
 
 
-def _interrupted(directory: Path) -> Condition:
+def _interrupted(directory: Path, recorded: IdentityRecord | None, edited: Mapping[str, str]) -> Condition:
     if (directory / MANIFEST_FILE).exists():
         return Condition(False, f"{MANIFEST_FILE} is not readable", _all_entries(directory))
+    # A retry of the same job with the same code resumes: its manifest will name the edited modules again.
+    if recorded is not None and recorded.edited and recorded.edited != edited:
+        reason = f"{', '.join(recorded.edited)} was edited before the attempt that was interrupted"
+        return Condition(False, reason, _all_entries(directory))
     return Condition(False, step=_resume_step(directory))
 
 

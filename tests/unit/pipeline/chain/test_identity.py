@@ -129,7 +129,7 @@ def test_no_series_when_the_schedule_depends_on_the_length(opened):
 
 def test_a_record_is_read_as_written(tmp_path, opened):
     identity = opened().identities["rl"]
-    record = IdentityRecord(identity.key, "rl", identity, {"data": "abc"})
+    record = IdentityRecord(identity.key, "rl", identity, {"data": "abc"}, "smoke", {"luffy.types": "0123"})
     write_identity(tmp_path, record)
     assert read_identity(tmp_path) == record
     assert read_identity(tmp_path).identity.key == identity.key

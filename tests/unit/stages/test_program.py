@@ -1,0 +1,81 @@
+"""What all stage programs share: an attempt with code edited since the plan never becomes part of a clean result."""
+
+from pathlib import Path
+
+import pytest
+
+from luffy.config import load_experiment
+from luffy.pipeline.chain.checkpoints import newest_checkpoint
+from luffy.pipeline.chain.identity import read_identity
+from luffy.pipeline.chain.job import JOB_FILE, write_job
+from luffy.pipeline.chain.manifest import read_manifest
+from luffy.pipeline.experiment import Experiment, open_experiment
+from luffy.pipeline.workspace import Workspace
+from luffy.stages import program
+from luffy.stages.program import StageContext, StageResult, run_program
+
+SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+PLANNED = {"luffy.data.schema": "1" * 16, "luffy.types": "2" * 16}
+EDITED = {**PLANNED, "luffy.data.schema": "f" * 16}
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """An experiment whose first stage is ready to start."""
+    monkeypatch.setattr(program, "receive_stop_requests", lambda: None)  # pytest keeps its own signal handlers
+    opened = open_experiment(load_experiment(SMOKE), Workspace(tmp_path), fingerprint=lambda stage: PLANNED)
+    plan = opened.plan_node("prepare_data")
+    plan.directory.mkdir(parents=True)
+    write_job(plan.directory / JOB_FILE, opened.job(plan))
+    return opened
+
+
+def attempt(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, code: dict[str, str], *, killed: bool = False
+) -> list[int]:
+    """Start the stage with this code; returns the step that it resumed from, empty if it did not run."""
+    resumed: list[int] = []
+
+    def run(settings: object, context: StageContext) -> StageResult:
+        newest = newest_checkpoint(context.out)
+        resumed.append(newest[0] if newest else 0)
+        checkpoint = context.out / "checkpoints" / f"step_{resumed[0] + 1:06d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "COMPLETE").touch()
+        if killed:
+            raise KeyboardInterrupt
+        (context.out / "rows").touch()
+        return StageResult(("rows",), {})
+
+    monkeypatch.setattr(program, "code_fingerprint", lambda stage: code)
+    out = experiment.plan_node("prepare_data").directory
+    run_program("prepare_data", run, ["--config", str(out / JOB_FILE), "--out", str(out)])
+    return resumed
+
+
+def test_an_attempt_with_edited_code_is_not_resumed_once_the_edit_is_reverted(experiment, monkeypatch) -> None:
+    out = experiment.plan_node("prepare_data").directory
+    assert attempt(experiment, monkeypatch, EDITED, killed=True) == [0]
+    plan = experiment.plan_node("prepare_data")
+    assert (plan.action, plan.step) == ("run", 0)
+    assert plan.reason == "luffy.data.schema was edited before the attempt that was interrupted"
+    assert attempt(experiment, monkeypatch, PLANNED) == [0]
+    manifest, record = read_manifest(out), read_identity(out)
+    assert manifest is not None and manifest.code_changed == ()
+    assert record is not None and record.edited == {}
+
+
+def test_a_retry_with_the_same_edited_code_resumes_and_its_result_is_not_reused(experiment, monkeypatch) -> None:
+    out = experiment.plan_node("prepare_data").directory
+    assert attempt(experiment, monkeypatch, EDITED, killed=True) == [0]
+    assert attempt(experiment, monkeypatch, EDITED) == [1]
+    manifest = read_manifest(out)
+    assert manifest is not None and manifest.code_changed == ("luffy.data.schema",)
+    assert experiment.plan_node("prepare_data").action == "run"
+
+
+def test_edited_code_that_resumes_a_clean_attempt_marks_what_it_leaves(experiment, monkeypatch) -> None:
+    assert attempt(experiment, monkeypatch, PLANNED, killed=True) == [0]
+    assert experiment.plan_node("prepare_data").action == "resume"
+    assert attempt(experiment, monkeypatch, EDITED, killed=True) == [1]
+    assert attempt(experiment, monkeypatch, PLANNED) == [0]
