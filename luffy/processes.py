@@ -23,6 +23,11 @@ from typing import NoReturn
 import psutil
 
 MARK_VARIABLE = "LUFFY_STAGE_RUN"
+TITLE_VARIABLE = "SPT_NOENV"
+"""Where it is set, `setproctitle` writes a title over the command line only, not over the environment behind it.
+
+vLLM's workers and Ray's processes give themselves titles. /proc would then no longer show their mark.
+"""
 SUPERVISOR_VARIABLE = "LUFFY_SUPERVISOR_PID"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)

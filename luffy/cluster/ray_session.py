@@ -34,9 +34,6 @@ def ray_session(config: RayConfig, num_actors: int) -> Iterator[None]:
     Ray answers there.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's agents otherwise overwrite their environment with their process titles, and with it the variable that marks
-    # the stage's processes; when Ray's head dies, they would survive it by a minute.
-    os.environ["SPT_NOENV"] = "1"
     # Ray replaces the stage's signal handler, which shuts down in order.
     handler = signal.getsignal(signal.SIGTERM)
     daemons: Sequence[psutil.Process] = ()

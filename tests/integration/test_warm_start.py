@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +39,25 @@ if fork == 0:
     os.setsid()
     time.sleep(7200)
 print("pids", os.getpid(), child.pid, fork)
+time.sleep(7200)
+"""
+
+TITLED = """
+import os, subprocess, sys, time
+from setproctitle import setproctitle
+worker = "from setproctitle import setproctitle; setproctitle('VLLM::Worker_TP0'); print('titled', flush=True)"
+worker += "; import time; time.sleep(7200)"
+child = subprocess.Popen([sys.executable, "-c", worker], start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.readline()
+reading, writing = os.pipe()
+fork = os.fork()  # no exec: its environment in /proc is the stage's, or the server's
+if fork == 0:
+    os.setsid()
+    setproctitle("VLLM::EngineCore")
+    os.write(writing, b"titled")
+    time.sleep(7200)
+os.read(reading, 6)
+print("pids", child.pid, fork)
 time.sleep(7200)
 """
 
@@ -204,6 +223,23 @@ def test_stopping_the_supervisor_ends_all_stage_processes_but_not_the_server(pro
         assert [process.pid for process in marked_processes(warm.mark)] == [warm.pid]
         program("print('next')")
         assert run(tmp_path).endswith("next\n")
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_processes_that_give_themselves_a_title_end_with_the_stage(program, tmp_path, is_warm):
+    """As vLLM's workers do; the title would overwrite the mark by which they are found."""
+    pytest.importorskip("setproctitle")
+    program(TITLED)
+    pids = []
+
+    def stop(line):
+        pids.extend(pids_in(line))
+        raise KeyboardInterrupt
+
+    with warm_server(tmp_path) if is_warm else nullcontext(), pytest.raises(KeyboardInterrupt):
+        supervise([sys.executable, "-m", "warm_probe"], tmp_path, on_event=print, on_line=stop, grace_s=0.5)
+    assert len(pids) == 2
+    assert not any(alive(pid) for pid in pids)
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "server"])

@@ -26,7 +26,7 @@ from luffy.pipeline.chain.reuse import LOG_FILE
 from luffy.pipeline.machine.events import EVENTS_FILE, Event, EventReader
 from luffy.pipeline.machine.warm_start import WarmServer, current_warm_server
 from luffy.pipeline.workspace.disk import free_bytes
-from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
+from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes
 
 _POLL_S = 0.1
 _TAIL_LINES = 25
@@ -121,7 +121,7 @@ def supervise(
 
 
 def _start(command: Sequence[str], out: IO[bytes], environment: dict[str, str], warm: WarmServer | None) -> _Child:
-    environment = {**environment, "PYTHONUNBUFFERED": "1"}
+    environment = {**environment, "PYTHONUNBUFFERED": "1", TITLE_VARIABLE: "1"}
     if warm is not None and (stage := warm.start(command, Path(out.name), environment)) is not None:
         return _Child(stage, stage.server.mark, spared=stage.server.pid)
     return _start_cold(command, out, environment)

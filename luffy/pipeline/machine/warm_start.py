@@ -26,7 +26,7 @@ from signal import SIGKILL
 
 from luffy.errors import EXIT_INTERRUPTED, StageFailed
 from luffy.pipeline.machine.warm_server import READY, Order
-from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, die_with, end_processes
+from luffy.processes import MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, die_with, end_processes
 
 logger = logging.getLogger(__name__)
 LIBRARIES = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2", "deepspeed", "pydantic", "psutil")
@@ -34,8 +34,8 @@ LIBRARIES = ("torch", "transformers", "transformers.models.qwen2.modeling_qwen2"
 _LOAD_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 20.0
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
-# These differ from stage to stage, and no library reads them.
-_OWN_VARIABLES = frozenset({MARK_VARIABLE, SUPERVISOR_VARIABLE, "PYTHONUNBUFFERED"})
+# The supervisor sets these. No library that is loaded before the fork reads them.
+_OWN_VARIABLES = frozenset({MARK_VARIABLE, SUPERVISOR_VARIABLE, TITLE_VARIABLE, "PYTHONUNBUFFERED"})
 _current: ContextVar["WarmServer | None"] = ContextVar("warm_server", default=None)
 
 
@@ -75,7 +75,7 @@ class WarmServer:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env={**os.environ, MARK_VARIABLE: self.mark, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, MARK_VARIABLE: self.mark, TITLE_VARIABLE: "1", "PYTHONUNBUFFERED": "1"},
                 pass_fds=[far_end.fileno()],
                 start_new_session=True,
                 # The stage then gets SIGTERM. The signal follows the forking thread, which must outlive the server.
