@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from luffy.config.foreign_folders import CODE_FILES, refuse_code
 from luffy.config.model import GGUF, ModelConfig, TinyArchitecture, locate
 from luffy.errors import DataError
-from luffy.files import link_or_copy
+from luffy.files import clone_or_copy, link_or_copy
 
 _TOKENIZER_FILES = (
     "tokenizer*",
@@ -21,6 +22,7 @@ _TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template*",
 )
+_BLOBS, _CACHED_MODEL = "blobs", "models--"
 
 
 def new_tiny_model(architecture: TinyArchitecture, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
@@ -58,22 +60,22 @@ def model_folder(source: str) -> Path:
 def adapt_model_folder(model: ModelConfig, out: Path) -> tuple[int, ...]:
     """Copy the folder (or hub snapshot) of `model` to `out` with its configuration adapted, weights untouched.
 
-    The tokenizer is left out, since `prepare_data` writes an adapted one. So is `generation_config.json`: only the
-    experiment's settings decide how text is sampled. Returns the end-of-sequence tokens that it names. A GGUF file is
-    dequantised into a folder first.
+    Weights in the hub's cache are linked. The tokenizer is left out, since `prepare_data` writes an adapted one. So is
+    `generation_config.json`: only the experiment's settings decide how text is sampled. Returns the end-of-sequence
+    tokens that it names. A GGUF file is dequantised into a folder first.
     """
     assert model.source is not None
     here = locate(model.source)
     if here.endswith(GGUF):
         folder = out.with_name("dequantised")
         dequantise(Path(here), folder)
-        turn_ends = _adapt_folder(folder, model, out)
+        turn_ends = _adapt_folder(folder, model, out, link_or_copy)  # nobody else knows this folder
         shutil.rmtree(folder)
         return turn_ends
     source = Path(here)
     if not source.is_dir():
         source = Path(snapshot_download(here, allow_patterns=["*.json", "*.safetensors"]))
-    return _adapt_folder(source, model, out)
+    return _adapt_folder(source, model, out, _put)
 
 
 def dequantise(file: Path, out: Path) -> None:
@@ -96,20 +98,30 @@ def dequantise(file: Path, out: Path) -> None:
     fresh.save_pretrained(out)
 
 
-def _adapt_folder(source: Path, model: ModelConfig, out: Path) -> tuple[int, ...]:
+def _adapt_folder(source: Path, model: ModelConfig, out: Path, put: Callable[[str, str], str]) -> tuple[int, ...]:
     if not (source / "config.json").is_file():
         raise DataError(f"model.path: {source} has no config.json; give a Hugging Face model folder")
     refuse_code(source, "model.path")
     shutil.copytree(
         source,
         out,
-        copy_function=link_or_copy,
+        copy_function=put,
         ignore=shutil.ignore_patterns(*_TOKENIZER_FILES, *CODE_FILES, "generation_config.json", "config.json", ".*"),
         dirs_exist_ok=True,
     )
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     (out / "config.json").write_text(json.dumps(_adapt(config, model), indent=2), encoding="utf-8")
     return _turn_ends(source / "generation_config.json")
+
+
+def _put(source: str, target: str) -> str:
+    """Link a file of the hub's cache, whose name is the hash of its content; copy any other.
+
+    A user may write the next model into the same file, and would change the finished result through a link.
+    """
+    store = Path(source).resolve().parent
+    is_blob = store.name == _BLOBS and store.parent.name.startswith(_CACHED_MODEL)
+    return link_or_copy(source, target) if is_blob else clone_or_copy(source, target)
 
 
 def _turn_ends(generation_config: Path) -> tuple[int, ...]:

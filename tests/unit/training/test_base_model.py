@@ -52,6 +52,27 @@ def test_the_given_folder_stays_as_it_was(tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in (tmp_path / "given").iterdir()} == before
 
 
+def test_the_result_stays_as_it_was_when_the_given_file_is_written_again(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path / "given")
+    adapt_model_folder(ModelConfig(path=str(tmp_path / "given")), tmp_path / "model")
+    before = (tmp_path / "model/model.safetensors").read_bytes()
+    with (tmp_path / "given/model.safetensors").open("r+b") as file:  # in place, as `cp` does
+        file.write(b"the next model")
+    assert (tmp_path / "model/model.safetensors").read_bytes() == before
+
+
+def test_weights_in_the_hub_s_cache_are_linked(tmp_path: Path) -> None:
+    """Their names are hashes, so that nothing is ever written into them."""
+    blobs, snapshot = (tmp_path / "models--mine--tiny" / name for name in ("blobs", "snapshots/0123"))
+    tiny_model().save_pretrained(snapshot)
+    blobs.mkdir()
+    (snapshot / "model.safetensors").rename(blobs / "abcdef")
+    (snapshot / "model.safetensors").symlink_to(blobs / "abcdef")
+    adapt_model_folder(ModelConfig(path=str(snapshot)), tmp_path / "model")
+    found = tmp_path / "model/model.safetensors"
+    assert not found.is_symlink() and found.samefile(blobs / "abcdef")
+
+
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no config\.json"):
         adapt_model_folder(ModelConfig(path=str(tmp_path)), tmp_path / "model")
