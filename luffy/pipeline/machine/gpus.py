@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luffy.config import STAGE_KINDS, ExperimentConfig
-from luffy.errors import EXIT_INTERRUPTED, ConfigError, StageFailed
+from luffy.errors import EXIT_INTERRUPTED, ConfigError, LostError, StageFailed
 
 QUEUE = "gpu"
 """Name of the Prefect concurrency limit that guards GPUs."""
@@ -26,6 +26,8 @@ _QUERY_NAMES = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 _QUERY_TIMEOUT_S = 10.0
 _MIB_PER_GIB = 1024
 _POLL_S = 1.0
+_DRIVER_PAUSE_S = 5.0
+_DRIVER_QUERIES = 6
 Waiting = Callable[[str], None]
 """Called once when a wait begins, with what it waits for."""
 Stopped = Callable[[], bool]
@@ -93,9 +95,10 @@ def no_turn(wanted: int, waiting: Waiting, stopped: Stopped) -> AbstractContextM
 def own_gpus(wanted: int, turn: Turn, waiting: Waiting, stopped: Stopped) -> Iterator[Mapping[str, str]]:
     """Hold `wanted` GPUs, after waiting for busy ones; yields the environment variables that select them.
 
-    Does nothing on a machine without GPUs. Raises ConfigError if the machine has fewer, StageFailed once `stopped`.
+    Does nothing on a machine without GPUs. Raises ConfigError if the machine has fewer, LostError if its driver does
+    not respond, StageFailed once `stopped`.
     """
-    gpus = detected_gpus() if wanted else ()
+    gpus = _present_gpus(waiting, stopped) if wanted else ()
     if not gpus:
         yield {}
         return
@@ -106,6 +109,24 @@ def own_gpus(wanted: int, turn: Turn, waiting: Waiting, stopped: Stopped) -> Ite
         )
     with turn(wanted, waiting, stopped), ExitStack() as held:
         yield _environment(_lock(gpus, wanted, held, waiting, stopped))
+
+
+def _present_gpus(waiting: Waiting, stopped: Stopped) -> tuple[Gpu, ...]:
+    """The GPUs of this machine; asks a driver that does not respond several times.
+
+    Without an answer a stage must not start: it would run beside the stages that hold the GPUs.
+    """
+    for query in range(_DRIVER_QUERIES):
+        if query:
+            pause(stopped, _DRIVER_PAUSE_S)
+        if (gpus := detected_gpus()) is not None:
+            return gpus
+        if not query:
+            waiting("the NVIDIA driver, which does not respond")
+    raise LostError(
+        f"the NVIDIA driver did not respond {_DRIVER_QUERIES} times ({' '.join(_QUERY)}); once it does, the same "
+        "command continues; on a machine without GPUs set execution.gpus=0"
+    )
 
 
 def _lock(gpus: Sequence[Gpu], wanted: int, held: ExitStack, waiting: Waiting, stopped: Stopped) -> list[Gpu]:

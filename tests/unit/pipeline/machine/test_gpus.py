@@ -12,7 +12,7 @@ import pytest
 from patience import PATIENCE_S, wait_until
 
 from luffy.config import load_experiment
-from luffy.errors import EXIT_INTERRUPTED, ConfigError, StageFailed
+from luffy.errors import EXIT_INTERRUPTED, EXIT_TEMPORARY, ConfigError, LostError, StageFailed
 from luffy.pipeline.machine import gpus
 from luffy.pipeline.machine.gpus import gpus_of_stage, no_turn, own_gpus
 
@@ -37,7 +37,18 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(gpus, "_POLL_S", 0.02)
+    monkeypatch.setattr(gpus, "_DRIVER_PAUSE_S", 0.02)
     return tmp_path
+
+
+@pytest.fixture
+def sick(machine):
+    """Until this file is gone, the driver of `machine` fails."""
+    file = machine / "sick"
+    file.touch()
+    works = (machine / "nvidia-smi").read_text().removeprefix("#!/bin/sh\n")
+    (machine / "nvidia-smi").write_text(f"#!/bin/sh\ntest -e {file} && exit 9\n{works}")
+    return file
 
 
 def take(wanted=1, waiting=lambda what: None, stopped=lambda: False, turn=no_turn):
@@ -100,6 +111,30 @@ def test_the_death_of_the_holder_frees_its_gpu(machine, monkeypatch):
         assert shown == {"CUDA_VISIBLE_DEVICES": "1"}
     assert told == ["1 of 1 GPUs"]
     holder.wait()
+
+
+def test_a_stage_waits_for_a_driver_that_fails_for_a_moment_and_takes_no_gpu_of_another(machine, sick):
+    told = []
+
+    def waiting(what):
+        told.append(what)
+        sick.unlink(missing_ok=True)
+
+    with take(waiting=waiting) as first, take(waiting=told.append) as second:
+        assert {first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]} == {"0", "1"}
+    assert told == ["the NVIDIA driver, which does not respond"]
+
+
+def test_a_driver_that_never_responds_is_a_temporary_failure(sick):
+    told = []
+    with pytest.raises(LostError, match=r"6 times .* execution\.gpus=0") as caught, take(1, told.append):
+        pass
+    assert (caught.value.exit_code, len(told)) == (EXIT_TEMPORARY, 1)
+
+
+def test_a_run_that_is_stopped_waits_no_longer_for_the_driver(sick):
+    with pytest.raises(StageFailed), take(stopped=lambda: True):
+        pass
 
 
 def test_the_turn_comes_before_the_gpu_and_only_for_stages_that_take_one(machine, monkeypatch):
