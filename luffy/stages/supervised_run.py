@@ -58,6 +58,9 @@ def run_supervised(
             context.events.progress(
                 step, plan.steps, loss=metrics["actor/loss"], tokens_per_s=metrics["perf/tokens_per_s"]
             )
+            return has_ended(step)
+
+        def has_ended(step: int) -> bool:
             ended_by = end_of_training(held_out, budget)
             if ended_by is not None and step < plan.steps:
                 context.events.message(f"sft.{ended_by} ended training after step {step} of {plan.steps}")
@@ -65,7 +68,10 @@ def run_supervised(
 
         if not start and (measured := held_out.measure(0)):
             tracker.log(0, measured)
-        trainer.train(examples, start, on_step)
+        if start and has_ended(start):
+            trainer.restore(start)  # killed after its last step
+        else:
+            trainer.train(examples, start, on_step)
         held_out.export(context.out / "model")
     copy_tokenizer(context.inputs["data"] / "tokenizer", context.out / "model")
     last = read_metrics(context.out / METRICS_FILE)[-1]

@@ -161,7 +161,7 @@ class SupervisedTrainer:
         longest = max(row.num_tokens for row in branches_of(examples)[0])
         call_everywhere(self._ranks, SupervisedRank.check_fits, longest)
         if start:
-            call_everywhere(self._ranks, SupervisedRank.restore, start)
+            self.restore(start)
         for step in range(start + 1, self._plan.steps + 1):
             # Metrics before the checkpoint: a run killed in between repeats the step and loses no metrics.
             is_last = on_step(step, self._take_step(examples, step)) or step == self._plan.steps
@@ -173,6 +173,10 @@ class SupervisedTrainer:
                 return
             if is_stopped:
                 raise StoppedOnRequest(f"step {step} of {self._plan.steps} is saved")
+
+    def restore(self, step: int) -> None:
+        """Restore the checkpoint of `step`."""
+        call_everywhere(self._ranks, SupervisedRank.restore, step)
 
     def export(self, folder: Path) -> None:
         """Write a plain Hugging Face model folder (safetensors)."""

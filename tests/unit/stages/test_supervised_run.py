@@ -1,0 +1,70 @@
+"""Supervised training as a stage runs it: what a kill after an early end leaves to do."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from reference.gradient_case import execution, tiny_model, trajectories
+from reference.sft_case import PLAN
+from safetensors.torch import load_file
+from synthetic.arithmetic import tiny_tokenizer
+
+from luffy.config import load_experiment
+from luffy.config.execution import ExecutionConfig, TrackingConfig
+from luffy.config.settings import SFTSettings
+from luffy.pipeline.chain.graph import build_graph
+from luffy.pipeline.machine.events import EventReader, EventWriter
+from luffy.stages.program import StageContext
+from luffy.stages.supervised_run import run_supervised
+from luffy.tracking.gpu_hours import GpuHours
+from luffy.tracking.metrics import read_metrics, without_times
+from luffy.training.checkpoint import CheckpointStore
+from luffy.training.policy import Policy
+from luffy.training.rank_calls import LocalRanks
+from luffy.training.supervised import SupervisedRank
+
+SMOKE = Path(__file__).parents[3] / "exp_configs" / "smoke.yaml"
+LASTING = dataclasses.replace(PLAN, saves_last=True)
+
+
+@pytest.fixture(scope="module")
+def settings() -> SFTSettings:
+    found = next(node.settings for node in build_graph(load_experiment(SMOKE)) if node.stage == "sft")
+    assert isinstance(found, SFTSettings)
+    return found
+
+
+def train(settings: SFTSettings, folder: Path, max_tokens: int) -> None:
+    """Train a tiny model, or resume it, in `folder / "out"`."""
+    tiny_tokenizer().save_pretrained(folder / "data" / "tokenizer")
+    out = folder / "out"
+    out.mkdir(exist_ok=True)
+    events, inputs = EventWriter(out / "events.jsonl"), {"data": folder / "data"}
+    context = StageContext(out, inputs, "key", "sft", ExecutionConfig(), TrackingConfig(), events)
+    policy = Policy(tiny_model(), LASTING.optimizer, execution(), "float32")
+    ranks = LocalRanks(SupervisedRank(policy, LASTING, CheckpointStore(out, 2), pad_id=0))
+    rows = trajectories("sft")[0]
+    run_supervised(settings, context, ranks, rows, LASTING, GpuHours(out), max_tokens=max_tokens)
+
+
+def test_a_kill_after_max_tokens_has_ended_training_costs_no_further_step(
+    settings: SFTSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(settings, tmp_path / "whole", max_tokens=1)
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(SupervisedRank, "export", kill)
+        train(settings, tmp_path / "killed", max_tokens=1)
+    train(settings, tmp_path / "killed", max_tokens=1)
+    whole, resumed = (tmp_path / name / "out" for name in ("whole", "killed"))
+    logged = [[without_times(row) for row in read_metrics(out / "metrics.jsonl")] for out in (whole, resumed)]
+    assert logged[0] == logged[1]
+    assert [row["step"] for row in logged[0]] == [1]
+    found = [load_file(out / "model" / "model.safetensors") for out in (whole, resumed)]
+    assert all(torch.equal(weight, found[1][name]) for name, weight in found[0].items())
+    said = [event.text for event in EventReader(resumed / "events.jsonl").read() if event.kind == "message"]
+    assert said == ["sft.max_tokens ended training after step 1 of 4"] * 2
+
+
+def kill(rank: SupervisedRank, folder: Path) -> None:
+    raise KeyboardInterrupt
