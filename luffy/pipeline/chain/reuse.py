@@ -90,7 +90,7 @@ def clear(directory: Path, condition: Condition) -> None:
     For a stage that starts from scratch the identity file is emptied first and deleted last: after a kill halfway, the
     remaining files do not count as those of an interrupted stage, and the next start goes on clearing.
 
-    Temporary files of killed writes are removed, too: in `model/` they would become part of the result.
+    What killed writes and deletions left is removed, too: in `model/` it would become part of the result.
     """
     if IDENTITY_FILE in condition.stale:
         with (directory / IDENTITY_FILE).open("wb") as file:
@@ -102,7 +102,10 @@ def clear(directory: Path, condition: Condition) -> None:
         else:
             path.unlink(missing_ok=True)
     for path in partial_writes(directory):
-        path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)  # the deletion that has renamed it may still be at work
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _unknown(directory: Path) -> Condition:

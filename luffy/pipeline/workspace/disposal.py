@@ -1,4 +1,5 @@
-"""Deletes garbage: surveys it again under the workspace's lock, renames it, then deletes it.
+"""Deletes garbage: surveys it again under the workspace's lock, renames it, then deletes it. Single files are deleted
+at once.
 
 A kill at any moment leaves entries that are not yet renamed unchanged, and the others under a name that is never read
 and that the next deletion removes. A stage that a process works on is never touched, since its lock is taken first.
@@ -53,17 +54,20 @@ def dispose(
 
 
 def _discard(item: Garbage) -> Path | str:
-    """Rename the item; returns the new path, or the reason why it stays."""
+    """Rename a folder, or delete a file; returns the path that is left to delete, or the reason why the item stays."""
     try:
         if item.stage is None:
-            return _rename(item.path)
+            return _put_away(item.path)
         with lock_if_free(item.stage) as is_ours:
-            return _rename(item.path) if is_ours else "a process has just begun to work on it"
+            return _put_away(item.path) if is_ours else "a process has just begun to work on it"
     except OSError as error:
         return error.strerror or str(error)
 
 
-def _rename(path: Path) -> Path:
+def _put_away(path: Path) -> Path:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)  # a kill cannot leave half of it
+        return path
     if is_discarded(path):
         return path
     number, place = 0, path.with_name(f"{TRASH_PREFIX}{path.name}")

@@ -137,7 +137,8 @@ def partial_files(directory: Path) -> Iterator[Garbage]:
         if path not in complete and (path.name.startswith(("step_", _INCOMING)) or is_discarded(path)):
             yield Garbage("part", path, "a checkpoint that is not complete", _modified(path), directory)
     for path in partial_writes(directory):
-        yield Garbage("part", path, "a file that was being written", _modified(path), directory)
+        reason = "an interrupted deletion" if is_discarded(path) else "a file that was being written"
+        yield Garbage("part", path, reason, _modified(path), directory)
 
 
 def _leftovers(workspace: Workspace) -> Iterator[Garbage]:

@@ -86,9 +86,11 @@ def test_a_result_from_code_edited_meanwhile_is_not_reused(opened, finish):
 
 def test_what_a_killed_write_left_does_not_become_part_of_the_result(tmp_path):
     left = ["model/.tmp9a70bR", "journal/.step_000003.parquet.vbgbxlwv", ".metrics.json.a96_o87r"]
+    left += ["model/.trash-.tmp9a70bR", ".trash-shards/000000.json"]
     kept = ["model/model.safetensors", "model/.gitattributes", "checkpoints/step_000002/.tmp9a70bR", "journal/a.bin"]
     for name in (*left, *kept):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"half")
     clear(tmp_path, Condition(False))
     assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()} == set(kept)
+    assert not (tmp_path / ".trash-shards").exists()

@@ -367,7 +367,7 @@ def test_leftovers_of_a_kill_are_deleted_from_a_stage(workspace, opened, finish,
     left = {plan.directory / "checkpoints/step_000030", plan.directory / "checkpoints/incoming_step_000010"}
     for folder in left:
         folder.mkdir()
-    for name in (".manifest.json.a1b2_c3d", ".trash-of_mine"):
+    for name in (".manifest.json.a1b2_c3d", ".gitattributes"):
         (plan.directory / name).touch()
     assert set(found(workspace)) == left | {plan.directory / ".manifest.json.a1b2_c3d"}
     dispose(workspace, ALL, survey(workspace, ALL).garbage)
@@ -393,6 +393,29 @@ def test_working_folders_of_a_finished_stage_that_a_kill_left_are_deleted(worksp
     assert found(workspace) == {}
     write_manifest(directory, manifest.model_copy(update={"scratch": ("shards", "tables")}))
     assert [(item.kind, path.name) for path, item in found(workspace).items()] == [("part", "shards")]
+
+
+def test_a_deletion_that_is_killed_inside_a_stage_is_finished_by_the_next_one(workspace, two, monkeypatch):
+    (directory,) = directories(two[0], "prepare_data")
+    manifest = read_manifest(directory)
+    write_manifest(directory, manifest.model_copy(update={"scratch": ("shards",)}))
+    for name in ("shards/000000.json", "model/.tmpAb12Cd", "log.txt"):
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text("left")
+    os.utime(directory / "log.txt", (0, 0))
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr("luffy.pipeline.workspace.disposal._delete", kill)
+        dispose(workspace, ALL, survey(workspace, ALL).garbage)
+    (left,) = found(workspace).values()
+    assert (left.path, left.reason) == (directory / ".trash-shards", "an interrupted deletion")
+    (directory / "model/.trash-.tmpAb12Cd").touch()  # as versions before this one left it
+    dispose(workspace, ALL, survey(workspace, ALL).garbage)
+    assert not list(workspace.root.rglob(".trash-*"))
+    assert {plan.action for plan in two[0].plan()} == {"reuse"}
+
+
+def kill(path):
+    raise KeyboardInterrupt
 
 
 def test_a_run_that_was_killed_before_its_record_was_written_is_deleted_once_it_cannot_be_a_new_one(workspace, two):
