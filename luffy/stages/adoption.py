@@ -25,6 +25,7 @@ from luffy.files import write_atomic
 from luffy.grading import GraderPool
 from luffy.pipeline.chain.fingerprint import module_fingerprint
 from luffy.pipeline.chain.manifest import consumed_digest, read_manifest
+from luffy.pipeline.workspace import is_discarded
 
 logger = logging.getLogger(__name__)
 RESPONSES_FILE = "responses.json"
@@ -88,7 +89,7 @@ def find_sampled(stage: Path, wanted: Mapping[Cell, str]) -> dict[Path, list[Cel
     found: dict[Path, list[Cell]] = {}
     left = dict(wanted)
     for directory in sorted(stage.parent.iterdir()):
-        if directory == stage or not left:
+        if directory == stage or is_discarded(directory) or not left:
             continue
         for folder in (directory, *sorted(directory.glob("step_*"))):
             there = _read_digests(folder)

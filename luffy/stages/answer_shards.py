@@ -19,6 +19,7 @@ from luffy.data.pass_rates import PassRate
 from luffy.files import link_or_copy, write_atomic
 from luffy.pipeline.chain.identity import Identity, IdentityRecord, read_identity
 from luffy.pipeline.chain.manifest import read_manifest
+from luffy.pipeline.workspace import is_discarded
 from luffy.types import Prompt
 
 
@@ -47,14 +48,27 @@ class AnswerShards:
             write_prompts(_answers_file(path), solved)
         write_atomic(path, json.dumps([asdict(rate) for rate in rates]))
 
-    def adopt_from(self, others: Sequence["AnswerShards"]) -> Path | None:
-        """Reuse the shards of whichever of `others` has most; returns its folder, None where none has any."""
+    def adopt_from(self, others: Sequence["AnswerShards"], *, with_answers: bool) -> Path | None:
+        """Reuse the shards of whichever of `others` has most; returns its folder, None where none has any.
+
+        `with_answers`: answers are kept, and a shard without its file of answers does not count. A stage that is
+        deleted meanwhile gives the shards that it still had.
+        """
         found = max(([*other._paths()] for other in others), key=len, default=[])
+        num_adopted = 0
         # In order, so that a kill in between leaves a prefix of the sequence.
         for path in found:
-            for file in filter(Path.is_file, (_answers_file(path), path)):
-                link_or_copy(str(file), str(self.folder / file.name))
-        return found[0].parent if found else None
+            try:
+                if with_answers:
+                    answers = _answers_file(path)
+                    link_or_copy(str(answers), str(self.folder / answers.name))
+                write_atomic(self.folder / path.name, path.read_text(encoding="utf-8"))
+            except OSError:
+                if path.exists() and (not with_answers or _answers_file(path).exists()):
+                    raise  # of this stage's own disk
+                break
+            num_adopted += 1
+        return found[0].parent if num_adopted else None
 
     def _paths(self) -> list[Path]:
         return sorted(self.folder.glob("??????.json"))
@@ -68,7 +82,7 @@ def stages_sampled_alike(directory: Path, section: str, free: Sequence[str]) -> 
     own = _sampling(read_identity(directory), section, free)
     if own is None:
         return []
-    others = [path for path in sorted(directory.parent.iterdir()) if path != directory]
+    others = [path for path in sorted(directory.parent.iterdir()) if path != directory and not is_discarded(path)]
     return [
         path for path in others if _sampling(read_identity(path), section, free) == own and not _by_edited_code(path)
     ]

@@ -120,7 +120,8 @@ def _adopt(shards: AnswerShards, plan: AnswerPlan, context: StageContext) -> Non
     if any(shards.folder.iterdir()):
         return
     alike = stages_sampled_alike(context.out, plan.section, plan.free_settings)
-    found = shards.adopt_from([AnswerShards(directory / _SHARDS) for directory in alike])
+    others = [AnswerShards(directory / _SHARDS) for directory in alike]
+    found = shards.adopt_from(others, with_answers=plan.keeps_answers)
     if found is not None:
         context.events.message(f"reuses the responses sampled for {plan.free_words} in {found.parent.name}")
 

@@ -46,6 +46,7 @@ from luffy.grading import JUDGE_CACHE, GraderPool
 from luffy.grading.judge import Judges
 from luffy.http_client import missing_key
 from luffy.pipeline.chain.reuse import PAID_ANSWERS
+from luffy.pipeline.workspace import is_discarded
 from luffy.rollout.vllm_limits import context_length, read_shape
 from luffy.stages.program import StageContext, StageResult, main
 from luffy.stages.responses import open_generator
@@ -315,7 +316,8 @@ def _benchmarks(config: DataConfig, data: Path, seed: int) -> BenchmarkIndex:
 
 def _earlier(context: StageContext) -> list[Path]:
     """The answers of endpoints that other stages of this workspace have."""
-    folders = [path for path in sorted(context.out.parent.iterdir()) if path != context.out]
+    others = (path for path in sorted(context.out.parent.iterdir()) if path != context.out)
+    folders = [path for path in others if not is_discarded(path)]
     return [folder / PAID_ANSWERS for folder in folders if (folder / PAID_ANSWERS).is_file()]
 
 

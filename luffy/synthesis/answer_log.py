@@ -12,6 +12,7 @@ everything after it.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -75,10 +76,10 @@ class AnswerFacts:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an answer is: its line, and its number in that line."""
+    """Where in a log an answer is: its line, and its number in that line."""
 
-    path: Path
     offset: int
+    num_bytes: int
     number: int
 
 
@@ -86,23 +87,26 @@ class AnswerLog:
     """All answers of a stage, and those of `earlier` logs that have the same keys.
 
     An earlier answer is copied into this log when it is looked for, unless it is a failure or a refusal: asking again
-    may help.
+    may help. Earlier logs stay open, so that their answers outlast the deletion of their stages.
     """
 
     def __init__(self, path: Path, earlier: Sequence[Path] = ()) -> None:
         self._path = path
         self._facts: dict[str, AnswerFacts] = {}
         self._places: dict[str, _Place] = {}
-        self._adoptable = {
-            key: place for other in earlier for key, facts, place, _ in _entries(other) if facts.status in _ANSWERED
-        }
+        self._open = ExitStack()
+        self._adoptable: dict[str, tuple[BinaryIO, _Place]] = {}
+        for other in earlier:
+            self._remember(other)
         self.num_adopted = 0
         """Answers copied from earlier logs."""
         is_new = not path.exists()
-        self._file: BinaryIO = path.open("ab")
+        self._file: BinaryIO = self._open.enter_context(path.open("ab"))
         self._end = 0
-        for key, facts, place, end in _entries(path):
-            self._facts[key], self._places[key], self._end = facts, place, end
+        with path.open("rb") as file:
+            for key, facts, place in _entries(file):
+                self._facts[key], self._places[key] = facts, place
+                self._end = place.offset + place.num_bytes
         self._file.truncate(self._end)
         if is_new:
             sync_directory(path.parent)
@@ -112,14 +116,19 @@ class AnswerLog:
     def find(self, key: str) -> AnswerFacts | None:
         """The answer saved under `key`; None without one."""
         if key not in self._facts and key in self._adoptable:
-            teacher, answer = _read(self._adoptable[key])
-            self.add(teacher, {key: answer})
-            self.num_adopted += 1
+            found = None
+            with suppress(OSError):  # another machine has deleted it from a network disk
+                found = _read(*self._adoptable[key])
+            if found is not None:
+                teacher, answer = found
+                self.add(teacher, {key: answer})
+                self.num_adopted += 1
         return self._facts.get(key)
 
     def read(self, key: str) -> TeacherAnswer:
         """The answer saved under `key`."""
-        return _read(self._places[key])[1]
+        with self._path.open("rb") as file:
+            return _read(file, self._places[key])[1]
 
     def add(self, teacher: str, answers: Mapping[str, TeacherAnswer]) -> None:
         """Save answers together, all or none; they survive a power cut as soon as this returns."""
@@ -130,7 +139,7 @@ class AnswerLog:
         os.fsync(self._file.fileno())
         for number, (key, answer) in enumerate(answers.items()):
             self._facts[key] = AnswerFacts(teacher, answer.status, answer.prompt_tokens, answer.num_tokens)
-            self._places[key] = _Place(self._path, self._end, number)
+            self._places[key] = _Place(self._end, len(line), number)
         self._end += len(line)
 
     def has_answered(self, teacher: str) -> bool:
@@ -138,35 +147,40 @@ class AnswerLog:
         return any(facts.teacher == teacher and facts.status in _ANSWERED for facts in self._facts.values())
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
-        self._file.close()
+        """Close the files; may be called twice."""
+        self._open.close()
+
+    def _remember(self, earlier: Path) -> None:
+        """Enter the answers of an earlier log; it may be deleted at any moment."""
+        with suppress(OSError), ExitStack() as opened:
+            file = opened.enter_context(earlier.open("rb"))
+            found = {key: (file, place) for key, facts, place in _entries(file) if facts.status in _ANSWERED}
+            self._adoptable.update(found)
+            if found:
+                self._open.push(opened.pop_all())
 
 
-def _entries(path: Path) -> Iterator[tuple[str, AnswerFacts, _Place, int]]:
-    """Each saved answer with the offset of its line's end, up to the first invalid line."""
-    if not path.is_file():
-        return
+def _entries(file: BinaryIO) -> Iterator[tuple[str, AnswerFacts, _Place]]:
+    """Each saved answer, up to the first invalid line."""
     start = 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                found = _parsed(line)
-            except (ValueError, KeyError, TypeError):
-                return
-            if not line.endswith(b"\n"):
-                return
-            end = start + len(line)
-            for number, (teacher, key, answer) in enumerate(found):
-                facts = AnswerFacts(teacher, answer.status, answer.prompt_tokens, answer.num_tokens)
-                yield key, facts, _Place(path, start, number), end
-            start = end
+    for line in file:
+        try:
+            found = _parsed(line)
+        except (ValueError, KeyError, TypeError):
+            return
+        if not line.endswith(b"\n"):
+            return
+        for number, (teacher, key, answer) in enumerate(found):
+            facts = AnswerFacts(teacher, answer.status, answer.prompt_tokens, answer.num_tokens)
+            yield key, facts, _Place(start, len(line), number)
+        start += len(line)
 
 
-def _read(place: _Place) -> tuple[str, TeacherAnswer]:
-    with place.path.open("rb") as file:
-        file.seek(place.offset)
-        teacher, _, answer = _parsed(file.readline())[place.number]
-        return teacher, answer
+def _read(file: BinaryIO, place: _Place) -> tuple[str, TeacherAnswer]:
+    """The teacher and its answer at that place; several threads may read from one file."""
+    line = os.pread(file.fileno(), place.num_bytes, place.offset)
+    teacher, _, answer = _parsed(line)[place.number]
+    return teacher, answer
 
 
 def _parsed(line: bytes) -> list[tuple[str, str, TeacherAnswer]]:

@@ -188,7 +188,12 @@ def other_responses(path: Path) -> None:
     finish(path.parent, OUTPUTS)
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, break_off, edited, other_responses])
+def discard(path: Path) -> None:
+    """As a deletion that was interrupted leaves it."""
+    path.parent.rename(path.parent.with_name(f".trash-{path.parent.name}"))
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, break_off, edited, other_responses, discard])
 def test_an_evaluation_that_does_not_count_is_not_taken_from(bench: Bench, damage: Callable[[Path], None]) -> None:
     bench.evaluate("eighth", SETTINGS.model_copy(update={"seed": 8}))
     damage(bench.root / "workspace" / "first" / SAMPLES_FILE)

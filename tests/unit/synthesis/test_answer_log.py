@@ -1,7 +1,11 @@
 """Answers on disk: what a kill leaves of them, and what other stages take over."""
 
+import errno
 import json
+import shutil
 from pathlib import Path
+
+import pytest
 
 from luffy.synthesis.answer_log import AnswerLog, AnswerStatus, TeacherAnswer
 
@@ -46,3 +50,29 @@ def test_answers_of_other_stages_are_copied_when_they_are_looked_for_and_failure
     log.close()
     (line,) = (tmp_path / "log.jsonl").read_text().splitlines()
     assert [entry["key"] for entry in json.loads(line)["answers"]] == ["k1"]
+
+
+def test_answers_of_a_stage_that_is_deleted_meanwhile_are_not_paid_for_again(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = AnswerLog(tmp_path / "other/log.jsonl")
+    other.add("a", {"k1": answer("one"), "k2": answer("two")})
+    other.close()
+    log = AnswerLog(tmp_path / "log.jsonl", [tmp_path / "other/log.jsonl", tmp_path / "deleted/log.jsonl"])
+    shutil.rmtree(tmp_path / "other")
+    assert log.find("k2") is not None
+    assert log.read("k2") == answer("two")
+    log.close()
+
+
+def test_an_answer_that_cannot_be_read_any_more_is_not_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = AnswerLog(tmp_path / "other.jsonl")
+    other.add("a", {"k1": answer("one")})
+    other.close()
+    log = AnswerLog(tmp_path / "log.jsonl", [tmp_path / "other.jsonl"])
+    monkeypatch.setattr("luffy.synthesis.answer_log.os.pread", stale)
+    assert (log.find("k1"), log.num_adopted) == (None, 0)
+
+
+def stale(descriptor: int, num_bytes: int, offset: int) -> bytes:
+    """As NFS answers after another machine has deleted the file."""
+    raise OSError(errno.ESTALE, "Stale file handle")
