@@ -5,23 +5,23 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from luffy.files import replacing
+from luffy.files import LineAppender, replacing
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 class StepLines:
-    """Appends to `path`; each line is one `write`, so that a killed process leaves at most one torn line."""
+    """Appends to `path`; a killed process, or a full disk, leaves at most one torn line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = LineAppender(path)
 
     def append(self, line: Mapping[str, Json]) -> None:
         """Write one object; when this returns, it survives the death of this process."""
         # Strict JSON: the caller has to replace values that are not finite.
         text = json.dumps(line, ensure_ascii=False, allow_nan=False)
-        self._file.write(text.encode("utf-8", errors="replace") + b"\n")
+        self._file.append(text.encode("utf-8", errors="replace"))
 
     def truncate(self, after_step: int) -> None:
         """Drop torn lines and those of later steps, which the run is about to write again."""
@@ -29,12 +29,12 @@ class StepLines:
         kept = [line for line, values in _parsed_lines(self._path) if _step(values) <= after_step]
         with replacing(self._path) as file:
             file.write(b"".join(kept))
-        self._file = self._path.open("ab", buffering=0)
+        self._file = LineAppender(self._path)
 
     def close(self) -> None:
         """Make everything durable and close the file."""
-        if not self._file.closed:
-            os.fsync(self._file.fileno())
+        if not self._file.is_closed:
+            self._file.sync()
             self._file.close()
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
 
+from luffy.files import LineAppender
+
 EVENTS_FILE = "events.jsonl"
 EventKind = Literal["started", "waiting", "progress", "message", "finished", "failed", "stopped"]
 _KINDS = frozenset(get_args(EventKind))
@@ -36,15 +38,13 @@ class Event:
 
 
 class EventWriter:
-    """Appends events to a file; each line is one `write`, so that lines of several processes do not mix."""
+    """Appends events to a file, to which several processes may write."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        self._file = path.open("ab", buffering=0)
+        self._file = LineAppender(path)
         self._clock = clock
         self._lock = threading.Lock()
         self._last_progress_time: float | None = None
-        if _ends_in_torn_line(path):
-            self._file.write(b"\n")
 
     def started(self, text: str = "") -> None:
         """The stage has its lock and begins to work."""
@@ -86,7 +86,7 @@ class EventWriter:
     def _write(self, kind: EventKind, fields: Mapping[str, object]) -> None:
         line = json.dumps({"kind": kind, "time": self._clock(), "pid": os.getpid(), **fields}, ensure_ascii=False)
         with self._lock:
-            self._file.write(line.encode() + b"\n")
+            self._file.append(line.encode())
 
 
 class EventReader:
@@ -116,11 +116,3 @@ def _parse(line: bytes) -> Event | None:
         return Event(**fields) if fields["kind"] in _KINDS else None
     except (ValueError, TypeError, KeyError):
         return None
-
-
-def _ends_in_torn_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,22 @@ def train(tracker: Tracker, steps: range) -> None:
         tracker.log(step, {"actor/loss": 1 / step, "reward/mean": step / 7})
         if step % 2 == 0:
             tracker.samples(step, [rollout(step)])
+
+
+def test_a_step_that_the_disk_takes_half_of_is_an_error_and_the_next_ones_can_be_read(tmp_path: Path) -> None:
+    path, limits = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer = MetricsWriter(path)
+    writer.write(1, {"actor/loss": 0.5})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            writer.write(2, {"actor/loss": 0.5})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    for step in (3, 4):
+        writer.write(step, {"actor/loss": 0.5})
+    writer.close()
+    assert [row["step"] for row in read_metrics(path)] == [1, 3, 4]
 
 
 def test_a_resumed_run_leaves_the_same_files_as_an_undisturbed_one(tmp_path: Path) -> None:
