@@ -17,6 +17,7 @@ from sympy import Basic, Expr, MatrixBase, N, Rational
 
 from luffy.grading.alike import alike, conflicting
 from luffy.grading.math_strict import bases, brackets, elements
+from luffy.grading.presentation import unadorned
 from luffy.grading.readable import readable
 from luffy.grading.shortcuts import normalise
 from luffy.grading.strict_text import compact, number, strict_text, without_unit
@@ -39,6 +40,7 @@ def verify_answer(answer: str, ground_truth: str) -> Outcome:
 
     May take forever, exhaust its memory or crash the interpreter: `9^{9^{9^9}}` is a legal answer.
     """
+    answer = unadorned(answer, ground_truth)
     known = _by_text(answer, ground_truth)
     if known is not None:
         return known

@@ -1,0 +1,89 @@
+"""Answers whose presentation is no part of them, and look-alikes whose commands mean something."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from patience import PATIENCE_S
+
+from luffy.grading import GraderPool
+from luffy.grading.presentation import unadorned
+from luffy.types import Outcome
+
+SAME = [
+    # answer, gold
+    (r"\textbf{(C)}\ 12", "12"),
+    (r"\textbf{(C) } 12", "12"),
+    (r"\textbf{(C) 12}", "12"),
+    (r"\text{(C) }12", "12"),
+    (r"\mathrm{(E)}\ 12", "12"),
+    (r"\textbf{(A)}\ \frac{1}{2}", r"\frac12"),
+    (r"\textbf{(A)}\ -12", "-12"),
+    (r"\textcolor{red}{36}", "36"),
+    (r"\textcolor{red}{\frac{1}{2}}", "0.5"),
+    (r"\color{red}{36}", "36"),
+    (r"\color{blue}36", "36"),
+    (r"\large 36", "36"),
+    (r"{\Large 36}", "36"),
+    (r"\textcolor{red}{\large{36}}", "36"),
+    (r"\underline{36}", "36"),
+    (r"36 \checkmark", "36"),
+    (r"\color{green}{36}\ \checkmark", "36"),
+]
+DIFFERENT = [
+    (r"\textbf{(C)}\ 13", "12"),
+    (r"\textbf{(C)}\ -12", "12"),
+    (r"\textbf{(C)} + 12", "12"),
+    (r"\textbf{(C)} or 12", "12"),
+    (r"\textbf{(C)} \text{ or } 12", "12"),
+    (r"\textbf{(C)} \cdot 12", "12"),
+    (r"\textbf{(C)}^2", "2"),
+    (r"\textbf{(C)}\ 12, \textbf{(D)}\ 13", "12"),
+    (r"\textbf{(D)}\ 12", r"\textbf{(C)}\ 12"),
+    (r"\textbf{(C)}", "12"),
+    (r"\textbf{(F)}\ 12", "12"),
+    (r"\textcolor{red}{3}\textcolor{blue}{6}", "3"),
+    (r"\textcolor{red}{3}6", "3"),
+    (r"\textcolor{red}{-}36", "36"),
+    (r"\underline{abc}", "abc"),
+    (r"\underline{36}5", "36"),
+    (r"\checkmark 36", "63"),
+    (r"\checkmark", "36"),
+    (r"\large", "36"),
+]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GraderPool]:
+    with GraderPool(1, PATIENCE_S) as shared:
+        yield shared
+
+
+def is_correct(pool: GraderPool, answer: str, gold: str) -> bool:
+    grade = pool.grade_one(f"\\boxed{{{answer}}}", gold)
+    assert grade.outcome not in (Outcome.CRASHED, Outcome.TIMED_OUT)
+    assert grade.extracted == answer
+    return grade.outcome is Outcome.CORRECT
+
+
+@pytest.mark.parametrize(("answer", "gold"), SAME)
+def test_presentation_is_no_part_of_an_answer(pool: GraderPool, answer: str, gold: str) -> None:
+    assert is_correct(pool, answer, gold)
+
+
+@pytest.mark.parametrize(("answer", "gold"), DIFFERENT)
+def test_what_only_looks_like_presentation_stays_wrong(pool: GraderPool, answer: str, gold: str) -> None:
+    assert not is_correct(pool, answer, gold)
+
+
+@pytest.mark.parametrize("answer", ["12", r"\frac{1}{2}", "(C)", r"\{1, 2\}", "{1}+{2}", r"x \le 2", r"\text{(A, B)}"])
+def test_an_answer_without_presentation_is_left_as_it_is(answer: str) -> None:
+    assert unadorned(answer, "12") == answer
+
+
+@pytest.mark.parametrize("unit", ["{", r"\ ", r"\textcolor{a}{", r"\checkmark ", r"\large ", r"\textbf{(C)}\ ", " "])
+def test_the_longest_answers_take_no_time(unit: str) -> None:
+    started = time.process_time()
+    for answer in (unit * (4096 // len(unit)), unit * (2000 // len(unit)) + "x" + unit * (2000 // len(unit))):
+        unadorned(answer, "3")
+    assert time.process_time() - started < 1.0
