@@ -22,7 +22,7 @@ from luffy.evaluation.sample_records import SampleRecord
 from luffy.grading import JUDGE_CACHE, GraderPool, Problem
 from luffy.grading.kinds import leaves
 from luffy.pages.evaluation_page import write_summaries
-from luffy.pipeline.chain.job import JOB_FILE, read_job
+from luffy.pipeline.chain.job import JOB_FILE, inputs_of, read_job
 
 Rows = list[tuple[str, ...]]
 _RESCORED = "rescored"
@@ -132,7 +132,7 @@ def _surroundings(directory: Path) -> tuple[GradingConfig, Path | None]:
     settings = job.settings.protocol if isinstance(job.settings, SweepSettings) else job.settings
     if not isinstance(settings, EvaluateSettings):
         raise DataError(f"{directory}: only evaluations can be graded again, this is {job.stage}")
-    return settings.grading, Path(job.inputs["data"])
+    return settings.grading, inputs_of(job, home)["data"]
 
 
 def _chosen(evaluation: FinishedEvaluation, suites: Sequence[str], kind: GraderKind) -> tuple[list[str], list[str]]:

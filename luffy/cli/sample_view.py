@@ -8,7 +8,7 @@ from pathlib import Path
 
 from luffy.errors import ConfigError, DataError
 from luffy.pipeline.chain.graph import nodes_providing, nodes_showing
-from luffy.pipeline.chain.job import JOB_FILE, read_job
+from luffy.pipeline.chain.job import JOB_FILE, inputs_of, read_job
 from luffy.pipeline.workspace.records import RunRecord
 from luffy.types import Source
 
@@ -85,8 +85,9 @@ def _journalled(directory: Path) -> Iterator[ShownSample]:
     from luffy.environments.transcript import transcript
 
     job = read_job(directory / JOB_FILE)
-    hidden = confidential_uids(Path(job.inputs["data"]) / "train.parquet")
-    tokenizer = Tokenizer.from_file(str(Path(job.inputs["model"]) / "model" / "tokenizer.json"))
+    inputs = inputs_of(job, directory)
+    hidden = confidential_uids(inputs["data"] / "train.parquet")
+    tokenizer = Tokenizer.from_file(str(inputs["model"] / "model" / "tokenizer.json"))
     decode = partial(tokenizer.decode, skip_special_tokens=False)
     for file in sorted((directory / JOURNAL).glob("step_*.parquet"), reverse=True):
         step = int(file.stem.removeprefix("step_"))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from luffy.config.model import DType
 from luffy.config.settings import RLSettings, SFTSettings
-from luffy.pipeline.chain.job import JOB_FILE, read_job
+from luffy.pipeline.chain.job import JOB_FILE, inputs_of, read_job
 from luffy.pipeline.chain.manifest import MANIFEST_FILE
 from luffy.training.adapter import ADAPTER_FOLDER, Adapter
 from luffy.training.base_model import copy_tokenizer
@@ -28,7 +28,7 @@ def export_checkpoint(checkpoint: Path, stage: Path, tokenizer: Path, dtype: DTy
     lora = job.settings.lora
     # A checkpoint of an adapter holds no other weights. Any checkpoint of a full training overwrites all of them.
     finished = lora is None and (stage / MANIFEST_FILE).is_file()
-    causal_lm = load_causal_lm((stage if finished else Path(job.inputs["model"])) / _MODEL, dtype)
+    causal_lm = load_causal_lm((stage if finished else inputs_of(job, stage)["model"]) / _MODEL, dtype)
     adapter = None if lora is None else Adapter(causal_lm, lora, seed=0)
     stored = PieceReader(checkpoint / "policy")
     for name, parameter in PolicyModel(causal_lm, temperature=1.0, chunk_tokens=1).named_parameters():

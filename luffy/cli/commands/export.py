@@ -11,7 +11,7 @@ from luffy.cli.options import Debug
 from luffy.config.settings import RLSettings, SFTSettings
 from luffy.errors import EXIT_OK, DataError
 from luffy.pipeline.chain.checkpoints import complete_checkpoints
-from luffy.pipeline.chain.job import read_job
+from luffy.pipeline.chain.job import inputs_of, read_job
 from luffy.pipeline.chain.manifest import MANIFEST_FILE
 
 _MODEL = "model"
@@ -57,7 +57,7 @@ def export_stage(stage: Path, folder: Path, step: int | None) -> str:
     export_checkpoint(
         checkpoints[chosen],
         stage=stage,
-        tokenizer=Path(job.inputs["data"]) / "tokenizer",
+        tokenizer=inputs_of(job, stage)["data"] / "tokenizer",
         dtype=job.settings.dtype,
         folder=folder,
     )

@@ -30,7 +30,7 @@ class StageJob(StrictModel):
     key: str
     settings: SerializeAsAny[StageSettings]
     inputs: dict[str, str]
-    """Input name to the directory of the finished upstream stage (absolute)."""
+    """Input name to the directory of the finished upstream stage (absolute, as of the stage's last start)."""
     upstream: dict[str, str]
     """Input name to the upstream stage's key."""
     code: dict[str, str] = Field(default_factory=dict)
@@ -58,6 +58,21 @@ class StageJob(StrictModel):
     def identity(self) -> Identity:
         """The ingredients of `key`."""
         return Identity(self.stage, identifying(self.settings), self.upstream, self.code, self.files, self.extendable)
+
+
+def inputs_of(job: StageJob, directory: Path) -> dict[str, Path]:
+    """Input name to the directory of the upstream stage, for the job that is written in `directory`."""
+    return {name: in_workspace_of(directory, recorded) for name, recorded in job.inputs.items()}
+
+
+def in_workspace_of(directory: Path, recorded: str) -> Path:
+    """Where the stage that was at `recorded` is in the workspace of the stage in `directory`.
+
+    The workspace may have been moved since, or copied: then the recorded place is gone, or still has the original.
+    """
+    stage, key = Path(recorded).parts[-2:]
+    here = directory.resolve().parents[1] / stage / key
+    return here if here.is_dir() else Path(recorded)
 
 
 def write_job(path: Path, job: StageJob) -> None:

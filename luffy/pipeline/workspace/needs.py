@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from luffy.config import ExperimentConfig
 from luffy.errors import LuffyError
 from luffy.pipeline.chain.identity import Json, read_identity
-from luffy.pipeline.chain.job import JOB_FILE, StageJob, read_job
+from luffy.pipeline.chain.job import JOB_FILE, StageJob, in_workspace_of, inputs_of, read_job
 from luffy.pipeline.chain.manifest import MANIFEST_FILE
 from luffy.pipeline.experiment import open_experiment
 from luffy.pipeline.workspace import Workspace, is_discarded
@@ -55,8 +55,8 @@ def find_needs(workspace: Workspace, kept: Sequence[RunRecord]) -> Needs:
     named = {path for record in kept for path in _named_paths(record.config, workspace)}
     unfinished = {path: job for path in used | held if (job := _unfinished(path)) is not None}
     roots = used | held | live | {_child_of(workspace.stages, path, 2) for path in named}
-    roots |= {Path(job.extends) for job in unfinished.values() if job.extends}
-    inputs = {Path(directory) for job in unfinished.values() for directory in job.inputs.values()}
+    roots |= {in_workspace_of(path, job.extends) for path, job in unfinished.items() if job.extends}
+    inputs = {source for path, job in unfinished.items() for source in inputs_of(job, path).values()}
     return Needs(
         frozenset(_with_sources(roots, by_key)),
         frozenset(filter(None, (_child_of(workspace.runs, path, 1) for path in named)))

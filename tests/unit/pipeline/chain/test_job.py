@@ -1,7 +1,9 @@
+import shutil
+
 import pytest
 
 from luffy.errors import ConfigError
-from luffy.pipeline.chain.job import read_job, write_job
+from luffy.pipeline.chain.job import inputs_of, read_job, write_job
 
 
 @pytest.mark.parametrize("index", range(9))
@@ -40,3 +42,23 @@ def test_settings_of_another_stage_are_refused(opened, tmp_path):
     (tmp_path / "config.yaml").write_text(text.replace("stage: rl", "stage: sft"))
     with pytest.raises(ConfigError):
         read_job(tmp_path / "config.yaml")
+
+
+def test_inputs_are_found_in_a_workspace_that_was_copied_and_in_one_that_was_moved(opened, finish_all, workspace):
+    experiment = opened()
+    finish_all(experiment)
+    plan = experiment.plan_node("rl")
+    write_job(plan.directory / "config.yaml", experiment.job(plan))
+    for take in (shutil.copytree, shutil.move):
+        root = workspace.root.with_name(take.__name__)
+        take(workspace.root, root)
+        directory = root / plan.directory.relative_to(workspace.root)
+        found = inputs_of(read_job(directory / "config.yaml"), directory)
+        expected = {name: root / path.relative_to(workspace.root) for name, path in plan.inputs.items()}
+        assert found == expected
+
+
+def test_inputs_outside_a_workspace_are_where_the_job_says(opened, tmp_path):
+    experiment = opened()
+    job = experiment.job(experiment.plan()[1]).model_copy(update={"inputs": {"data": "/elsewhere/data"}})
+    assert str(inputs_of(job, tmp_path / "mine" / "stage")["data"]) == "/elsewhere/data"

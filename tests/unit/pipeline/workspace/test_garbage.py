@@ -17,8 +17,9 @@ from synthetic.finished_stages import run_of
 
 from luffy.cli.main import main
 from luffy.errors import DataError
+from luffy.pipeline.chain.job import write_job
 from luffy.pipeline.chain.manifest import read_manifest, write_manifest
-from luffy.pipeline.experiment import ExperimentRun, Unwatched, start_run
+from luffy.pipeline.experiment import ExperimentRun, Unwatched, open_experiment, start_run
 from luffy.pipeline.workspace import Workspace, write_run
 from luffy.pipeline.workspace.claims import disposing
 from luffy.pipeline.workspace.disk import joined, measure
@@ -177,8 +178,6 @@ def test_kill_9_during_a_deletion_keeps_needed_results_and_the_next_one_finishes
 
 def test_a_run_under_way_keeps_the_results_it_will_reuse_and_cannot_be_given_up(workspace, opened, finish_all):
     # The keys are those of the real code, as the running flow would compute them.
-    from luffy.pipeline.experiment import open_experiment
-
     experiment = open_experiment(opened().config, workspace)
     finish_all(experiment, steps=20)
     run = ExperimentRun(experiment, workspace.new_run("smoke", {"state": "running"}))
@@ -344,6 +343,24 @@ def test_a_finished_stage_keeps_its_newest_checkpoint(workspace, opened, finish_
     dispose(workspace, ALL, survey(workspace, ALL).garbage)
     assert {plan.action for plan in opened().plan()} == {"reuse"}
     assert opened("rl.steps=90").plan_node("rl").step == 40
+
+
+def test_an_unfinished_sweep_keeps_its_checkpoints_in_a_workspace_that_was_moved(workspace, opened, finish, begin):
+    swept = open_experiment(opened().config, workspace, fingerprint=lambda stage: {"module": "1"}, sweep_steps=(2, 4))
+    run = ExperimentRun(swept, workspace.new_run("smoke", {}))
+    for node in swept.nodes:
+        for steps in (2, 4) if node.stage != "sweep" else ():
+            finish(swept, node.name, steps=steps)
+        run._enter(swept.plan_node(node.name))
+    plan = swept.plan_node("sweep")
+    begin(plan)
+    write_job(plan.directory / "config.yaml", swept.job(plan))
+    run.close("interrupted")
+    own = (plan.inputs["model"] / "checkpoints").relative_to(workspace.root)
+    moved = workspace.root.rename(workspace.root.with_name("moved"))
+    going = {path.parent for path in found(Workspace(moved))}
+    assert moved / own not in going
+    assert any(path.name == "checkpoints" for path in going)  # of other stages
 
 
 def test_requested_checkpoints_stay_unless_all_may_be_deleted(workspace, opened, finish_all):
