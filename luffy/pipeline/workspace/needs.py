@@ -117,7 +117,10 @@ def _named_paths(values: Json | Mapping[str, Json], workspace: Workspace) -> Ite
         for below in values:
             yield from _named_paths(below, workspace)
     elif isinstance(values, str) and os.sep in values and "\0" not in values:
-        path = Path.cwd() / Path(values).expanduser()
+        try:
+            path = Path.cwd() / Path(values).expanduser()
+        except RuntimeError:  # text that looks like the home folder of a user who does not exist (`~~~md/x`)
+            return
         # Both the given path, perhaps a link in a run's directory, and its target.
         yield from (place for place in {path, path.resolve()} if place.is_relative_to(workspace.root))
 

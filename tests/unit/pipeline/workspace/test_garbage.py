@@ -468,6 +468,15 @@ def test_results_named_by_path_in_a_kept_configuration_stay(workspace, opened, f
     assert source in going and not going & directories(opened(), "prepare_data", "base", "sft", "rl")
 
 
+def test_a_text_of_a_configuration_that_only_looks_like_a_path_names_nothing(workspace, opened, finish_all):
+    finish_all(opened())
+    run_of(opened())
+    other = workspace.new_run("other", {})
+    config = {"data": {"system_prompt": "~~~md/x", "fence": "~nobody-of-that-name/x"}}
+    write_run(other, {"state": "finished", "experiment": "other", "stages": {}, "config": config})
+    assert found(workspace) == {}
+
+
 def test_arms_stay_with_their_comparison_and_go_with_it(workspace):
     names = ("compare", "compare.luffy.1", "compare.luffy.1")
     comparison, arm, newer = (
